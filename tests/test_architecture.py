@@ -197,6 +197,43 @@ def test_module_and_class_names_say_what_they_hold() -> None:
     assert wrong == []
 
 
+def late_constants(tree: ast.Module) -> list[str]:
+    """Names that a module assigns after its first function or class, and that need none of these."""
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    defined: set[str] = set()
+    late = []
+    for node in tree.body:
+        if isinstance(node, definitions):
+            defined.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom) and defined:  # which comes late for a reason
+            defined.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and defined:
+            names = [name for name in ast.walk(node) if isinstance(name, ast.Name)]
+            assigned = [name.id for name in names if isinstance(name.ctx, ast.Store)]
+            if defined.isdisjoint(name.id for name in names if isinstance(name.ctx, ast.Load)):
+                late += assigned
+            else:
+                defined.update(assigned)
+    return late
+
+
+def test_constants_stand_at_the_top_of_their_module() -> None:
+    found = {short(path): late_constants(ast.parse(path.read_text(encoding="utf-8"))) for path in modules()}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "late"),
+    [
+        ("A = 1\nclass B: ...", []),
+        ("class B: ...\nA: int = 1\nC = 2", ["A", "C"]),
+        ("def b(): ...\nA = b()\nC = {1: A}", []),
+    ],
+)
+def test_a_constant_that_is_made_of_a_function_or_class_may_follow_it(source: str, late: list[str]) -> None:
+    assert late_constants(ast.parse(source)) == late
+
+
 def test_every_module_says_what_it_is() -> None:
     """Empty `__init__.py` files aside: their package says it in docs/architecture.md."""
     texts = {short(path): path.read_text(encoding="utf-8") for path in modules()}

@@ -25,6 +25,13 @@ ENTRY_BYTES = 512
 """What an entry counts besides its records, bytes: bounds how many entries without records can wait."""
 MAX_PUSH_ROWS = 65_536
 """Most rows of one emission: the loop takes it as one batch, and takes nothing else meanwhile."""
+__all__ = ["PushClosedError", "PushContext", "PushReader", "PushSource", "Pusher"]
+
+DEFAULT_BUFFER_BYTES = 8 * 1024 * 1024
+PUSH_RETRY_MS = 1_000
+"""How long a reader with nothing to give asks not to be polled; an emission wakes the loop before."""
+PUSHER_STOP_S = 5.0
+"""How long `close` waits for the pusher's thread, seconds. The loop stands still meanwhile."""
 
 
 class PushClosedError(Exception):
@@ -212,15 +219,6 @@ class Handover:
     def _refuse_when_closed(self) -> None:
         if self._closed.is_set():
             raise PushClosedError("the source's reader was closed: end the thread")
-
-
-__all__ = ["PushClosedError", "PushContext", "PushReader", "PushSource", "Pusher"]
-
-DEFAULT_BUFFER_BYTES = 8 * 1024 * 1024
-PUSH_RETRY_MS = 1_000
-"""How long a reader with nothing to give asks not to be polled; an emission wakes the loop before."""
-PUSHER_STOP_S = 5.0
-"""How long `close` waits for the pusher's thread, seconds. The loop stands still meanwhile."""
 
 
 class PushContext:

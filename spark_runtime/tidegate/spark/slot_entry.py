@@ -57,6 +57,20 @@ from tidegate.subtask.slot import Slot, Wake
 from tidegate.subtask.snapshots.restored_state import load_restored
 
 logger = logging.getLogger("tidegate.spark")
+SNAPSHOT_WRITERS = 8
+"""Threads of a slot that write snapshots and commit, one operator each at a time. They mostly wait for disk or network:
+with two, six two-phase sinks in a chain would wait in three turns (S7.3; benchmarks/end_of_job.py)."""
+SWITCH_INTERVAL_S = 0.0005
+"""A busy loop must not starve the socket thread; at Python's default of 5 ms throughput falls by orders of
+magnitude."""
+MEMORY_CHECK_S = 0.5
+"""How often a slot looks at its resident memory, seconds."""
+CONNECT_TIMEOUT_S = 30.0
+"""For connecting to every other slot, seconds; all of them listen by then."""
+RELEASE_TIMEOUT_S = 600.0
+"""How long a slot that is done waits for the others, seconds; commits of the slowest sink have to end in this time."""
+DEPLOY_TIMEOUT_S = 600.0
+"""How long a slot waits for the deployment, seconds: the slowest other slot has to start in this time."""
 
 
 class SlotMail:
@@ -97,22 +111,6 @@ class SlotMail:
     def take(self, timeout_s: float) -> DriverMessage:
         """The next one from the queue. Raises queue.Empty."""
         return self._queue.get(timeout=timeout_s)
-
-
-SNAPSHOT_WRITERS = 8
-"""Threads of a slot that write snapshots and commit, one operator each at a time. They mostly wait for disk or network:
-with two, six two-phase sinks in a chain would wait in three turns (S7.3; benchmarks/end_of_job.py)."""
-SWITCH_INTERVAL_S = 0.0005
-"""A busy loop must not starve the socket thread; at Python's default of 5 ms throughput falls by orders of
-magnitude."""
-MEMORY_CHECK_S = 0.5
-"""How often a slot looks at its resident memory, seconds."""
-CONNECT_TIMEOUT_S = 30.0
-"""For connecting to every other slot, seconds; all of them listen by then."""
-RELEASE_TIMEOUT_S = 600.0
-"""How long a slot that is done waits for the others, seconds; commits of the slowest sink have to end in this time."""
-DEPLOY_TIMEOUT_S = 600.0
-"""How long a slot waits for the deployment, seconds: the slowest other slot has to start in this time."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,20 @@ TELL_EVERY_MS = 200
 """How often a slot tells the driver of its sources' watermarks at most: how far a source may run beyond its drift."""
 PAUSED = "ahead of its alignment group"
 """Why such a source is not read."""
+IDLE_WAIT_S = 0.05
+"""Longest sleep of an idle loop, seconds: bounds the delay of a wake-up that raced with falling asleep."""
+
+INPUT_STEPS_PER_ROUND = 64
+"""Most elements that one subtask takes from its inputs before sources are polled again. With p slots, one poll of each
+source makes up to p parts in every slot: a loop that takes fewer parts a round than arrive fills its queues with small
+batches. The bound keeps a slot's other subtasks from starving."""
+INPUT_TURN_MS = 10
+"""How long such a turn may last, milliseconds: behind slow operators a round must not take as long as a full queue."""
+
+UNCOMMITTED = "too much is not committed"
+"""Why sources are not read while a commit gate holds too much back (S7.8)."""
+MAX_KNOWN_PLACES = 1_024
+"""Snapshot locations a slot remembers; more than can be pending at once, since the coordinator bounds those."""
 
 
 class AlignedSources:
@@ -103,22 +117,6 @@ class AlignedSources:
         if news:
             self._told_ms = now_ms
             self._send(SourceWatermarks(tuple(news)))
-
-
-IDLE_WAIT_S = 0.05
-"""Longest sleep of an idle loop, seconds: bounds the delay of a wake-up that raced with falling asleep."""
-
-INPUT_STEPS_PER_ROUND = 64
-"""Most elements that one subtask takes from its inputs before sources are polled again. With p slots, one poll of each
-source makes up to p parts in every slot: a loop that takes fewer parts a round than arrive fills its queues with small
-batches. The bound keeps a slot's other subtasks from starving."""
-INPUT_TURN_MS = 10
-"""How long such a turn may last, milliseconds: behind slow operators a round must not take as long as a full queue."""
-
-UNCOMMITTED = "too much is not committed"
-"""Why sources are not read while a commit gate holds too much back (S7.8)."""
-MAX_KNOWN_PLACES = 1_024
-"""Snapshot locations a slot remembers; more than can be pending at once, since the coordinator bounds those."""
 
 
 class Wake:
