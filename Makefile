@@ -81,6 +81,7 @@ check: setup  ## ruff, mypy --strict, import-linter, architecture and packaging 
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+	@$(PY) -m mypy tools
 	@.venv/bin/lint-imports --no-cache
 	@$(PY) -m pytest tests/test_architecture.py tests/test_packaging.py
 	@$(PY) tools/rules.py --quiet

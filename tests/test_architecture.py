@@ -20,6 +20,10 @@ import import_graph  # noqa: E402
 PACKAGES = (REPOSITORY / "spark_runtime" / "tidegate", REPOSITORY / "provider" / "airflow_tidegate")
 # Modules in one folder, `__init__` aside: above this, a stranger no longer finds the right one.
 LARGEST_FOLDER = 20
+# Lines of a function, its docstring aside: what one sees whole.
+LONGEST_FUNCTION = 60
+# Functions that ruff's rules on complexity let pass, with a reason each.
+MOST_EXCEPTIONS = 10
 EMPTY_NAMES = {"manager", "handler", "helper", "helpers", "utils", "util", "common", "core", "misc", "engine", "impl"}
 CODE_RUNNING_FORMATS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 # All that the provider may import of the runtime: the job directory, and what it is made of.
@@ -134,6 +138,52 @@ def test_no_folder_has_more_modules_than_one_looks_through() -> None:
     assert {folder: n for folder, n in sizes.items() if n > LARGEST_FOLDER} == {}
 
 
+def python_files() -> list[Path]:
+    """All of the repository, tests and tools included."""
+    folders = ("benchmarks", "dags", "provider", "spark_runtime", "tests", "tools")
+    return sorted(path for folder in folders for path in (REPOSITORY / folder).rglob("*.py"))
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """From the first statement to the last; a docstring is none."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return 0 if not body else (function.end_lineno or 0) - body[0].lineno + 1
+
+
+def test_no_function_is_longer_than_one_sees() -> None:
+    found = [
+        (lines_of(node), f"{short(path)}:{node.lineno} {node.name}")
+        for path in python_files()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert len(found) > 5_000
+    assert [entry for entry in found if entry[0] > LONGEST_FUNCTION] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [("def f():\n    a\n    b", 2), ('def f(\n    a,\n):\n    """Of it."""\n    return (\n        a\n    )', 3)],
+)
+def test_a_function_is_as_long_as_its_statements(source: str, lines: int) -> None:
+    (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef) and lines_of(function) == lines
+
+
+def test_few_functions_are_excepted_from_the_limits_of_complexity_and_each_for_a_reason() -> None:
+    excepted = [
+        f"{short(path)}:{number} {line.partition('# noqa')[2]}"
+        for path in python_files()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"# noqa: (?:[A-Z]+\d+, )*(?:C901|PLR09\d\d)\b", line)
+    ]
+    assert 0 < len(excepted) <= MOST_EXCEPTIONS
+    assert [one for one in excepted if not re.search(r" - \w+ \w+", one)] == []
+    text = (REPOSITORY / "ruff.toml").read_text(encoding="utf-8")
+    ignored = text.partition("[lint.per-file-ignores]")[2].partition("[lint.mccabe]")[0] + text.partition("ignore =")[2]
+    assert "C901" not in ignored and "PLR09" not in ignored
+
+
 def test_module_and_class_names_say_what_they_hold() -> None:
     wrong = [
         short(path) for path in modules() if words(path.stem) & EMPTY_NAMES or words(path.parent.name) & EMPTY_NAMES
@@ -145,6 +195,43 @@ def test_module_and_class_names_say_what_they_hold() -> None:
         if isinstance(node, ast.ClassDef) and words(node.name) & EMPTY_NAMES
     ]
     assert wrong == []
+
+
+def late_constants(tree: ast.Module) -> list[str]:
+    """Names that a module assigns after its first function or class, and that need none of these."""
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    defined: set[str] = set()
+    late = []
+    for node in tree.body:
+        if isinstance(node, definitions):
+            defined.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom) and defined:  # which comes late for a reason
+            defined.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and defined:
+            names = [name for name in ast.walk(node) if isinstance(name, ast.Name)]
+            assigned = [name.id for name in names if isinstance(name.ctx, ast.Store)]
+            if defined.isdisjoint(name.id for name in names if isinstance(name.ctx, ast.Load)):
+                late += assigned
+            else:
+                defined.update(assigned)
+    return late
+
+
+def test_constants_stand_at_the_top_of_their_module() -> None:
+    found = {short(path): late_constants(ast.parse(path.read_text(encoding="utf-8"))) for path in modules()}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "late"),
+    [
+        ("A = 1\nclass B: ...", []),
+        ("class B: ...\nA: int = 1\nC = 2", ["A", "C"]),
+        ("def b(): ...\nA = b()\nC = {1: A}", []),
+    ],
+)
+def test_a_constant_that_is_made_of_a_function_or_class_may_follow_it(source: str, late: list[str]) -> None:
+    assert late_constants(ast.parse(source)) == late
 
 
 def test_every_module_says_what_it_is() -> None:
@@ -159,6 +246,49 @@ def test_every_module_says_what_it_is() -> None:
 )
 def test_names_are_taken_apart_at_case_and_underscore(name: str, expected: set[str]) -> None:
     assert words(name) == expected
+
+
+def calls(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Line, function and arguments of every call in `path`, as source."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield node.lineno, ast.unparse(node.func), ", ".join(map(ast.unparse, node.args))
+
+
+def test_a_package_has_one_logger() -> None:
+    """Of its name: `tidegate.coordinator` also for packages inside it, `airflow_tidegate` for modules beside them."""
+    loggers = Counter(
+        (".".join(path.relative_to(package.parent).parts[:-1][:2]), name)
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+        if path.name != "log_format.py"
+        for _, function, name in calls(path)
+        if function.endswith("getLogger")
+    )
+    assert len(loggers) >= 10
+    assert [name for package, name in loggers if name != repr(package)] == []
+
+
+def test_what_goes_wrong_is_logged_and_not_printed() -> None:
+    """ruff's T20 holds the same of `print`."""
+    wrong = [
+        f"{short(path)}:{line}"
+        for path in modules()
+        if not path.is_relative_to(PACKAGES[0] / "cli")
+        for line, function, _ in calls(path)
+        if function.startswith("traceback.print_") or function in {"sys.stdout.write", "sys.stderr.write"}
+    ]
+    assert wrong == []
+
+
+def test_decisions_of_the_coordinator_are_not_logged_where_they_are_made() -> None:
+    """Pure modules return actions or remarks; whoever carries them out logs."""
+    logging_modules = {
+        path.relative_to(PACKAGES[0] / "coordinator").as_posix()
+        for path in (PACKAGES[0] / "coordinator").rglob("*.py")
+        if any(name == "logging" for _, name in imports(path))
+    }
+    assert logging_modules == {"driver_job.py", "garbage/shared_files.py", "late_commit.py"}
 
 
 def test_no_test_is_skipped_or_expected_to_fail() -> None:

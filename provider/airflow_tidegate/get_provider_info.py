@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tidegate.jobs.launch import launcher_registry
 
 INTEGRATION = "tidegate"
+OPERATORS = (
+    "start",
+    "restore",
+    "snapshots",
+    "stop",
+    "verdicts",
+    "supervise",
+    "fork",
+    "upgrade",
+    "check_restore",
+    "rescale",
+    "collect_garbage",
+)
+"""Modules with operators, below `airflow_tidegate.operators`; SENSORS and TRIGGERS likewise."""
+SENSORS = ("checkpoint", "end_of_data", "job_status", "staged_checkpoint", "watermark")
+TRIGGERS = ("event_triggers", "job_triggers")
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -18,46 +35,9 @@ def get_provider_info() -> dict[str, Any]:
         "stateful Spark jobs as Airflow tasks.",
         "integrations": [{"integration-name": INTEGRATION, "tags": ["service"]}],
         "hooks": [{"integration-name": INTEGRATION, "python-modules": ["airflow_tidegate.hooks.tidegate"]}],
-        "operators": [
-            {
-                "integration-name": INTEGRATION,
-                "python-modules": [
-                    "airflow_tidegate.operators.start",
-                    "airflow_tidegate.operators.restore",
-                    "airflow_tidegate.operators.snapshots",
-                    "airflow_tidegate.operators.stop",
-                    "airflow_tidegate.operators.verdicts",
-                    "airflow_tidegate.operators.supervise",
-                    "airflow_tidegate.operators.fork",
-                    "airflow_tidegate.operators.upgrade",
-                    "airflow_tidegate.operators.check_restore",
-                    "airflow_tidegate.operators.rescale",
-                    "airflow_tidegate.operators.collect_garbage",
-                ],
-            }
-        ],
-        "sensors": [
-            {
-                "integration-name": INTEGRATION,
-                "python-modules": [
-                    "airflow_tidegate.sensors.checkpoint",
-                    "airflow_tidegate.sensors.end_of_data",
-                    "airflow_tidegate.sensors.job_status",
-                    "airflow_tidegate.sensors.staged_checkpoint",
-                    "airflow_tidegate.sensors.watermark",
-                ],
-            }
-        ],
-        "triggers": [
-            {
-                "integration-name": INTEGRATION,
-                "python-modules": [
-                    "airflow_tidegate.triggers.event_triggers",
-                    "airflow_tidegate.triggers.job_triggers",
-                    "airflow_tidegate.triggers.job_triggers",
-                ],
-            }
-        ],
+        "operators": _modules("operators", OPERATORS),
+        "sensors": _modules("sensors", SENSORS),
+        "triggers": _modules("triggers", TRIGGERS),
         "extra-links": ["airflow_tidegate.links.TidegateJobLink", "airflow_tidegate.links.TidegateSparkUiLink"],
         "config": {
             "tidegate": {
@@ -87,6 +67,11 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
     }
+
+
+def _modules(package: str, names: Sequence[str]) -> list[dict[str, Any]]:
+    modules = [f"airflow_tidegate.{package}.{name}" for name in names]
+    return [{"integration-name": INTEGRATION, "python-modules": modules}]
 
 
 def _connection_fields() -> dict[str, Any]:

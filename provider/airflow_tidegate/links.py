@@ -15,7 +15,7 @@ from tidegate.errors import TidegateError
 PAGE = "/tidegate/ui/jobs"
 """Path of the jobs' pages in Airflow's web server."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger("airflow_tidegate")
 
 
 class TidegateJobLink(BaseOperatorLink):
@@ -41,7 +41,7 @@ class TidegateSparkUiLink(BaseOperatorLink):
             generation = client.view().generation
             hint = client.hint(generation) if generation else None  # 0: no driver has begun yet
         except TidegateError as error:
-            _log.info("job %s: no link to Spark: %s", operator.job_id, error)
+            logger.info("job %s: no link to Spark: %s", operator.job_id, error)
             return ""
         told = str((hint.data.get("spark_ui") if hint is not None else None) or "")
         # Airflow puts it into a link; who may write the job root could have a click run a script.

@@ -17,7 +17,7 @@ from tidegate.jobs.client.job_client import JobClient
 KillPolicy = Literal["keep_running", "savepoint_then_stop", "cancel"]
 KILL_POLICIES: tuple[KillPolicy, ...] = ("keep_running", "savepoint_then_stop", "cancel")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger("airflow_tidegate")
 
 
 def check_policy(policy: str, task_id: str) -> None:
@@ -79,7 +79,7 @@ def still_deferred(instance: Any) -> bool:
             instance.dag_id, map_index=instance.map_index, task_ids=[instance.task_id], run_ids=[instance.run_id]
         )
     except Exception as error:  # whatever Airflow raises: a kill is passed on when in doubt
-        _log.warning("task %s: its state is not known, so it counts as killed: %s", instance.task_id, error)
+        logger.warning("task %s: its state is not known, so it counts as killed: %s", instance.task_id, error)
         return False
     return "deferred" in states.get(instance.run_id, {}).values()
 
@@ -98,4 +98,4 @@ def send_kill_command(client: JobClient, command: Mapping[str, Any]) -> None:
             issued_by=command["issued_by"],
         )
     except CommandRefusedError as error:
-        _log.info("job %s: the task was killed; nothing is sent: %s", client.job_id, error)
+        logger.info("job %s: the task was killed; nothing is sent: %s", client.job_id, error)

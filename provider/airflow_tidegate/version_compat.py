@@ -10,16 +10,6 @@ from datetime import timedelta
 
 from airflow.triggers.base import BaseTrigger
 
-TRIGGER_SLACK = timedelta(minutes=2)
-"""Airflow's own timeout of a deferral lies this much behind ours, so that ours, with its message, comes first.
-Airflow's comes when a store hangs, or no triggerer runs."""
-
-
-def deferrable_or_default(deferrable: bool | None) -> bool:
-    """`deferrable`; None: what Airflow's setting `[operators] default_deferrable` says."""
-    return conf.getboolean("operators", "default_deferrable", fallback=False) if deferrable is None else deferrable
-
-
 try:  # since 3.2
     from airflow.sdk.configuration import conf
     from airflow.sdk.exceptions import (
@@ -49,5 +39,13 @@ __all__ = [
     "conf",
 ]
 
+TRIGGER_SLACK = timedelta(minutes=2)
+"""Airflow's own timeout of a deferral lies this much behind ours, so that ours, with its message, comes first.
+Airflow's comes when a store hangs, or no triggerer runs."""
 TRIGGERS_HEAR_KILLS = hasattr(BaseTrigger, "on_kill")
 """A trigger is told when a user ends its deferred task: since 3.3. Before, such a task ends without a word to it."""
+
+
+def deferrable_or_default(deferrable: bool | None) -> bool:
+    """`deferrable`; None: what Airflow's setting `[operators] default_deferrable` says."""
+    return conf.getboolean("operators", "default_deferrable", fallback=False) if deferrable is None else deferrable

@@ -3,10 +3,8 @@ able to see each thing it looks for."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib.util
-import io
 import json
 import sys
 import weakref
@@ -16,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from simulator.campaign import Summary, campaign, run_chunk
+from simulator.campaign import Summary, campaign, run_chunk, silence
 from simulator.checkers import Checkers, Cut
 from simulator.driver_process import DriverProcess
 from simulator.faults import KINDS, Faults
@@ -41,7 +39,7 @@ def summary() -> Summary:
 def quiet(seed: int) -> World:
     """A world that has been run."""
     world = World(seed)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with silence():
         world.report = world.run()  # type: ignore[attr-defined]
     return world
 
@@ -416,7 +414,7 @@ def test_rows_make_a_round_trip() -> None:
 
 
 def test_a_simulation_reports_itself() -> None:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with silence():
         report = simulate(1)
     assert (report.seed, report.violations) == (1, [])
     assert report.steps > 0

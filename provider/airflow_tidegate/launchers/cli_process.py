@@ -14,6 +14,8 @@ from tidegate.errors import CommandRefusedError, EnvironmentProblemError, WaitTi
 from tidegate.jobs.process_environment import CALLER_VARIABLE, STORAGE_OPTIONS_VARIABLE
 
 Payload = dict[str, Any]
+TAIL = 2000
+"""How much of the process's words an error shows, characters."""
 
 
 def commit_pending(
@@ -39,10 +41,6 @@ def commit_pending(
     """
     needs = "tidegate and the sinks' libraries"
     return run_verb(root, "commit-pending", job_id, verdict, asked_by=asked_by, timeout_s=timeout_s, needs=needs)
-
-
-TAIL = 2000
-"""How much of the process's words an error shows, characters."""
 
 
 def run_verb(

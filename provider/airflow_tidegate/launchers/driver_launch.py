@@ -19,7 +19,7 @@ from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Launch, Spec
 from tidegate.jobs.status import JobStatus, JobView
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger("airflow_tidegate.launchers")
 
 
 def check_machine(
@@ -73,15 +73,15 @@ def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
         return 0
     settings = root.launcher_settings()
     if _lives(client, spec, view, launchers(settings)):
-        _log.info("job %s: a driver of submission %s lives already", client.job_id, spec.number)
+        logger.info("job %s: a driver of submission %s lives already", client.job_id, spec.number)
         return 0
     if root.launcher == AGENT:
         want_running(client, spec, by="airflow", anew=begun)
-        _log.info("job %s: submission %s waits for an agent to launch it", client.job_id, spec.number)
+        logger.info("job %s: submission %s waits for an agent to launch it", client.job_id, spec.number)
     else:
         launch = _launch(client, spec, launcher_class(root.launcher)(settings))
         place = f"pid {launch.pid}" if launch.pid is not None else launch.external_id
-        _log.info(
+        logger.info(
             "job %s: launched a driver for submission %s by %s, %s",
             client.job_id,
             spec.number,

@@ -11,6 +11,9 @@ from enum import StrEnum
 
 from tidegate.jobs.status import JobStatus
 
+ENDED_WELL = (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING)
+RUNS_OR_RAN = (JobStatus.RUNNING, JobStatus.STOPPING, JobStatus.STOPPED, *ENDED_WELL)
+
 
 class Step(StrEnum):
     """What is to be done next."""
@@ -58,10 +61,6 @@ class Facts:
     has_checkpoint: bool = False
     given_up: bool = False
     refused: bool = False
-
-
-ENDED_WELL = (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING)
-RUNS_OR_RAN = (JobStatus.RUNNING, JobStatus.STOPPING, JobStatus.STOPPED, *ENDED_WELL)
 
 
 def next_step(facts: Facts) -> Step:

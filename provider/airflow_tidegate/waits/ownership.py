@@ -14,7 +14,7 @@ from tidegate.jobs.records import Spec
 
 RENEWALS = 6
 """Renewals within `owner_timeout`: some may be lost, and a task takes its time from worker to triggerer."""
-_log = logging.getLogger(__name__)
+logger = logging.getLogger("airflow_tidegate.waits")
 
 
 def claim(client: JobClient, spec: Spec, by: str) -> str:
@@ -70,6 +70,6 @@ class Owning:
         try:
             client.renew_owner(spec.number, self._by)
         except StoreError as error:
-            _log.warning("job %s: owner.json could not be renewed: %s", client.job_id, error)
+            logger.warning("job %s: owner.json could not be renewed: %s", client.job_id, error)
         else:
             self._at_s = now_s

@@ -29,6 +29,12 @@ _UNITS_PER_YEAR = {"hour": 8760, "day": 365, "week": 52, "month": 12, "quarter":
 
 _NO_ZONES = frozenset({"localtime", "Factory"})
 """Names that some systems list: each machine would mean another zone."""
+MILLISECOND_US = 1_000
+MAX_PANES = 10_000
+"""Slices that one sliding window may be put together of."""
+
+WindowTime = Literal["event", "processing"]
+"""What decides in which window a record is, and when the window is over."""
 
 
 def calendar_of(
@@ -110,14 +116,6 @@ def _offset_us(offset: str | timedelta | None, least: timedelta, where: str) -> 
             remedy="Give a shorter one; weeks start on week_start",
         )
     return found // MICROSECOND
-
-
-MILLISECOND_US = 1_000
-MAX_PANES = 10_000
-"""Slices that one sliding window may be put together of."""
-
-WindowTime = Literal["event", "processing"]
-"""What decides in which window a record is, and when the window is over."""
 
 
 @dataclass(frozen=True)

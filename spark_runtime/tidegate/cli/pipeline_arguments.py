@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, get_args
 
 from tidegate.cli import arguments
+from tidegate.log_format import LogFormat
 
 
 def add_pipeline_settings(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,13 @@ def add_pipeline_settings(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_log_format(parser: argparse.ArgumentParser) -> None:
+    """--log-format, of verbs that start a driver: the job option of this name."""
+    parser.add_argument(
+        "--log-format", choices=get_args(LogFormat), help="how driver and slots log (default: as before, or text)"
+    )
+
+
 def given_arguments(args: argparse.Namespace) -> dict[str, Any] | None:
     """The arguments; None: none were given. Raises OptionError."""
     if args.arg is None and args.args_json is None:
@@ -34,8 +42,10 @@ def given_arguments(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The options; None: none were given. Raises OptionError."""
-    if args.option is None and args.options is None:
+    """The options, that of `add_log_format` among them; None: none were given. Raises OptionError."""
+    log_format = getattr(args, "log_format", None)
+    if args.option is None and args.options is None and log_format is None:
         return None
     document = arguments.json_file(args.options, "--options") if args.options is not None else {}
-    return {**document, **arguments.pairs(args.option, "--option")}
+    named = {} if log_format is None else {"log_format": log_format}
+    return {**document, **arguments.pairs(args.option, "--option"), **named}

@@ -17,6 +17,19 @@ from tidegate.cli.arguments import Parser
 from tidegate.cli.environment import Surroundings
 from tidegate.errors import EnvironmentProblemError
 
+RUNTIME: Mapping[str, str] = {
+    "start": "tidegate.cli.pipeline_validation:validate",
+    "restore": "tidegate.cli.pipeline_validation:validate",
+    "fork": "tidegate.cli.pipeline_validation:validate",
+    "commit-pending": "tidegate.cli.verdicts.pending_commits:run",
+    "snapshot inspect": "tidegate.cli.snapshots.snapshot_summary:run",
+    "snapshot read": "tidegate.cli.snapshots.state_rows:run",
+    "snapshot check": "tidegate.cli.snapshots.restore_preflight:run",
+    "gc": "tidegate.cli.upkeep.job_garbage:run",
+}
+"""What a verb needs of the runtime: "module:function"."""
+RUNTIME_EXTRA = "tidegate[spark]"
+
 
 @dataclass(frozen=True, slots=True)
 class Verb:
@@ -62,19 +75,6 @@ VERBS: Mapping[str, Verb] = {
     ),
 }
 """By name, in the order of `tidegate --help`."""
-
-RUNTIME: Mapping[str, str] = {
-    "start": "tidegate.cli.pipeline_validation:validate",
-    "restore": "tidegate.cli.pipeline_validation:validate",
-    "fork": "tidegate.cli.pipeline_validation:validate",
-    "commit-pending": "tidegate.cli.verdicts.pending_commits:run",
-    "snapshot inspect": "tidegate.cli.snapshots.snapshot_summary:run",
-    "snapshot read": "tidegate.cli.snapshots.state_rows:run",
-    "snapshot check": "tidegate.cli.snapshots.restore_preflight:run",
-    "gc": "tidegate.cli.upkeep.job_garbage:run",
-}
-"""What a verb needs of the runtime: "module:function"."""
-RUNTIME_EXTRA = "tidegate[spark]"
 
 
 def add_arguments(verb: str, parser: Parser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 import traceback
@@ -16,11 +17,21 @@ import pyarrow as pa
 
 from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 from tidegate.errors import PipelineError
+from tidegate.log_format import context
+
+logger = logging.getLogger("tidegate.connectors")
 
 ENTRY_BYTES = 512
 """What an entry counts besides its records, bytes: bounds how many entries without records can wait."""
 MAX_PUSH_ROWS = 65_536
 """Most rows of one emission: the loop takes it as one batch, and takes nothing else meanwhile."""
+__all__ = ["PushClosedError", "PushContext", "PushReader", "PushSource", "Pusher"]
+
+DEFAULT_BUFFER_BYTES = 8 * 1024 * 1024
+PUSH_RETRY_MS = 1_000
+"""How long a reader with nothing to give asks not to be polled; an emission wakes the loop before."""
+PUSHER_STOP_S = 5.0
+"""How long `close` waits for the pusher's thread, seconds. The loop stands still meanwhile."""
 
 
 class PushClosedError(Exception):
@@ -210,15 +221,6 @@ class Handover:
             raise PushClosedError("the source's reader was closed: end the thread")
 
 
-__all__ = ["PushClosedError", "PushContext", "PushReader", "PushSource", "Pusher"]
-
-DEFAULT_BUFFER_BYTES = 8 * 1024 * 1024
-PUSH_RETRY_MS = 1_000
-"""How long a reader with nothing to give asks not to be polled; an emission wakes the loop before."""
-PUSHER_STOP_S = 5.0
-"""How long `close` waits for the pusher's thread, seconds. The loop stands still meanwhile."""
-
-
 class PushContext:
     """What a pusher emits through. Every method may be called from any thread, and raises PushClosedError once the run
     is over.
@@ -401,8 +403,8 @@ class PushReader(SourceReader):
         return {"buffered_bytes": self._handover.queued_bytes}
 
     def close(self) -> None:
-        """End the pusher's thread and wait for it, a bounded time; one that goes on is named on standard error, with
-        where it stands. It can emit nothing any more."""
+        """End the pusher's thread and wait for it, a bounded time; one that goes on is logged, with where it
+        stands. It can emit nothing any more."""
         if self._closed:
             return
         self._closed = True
@@ -455,9 +457,12 @@ class PushReader(SourceReader):
     def _name_the_living(self, thread: threading.Thread) -> None:
         frame = sys._current_frames().get(thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        print(
-            f"tidegate: the pusher {type(self._pusher).__name__} of {self._where} did not end within "
-            f"{self._stop_s:g} s; make its stop() end what its run() waits for. It stands at:\n{stack}",
-            file=sys.stderr,
-            flush=True,
+        logger.warning(
+            "the pusher %s of %s did not end within %g s; make its stop() end what its run() waits for. "
+            "It stands at:\n%s",
+            type(self._pusher).__name__,
+            self._where,
+            self._stop_s,
+            stack.rstrip(),
+            extra=context(operator=self._ctx.uid, subtask=self._ctx.subtask),
         )

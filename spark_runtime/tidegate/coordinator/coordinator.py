@@ -134,7 +134,7 @@ class Coordinator:
 
     # ------------------------------------------------------------ entry
 
-    def handle(self, event: Event, now_ms: int) -> list[Action]:
+    def handle(self, event: Event, now_ms: int) -> list[Action]:  # noqa: C901, PLR0912 - one case per event
         """Take one event; the actions are to be carried out in order."""
         if self._over:
             return self._request(event.request) if isinstance(event, ev.SnapshotRequested) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,12 +53,15 @@ from tidegate.jobs.options import JobOptions, ProcessingTimeOnEnd
 from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.status import JobStatus, next_checkpoint_id
 from tidegate.jobs.stores.store import Store
+from tidegate.log_format import context
 from tidegate.plan.execution_plan import ExecutionPlan
 from tidegate.plan.graph_document import graph_document
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.location import open_location
 from tidegate.snapshot.metadata import SnapshotMetadata, read_metadata
+
+logger = logging.getLogger("tidegate.coordinator")
 
 BEHIND_ALL_RUNS = "~"
 """An id of a run that comes after all others of its generation."""
@@ -94,6 +98,10 @@ class Job:
     def verdicts(self) -> Verdicts:
         """What the log says of verdicts on the line of this submission (S7.8)."""
         return verdicts_of(self.specs(), self.reign.decisions, self.spec.number)
+
+    def log_context(self, operator: str | None = None) -> dict[str, Any]:
+        """For log calls: this job and generation."""
+        return context(job=self.spec.job_id, generation=self.reign.generation, operator=operator)
 
     def facts(self) -> JobFacts:
         """For JobRun."""
@@ -238,7 +246,7 @@ class Job:
             self.reign.check()
             into = Quarantine(self.store, folder, unmoved.withheld)
             for remark in finish_moves(unmoved, verdicts.views, restored, read, sinks_of, into):
-                print(f"tidegate: {remark}", flush=True)
+                logger.warning("%s", remark, extra=self.log_context())
 
     def _sinks_as_one_subtask(self, lineage: str, run_id: str) -> dict[str, tuple[Sink, SinkContext]]:
         """The two-phase sinks by uid, each with the place of a writer that stands for all subtasks there ever were."""
@@ -255,7 +263,9 @@ class Job:
         if point.checkpoint_id in self._own_checkpoints():
             return
         place = open_location(self.store, self.spec, point.location)
-        check_positions(self.graph, restore, restore.moved_splits or self._positions(restore, *place))
+        positions = restore.moved_splits or self._positions(restore, *place)
+        for uid, why in check_positions(self.graph, restore, positions).items():
+            logger.warning("the source did not report its positions: %s", why, extra=self.log_context(operator=uid))
 
     def _positions(self, restore: Restore, store: Store, folder: str) -> Splits:
         sources = {node.uid for node in self.graph.nodes if node.source is not None}
@@ -323,7 +333,7 @@ class Job:
         earlier = [d for d in decisions if d.generation < self.reign.generation]
         left, problems = existing(self.store, self.spec, [*unfinished_savepoints(earlier)])
         for problem in problems:
-            print(f"tidegate: {problem}", flush=True)
+            logger.warning("%s", problem, extra=self.log_context())
         return find_garbage(
             decisions,
             self._owned_folders(claimed_savepoints(decisions, self.specs())) | left,
@@ -389,7 +399,7 @@ class Job:
         except UnclearAnswerError:
             raise
         except (StoreError, SnapshotError) as error:
-            print(f"tidegate: what is to go to quarantine stays where it is: {error}", flush=True)
+            logger.warning("output to quarantine stays where it is: %s", error, extra=self.log_context())
         pinned = {verdicts.views[n].path for n in verdicts.pinned}
         for folder in sorted(self._checkpoint_folders() - pinned):
             self.reign.check()
@@ -408,7 +418,8 @@ class Job:
                 if store.exists(self.layout.metadata(folder)):
                     found.add(location)
             except StoreError as error:
-                print(f"tidegate: claimed savepoint {location} stays, it cannot be looked for: {error}", flush=True)
+                what = "claimed savepoint %s stays: its store does not answer: %s"
+                logger.warning(what, location, error, extra=self.log_context())
         return found
 
     def _checkpoint_folders(self) -> set[str]:

@@ -54,6 +54,9 @@ AbortCode = Literal[
 met a newer barrier or a cancel marker (S3.4). `partially_finished`: some subtasks of an operator with union state have
 finished and others not (S6.3). `job_stops`: a stop-savepoint completed first, or takes the place of a final one.
 `job_ended`: all had finished. `shutdown`: the run is over. `stop_timeout`: the time of the stop was up (S7.7)."""
+Then = Literal["stop", "replay", "quarantine"]
+"""What a rejection does with the job: it ends, goes back at once to what is in front of the rejected, or goes on
+without their output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +82,6 @@ class Request:
     timeout_ms: int = 0
     data_ended: bool = False
     by: str = ""
-
-
-Then = Literal["stop", "replay", "quarantine"]
-"""What a rejection does with the job: it ends, goes back at once to what is in front of the rejected, or goes on
-without their output."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,7 @@ class JobRun:
             self._carry_out(action)
         return again
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912 - one case per action
         match action:
             case ev.Claim(request):
                 self._queue.append(self._claim(request))

@@ -7,6 +7,7 @@ another call, or by a run of the job, which does the same.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -28,9 +29,12 @@ from tidegate.jobs.history.verdicts import Verdicts, Withheld
 from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.status import CheckpointView, JobStatus
 from tidegate.jobs.stop_outcomes import COMMITS_PENDING, COMMITTED, SAVEPOINT_OK
+from tidegate.log_format import context
 from tidegate.plan.job_graph import Node
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.location import open_location
+
+logger = logging.getLogger("tidegate.coordinator")
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,8 @@ def _say_so(job: Job, verdicts: Verdicts) -> None:
         try:
             job.delete_checkpoints()
         except (StoreError, SnapshotError) as error:
-            print(f"tidegate: not all checkpoints of the finished job could be deleted: {error}", flush=True)
+            place = context(job=job.spec.job_id, generation=job.reign.generation)
+            logger.warning("not all checkpoints of the finished job were deleted: %s", error, extra=place)
 
 
 def settled_status(told: Mapping[str, Any], verdicts: Verdicts, rejected: str = "") -> dict[str, Any] | None:

@@ -17,6 +17,11 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from tidegate.errors import RecordError
 
+_canonical_encoder = functools.partial(
+    json.JSONEncoder, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
+_DOCUMENTS = _canonical_encoder()
+
 
 class DurableRecord(Protocol):
     """What `encode` and `decode` work on: a dataclass with these class variables. One whose version is past 1 may have
@@ -131,10 +136,6 @@ def _inside_a_record(value: Any) -> dict[str, Any]:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
-_canonical_encoder = functools.partial(
-    json.JSONEncoder, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-)
-_DOCUMENTS = _canonical_encoder()
 _RECORDS = _canonical_encoder(default=_inside_a_record)
 
 

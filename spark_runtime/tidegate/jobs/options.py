@@ -24,6 +24,7 @@ from tidegate.jobs.option_types import (
     OptionalText,
     Size,
 )
+from tidegate.log_format import LogFormat
 from tidegate.units import format_duration, format_size, parse_duration, parse_size
 
 __all__ = ["JobOptions", "format_duration", "format_size", "parse_duration", "parse_size"]
@@ -128,6 +129,8 @@ class JobOptions:
             `owner.json`, does so no more: "keep_running"; "savepoint_then_stop": it stops with a savepoint, as a stop
             by command does, and tries again for as long as that fails; "cancel".
         owner_timeout: how long `owner.json` stands still, by the driver's own clock, until the owner counts as lost.
+        log_format: of the lines that the driver and its slots log: "text": the message, then key=value; "json": one
+            JSON object a line.
     """
 
     parallelism: Count = Count(1, 1, MAX_KEY_GROUPS)
@@ -172,6 +175,7 @@ class JobOptions:
     savepoint_directory: OptionalText = OptionalText(None)
     on_owner_lost: Choice[OnOwnerLost] = Choice("keep_running", "savepoint_then_stop", "cancel")
     owner_timeout: Duration = Duration("10 min", least="1 s")
+    log_format: Choice[LogFormat] = Choice("text", "json")
 
     def __post_init__(self) -> None:
         if self.parallelism > self.max_parallelism:

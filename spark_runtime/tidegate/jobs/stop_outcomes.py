@@ -26,6 +26,15 @@ SAVEPOINT_FAILED = "savepoint_failed_job_continues"
 CANCELED_IN_STOP = "savepoint_failed_job_canceled"
 CLAIM_FAILED: Final = "claim_failed"
 """Code of the answer to a savepoint that could not be begun, since nothing can be written to its place."""
+NEXT_OF_REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        CLAIM_FAILED: "The job goes on as before: name a folder that its driver can write to, as the command's path or "
+        "in the option savepoint_directory, and ask again",
+    }
+)
+"""Code of the refusal of a snapshot -> what to do next."""
+ANSWER_SLACK = timedelta(minutes=5)
+"""Restarts in the course of a stop, besides its own time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +85,6 @@ STOP_OUTCOMES: Mapping[str, StopOutcome] = MappingProxyType(
 )
 """Code of the answer to a stop -> what it means. The same text is the `outcome` in its data and in the log."""
 
-NEXT_OF_REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        CLAIM_FAILED: "The job goes on as before: name a folder that its driver can write to, as the command's path or "
-        "in the option savepoint_directory, and ask again",
-    }
-)
-"""Code of the refusal of a snapshot -> what to do next."""
-
 
 def stop_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a stop as they stand in its command: `mode`, and where given `path`, `timeout` (a duration as text)
@@ -106,10 +107,6 @@ def answer_wait(timeout: timedelta) -> timedelta:
     """How long whoever asked for a stop with this timeout should wait for the answer: on_timeout=suspend may take as
     long again, and the job a while to restart in between and after it."""
     return 2 * timeout + ANSWER_SLACK
-
-
-ANSWER_SLACK = timedelta(minutes=5)
-"""Restarts in the course of a stop, besides its own time."""
 
 
 def next_action(outcome: str) -> str:

@@ -17,6 +17,8 @@ from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
 MAIN_OUTPUT = "main"
 """Name of the output that every operator has."""
+Done: TypeAlias = Callable[[int, object, BaseException | None], None]
+"""Takes number, answer and error of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,6 @@ Output: TypeAlias = pa.RecordBatch | SideOutput | Watermark | Waiting
 Answer: TypeAlias = pa.RecordBatch | SideOutput | Iterable[pa.RecordBatch | SideOutput] | None
 AsyncFunction: TypeAlias = Callable[[pa.RecordBatch], Answer | Awaitable[Answer]]
 """A user's: takes a batch, gives rows for it, or an awaitable of them."""
-Done: TypeAlias = Callable[[int, object, BaseException | None], None]
-"""Takes number, answer and error of a request."""
 
 
 class Requests(Protocol):

@@ -14,7 +14,7 @@ from tidegate.errors import SnapshotError
 from tidegate.jobs.restore.state_evolution import Column, Evolution, evolution
 from tidegate.snapshot.parts import Blob, StatePart
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger("tidegate.snapshot")
 
 Renamed = Mapping[str, str]
 """Old column -> new column, as the user knows them."""
@@ -55,7 +55,7 @@ def evolved(
             remedy="Restore with the pipeline that made the snapshot, or give the operator a new uid",
         )
     if how.dropped:
-        log.warning("%s: columns that are no longer declared are dropped: %s", where, ", ".join(how.dropped))
+        logger.warning("%s: columns that are no longer declared are dropped: %s", where, ", ".join(how.dropped))
     if part.table.schema.names == wanted.names and part.table.schema.types == wanted.types:
         return part
     if part.format != "rows":

@@ -8,6 +8,7 @@ this one decided last; else the code of the error that made the job fail.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import secrets
 import signal
@@ -42,6 +43,7 @@ from tidegate.jobs.options import JobOptions
 from tidegate.jobs.process_environment import STORAGE_OPTIONS_VARIABLE, storage_options_from
 from tidegate.jobs.records import Spec, decode
 from tidegate.jobs.stores.store_registry import open_store
+from tidegate.log_format import set_up
 from tidegate.plan.execution_plan import ExecutionPlan, plan
 from tidegate.plan.graph_document import graph_document
 from tidegate.plan.job_graph import JobGraph
@@ -53,6 +55,8 @@ from tidegate.spark.driver_loop.row_materialisation import Materialising
 from tidegate.spark.driver_loop.spark_job import Job
 from tidegate.spark.driver_loop.status_hint import HintWriter
 from tidegate.spark.driver_loop.streaming_loop import Supervision
+
+logger = logging.getLogger("tidegate.spark")
 
 EXIT_BUG = 70
 """Exit code of an internal error."""
@@ -73,13 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--launch", type=int, required=True)
     arguments = parser.parse_args(argv)
     storage_options = storage_options_from(os.environ.get(STORAGE_OPTIONS_VARIABLE, ""))
+    set_up("text", job=arguments.job)  # until the submission has been read, which names the format
     try:
         return Driver(arguments.root, arguments.job, arguments.spec, arguments.launch, storage_options).run()
-    except FencedError as error:
-        print(f"tidegate: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
     except TidegateError as error:
-        print(f"tidegate: {error}", file=sys.stderr, flush=True)
+        logger.error("%s", error)
         return error.exit_code
 
 
@@ -99,14 +101,16 @@ class Driver:
 
     def run(self) -> int:
         """The whole life of this driver; its exit code."""
+        options = self._options_or_defaults()
+        set_up(options.log_format, job=self._spec.job_id)
         log = DecisionLog(self._store, self._layout, now_iso=now_iso, nonce=lambda: secrets.token_hex(8))
         self._listen_to_signals()
         refuse_if_superseded(self._store, self._layout, self._spec.number, self._launch)
         reign = log.reign(spec=self._spec.number, launch=self._launch)
-        print(
-            f"tidegate: generation {reign.generation} of job {self._spec.job_id}, spec {self._spec.number}", flush=True
-        )
-        hint = HintWriter(self._store, self._layout, reign.generation, self._heartbeat_s(), now_iso)
+        set_up(options.log_format, job=self._spec.job_id, generation=reign.generation)
+        logger.info("generation %d of job %s, spec %d", reign.generation, self._spec.job_id, self._spec.number)
+        interval_s = options.heartbeat_interval.total_seconds()
+        hint = HintWriter(self._store, self._layout, reign.generation, interval_s, now_iso)
         hint.start()
         desk = CommandDesk(self._store, self._layout, self._spec, reign.generation, now_iso, time.time)
         retiring = Retiring(self._store, reign.check)
@@ -118,12 +122,12 @@ class Driver:
             raise
         except TidegateError as error:
             self._record_failure(reign, desk, str(error), "", error.code)
-            print(f"tidegate: {error}", file=sys.stderr, flush=True)
+            logger.error("%s", error)
             return error.exit_code
         except Exception as error:
             trace = traceback.format_exc()
             self._record_failure(reign, desk, f"internal error: {type(error).__name__}: {error}", trace)
-            traceback.print_exc()
+            logger.exception("internal error")
             return EXIT_BUG
         except _TerminatedError:
             self._record_failure(reign, desk, terminated_text("before the pipeline was built"), "")
@@ -139,7 +143,7 @@ class Driver:
             client = JobClient(self._root, self._spec.job_id, self._storage_options)
             schemas = self._schemas(client, log)
             graph, execution = self._build(options, os.path.join(scratch, "artifact"), schemas)
-            print(execution.explain(), flush=True)
+            logger.info("execution plan:\n%s", execution.explain())
             options = self._pin(options, graph)
             materialising = Materialising(
                 store=self._store,
@@ -181,7 +185,7 @@ class Driver:
             try:
                 return schemas_in_effect(self._store, self._layout, self._spec, client.specs(), log)
             except StoreError as error:
-                print(f"tidegate: what the job is built from cannot be read, again in {delay_s} s: {error}", flush=True)
+                logger.warning("the restore point cannot be read, tried again in %d s: %s", delay_s, error)
             if self._terminated.wait(delay_s):
                 raise _TerminatedError
         return schemas_in_effect(self._store, self._layout, self._spec, client.specs(), log)
@@ -219,16 +223,16 @@ class Driver:
         assert self._supervision is not None, "sources are looked for by the supervision"
         return self._supervision.session()
 
-    def _heartbeat_s(self) -> float:
-        """From the options, which have been checked at submission; a driver must beat even when they are wrong."""
+    def _options_or_defaults(self) -> JobOptions:
+        """They have been checked at submission; a driver must beat, and log, even when they are wrong."""
         try:
-            return JobOptions.from_mapping(self._spec.options).heartbeat_interval.total_seconds()
+            return JobOptions.from_mapping(self._spec.options)
         except TidegateError:
-            return 1.0
+            return JobOptions()
 
     def _listen_to_signals(self) -> None:
         def on_signal(number: int, _frame: FrameType | None) -> None:
-            print(f"tidegate: signal {signal.Signals(number).name}", file=sys.stderr, flush=True)
+            logger.warning("signal %s", signal.Signals(number).name)
             self._terminated.set()
             if self._is_building:
                 raise _TerminatedError
@@ -247,7 +251,7 @@ class Driver:
         except TidegateError as error:
             if isinstance(error, FencedError | UnclearAnswerError):
                 desk.abandon()
-            print(f"tidegate: the failure could not be recorded: {error}", file=sys.stderr, flush=True)
+            logger.error("the failure could not be recorded: %s", error)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import os
 import queue
 import socket
@@ -41,6 +42,7 @@ from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec, decode
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
+from tidegate.log_format import LogFormat, set_up
 from tidegate.plan.execution_plan import ExecutionPlan, plan
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.local_copies import LocalCopies
@@ -53,6 +55,22 @@ from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.failure_codes import SLOT_MEMORY, failure_code
 from tidegate.subtask.slot import Slot, Wake
 from tidegate.subtask.snapshots.restored_state import load_restored
+
+logger = logging.getLogger("tidegate.spark")
+SNAPSHOT_WRITERS = 8
+"""Threads of a slot that write snapshots and commit, one operator each at a time. They mostly wait for disk or network:
+with two, six two-phase sinks in a chain would wait in three turns (S7.3; benchmarks/end_of_job.py)."""
+SWITCH_INTERVAL_S = 0.0005
+"""A busy loop must not starve the socket thread; at Python's default of 5 ms throughput falls by orders of
+magnitude."""
+MEMORY_CHECK_S = 0.5
+"""How often a slot looks at its resident memory, seconds."""
+CONNECT_TIMEOUT_S = 30.0
+"""For connecting to every other slot, seconds; all of them listen by then."""
+RELEASE_TIMEOUT_S = 600.0
+"""How long a slot that is done waits for the others, seconds; commits of the slowest sink have to end in this time."""
+DEPLOY_TIMEOUT_S = 600.0
+"""How long a slot waits for the deployment, seconds: the slowest other slot has to start in this time."""
 
 
 class SlotMail:
@@ -95,22 +113,6 @@ class SlotMail:
         return self._queue.get(timeout=timeout_s)
 
 
-SNAPSHOT_WRITERS = 8
-"""Threads of a slot that write snapshots and commit, one operator each at a time. They mostly wait for disk or network:
-with two, six two-phase sinks in a chain would wait in three turns (S7.3; benchmarks/end_of_job.py)."""
-SWITCH_INTERVAL_S = 0.0005
-"""A busy loop must not starve the socket thread; at Python's default of 5 ms throughput falls by orders of
-magnitude."""
-MEMORY_CHECK_S = 0.5
-"""How often a slot looks at its resident memory, seconds."""
-CONNECT_TIMEOUT_S = 30.0
-"""For connecting to every other slot, seconds; all of them listen by then."""
-RELEASE_TIMEOUT_S = 600.0
-"""How long a slot that is done waits for the others, seconds; commits of the slowest sink have to end in this time."""
-DEPLOY_TIMEOUT_S = 600.0
-"""How long a slot waits for the deployment, seconds: the slowest other slot has to start in this time."""
-
-
 @dataclass(frozen=True)
 class SlotParameters:
     """What a Spark task needs to become a slot; travels in Spark's closure.
@@ -134,6 +136,7 @@ class SlotParameters:
     schemas: FoundSchemas
     versions: Mapping[str, str]
     bind_host: str | None
+    log_format: LogFormat
     secret: bytes = field(repr=False)
 
 
@@ -147,6 +150,8 @@ def slot_main(parameters: SlotParameters, _partition: Iterable[int]) -> Iterator
     host = parameters.bind_host or context.getTaskInfos()[index].address.rsplit(":", 1)[0]
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    set_up(parameters.log_format, job=parameters.job_id, generation=parameters.generation, slot=index)
+    logger.info("slot of run %s on %s, process %d", parameters.run_id, socket.gethostname(), os.getpid())
     process = SlotProcess(parameters, index, host)
     try:
         process.run()
@@ -312,9 +317,7 @@ class SlotProcess:
     def _on_control_lost(self, reason: str) -> None:
         """Without its driver a slot is a zombie: it ends itself."""
         if not self._over.is_set():
-            print(
-                f"tidegate slot {self._index}: control connection lost ({reason}); ending", file=sys.stderr, flush=True
-            )
+            logger.error("control connection lost (%s): the slot ends", reason)
             self._scratch.remove()
             os._exit(70)
 
@@ -371,10 +374,8 @@ def _heartbeat(resident: int, slot: Slot | None) -> Heartbeat:
     rounds = None if slot.is_over else slot.rounds
     try:
         return Heartbeat(resident, rounds, slot.metrics())
-    except (
-        Exception
-    ):  # of a source's own `progress`, also because the loop changes it meanwhile: the heart must beat on
-        traceback.print_exc()
+    except Exception:  # of a source's own `progress`, or because the loop changes it meanwhile: heartbeats go on
+        logger.exception("the metrics for the heartbeat could not be collected")
         return Heartbeat(resident, rounds)
 
 

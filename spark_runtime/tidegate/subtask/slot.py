@@ -5,8 +5,8 @@ Threads around it only append to the inbox and wake it; everything else happens 
 
 from __future__ import annotations
 
+import logging
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -43,6 +43,7 @@ from tidegate.channel.control.protocol import (
 )
 from tidegate.channel.elements import MAX_WATERMARK, SAVEPOINTS, CheckpointBarrier
 from tidegate.jobs.options import SnapshotCompression
+from tidegate.log_format import context
 from tidegate.operators.stream_operator import CommitPermit
 from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.handles import OpenLocation
@@ -52,10 +53,26 @@ from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWr
 from tidegate.subtask.snapshots.writer_threads import side_by_side
 from tidegate.subtask.subtask import Subtask
 
+logger = logging.getLogger("tidegate.subtask")
+
 TELL_EVERY_MS = 200
 """How often a slot tells the driver of its sources' watermarks at most: how far a source may run beyond its drift."""
 PAUSED = "ahead of its alignment group"
 """Why such a source is not read."""
+IDLE_WAIT_S = 0.05
+"""Longest sleep of an idle loop, seconds: bounds the delay of a wake-up that raced with falling asleep."""
+
+INPUT_STEPS_PER_ROUND = 64
+"""Most elements that one subtask takes from its inputs before sources are polled again. With p slots, one poll of each
+source makes up to p parts in every slot: a loop that takes fewer parts a round than arrive fills its queues with small
+batches. The bound keeps a slot's other subtasks from starving."""
+INPUT_TURN_MS = 10
+"""How long such a turn may last, milliseconds: behind slow operators a round must not take as long as a full queue."""
+
+UNCOMMITTED = "too much is not committed"
+"""Why sources are not read while a commit gate holds too much back (S7.8)."""
+MAX_KNOWN_PLACES = 1_024
+"""Snapshot locations a slot remembers; more than can be pending at once, since the coordinator bounds those."""
 
 
 class AlignedSources:
@@ -100,22 +117,6 @@ class AlignedSources:
         if news:
             self._told_ms = now_ms
             self._send(SourceWatermarks(tuple(news)))
-
-
-IDLE_WAIT_S = 0.05
-"""Longest sleep of an idle loop, seconds: bounds the delay of a wake-up that raced with falling asleep."""
-
-INPUT_STEPS_PER_ROUND = 64
-"""Most elements that one subtask takes from its inputs before sources are polled again. With p slots, one poll of each
-source makes up to p parts in every slot: a loop that takes fewer parts a round than arrive fills its queues with small
-batches. The bound keeps a slot's other subtasks from starving."""
-INPUT_TURN_MS = 10
-"""How long such a turn may last, milliseconds: behind slow operators a round must not take as long as a full queue."""
-
-UNCOMMITTED = "too much is not committed"
-"""Why sources are not read while a commit gate holds too much back (S7.8)."""
-MAX_KNOWN_PLACES = 1_024
-"""Snapshot locations a slot remembers; more than can be pending at once, since the coordinator bounds those."""
 
 
 class Wake:
@@ -264,7 +265,8 @@ class Slot:
             self.tell(partial(over, checkpoint_id))
 
         def failed(error: Exception) -> None:
-            traceback.print_exception(error)
+            place = context(checkpoint=checkpoint_id, operator=",".join(uid for uid, _ in parts), subtask=subtask[1])
+            logger.error("the snapshot could not be written", exc_info=error, extra=place)
             self.decline(subtask, checkpoint_id, f"state could not be written: {type(error).__name__}: {error}")
             self.tell(partial(over, checkpoint_id))
 
@@ -306,7 +308,7 @@ class Slot:
                 self._on_message(message)
         return any_taken
 
-    def _on_message(self, message: DriverMessage) -> None:
+    def _on_message(self, message: DriverMessage) -> None:  # noqa: C901, PLR0912 - one case per message
         match message:
             case Trigger():
                 self._on_trigger(message)
@@ -415,12 +417,12 @@ class Slot:
         return min(IDLE_WAIT_S, max(0.0, (min(times) - self._now_ms()) / 1000))
 
     def close(self) -> None:
-        """Close every subtask; errors are printed, since the run's own outcome matters more."""
+        """Close every subtask; errors are logged, since the run's own outcome matters more."""
         for subtask in self._subtasks:
             try:
                 subtask.close()
             except Exception:
-                traceback.print_exc()
+                logger.exception("closing failed", extra=context(subtask=subtask.subtask[1]))
 
     def metrics(self) -> SlotMetrics:
         """For the heartbeat."""

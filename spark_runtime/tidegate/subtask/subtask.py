@@ -55,6 +55,11 @@ from tidegate.subtask.snapshots.unaligned_barrier import Overtaking
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.watermarks import WatermarkTracker
 
+__all__ = ["InputPort", "Subtask", "SubtaskHost"]
+
+EMISSION_BUDGET = 32
+"""Elements one step may emit before the loop looks at the other subtasks."""
+
 
 class Timers:
     """Processing-time work of the chain's operators, requested before every step. It ends with the data: after a
@@ -83,12 +88,6 @@ class Timers:
         if self._inputs is not None:
             self._chain.hold_input(self._inputs.any_blocked)
         yield from self._chain.processing_time(self._host.now_ms())
-
-
-__all__ = ["InputPort", "Subtask", "SubtaskHost"]
-
-EMISSION_BUDGET = 32
-"""Elements one step may emit before the loop looks at the other subtasks."""
 
 
 class Subtask:

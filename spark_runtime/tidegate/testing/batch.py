@@ -19,6 +19,7 @@ from tidegate.connectors.split_documents import assign, split_to_json
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.stores.store_registry import open_store
+from tidegate.log_format import set_up_if_nobody_has
 from tidegate.plan.batch_plan import plan_batch
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.spark_pushdown import NativeRows
@@ -192,6 +193,7 @@ class InProcessBatch:
 
 def run_batch(build: Callable[[], Pipeline], options: Mapping[str, Any] | None = None) -> None:
     """Run a pipeline in batch and commit what it wrote. Args: as of `InProcessBatch`."""
+    set_up_if_nobody_has("text")
     job = InProcessBatch(build, options or {})
     job.run()
     job.commit()

@@ -23,6 +23,8 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.jobs.history.sink_identity import SinkIdentity
 
+_registry_lock = threading.Lock()
+
 
 @dataclass
 class Collection:
@@ -117,7 +119,6 @@ class Collection:
 
 
 _registry: dict[str, Collection] = {}
-_registry_lock = threading.Lock()
 
 
 def collected(name: str) -> Collection:

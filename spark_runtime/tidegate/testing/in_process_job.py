@@ -23,9 +23,10 @@ from tidegate.connectors.found_schema import using_found_schemas
 from tidegate.connectors.split_documents import assign
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpoint_mode import waits_for_final
-from tidegate.coordinator.driver_job import Job, fresh_splits
+from tidegate.coordinator.driver_job import Job, Splits, fresh_splits
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.recovery.fork_check import two_phase_sinks
+from tidegate.coordinator.recovery.restore import Restore
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
 from tidegate.jobs.decision_log import DecisionLog, Reign
@@ -35,8 +36,9 @@ from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.operators.stream_operator import StartRequests
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import ExecutionPlan, plan
 from tidegate.plan.graph_document import graph_document
+from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.location import open_location
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.slot import Slot, Wake
@@ -150,35 +152,43 @@ class InProcessJob:
         return InProcessRun(self, self._spec, self.reign)
 
 
+def _built_job(owner: InProcessJob, spec: Spec, reign: Reign) -> tuple[Job, JobGraph, ExecutionPlan]:
+    """As a driver that begins to reign: the graph is built and pinned, and with its plan part of the job."""
+    options = JobOptions.from_mapping(spec.options)
+    schemas = schemas_in_effect(owner.store, owner.layout, spec, owner.specs, owner.log)
+    with using_found_schemas(schemas):
+        graph = owner.build().build()
+    execution = plan(graph, options.parallelism, options.max_parallelism)
+    document, sinks = graph_document(graph), {uid: s.describe() for uid, s in two_phase_sinks(graph).items()}
+    limits = options.parallelism, options.max_parallelism
+    pinned = PinnedGraph(spec.number, *limits, document, owner.now_iso(), sinks, options.to_mapping())
+    pin_graph(owner.store, owner.layout, pinned)
+    job = Job(
+        root=owner.root,
+        storage_options={},
+        store=owner.store,
+        layout=owner.layout,
+        spec=spec,
+        options=options,
+        graph=graph,
+        plan=execution,
+        log=owner.log,
+        reign=reign,
+        now_iso=owner.now_iso,
+        specs=lambda: owner.specs,
+    )
+    return job, graph, execution
+
+
 class InProcessRun:
     """One run: pump it, ask it for snapshots, crash it."""
 
     def __init__(self, owner: InProcessJob, spec: Spec, reign: Reign) -> None:
         self.owner = owner
         self.writers = InlineExecutor()
-        options = JobOptions.from_mapping(spec.options)
-        schemas = schemas_in_effect(owner.store, owner.layout, spec, owner.specs, owner.log)
-        with using_found_schemas(schemas):
-            graph = owner.build().build()
-        execution = plan(graph, options.parallelism, options.max_parallelism)
-        document, sinks = graph_document(graph), {uid: s.describe() for uid, s in two_phase_sinks(graph).items()}
-        limits = options.parallelism, options.max_parallelism
-        pinned = PinnedGraph(spec.number, *limits, document, owner.now_iso(), sinks, options.to_mapping())
-        pin_graph(owner.store, owner.layout, pinned)
-        job = Job(
-            root=owner.root,
-            storage_options={},
-            store=owner.store,
-            layout=owner.layout,
-            spec=spec,
-            options=options,
-            graph=graph,
-            plan=execution,
-            log=owner.log,
-            reign=reign,
-            now_iso=owner.now_iso,
-            specs=lambda: owner.specs,
-        )
+        self._to_driver: list[SlotMessage] = []
+        self._retired: list[str] = []
+        job, graph, execution = _built_job(owner, spec, reign)
         if owner.last_job is not None and owner.last_job.reign is reign:
             job = owner.last_job  # a driver that runs its job again knows what it has deleted
         self._job = owner.last_job = job
@@ -186,12 +196,20 @@ class InProcessRun:
         restore = found[1] if found else None
         splits = job.splits(restore)
         commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
-        facts = job.facts()
         run_id = f"r{next(owner._nonce):06d}"
         job.go_back(restore, run_id)
-        interval = options.checkpoint_interval
-        self.run = JobRun(
-            facts=facts,
+        self.run = self._new_run(run_id, restore, splits, commit_only)
+        self.slot = self._new_slot(run_id)
+        deployment = self._deployment(run_id, execution, restore, splits, commit_only)
+        self._subtasks = deploy(graph, execution, deployment, self.slot, None)
+        self.slot.start(self._subtasks)
+        self._deliver()
+
+    def _new_run(self, run_id: str, restore: Restore | None, splits: Splits, commit_only: int | None) -> JobRun:
+        owner, job = self.owner, self._job
+        interval = job.options.checkpoint_interval
+        return JobRun(
+            facts=job.facts(),
             coordinator=job.coordinator(run_id, int(interval.total_seconds() * 1000) if interval else 0, commit_only),
             slots=self,
             run_id=run_id,
@@ -205,36 +223,44 @@ class InProcessRun:
             at_work=lambda: {s.subtask: s.at_work() for s in self.slot._subtasks},
             carried=restore.metadata.counters if restore is not None else {},
         )
-        self.slot = Slot(
+
+    def _new_slot(self, run_id: str) -> Slot:
+        owner, job = self.owner, self._job
+        return Slot(
             run_id=run_id,
-            generation=reign.generation,
+            generation=job.reign.generation,
             send=self._from_slot,
-            open_location=lambda location: open_location(owner.store, spec, location),
-            threshold_bytes=options.state_size_threshold_bytes,
+            open_location=self._open_location,
+            threshold_bytes=job.options.state_size_threshold_bytes,
             writers=self.writers,
             now_ms=lambda: owner.now_ms,
             wake=Wake(),
-            compression=options.snapshot_compression,
+            compression=job.options.snapshot_compression,
             input_steps=owner.input_steps,
         )
-        self._to_driver: list[SlotMessage] = []
-        self._retired: list[str] = []
+
+    def _deployment(
+        self,
+        run_id: str,
+        execution: ExecutionPlan,
+        restore: Restore | None,
+        splits: Splits,
+        commit_only: int | None,
+    ) -> Deployment:
+        owner, spec, options = self.owner, self._job.spec, self._job.options
         indices = tuple(range(options.parallelism))
-        deployment = Deployment(
+        documents = {i: json.loads(json.dumps(restore.for_slot(i))) for i in indices} if restore is not None else {}
+        return Deployment(
             job_id=spec.job_id,
             lineage=spec.lineage,
-            generation=reign.generation,
+            generation=self._job.reign.generation,
             run_id=run_id,
             indices=indices,
             mode=options.checkpoint_mode,
             wait_for_final=waits_for_final(options, commit_only),
             channel_capacity_bytes=options.channel_capacity_bytes,
             splits=assign(fresh_splits(splits, restore), options.parallelism),
-            restored=load_restored(
-                {i: json.loads(json.dumps(restore.for_slot(i))) for i in indices} if restore is not None else {},
-                lambda location: open_location(owner.store, spec, location),
-                execution,
-            ),
+            restored=load_restored(documents, self._open_location, execution),
             idle_after_ms=None if options.idle_after is None else options.idle_after // timedelta(milliseconds=1),
             unaligned_after_ms=options.unaligned_after_ms,
             processing_time_on_end=options.processing_time_on_end,
@@ -244,9 +270,9 @@ class InProcessRun:
             scratch=os.path.join(owner.scratch, run_id) if owner.scratch else "",
             requests=owner.requests,
         )
-        self._subtasks = deploy(graph, execution, deployment, self.slot, None)
-        self.slot.start(self._subtasks)
-        self._deliver()
+
+    def _open_location(self, location: str) -> tuple[Store, str]:
+        return open_location(self.owner.store, self._job.spec, location)
 
     # ------------------------------------------------------------ wiring
 

@@ -22,6 +22,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunFailed
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.jobs.records import RestoreFrom
+from tidegate.log_format import set_up_if_nobody_has
 from tidegate.plan.job_graph import JobGraph
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.collect_sink import collected, forget_collected
@@ -113,6 +114,7 @@ def run(
         OptionError: a wrong option.
         TidegateError: the job failed; the cause is an operator's, with its uid.
     """
+    set_up_if_nobody_has("text")
     graph = (pipeline if isinstance(pipeline, Pipeline) else pipeline()).build(check_sinks=False)
     steps, fed = steps_of(inputs), fed_uids(inputs)
     check_fed(graph, fed)

@@ -14,6 +14,9 @@ from tidegate.clock import parse_iso
 from tidegate.errors import PipelineError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Fed: TypeAlias = pa.RecordBatch | pa.Table | Sequence["Element | Action"]
+"""All of one source. Rows that follow one another make one batch."""
+Inputs: TypeAlias = Mapping[str, Fed] | Sequence["Mapping[str, Fed] | Action"]
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,6 @@ Action: TypeAlias = Checkpoint | Crash | Advance
 """What happens to the whole job."""
 Element: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table | Watermark | End
 """What happens in one source: one row, rows, a watermark, its end."""
-Fed: TypeAlias = pa.RecordBatch | pa.Table | Sequence["Element | Action"]
-"""All of one source. Rows that follow one another make one batch."""
-Inputs: TypeAlias = Mapping[str, Fed] | Sequence["Mapping[str, Fed] | Action"]
 Batched: TypeAlias = list[Mapping[str, Any]] | pa.RecordBatch | pa.Table | Watermark | End
 """An element with single rows put together."""
 

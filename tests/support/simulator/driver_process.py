@@ -154,7 +154,7 @@ class DriverProcess:
         for action in self._supervisor.handle(event, self._world.scheduler.now_ms):
             self._carry_out(action)
 
-    def _carry_out(self, action: sv.SupervisionAction) -> None:
+    def _carry_out(self, action: sv.SupervisionAction) -> None:  # noqa: C901, PLR0912 - one case per action
         job = self._job
         match action:
             case sv.WaitForSlots():

@@ -200,39 +200,55 @@ def random_workload(
     crowded: bool = False,
 ) -> Workload:
     """A graph of 1-2 sources, 1-3 operators in between and as many sinks as it has loose ends."""
-    nodes: list[Node] = []
-    work = Workload(JobGraph(()))
-    rebalanced: dict[int, bool] = {}
-
-    def add(kind: str, edges: list[Edge], **what: object) -> int:
-        node_id = len(nodes)
-        stateful = kind in ("tally", "window", "delay", "source", "sink")
-        node = Node(node_id, f"{kind}-{node_id}", kind, tuple(edges), SCHEMA, "simulation", stateful, **what)  # type: ignore[arg-type]
-        nodes.append(node)
-        rebalanced[node_id] = any(rebalanced[e.upstream] or e.exchange == "rebalance" for e in edges)
-        return node_id
-
+    drawing = _Drawing(random, observer, exactly_once, crowded)
     with_times = not crowded and random.random() < 0.5
+    for number in range(1 + int(random.random() * 1.8)):
+        drawing.add_source(number, may_be_unbounded, with_times)
     kinds = KINDS_IN_A_CROWD if crowded else (*KINDS, *(KINDS_WITH_TIMES if with_times else KINDS_WITHOUT_TIMES))
-    loose: list[int] = []
-    for src in range(1 + int(random.random() * 1.8)):
+    for _ in range(1 + int(random.random() * 3)):
+        usable = [n for n in drawing.loose if n not in drawing.after_window]
+        if not usable:
+            break
+        drawing.add_operator(random.choice(kinds), usable)
+    drawing.add_sinks(sink)
+    return drawing.finished()
+
+
+class _Drawing:
+    """A graph in the making. The order of random numbers is part of what a seed means.
+
+    Attributes:
+        loose: nodes that nobody reads yet, or that may be read once more.
+        after_window: nodes of windows, which end a chain of operators.
+    """
+
+    def __init__(self, random: Random, observer: Observer, exactly_once: bool, crowded: bool) -> None:
+        self._random, self._observer = random, observer
+        self._exactly_once, self._crowded = exactly_once, crowded
+        self._nodes: list[Node] = []
+        self._work = Workload(JobGraph(()))
+        self._rebalanced: dict[int, bool] = {}
+        self.loose: list[int] = []
+        self.after_window: set[int] = set()
+
+    def add_source(self, number: int, may_be_unbounded: bool, with_times: bool) -> None:
+        """With its watermarks, if records have times."""
+        random, crowded = self._random, self._crowded
         unbounded = may_be_unbounded and random.random() < (0.8 if crowded else 0.5)
         rows = None if unbounded else 10 + int(random.random() * 40)
         splits = 1 + int(random.random() * 3)
         pause_ms = 15 + int(random.random() * 45) if crowded else 40 + int(random.random() * 160)
-        source = CountingSource(src, splits, rows, pause_ms, observer, random.random)
-        work.sources.append(source)
-        node_id = add("source", [], source=source)
+        source = CountingSource(number, splits, rows, pause_ms, self._observer, random.random)
+        self._work.sources.append(source)
+        node_id = self._add("source", [], source=source)
         if with_times:
-            node_id = add("watermark", [Edge(node_id, "forward")], spec=WatermarkSpec("at", 0, "us"))
-        loose.append(node_id)
-    after_window: set[int] = set()
-    for _ in range(1 + int(random.random() * 3)):
-        usable = [n for n in loose if n not in after_window]
-        if not usable:
-            break
-        kind = random.choice(kinds)
-        if kind == "hold" and len(nodes) % 3:
+            node_id = self._add("watermark", [Edge(node_id, "forward")], spec=WatermarkSpec("at", 0, "us"))
+        self.loose.append(node_id)
+
+    def add_operator(self, kind: str, usable: Sequence[int]) -> None:
+        """On one or two of the usable nodes."""
+        random = self._random
+        if kind == "hold" and len(self._nodes) % 3:
             kind = "delay"
         first = random.choice(usable)
         inputs = [first]
@@ -241,25 +257,42 @@ def random_workload(
             inputs.append(random.choice(others))
         keyed = kind in ("tally", "window", "delay")
         edges = [Edge(n, *_exchange(random, keyed)) for n in inputs]
-        in_order = not any(rebalanced[e.upstream] or e.exchange == "rebalance" for e in edges)
+        in_order = not self._loses_order(edges)
         describe = DelaySpec if kind == "delay" else RowSpec
-        spec = describe(kind, len(nodes), in_order, exactly_once, observer)
-        work.has_delays = work.has_delays or kind == "delay"
-        node_id = add(kind, edges, spec=spec)
+        spec = describe(kind, len(self._nodes), in_order, self._exactly_once, self._observer)
+        self._work.has_delays = self._work.has_delays or kind == "delay"
+        node_id = self._add(kind, edges, spec=spec)
         if kind == "window":
-            work.has_windows = True
-            after_window.add(node_id)
+            self._work.has_windows = True
+            self.after_window.add(node_id)
         for n in inputs:
-            if n in loose and random.random() < 0.8:
-                loose.remove(n)  # else: fan-out
-        loose.append(node_id)
-    for n in loose:
-        exchange = _exchange(random, False) if random.random() < 0.7 else ("hash", ("key",))
-        if crowded:
-            exchange = "forward", ()
-        add("sink", [Edge(n, *exchange)], sink=sink(f"sink-{len(nodes)}"))
-    work.graph = JobGraph(tuple(nodes))
-    return work
+            if n in self.loose and random.random() < 0.8:
+                self.loose.remove(n)  # else: fan-out
+        self.loose.append(node_id)
+
+    def add_sinks(self, sink: Callable[[str], Sink]) -> None:
+        """For all loose ends."""
+        for n in self.loose:
+            exchange = _exchange(self._random, False) if self._random.random() < 0.7 else ("hash", ("key",))
+            if self._crowded:
+                exchange = "forward", ()
+            self._add("sink", [Edge(n, *exchange)], sink=sink(f"sink-{len(self._nodes)}"))
+
+    def finished(self) -> Workload:
+        """With its graph."""
+        self._work.graph = JobGraph(tuple(self._nodes))
+        return self._work
+
+    def _add(self, kind: str, edges: list[Edge], **what: object) -> int:
+        node_id = len(self._nodes)
+        stateful = kind in ("tally", "window", "delay", "source", "sink")
+        node = Node(node_id, f"{kind}-{node_id}", kind, tuple(edges), SCHEMA, "simulation", stateful, **what)  # type: ignore[arg-type]
+        self._nodes.append(node)
+        self._rebalanced[node_id] = self._loses_order(edges)
+        return node_id
+
+    def _loses_order(self, edges: Sequence[Edge]) -> bool:
+        return any(self._rebalanced[e.upstream] or e.exchange == "rebalance" for e in edges)
 
 
 def _exchange(random: Random, keyed: bool) -> tuple[Exchange, tuple[str, ...]]:

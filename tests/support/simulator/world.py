@@ -81,7 +81,44 @@ class World:
         interval = f"{random.choice((80, 120, 250))} ms" if random.random() < 0.9 else None
         # With neither an interval nor anything to commit, a job needs no final snapshot.
         self.two_phase = random.random() < (0.95 if interval is not None else 0.4)
-        self.options: dict[str, Any] = {
+        self.options: dict[str, Any] = self._random_options(interval)
+        self.crowded = self._overtakes() and random.random() < 0.7
+        if self.crowded:
+            self._crowd()
+        self.workload: Workload = random_workload(
+            random, self, self._sink, exactly_once=self.exactly_once, crowded=self.crowded
+        )
+        # Apart from the seed's own numbers, so that the others are what they were.
+        gate = Random(seed * 7_919 + 1)
+        self.haste = Random(seed * 7_919 + 2)
+        self.gated = self.two_phase and gate.random() < 0.3
+        if self.gated:
+            self.options["commit"] = "on_request"
+            self.options["max_uncommitted_checkpoints"] = gate.choice((1, 2, 3, 10))
+        self.ways_back = Random(seed * 104_729 + 7)
+        """For going back to older snapshots: apart, too."""
+        self.wanders = not self.crowded and self.ways_back.random() < 0.2
+        if self.wanders:
+            self.options["retained_checkpoints"] = 10  # what is chosen must be there still when the driver comes to it
+        self.deletion_ms = self._slow_deletions(Random(seed * 15_485_863 + 11), interval)
+        """How long the store takes to delete a folder while faults strike, milliseconds; None: not worth mentioning."""
+        self.checkers = Checkers(
+            self.disk,
+            JOB_ID,
+            self.workload,
+            max_parallelism=MAX_PARALLELISM,
+            exactly_once=self.exactly_once,
+            two_phase=self.two_phase,
+            retained=self.options["retained_checkpoints"],
+            gated_specs=self.specs if self.gated else None,
+            specs=self.specs,
+            deletion_grace_ms=None if self.deletion_ms is None else grace_ms(JobOptions.from_mapping(self.options)),
+        )
+        self.story = Story(self, random.choice((2, 2, 3) if self.crowded else (1, 1, 1, 2, 2, 3)))
+
+    def _random_options(self, interval: str | None) -> dict[str, Any]:
+        random = self.scheduler.random
+        options: dict[str, Any] = {
             "max_parallelism": MAX_PARALLELISM,
             "checkpoint_mode": "exactly_once" if self.exactly_once else "at_least_once",
             "checkpoint_interval": interval,
@@ -99,58 +136,35 @@ class World:
             "heartbeat_timeout": "300 ms",
         }
         if self.exactly_once and random.random() < 0.4:
-            self.options["unaligned_checkpoints"] = True
-            self.options["aligned_checkpoint_timeout"] = random.choice(("0 s", "0 s", "10 ms", "60 ms"))
+            options["unaligned_checkpoints"] = True
+            options["aligned_checkpoint_timeout"] = random.choice(("0 s", "0 s", "10 ms", "60 ms"))
             # An aligned stop comes behind all that a restored snapshot held in flight, at one element a round; with
             # less time every try replays it and expires (seeds 12362, 29056).
-            self.options["checkpoint_timeout"] = "3 s"
-        # Many records, and savepoints beside checkpoints that overtake; one is aborted while the other goes on.
-        self.crowded = "unaligned_checkpoints" in self.options and random.random() < 0.7
-        if self.crowded:
-            self.options["max_concurrent_checkpoints"] = 2
-            self.options["checkpoint_interval"] = "400 ms"
-            self.options["tolerable_checkpoint_failures"] = 3
-            # What has piled up takes seconds to pass in front of an aligned stop, at one element a round (seed 501858).
-            self.options["checkpoint_timeout"] = "6 s"
-            self.capacity_bytes = max(self.capacity_bytes, 1_500)
-            self.faults.spare_processes()
-        self.workload: Workload = random_workload(
-            random, self, self._sink, exactly_once=self.exactly_once, crowded=self.crowded
-        )
-        # Apart from the seed's own numbers, so that the others are what they were.
-        gate = Random(seed * 7_919 + 1)
-        self.haste = Random(seed * 7_919 + 2)
-        self.gated = self.two_phase and gate.random() < 0.3
-        if self.gated:
-            self.options["commit"] = "on_request"
-            self.options["max_uncommitted_checkpoints"] = gate.choice((1, 2, 3, 10))
-        self.ways_back = Random(seed * 104_729 + 7)
-        """For going back to older snapshots: apart, too."""
-        self.wanders = not self.crowded and self.ways_back.random() < 0.2
-        if self.wanders:
-            self.options["retained_checkpoints"] = 10  # what is chosen must be there still when the driver comes to it
-        slow = Random(seed * 15_485_863 + 11)
-        self.deletion_ms: int | None = None
-        """How long the store takes to delete a folder while faults strike, milliseconds; None: not worth mentioning."""
-        apart = "unaligned_checkpoints" in self.options or self.wanders or self.gated or interval is None
-        if slow.random() < SLOW_DELETIONS and not apart:
-            self.deletion_ms = slow.choice(SLOWNESS_MS)
-            self.options |= {"checkpoint_interval": "80 ms", "checkpoint_timeout": "400 ms", "retained_checkpoints": 1}
-            self.options["tolerable_checkpoint_failures"] = 3
-            self.faults.spare_processes()
-        self.checkers = Checkers(
-            self.disk,
-            JOB_ID,
-            self.workload,
-            max_parallelism=MAX_PARALLELISM,
-            exactly_once=self.exactly_once,
-            two_phase=self.two_phase,
-            retained=self.options["retained_checkpoints"],
-            gated_specs=self.specs if self.gated else None,
-            specs=self.specs,
-            deletion_grace_ms=None if self.deletion_ms is None else grace_ms(JobOptions.from_mapping(self.options)),
-        )
-        self.story = Story(self, random.choice((2, 2, 3) if self.crowded else (1, 1, 1, 2, 2, 3)))
+            options["checkpoint_timeout"] = "3 s"
+        return options
+
+    def _overtakes(self) -> bool:
+        return "unaligned_checkpoints" in self.options
+
+    def _crowd(self) -> None:
+        """Many records, and savepoints beside checkpoints that overtake; one is aborted while the other goes on."""
+        self.options["max_concurrent_checkpoints"] = 2
+        self.options["checkpoint_interval"] = "400 ms"
+        self.options["tolerable_checkpoint_failures"] = 3
+        # What has piled up takes seconds to pass in front of an aligned stop, at one element a round (seed 501858).
+        self.options["checkpoint_timeout"] = "6 s"
+        self.capacity_bytes = max(self.capacity_bytes, 1_500)
+        self.faults.spare_processes()
+
+    def _slow_deletions(self, slow: Random, interval: str | None) -> int | None:
+        """See `deletion_ms`."""
+        apart = self._overtakes() or self.wanders or self.gated or interval is None
+        if slow.random() >= SLOW_DELETIONS or apart:
+            return None
+        self.options |= {"checkpoint_interval": "80 ms", "checkpoint_timeout": "400 ms", "retained_checkpoints": 1}
+        self.options["tolerable_checkpoint_failures"] = 3
+        self.faults.spare_processes()
+        return slow.choice(SLOWNESS_MS)
 
     def run(self) -> Report:
         """From the first submission to the last check."""

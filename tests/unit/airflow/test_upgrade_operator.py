@@ -292,6 +292,21 @@ class Killed(BaseException):
     """The worker's process is gone."""
 
 
+def tried_until_it_ends(job: Job, deferrable: bool, writes: list[int], job_goes_on: Callable[[], None]) -> Any:
+    """What the operator gives, or its error, at the first try that is not killed; `writes[0]`: those it may do."""
+    for attempt in range(100):
+        writes[0] = attempt
+        try:
+            return upgrade(deferrable=deferrable).execute(job.context("u"))
+        except Killed:
+            continue
+        except TaskDeferred:
+            job_goes_on()
+        except AirflowFailException as error:
+            return str(error)
+    raise AssertionError("it came to no end in 100 tries")
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["works", "fails"])
 @pytest.mark.parametrize("deferrable", [False, True], ids=["sync", "deferrable"])
 def test_a_worker_may_be_killed_at_every_write(
@@ -334,20 +349,7 @@ def test_a_worker_may_be_killed_at_every_write(
 
     monkeypatch.setattr(store, "create", create)
     monkeypatch.setattr(TidegateUpgradeJobOperator, "sleep", staticmethod(job_goes_on))
-    outcome: Any = None
-    for attempt in range(100):
-        budget[0] = attempt
-        try:
-            outcome = upgrade(deferrable=deferrable).execute(job.context("u"))
-        except Killed:
-            continue
-        except TaskDeferred:
-            job_goes_on()
-            continue
-        except AirflowFailException as error:
-            outcome = str(error)
-        break
-    assert outcome is not None
+    outcome = tried_until_it_ends(job, deferrable, budget, job_goes_on)
     specs = job.client.specs()
     stops = [c for c in world.drivers[0].commands() if c.startswith("stop")]
     assert len(stops) == 1

@@ -41,6 +41,11 @@ def test_a_job_is_suspended_and_restored_at_the_other_parallelism(tidegate: Call
     assert "--option parallelism=2" in answer.err, "the way back"
 
 
+def test_the_log_format_may_change_with_the_parallelism(tidegate: Caller, driver: Driver) -> None:
+    assert tidegate("rescale", "flights", "--parallelism", "4", "--log-format", "json").code == 0
+    assert tidegate.launched[0].options == {**driver.spec.options, "parallelism": 4, "log_format": "json"}
+
+
 def test_a_job_that_has_it_is_not_stopped(tidegate: Caller, driver: Driver) -> None:
     answer = tidegate("rescale", "flights", "--parallelism", "2")
     assert (answer.code, answer.out) == (0, "flights: runs at parallelism 2 already\n")

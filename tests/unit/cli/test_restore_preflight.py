@@ -23,6 +23,7 @@ from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.preflight import check_restore, graph_from
 from tidegate.jobs.records import RestoreFrom, decode
+from tidegate.log_format import TextFormatter
 from tidegate.testing.collect_sink import forget_collected
 from tidegate.testing.in_process_job import InProcessJob
 
@@ -211,7 +212,7 @@ def test_files_that_were_read_to_their_end_may_be_gone(case: Case) -> None:
 
 @pytest.mark.parametrize("error", [TimeoutError("slow"), StoreError("no answer"), RuntimeError("a client's own")])
 def test_an_outage_is_no_refusal_of_the_restore(
-    case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+    case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     """S9.1: the run finds out, and tries again."""
     job, found = case.submitted()
@@ -221,7 +222,9 @@ def test_an_outage_is_no_refusal_of_the_restore(
 
     monkeypatch.setattr(Files, "unavailable", away)
     job.check_sources(*found)
-    assert "'rows' could not report its positions" in capsys.readouterr().out
+    (record,) = caplog.records
+    assert record.message.startswith("the source did not report its positions")
+    assert "operator=rows" in TextFormatter({}).format(record)
 
 
 def test_the_check_is_for_new_submissions(case: Case) -> None:

@@ -58,6 +58,24 @@ def test_options_come_from_a_file_and_single_ones_go_before_it(tidegate: Caller,
     assert tidegate.launched[0].options["checkpoint_interval"] == "10 s"
 
 
+def test_the_log_format_is_an_option_of_the_job(tidegate: Caller, pipeline: str) -> None:
+    more = ("--option", "parallelism=4", "--log-format", "json", "--detach")
+    assert tidegate("start", pipeline, "--job-id", "flights", *more).code == 0
+    assert (tidegate.launched[0].options["log_format"], tidegate.launched[0].options["parallelism"]) == ("json", 4)
+
+
+@pytest.mark.parametrize(("words", "expected"), [((), "json"), (("--log-format", "text"), "text")])
+def test_a_restore_keeps_the_log_format_unless_it_names_one(
+    tidegate: Caller, words: tuple[str, ...], expected: str
+) -> None:
+    driver = tidegate.submitted(options={"parallelism": 2, "log_format": "json"}, master="local[2]")
+    driver.complete(4, "stop-savepoint")
+    driver.status("STOPPED")
+    assert tidegate("restore", "flights", "--detach", *words).code == 0
+    (spec,) = tidegate.launched
+    assert (spec.options["log_format"], spec.options["parallelism"]) == (expected, 2)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

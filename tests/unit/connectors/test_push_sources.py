@@ -492,11 +492,11 @@ def test_closing_ends_a_pusher_that_waits_for_its_callbacks_and_tells_it_to_stop
     assert (ended, pusher.stops) == ([True], 1)
 
 
-def test_a_pusher_that_does_not_stop_is_named_and_can_emit_nothing_any_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pusher_that_does_not_stop_is_named_and_can_emit_nothing_any_more(caplog: pytest.LogCaptureFixture) -> None:
     harness = PushHarness(stop_s=2.5)
     harness.reader.close()
     assert harness.threads[0].joined_s == [2.5]
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "Running" in said and "'events', subtask 3" in said and "2.5 s" in said
     for call in (
         lambda: harness.push.emit(batch_of(1), split_id="s", position=1),

@@ -266,6 +266,31 @@ STEPS = st.lists(
 )
 
 
+def take_step(job: Job, step: str, stop: str) -> None:
+    """Args: stop: how a stop-savepoint ends the job."""
+    completed = [d.data["checkpoint_id"] for d in job.log if d.kind == "complete"]
+    match step:
+        case "claim":
+            job.claim()
+        case "complete":
+            job.complete()
+        case "savepoint":
+            job.complete("savepoint")
+        case "stop":
+            job.complete("stop-savepoint", stop=stop)
+        case "commit":
+            if completed:
+                job.add("committed", checkpoint_id=completed[-1])
+        case "restart":
+            job.driver(same_spec=True)
+        case "latest":
+            job.driver(RestoreFrom("latest") if completed else None)
+        case "first":
+            job.driver(RestoreFrom("checkpoint", checkpoint_id=completed[0]) if completed else None)
+        case "fresh":
+            job.driver()
+
+
 @given(STEPS, st.integers(1, 3), st.booleans())
 def test_whatever_happened_nothing_that_a_restore_could_start_from_is_garbage(
     steps: list[str], retained: int, commits: bool
@@ -273,27 +298,7 @@ def test_whatever_happened_nothing_that_a_restore_could_start_from_is_garbage(
     """S2.3: reachable is what this submission restarts from, the newest, and what commits may still need."""
     job = Job().driver()
     for step in steps:
-        completed = [d.data["checkpoint_id"] for d in job.log if d.kind == "complete"]
-        match step:
-            case "claim":
-                job.claim()
-            case "complete":
-                job.complete()
-            case "savepoint":
-                job.complete("savepoint")
-            case "stop":
-                job.complete("stop-savepoint", stop="drain" if len(steps) % 2 else "suspend")
-            case "commit":
-                if completed:
-                    job.add("committed", checkpoint_id=completed[-1])
-            case "restart":
-                job.driver(same_spec=True)
-            case "latest":
-                job.driver(RestoreFrom("latest") if completed else None)
-            case "first":
-                job.driver(RestoreFrom("checkpoint", checkpoint_id=completed[0]) if completed else None)
-            case "fresh":
-                job.driver()
+        take_step(job, step, stop="drain" if len(steps) % 2 else "suspend")
     job.driver(same_spec=True)
     gone = dict(job.garbage(retained=retained, commits=commits))
     point = None

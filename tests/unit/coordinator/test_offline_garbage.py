@@ -320,20 +320,27 @@ def test_whatever_happened_nothing_that_can_be_reached_is_deleted(steps: list[st
                 if step == "end":
                     job.ended()
                 job.driver(restore, same_spec=step != "first")
-    needed = {name for names in pending.values() for name in names}
+    on_their_way = {name for names in pending.values() for name in names}
     _all_old(job, keep)
+    needed = on_their_way | _used_by_what_is_there(job)
+    assert needed <= set(store.list("job/shared"))
+    if not pending:
+        assert needed == set(store.list("job/shared")), "nothing unused stays"
+
+
+def _used_by_what_is_there(job: Job) -> set[str]:
+    """The shared files of the restore point, which is whole, and of all other checkpoints."""
+    needed: set[str] = set()
     point = None
     with contextlib.suppress(SnapshotError):
         point = choose_restore_point(job.log, job.specs, job.specs[-1].number)
     if point is not None and point.location.startswith("job/checkpoints/"):
-        assert store.exists(f"{point.location}/_metadata")
+        assert job.store.exists(f"{point.location}/_metadata")
         needed |= _used(job, point.location)
-    for folder in store.list("job/checkpoints"):
-        if store.exists(f"job/checkpoints/{folder}/_metadata"):
+    for folder in job.store.list("job/checkpoints"):
+        if job.store.exists(f"job/checkpoints/{folder}/_metadata"):
             needed |= _used(job, f"job/checkpoints/{folder}")
-    assert needed <= set(store.list("job/shared"))
-    if not pending:
-        assert needed == set(store.list("job/shared")), "nothing unused stays"
+    return needed
 
 
 def _all_old(job: Job, keep: int | None) -> None:

@@ -117,7 +117,7 @@ def test_checkpoints_use_files_of_the_jobs_own_checkpoint_but_of_one_that_was_na
 
 
 def test_snapshots_are_deleted_though_another_cannot_be_read_which_is_told_once(
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """S2.3: only what they share stays, until somebody puts that one back."""
     options = {"parallelism": 1, "retained_checkpoints": 3}
@@ -134,14 +134,14 @@ def test_snapshots_are_deleted_though_another_cannot_be_read_which_is_told_once(
         owner.delete_snapshot(path)
         assert not job.store.walk(path)
     assert job.store.exists(unused)
-    assert capsys.readouterr().out.count(f"{unreadable}/_metadata") == 1
+    assert caplog.text.count(f"{unreadable}/_metadata") == 1
     job.store.create(f"{unreadable}/_metadata", whole)
     owner.delete_snapshot(second)
     assert not job.store.exists(unused)
 
 
 def test_a_claimed_savepoint_whose_store_cannot_be_reached_is_left_alone_and_stops_no_run(
-    job: InProcessJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: InProcessJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = job.submit()
     first.pump(5)
@@ -160,5 +160,5 @@ def test_a_claimed_savepoint_whose_store_cannot_be_reached_is_left_alone_and_sto
         run = job.relaunch()
         assert path not in [left.path for left in run._job.garbage()]
         checkpoint(run, "c2")
-    assert f"{path} stays, it cannot be looked for: no such bucket" in capsys.readouterr().out
+    assert f"{path} stays: its store does not answer: no such bucket" in caplog.text
     assert path in [left.path for left in job.relaunch()._job.garbage()], "it can be looked for again"

@@ -274,7 +274,7 @@ def _verdicts(job: Gated) -> Verdicts:
     return verdicts_of(job.job.specs, job.job.log.read(), 1)
 
 
-def test_of_what_went_to_quarantine_long_ago_no_snapshot_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_what_went_to_quarantine_long_ago_no_snapshot_is_needed(caplog: pytest.LogCaptureFixture) -> None:
     """S7.8: as after a cancel with retention=delete; a run has moved it."""
     job = Gated()
     job.checkpoint()
@@ -286,7 +286,7 @@ def test_of_what_went_to_quarantine_long_ago_no_snapshot_is_needed(capsys: pytes
     job.job.store.delete_folder(job.job.layout.checkpoints)
     done = commit(job)
     assert done.committed == 0 and done.quarantined == (1,) and view(job).status == "CANCELED"
-    assert "given up" not in capsys.readouterr().out
+    assert "given up" not in caplog.text
 
 
 def test_checkpoints_of_a_job_that_finishes_by_a_late_commit_go_when_the_job_says_so() -> None:

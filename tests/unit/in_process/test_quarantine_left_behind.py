@@ -97,7 +97,7 @@ def go_back(job: Gated) -> None:
 
 @pytest.mark.parametrize("file", ["_metadata", "state"])
 def test_a_damaged_snapshot_of_what_was_rejected_is_named_with_what_to_do(
-    file: str, capsys: pytest.CaptureFixture[str]
+    file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """S7.8, S9.3: it is not given up in silence; deleted by people it is, with a word in the log, and the job runs."""
     job = behind_the_word(state_size_threshold="0 B")
@@ -116,14 +116,14 @@ def test_a_damaged_snapshot_of_what_was_rejected_is_named_with_what_to_do(
     assert rows_of(job, "staged"), "nothing has been cleaned up"
     job.job.store.delete_folder(folder)
     job.run = job.job.relaunch()
-    assert "checkpoints [2] were rejected" in capsys.readouterr().out
+    assert "checkpoints [2] were rejected" in caplog.text
     job.run.pump(10)
     assert not rows_of(job, "quarantined")
     job.approve(job.checkpoint())
     assert rows_of(job, "committed")
 
 
-def test_any_snapshot_behind_the_word_tells_what_to_move(capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_snapshot_behind_the_word_tells_what_to_move(caplog: pytest.LogCaptureFixture) -> None:
     """S7.8: a savepoint is newer, and damaged; the checkpoint holds it too."""
     job = behind_the_word()
     job.run.writers.held = False
@@ -131,10 +131,10 @@ def test_any_snapshot_behind_the_word_tells_what_to_move(capsys: pytest.CaptureF
     assert saved is not None and saved.ok, saved
     job.job.store.replace(job.job.layout.metadata(saved.data["path"]), b"{")
     go_back(job)
-    assert rows_of(job, "quarantined") and "given up" not in capsys.readouterr().out
+    assert rows_of(job, "quarantined") and "given up" not in caplog.text
 
 
-def test_what_older_snapshots_tell_is_moved_when_the_newest_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_older_snapshots_tell_is_moved_when_the_newest_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     """S7.8: the log names what they do not tell."""
     job = Gated(retained_checkpoints=3)
     job.checkpoint(), job.checkpoint(), job.checkpoint()
@@ -142,10 +142,10 @@ def test_what_older_snapshots_tell_is_moved_when_the_newest_is_gone(capsys: pyte
     job.job.store.delete_folder(job.job.layout.checkpoint(3, 1))
     go_back(job)
     kept = {int(t.split(",")[4]) for t in collected(job.sink).quarantined}
-    assert kept == {2} and "checkpoints [3] were rejected" in capsys.readouterr().out
+    assert kept == {2} and "checkpoints [3] were rejected" in caplog.text
 
 
-def test_what_a_sink_had_staged_that_the_pipeline_has_no_more_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_sink_had_staged_that_the_pipeline_has_no_more_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """S7.8: nobody moves it, and nobody removes it."""
 
     def renamed(sink: str) -> Pipeline:
@@ -157,7 +157,7 @@ def test_what_a_sink_had_staged_that_the_pipeline_has_no_more_is_told(capsys: py
     job = behind_the_word()
     job.job.build = lambda: renamed(job.sink)
     go_back(job)
-    said = capsys.readouterr().out
+    said = caplog.text
     assert "what sink 'out' had staged for [2]" in said and "stays where it is" in said
     assert rows_of(job, "staged") and not rows_of(job, "quarantined")
 

@@ -275,16 +275,7 @@ def test_fired_and_updated_results_equal_a_model_that_sees_row_by_row(
                 min((passed.get(k, -100) for k in every_key_of(i, len(operators))), default=-100)
                 for i in range(len(operators))
             ]
-        late_updates: dict[tuple[int, int], int] = {}
-        for key, time in rows:
-            mark = passed.get(key, -100)
-            start = time // step * step
-            while start + 10 > time:
-                if start + 10 + lateness > mark:
-                    held[key, start] += 1
-                    if start + 10 <= mark:
-                        late_updates[key, start] = held[key, start]
-                start -= step
+        late_updates = counted(rows, step, lateness, passed, held)
         expected.update((key, start, n) for (key, start), n in late_updates.items())
         fired.update(late_updates)
         for i, operator in enumerate(operators):
@@ -304,6 +295,23 @@ def test_fired_and_updated_results_equal_a_model_that_sees_row_by_row(
         found.update(counts(operator.on_watermark(MAX_WATERMARK)))
     expected.update((k, s, n) for (k, s), n in held.items() if s + 10 > passed.get(k, -100))
     assert found == expected
+
+
+def counted(
+    rows: list[tuple[int, int]], step: int, lateness: int, passed: dict[int, int], held: Counter[tuple[int, int]]
+) -> dict[tuple[int, int], int]:
+    """The model's way to count rows into windows. Gives the new counts of those that have fired for a key."""
+    late_updates: dict[tuple[int, int], int] = {}
+    for key, time in rows:
+        mark = passed.get(key, -100)
+        start = time // step * step
+        while start + 10 > time:
+            if start + 10 + lateness > mark:
+                held[key, start] += 1
+                if start + 10 <= mark:
+                    late_updates[key, start] = held[key, start]
+            start -= step
+    return late_updates
 
 
 def every_key_of(subtask: int, parallelism: int) -> list[int]:

@@ -16,6 +16,7 @@ from builders.operators import OperatorHarness
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
+from tidegate.log_format import TextFormatter
 from tidegate.operators.aggregates.aggregate_specs import Agg
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.windows.window_specs import WindowAggSpec
@@ -151,7 +152,7 @@ def test_at_the_end_open_windows_are_dropped_counted_and_logged_if_the_job_says_
         assert harness.finish() == []
     assert harness.context.counters == {"processing_time_dropped": 2}
     (record,) = caplog.records
-    assert "'op', subtask 0" in record.message and "2 results, are dropped" in record.message
+    assert "operator=op subtask=0" in TextFormatter({}).format(record) and "2 results, are dropped" in record.message
     assert harness.operator.next_processing_time_ms() is None
 
 

@@ -5,12 +5,11 @@ Either end learns once that the other is gone; who takes that as a failure is no
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +20,8 @@ from tidegate.channel.tcp.handshake import DRIVER, Credentials, DiallerHandshake
 from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.sockets import dial, listen_on
 from tidegate.errors import TidegateError
+
+logger = logging.getLogger("tidegate.channel")
 
 DIAL_TIMEOUT_S = 30.0
 """For a slot to reach the driver and be authenticated, seconds."""
@@ -97,7 +98,7 @@ class _ControlEnd:
         except (OSError, TidegateError) as error:
             self._lose(error)
         except Exception as error:
-            traceback.print_exc()
+            logger.exception("a control message could not be handled: the connection is closed")
             self._lose(error)
 
     def _write(self) -> None:
@@ -140,7 +141,7 @@ class ControlServer:
         self._on_lost = on_lost
         self._ends: dict[int, _ControlEnd] = {}
         self._acceptor: Acceptor | None = None
-        self._thread = SocketThread("tidegate-control", on_error=_print_error)
+        self._thread = SocketThread("tidegate-control", on_error=_log_error)
         self._is_closed = False
 
     @property
@@ -236,7 +237,7 @@ class ControlClient:
     ) -> None:
         credentials = Credentials(Role.CONTROL, generation, run_id, secret)
         connection = dial(host, port, DiallerHandshake(credentials, slot, DRIVER), timeout_s, "the driver")
-        self._thread = SocketThread("tidegate-control", on_error=_print_error)
+        self._thread = SocketThread("tidegate-control", on_error=_log_error)
         self._end = _ControlEnd(self._thread, connection, on_message, on_lost)
         self._thread.start()
         self._thread.call(self._end.open)
@@ -260,5 +261,5 @@ class ControlClient:
         self._thread.stop()
 
 
-def _print_error(error: BaseException) -> None:
-    traceback.print_exception(error, file=sys.stderr)
+def _log_error(error: BaseException) -> None:
+    logger.error("a callback of the control connection failed", exc_info=error)

@@ -35,6 +35,14 @@ NO_CHANNEL = 2**32 - 1
 """Channel id of frames that concern the connection."""
 FLAG_STREAM = 1
 """On a batch: the payload is an IPC stream with schema and dictionaries, not a single IPC message."""
+_HEADER = struct.Struct("<BBHIII")
+_WATERMARK = struct.Struct("<q")
+_FLAG = struct.Struct("<B")
+_BARRIER = struct.Struct("<QqBB")
+_CANCEL = struct.Struct("<Q")
+_CREDIT = struct.Struct("<Q")
+_CHECKPOINT_KINDS: tuple[CheckpointKind, ...] = ("checkpoint", "savepoint", "stop-savepoint", "final")
+_STOP_MODES: tuple[StopMode | None, ...] = (None, "suspend", "drain")
 
 
 class Kind(IntEnum):
@@ -64,15 +72,7 @@ class Header(NamedTuple):
     length: int
 
 
-_HEADER = struct.Struct("<BBHIII")
-_WATERMARK = struct.Struct("<q")
-_FLAG = struct.Struct("<B")
-_BARRIER = struct.Struct("<QqBB")
-_CANCEL = struct.Struct("<Q")
-_CREDIT = struct.Struct("<Q")
 _KINDS = {int(kind): kind for kind in Kind}
-_CHECKPOINT_KINDS: tuple[CheckpointKind, ...] = ("checkpoint", "savepoint", "stop-savepoint", "final")
-_STOP_MODES: tuple[StopMode | None, ...] = (None, "suspend", "drain")
 
 
 def pack_header(kind: Kind, channel_id: int, sequence: int, length: int, flags: int = 0) -> bytes:

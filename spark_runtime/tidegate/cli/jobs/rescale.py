@@ -10,6 +10,7 @@ from tidegate.cli.environment import Surroundings
 from tidegate.cli.job_lookup import job_of, same_place
 from tidegate.cli.jobs.commands import ask
 from tidegate.cli.jobs.start import add_waiting, run_submission
+from tidegate.cli.pipeline_arguments import add_log_format
 from tidegate.errors import CommandRefusedError, OptionError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.driver_requirements import require_machine, without_ports
@@ -28,6 +29,7 @@ def add_rescale(parser: Parser) -> None:
     arguments.add_job(parser)
     parser.add_argument("--parallelism", type=int, metavar="N", required=True, help="slots from now on")
     parser.add_argument("--stop-timeout", metavar="DURATION", help="how long the job may take to suspend")
+    add_log_format(parser)
     add_waiting(parser)
     parser.set_defaults(run=rescale)
 
@@ -43,7 +45,8 @@ def rescale(args: argparse.Namespace, around: Surroundings) -> int:
         around.output.say(f"{client.job_id}: runs at parallelism {args.parallelism} already")
         around.output.document({"job_id": client.job_id, "spec": view.spec_number, "parallelism": args.parallelism})
         return 0
-    options = JobOptions.from_mapping({**before.options, "parallelism": args.parallelism})
+    log_format = {} if args.log_format is None else {"log_format": args.log_format}
+    options = JobOptions.from_mapping({**before.options, **log_format, "parallelism": args.parallelism})
     conf = before.spark_conf if view.is_terminal else without_ports(before.spark_conf)
     (around.require or require_machine)(before.master, conf, options, around.environment)
     path = _suspended(args, around, client, view)

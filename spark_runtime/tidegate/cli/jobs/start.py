@@ -14,7 +14,7 @@ from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
 from tidegate.cli.environment import Surroundings
 from tidegate.cli.job_lookup import job_of, same_place, show_progress
-from tidegate.cli.pipeline_arguments import add_pipeline_settings, given_arguments, given_options
+from tidegate.cli.pipeline_arguments import add_log_format, add_pipeline_settings, given_arguments, given_options
 from tidegate.cli.presentation import status_text, view_document, view_lines
 from tidegate.cli.verb_registry import runtime
 from tidegate.errors import CommandRefusedError, JobNotFoundError, OptionError
@@ -120,6 +120,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     add_pipeline_settings(parser)
+    add_log_format(parser)
     parser.add_argument("--master", help="Spark master URL (default: local[*])")
     parser.add_argument(
         "--conf", action="append", metavar="NAME=VALUE", help="Spark setting; secrets as secret:env/NAME"

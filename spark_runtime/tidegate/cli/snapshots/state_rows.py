@@ -29,6 +29,7 @@ TIME_COLUMNS = frozenset(
     )
 )
 """Columns of the runtime's own states that hold times, microseconds since the epoch; the verb shows them as such."""
+Write = Callable[[str, pa.Schema, Iterator[pa.RecordBatch]], int]
 
 
 def run(args: argparse.Namespace, around: Surroundings) -> int:
@@ -102,9 +103,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if value - value == 0 else str(value)
     return str(value)
-
-
-Write = Callable[[str, pa.Schema, Iterator[pa.RecordBatch]], int]
 
 
 def _writer_of(out: str) -> Write:

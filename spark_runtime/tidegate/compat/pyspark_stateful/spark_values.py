@@ -25,6 +25,39 @@ from tidegate.state.arrow.missing_values import PLAIN_TYPES, is_missing, python_
 from tidegate.state.keys.key_types import is_key_type
 
 _PACKAGE = "tidegate."
+Kept: TypeAlias = tuple[Any, ...]
+Change: TypeAlias = Callable[[Any], Any]
+
+_NAN = math.nan
+_UTC = dt.UTC
+_EPOCH = dt.datetime(1970, 1, 1)
+_EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=_UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+_SHORTEST, _LONGEST = dt.timedelta(days=-106_751_991), dt.timedelta(microseconds=2**63 - 1)
+"""Of day-time intervals: 64 bits of microseconds; below zero pyarrow multiplies whole days first, and takes no part of
+the last one."""
+_FLAT: dict[type[st.DataType], pa.DataType] = {
+    st.BooleanType: pa.bool_(),
+    st.ByteType: pa.int8(),
+    st.ShortType: pa.int16(),
+    st.IntegerType: pa.int32(),
+    st.LongType: pa.int64(),
+    st.FloatType: pa.float32(),
+    st.DoubleType: pa.float64(),
+    st.StringType: pa.string(),
+    st.BinaryType: pa.binary(),
+    st.DateType: pa.date32(),
+    st.TimestampType: pa.timestamp("us", "UTC"),
+    st.TimestampNTZType: pa.timestamp("us"),
+    st.DayTimeIntervalType: pa.duration("us"),
+}
+SPARK_TYPES_TEXT = (
+    "booleans, integers, floats, decimals, strings, binary, dates, timestamps, day-time intervals, and arrays, maps "
+    "and structs of these"
+)
+"""For messages."""
+_UNFIT = (ValueError, ArithmeticError, TypeError, AttributeError)
+"""What a conversion raises for a value that is not of the type: UnfitValueError, and others of the value's own."""
 
 
 def calling_line() -> str:
@@ -63,39 +96,6 @@ def _times(array: pa.Array) -> list[dt.datetime | None]:
     if zone == "UTC":
         return [None if time is None else time.replace(tzinfo=known) for time in times]
     return [None if time is None else time.replace(tzinfo=dt.UTC).astimezone(known) for time in times]
-
-
-Kept: TypeAlias = tuple[Any, ...]
-Change: TypeAlias = Callable[[Any], Any]
-
-_NAN = math.nan
-_UTC = dt.UTC
-_EPOCH = dt.datetime(1970, 1, 1)
-_EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=_UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
-_SHORTEST, _LONGEST = dt.timedelta(days=-106_751_991), dt.timedelta(microseconds=2**63 - 1)
-"""Of day-time intervals: 64 bits of microseconds; below zero pyarrow multiplies whole days first, and takes no part of
-the last one."""
-_FLAT: dict[type[st.DataType], pa.DataType] = {
-    st.BooleanType: pa.bool_(),
-    st.ByteType: pa.int8(),
-    st.ShortType: pa.int16(),
-    st.IntegerType: pa.int32(),
-    st.LongType: pa.int64(),
-    st.FloatType: pa.float32(),
-    st.DoubleType: pa.float64(),
-    st.StringType: pa.string(),
-    st.BinaryType: pa.binary(),
-    st.DateType: pa.date32(),
-    st.TimestampType: pa.timestamp("us", "UTC"),
-    st.TimestampNTZType: pa.timestamp("us"),
-    st.DayTimeIntervalType: pa.duration("us"),
-}
-SPARK_TYPES_TEXT = (
-    "booleans, integers, floats, decimals, strings, binary, dates, timestamps, day-time intervals, and arrays, maps "
-    "and structs of these"
-)
-"""For messages."""
 
 
 class UnfitValueError(ValueError):
@@ -141,10 +141,6 @@ def arrow_schema(schema: st.StructType, what: str, where: str, *, nullable: bool
             )
         fields.append(pa.field(field.name, type_, nullable=nullable or field.nullable))
     return pa.schema(fields)
-
-
-_UNFIT = (ValueError, ArithmeticError, TypeError, AttributeError)
-"""What a conversion raises for a value that is not of the type: UnfitValueError, and others of the value's own."""
 
 
 class RowCodec:

@@ -27,6 +27,7 @@ from tidegate.compat.pyspark_stateful.processor_specs import (
 )
 from tidegate.compat.pyspark_stateful.timer_overlay import TimerOverlay
 from tidegate.errors import SnapshotError
+from tidegate.log_format import context
 from tidegate.operators.keyed_backend import opened_back_end
 from tidegate.operators.processes.process_timers import Phase, UserTimers, count_dropped
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
@@ -38,7 +39,7 @@ from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.evolved_parts import evolved_parts
 from tidegate.state.keyed_state import KeyedStateBackend, KeySet, TimerKind
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger("tidegate.compat")
 
 INITIAL_IGNORED = "initial_state_ignored"
 """Counter: rows of an initial state that came to an operator that goes on from a snapshot: it has its state."""
@@ -244,11 +245,10 @@ class TransformWithState(StreamOperator):
     def _take_initial(self, batch: pa.RecordBatch) -> None:
         if self._initial.complete:
             if INITIAL_IGNORED not in self.ctx.counters:
-                log.warning(
-                    "Operator %r, subtask %d: it goes on from a snapshot; its initial state is ignored, counted as %s",
-                    self.ctx.uid,
-                    self.ctx.subtask,
+                logger.warning(
+                    "the operator is restored from a snapshot: its initial state is ignored, counted as %s",
                     INITIAL_IGNORED,
+                    extra=context(operator=self.ctx.uid, subtask=self.ctx.subtask),
                 )
             self.ctx.count(INITIAL_IGNORED, batch.num_rows)
             return

@@ -24,7 +24,7 @@ IDLE_CONNECTIONS = 2
 
 _SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger("tidegate.connectors")
 T = TypeVar("T")
 
 
@@ -137,7 +137,7 @@ class Connections:
             except psycopg.OperationalError as e:
                 if attempt == ATTEMPTS:
                     raise
-                log.warning("a transaction at %s is repeated: %s", self._database.place, self._database.said(e))
+                logger.warning("a transaction at %s is repeated: %s", self._database.place, self._database.said(e))
         raise AssertionError("unreachable")
 
     def _once(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:

@@ -76,26 +76,28 @@ def _taken_by(kind: pa.DataType) -> tuple[str, ...] | None:
     types = pa.types
     if types.is_boolean(kind):
         return ("bool",)
-    if types.is_integer(kind):
-        bits = kind.bit_width + types.is_unsigned_integer(kind)
-        return (*(name for name, width in zip(_INTEGERS, (16, 32, 64), strict=True) if width >= bits), "numeric")
-    if types.is_floating(kind):
-        return ("float8",) if kind.bit_width == 64 else ("float4", "float8")
-    if types.is_decimal(kind):
-        return ("numeric",)
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return _number_taken_by(kind)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return ("text",)
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return ("bytea",)
     if types.is_date(kind):
         return ("date",)
-    if types.is_timestamp(kind) and kind.unit in _UNIT_DIGITS:
+    if getattr(kind, "unit", None) not in _UNIT_DIGITS:
+        return None
+    if types.is_timestamp(kind):
         return ("timestamptz",) if kind.tz else ("timestamp",)
-    if types.is_time(kind) and kind.unit in _UNIT_DIGITS:
-        return ("time",)
-    if types.is_duration(kind) and kind.unit in _UNIT_DIGITS:
-        return ("interval",)
-    return None
+    return ("time",) if types.is_time(kind) else ("interval",)
+
+
+def _number_taken_by(kind: pa.DataType) -> tuple[str, ...]:
+    if pa.types.is_decimal(kind):
+        return ("numeric",)
+    if pa.types.is_floating(kind):
+        return ("float8",) if kind.bit_width == 64 else ("float4", "float8")
+    bits = kind.bit_width + pa.types.is_unsigned_integer(kind)
+    return (*(name for name, width in zip(_INTEGERS, (16, 32, 64), strict=True) if width >= bits), "numeric")
 
 
 def _loss(kind: pa.DataType, column: Column) -> str | None:

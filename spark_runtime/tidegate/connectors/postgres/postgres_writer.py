@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -44,7 +43,6 @@ ORDER_LIMIT_S = 60.0
 ORDER_PAUSE_S = 0.1
 """... and looks again after this time."""
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 

@@ -28,7 +28,12 @@ from typing import Literal
 
 from tidegate.coordinator.garbage.abandoned_checkpoints import find_garbage, named_snapshots
 from tidegate.coordinator.garbage.shared_files import OWNED, judge, on_their_way
-from tidegate.coordinator.garbage.unfinished_savepoints import delete_unfinished, existing, unfinished_savepoints
+from tidegate.coordinator.garbage.unfinished_savepoints import (
+    UnfinishedSavepoint,
+    delete_unfinished,
+    existing,
+    unfinished_savepoints,
+)
 from tidegate.coordinator.garbage.unread_rows import UnreadRows, find_unread
 from tidegate.errors import NotFoundError, SnapshotError
 from tidegate.jobs.layout import SHA256_PATTERN, JobLayout
@@ -181,74 +186,141 @@ def collect(
     """
     files = store.list(layout.shared)
     folders = [f"{layout.checkpoints}/{name}" for name in store.list(layout.checkpoints)]
-    savepoints = unfinished_savepoints(read_log())
-    submitted = read_specs() if savepoints else ()
-    left, savepoints_kept = existing(store, submitted[-1], [*savepoints]) if submitted else (set[str](), [])
+    savepoints = _Savepoints.of(store, read_log(), read_specs)
+
+    def is_old(path: str) -> bool:
+        where, folder = savepoints.opened(path)
+        return sweep.is_old(where.walk(folder), where)
 
     def used_by(folder: str) -> frozenset[str]:
         return read_metadata(store, folder).shared_files()
 
-    def is_old(paths: Sequence[str], where: Store = store) -> bool:
+    sweep = _Sweep(store, layout, read_log, read_specs, now, older_than, dry_run)
+    present = [*folders, *sorted(savepoints.left)]
+    plan = plan_collection(read_log(), read_specs(), present, files, used_by, is_old, keep=keep)
+    sweep.too_young = plan.too_young
+    kept_back = sweep.folders(plan.folders, savepoints)
+    if not kept_back:
+        sweep.shared_files(plan.files)
+    rows_kept = sweep.unread_rows()
+    sweep.artifacts()
+    kept_back = kept_back or plan.kept_back
+    return Freed(tuple(sweep.collected), sweep.too_young, kept_back, rows_kept, tuple(savepoints.kept))
+
+
+@dataclass(frozen=True)
+class _Savepoints:
+    """Unfinished ones. `left`: locations that have files; `kept`: why others are left alone."""
+
+    store: Store
+    spec: Spec | None
+    by_location: Mapping[str, UnfinishedSavepoint]
+    left: Collection[str]
+    kept: Sequence[str]
+
+    @classmethod
+    def of(cls, store: Store, decisions: Sequence[Decision], read_specs: Callable[[], Sequence[Spec]]) -> _Savepoints:
+        savepoints = unfinished_savepoints(decisions)
+        submitted = read_specs() if savepoints else ()
+        if not submitted:
+            return cls(store, None, savepoints, (), ())
+        return cls(store, submitted[-1], savepoints, *existing(store, submitted[-1], [*savepoints]))
+
+    def opened(self, location: str) -> tuple[Store, str]:
+        """Store and folder of a savepoint's location, or of a checkpoint's folder."""
+        if location not in self.by_location or self.spec is None:
+            return self.store, location
+        return open_location(self.store, self.spec, location)
+
+    def delete(self, location: str) -> None:
+        """What its run wrote, or the folder of a checkpoint."""
+        where, folder = self.opened(location)
+        if location in self.by_location:
+            delete_unfinished(where, folder, self.by_location[location])
+        else:
+            where.delete_folder(folder)
+
+
+class _Sweep:
+    """Deletes, unless it is a dry run, and counts."""
+
+    def __init__(
+        self,
+        store: Store,
+        layout: JobLayout,
+        read_log: Callable[[], Sequence[Decision]],
+        read_specs: Callable[[], Sequence[Spec]],
+        now: datetime,
+        older_than: timedelta,
+        dry_run: bool,
+    ) -> None:
+        self._store, self._layout = store, layout
+        self._read_log, self._read_specs = read_log, read_specs
+        self._now, self._older_than, self._dry_run = now, older_than, dry_run
+        self.collected: list[Collected] = []
+        self.too_young = 0
+
+    def is_old(self, paths: Sequence[str], where: Store) -> bool:
+        """Every one of them, by the times of its store."""
         times = [stat.modified for stat in _stats(where, paths)]
-        return all(time is not None and now - time > older_than for time in times)
+        return all(time is not None and self._now - time > self._older_than for time in times)
 
-    def opened(folder: str) -> tuple[Store, str]:
-        return open_location(store, submitted[-1], folder) if folder in savepoints else (store, folder)
+    def folders(self, planned: Mapping[str, Why], savepoints: _Savepoints) -> str:
+        """Of checkpoints and unfinished savepoints. Returns why shared files have to stay; "": they need not."""
+        kept_back = ""
+        for location, why in planned.items():
+            if location in _named_now(self._read_log(), self._read_specs()):
+                kept_back = f"a submission starts from {location} since a moment ago, and may use them"
+                continue
+            where, folder = savepoints.opened(location)
+            self.collected.append(Collected(location, why, _size_bytes(where, where.walk(folder))))
+            if not self._dry_run:
+                savepoints.delete(location)
+        return kept_back
 
-    def is_old_folder(folder: str) -> bool:
-        where, inside = opened(folder)
-        return is_old(where.walk(inside), where)
+    def shared_files(self, names: Sequence[str]) -> None:
+        """By name."""
+        for path in map(self._layout.shared_file, names):
+            if self._takes(path, "unused", [path]):
+                self._store.delete(path)
 
-    plan = plan_collection(
-        read_log(), read_specs(), [*folders, *sorted(left)], files, used_by, is_old_folder, keep=keep
-    )
-    collected: list[Collected] = []
-    too_young, unused, kept_back = plan.too_young, plan.files, plan.kept_back
-    for folder, why in plan.folders.items():
-        if folder in _named_now(read_log(), read_specs()):
-            unused, kept_back = (), f"a submission starts from {folder} since a moment ago, and may use them"
-            continue
-        where, inside = opened(folder)
-        collected.append(Collected(folder, why, _size_bytes(where, where.walk(inside))))
-        if not dry_run and folder in savepoints:
-            delete_unfinished(where, inside, savepoints[folder])
-        elif not dry_run:
-            store.delete_folder(folder)
-    for path in map(layout.shared_file, unused):
-        if not is_old([path]):
-            too_young += 1
-            continue
-        collected.append(Collected(path, "unused", _size_bytes(store, [path])))
-        if not dry_run:
-            store.delete(path)
-    specs = read_specs()
-    rows = find_unread(store, layout, read_log(), specs, frozenset(one.path for one in collected))
-    if len(read_specs()) > len(specs):
-        rows = UnreadRows(kept="the job was submitted anew a moment ago")
-    for path in rows.paths:
-        held = [path] if path in rows.files else store.walk(path)
-        if not held:
-            continue
-        if not is_old(held):
-            too_young += 1
-            continue
-        collected.append(Collected(path, "unread", _size_bytes(store, held)))
-        if not dry_run:
-            for one in held:
-                store.delete(one)
-    for name in filter(SHA256_PATTERN.fullmatch, store.list(layout.artifacts)):
-        path = layout.artifact(name)
-        held = store.walk(path)
-        size_bytes, young = _size_bytes(store, held), not is_old(held)
-        if name in {spec.artifact for spec in read_specs()}:  # last: a submission may have come meanwhile
-            continue
-        if young:
-            too_young += 1
-            continue
-        collected.append(Collected(path, "unnamed", size_bytes))
-        if not dry_run:
-            store.delete_folder(path)
-    return Freed(tuple(collected), too_young, kept_back, rows.kept, tuple(savepoints_kept))
+    def unread_rows(self) -> str:
+        """Rows of DataFrames. Returns why some stay; "": none do."""
+        specs = self._read_specs()
+        gone = frozenset(one.path for one in self.collected)
+        rows = find_unread(self._store, self._layout, self._read_log(), specs, gone)
+        if len(self._read_specs()) > len(specs):
+            rows = UnreadRows(kept="the job was submitted anew a moment ago")
+        for path in rows.paths:
+            held = [path] if path in rows.files else self._store.walk(path)
+            if held and self._takes(path, "unread", held):
+                for one in held:
+                    self._store.delete(one)
+        return rows.kept
+
+    def artifacts(self) -> None:
+        """Pinned code that no submission names."""
+        for name in filter(SHA256_PATTERN.fullmatch, self._store.list(self._layout.artifacts)):
+            path = self._layout.artifact(name)
+            held = self._store.walk(path)
+            size_bytes, old = _size_bytes(self._store, held), self.is_old(held, self._store)
+            if name in {spec.artifact for spec in self._read_specs()}:  # last: a submission may have come meanwhile
+                continue
+            if self._counts(Collected(path, "unnamed", size_bytes), old):
+                self._store.delete_folder(path)
+
+    def _takes(self, path: str, why: Why, held: Sequence[str]) -> bool:
+        """Whether something with these files is to be deleted."""
+        if not self.is_old(held, self._store):
+            return self._counts(Collected(path, why, 0), False)
+        return self._counts(Collected(path, why, _size_bytes(self._store, held)), True)
+
+    def _counts(self, found: Collected, old: bool) -> bool:
+        if not old:
+            self.too_young += 1
+            return False
+        self.collected.append(found)
+        return not self._dry_run
 
 
 def has_ended(decisions: Sequence[Decision]) -> bool:

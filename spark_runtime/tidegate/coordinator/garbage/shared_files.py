@@ -11,6 +11,7 @@ and still nobody uses it. What earlier generations had on their way can never co
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -18,7 +19,10 @@ from tidegate.errors import SnapshotError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision
 from tidegate.jobs.stores.store import Store
+from tidegate.log_format import context
 from tidegate.snapshot.metadata import read_metadata
+
+logger = logging.getLogger("tidegate.coordinator")
 
 OWNED = ("checkpoint", "final")
 """Kinds that the runtime owns; savepoints use no shared files, and are never deleted."""
@@ -107,7 +111,8 @@ class SharedFiles:
         except SnapshotError as error:
             if str(error) not in self._told:
                 self._told.add(str(error))
-                print(f"tidegate: shared files stay, since a checkpoint cannot be read: {error}", flush=True)
+                place = context(job=self._layout.job_id, generation=self._generation)
+                logger.warning("shared files stay, since a checkpoint cannot be read: %s", error, extra=place)
 
     def _sweep(self) -> None:
         names = self._store.list(self._layout.shared)

@@ -66,13 +66,19 @@ def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) 
     return Finding("source", "refused", what, named + more, remedy, uid)
 
 
-def check_positions(graph: JobGraph, restore: Restore, positions: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+def check_positions(
+    graph: JobGraph, restore: Restore, positions: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> Mapping[str, str]:
     """Before a submission's first run: refuse to start a run that would fail when it comes to a missing position.
     Positions that cannot be checked now are left to the run, which tries again (S9.1).
+
+    Returns:
+        Sources whose positions could not be checked: uid -> why.
 
     Raises:
         SnapshotError: as `tidegate snapshot check` refuses it.
     """
+    unchecked: dict[str, str] = {}
     for node in graph.nodes:
         known = restore.metadata.operator(node.uid)
         if node.source is None or known is None or known.status == "finished":
@@ -80,9 +86,9 @@ def check_positions(graph: JobGraph, restore: Restore, positions: Mapping[str, S
         try:
             finding = judge_source(node.uid, node.source, positions.get(node.uid, ()))
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            print(f"tidegate: source {node.uid!r} could not report its positions: {why}", flush=True)
+            unchecked[node.uid] = f"{type(error).__name__}: {error}"
             continue
         if finding is not None and finding.verdict == "refused":
             where = f"snapshot {restore.location}"
             raise SnapshotError(finding.what, where=where, cause=finding.cause, remedy=finding.remedy)
+    return unchecked

@@ -67,6 +67,15 @@ from tidegate.units import format_duration
 
 CANCELED = Answer("", True, "canceled", "the job is cancelled")
 """To everybody who asked for it."""
+EXIT_JOB_FAILED = 6
+"""Exit code of a driver whose job failed."""
+EXIT_TERMINATED = 143
+"""Exit code of a driver that was terminated before it could end its job."""
+SIGTERM_STOP = "!SIGTERM"
+"""In place of a command's id, for the stop that SIGTERM asks for; no command can have it."""
+
+Phase = Literal["new", "waiting", "running", "pausing", "over"]
+"""Waiting: for slots. Pausing: between a failed run and the next."""
 
 
 def terminated_text(reason: str, stop: StopPoint | None = None) -> str:
@@ -93,17 +102,6 @@ def cut_short(stop: StopPoint, reason: str) -> Answer:
 
 def refusal(code: str, message: str) -> Answer:
     return Answer("", False, code, message)
-
-
-EXIT_JOB_FAILED = 6
-"""Exit code of a driver whose job failed."""
-EXIT_TERMINATED = 143
-"""Exit code of a driver that was terminated before it could end its job."""
-SIGTERM_STOP = "!SIGTERM"
-"""In place of a command's id, for the stop that SIGTERM asks for; no command can have it."""
-
-Phase = Literal["new", "waiting", "running", "pausing", "over"]
-"""Waiting: for slots. Pausing: between a failed run and the next."""
 
 
 class Supervisor:
@@ -136,7 +134,9 @@ class Supervisor:
 
     # ------------------------------------------------------------ entry
 
-    def handle(self, event: SupervisionEvent, now_ms: int) -> list[SupervisionAction]:
+    def handle(  # noqa: C901, PLR0911, PLR0912 - one case per event
+        self, event: SupervisionEvent, now_ms: int
+    ) -> list[SupervisionAction]:
         """Take one event; the actions are to be carried out in order."""
         if self._farewell is not None:
             return [AnswerCommand(self._farewell.to(event.command))] if isinstance(event, CommandArrived) else []

@@ -24,6 +24,7 @@ MANIFEST_VERSION = 1
 """Of the notes in `quarantine/`."""
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}
 """Suffix of a file, without that of its compression -> its format."""
+_OPTIONAL = ("rows", "bytes", "format", "compression", "relation", "where", "place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,6 @@ class StagedData:
         )
         told = {name: document[name] for name in _OPTIONAL if name in document}
         return cls(str(document["uid"]), int(document["checkpoint_id"]), document["kind"], files=files, **told)
-
-
-_OPTIONAL = ("rows", "bytes", "format", "compression", "relation", "where", "place")
 
 
 def files_staged(uid: str, checkpoint_id: int, suffix: str, files: Sequence[StagedFile]) -> StagedData:

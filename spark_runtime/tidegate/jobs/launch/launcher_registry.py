@@ -36,7 +36,7 @@ BUILT_IN: Mapping[str, str] = {
 AGENT = "agent"
 """What a connection names when an agent beside the cluster launches: no launcher of its own (`tidegate agent`)."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger("tidegate.jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,5 +147,5 @@ def _classes() -> dict[str, type[Launcher]]:
         try:
             found[kind] = launcher_class(kind)
         except EnvironmentProblemError as error:
-            _log.warning("%s", error)
+            logger.warning("%s", error)
     return found

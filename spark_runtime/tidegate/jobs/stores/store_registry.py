@@ -16,6 +16,8 @@ from tidegate.errors import StoreError
 from tidegate.jobs.secrets import resolve_secrets
 from tidegate.jobs.stores.store import Store
 
+SUPPORTED = "a local path, file://, s3:// and, within one process, memory://"
+
 
 @dataclass(frozen=True, slots=True)
 class StoreKind:
@@ -43,7 +45,6 @@ STORES: Mapping[str, StoreKind] = {
     "s3a": _S3,
 }
 """By scheme. A URL without a scheme is a local path and opens as `file`."""
-SUPPORTED = "a local path, file://, s3:// and, within one process, memory://"
 
 
 def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:

@@ -23,6 +23,11 @@ from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_index import Entries, KeyReader
 
 RowNumbers = npt.NDArray[np.int64]
+PROGRESS_SCHEMA = pa.schema([pa.field("build_ended", pa.bool_(), nullable=False)])
+"""State `progress`: whether the build side is complete; it comes from the subtask that the build rows come from."""
+HELD_SCHEMA = pa.schema([pa.field("held_us", pa.int64()), pa.field(OWNER_COLUMN, pa.int32())])
+"""State `held`: the watermark held back until the build side is complete (null: none). No row has an owner: at another
+parallelism every subtask learns all of them, and holds the earliest."""
 
 
 class BuildSide:
@@ -107,13 +112,6 @@ class BuildSide:
 
     def _given(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.schema)
-
-
-PROGRESS_SCHEMA = pa.schema([pa.field("build_ended", pa.bool_(), nullable=False)])
-"""State `progress`: whether the build side is complete; it comes from the subtask that the build rows come from."""
-HELD_SCHEMA = pa.schema([pa.field("held_us", pa.int64()), pa.field(OWNER_COLUMN, pa.int32())])
-"""State `held`: the watermark held back until the build side is complete (null: none). No row has an owner: at another
-parallelism every subtask learns all of them, and holds the earliest."""
 
 
 class BroadcastJoin(StreamOperator):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.errors import PipelineError
+from tidegate.log_format import context
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.time.late_rows import PROCESSING_TIME_DROPPED
 from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet, TimerKind, TimerService
@@ -22,18 +23,17 @@ at once; what comes beyond is dropped and counted. A timer that always registers
 EVENT_TIMERS_DROPPED = "event_timers_dropped"
 """Counter: event timers that were registered when the input had ended, and did not fire (S7.6)."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger("tidegate.operators")
 
 
 def count_dropped(ctx: OperatorContext, kind: TimerKind, timers: int) -> None:
     """So many timers do not fire, now that the input has ended (S7.6); the first time the log says so."""
     counter = EVENT_TIMERS_DROPPED if kind == "event" else PROCESSING_TIME_DROPPED
     if counter not in ctx.counters:
-        log.warning(
-            "Operator %r, subtask %d: the input has ended; timers that are left or new are dropped, counted as %s",
-            ctx.uid,
-            ctx.subtask,
+        logger.warning(
+            "the input has ended; timers that are left or new are dropped, counted as %s",
             counter,
+            extra=context(operator=ctx.uid, subtask=ctx.subtask),
         )
     ctx.count(counter, timers)
 

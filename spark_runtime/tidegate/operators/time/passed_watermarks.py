@@ -20,6 +20,7 @@ PASSED_SCHEMA = pa.schema(
         pa.field("watermark_us", pa.int64(), nullable=False),
     ]
 )
+SUBTASK_SCHEMA = pa.schema([pa.field("watermark_us", pa.int64(), nullable=False), pa.field(OWNER_COLUMN, pa.int32())])
 
 
 class PassedWatermarks:
@@ -74,9 +75,6 @@ class PassedWatermarks:
         if passed.max() > self.watermark_us:
             self._ahead = np.full(len(self._groups), MIN_WATERMARK, np.int64)
             self._ahead[groups - first] = passed
-
-
-SUBTASK_SCHEMA = pa.schema([pa.field("watermark_us", pa.int64(), nullable=False), pa.field(OWNER_COLUMN, pa.int32())])
 
 
 class PassedWatermark:

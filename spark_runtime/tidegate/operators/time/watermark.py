@@ -26,6 +26,8 @@ PROGRESS_SCHEMA = pa.schema(
 """State `progress`: the latest time seen in each split; split null: outside a source's chain; `untold`: nothing of it
 has been emitted since a drain (ADR 0020; absent in snapshots of before: told). No row has an owner: at another
 parallelism every subtask learns the times of all splits, and heeds those of its own."""
+TICKS = 8
+"""Looks at the clock in the time after which a split is idle."""
 
 
 class WatermarkOperator(StreamOperator):
@@ -115,10 +117,6 @@ class WatermarkOperator(StreamOperator):
         if not all(split in self._progress for split in active):
             return None
         return min(self._progress[split] for split in active)
-
-
-TICKS = 8
-"""Looks at the clock in the time after which a split is idle."""
 
 
 class IdlingWatermarkOperator(WatermarkOperator):

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.log_format import context
 from tidegate.operators.batch_sizes import coalesced
 from tidegate.operators.restored_parts import changed_rows, checked_part
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
@@ -24,7 +25,7 @@ from tidegate.state.keys.key_bytes import Int64s
 
 END_COLUMN = "window_end_us"
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger("tidegate.operators")
 
 
 class ProcessingWindowAggregate(StreamOperator):
@@ -173,12 +174,10 @@ class ProcessingWindowAggregate(StreamOperator):
         if not results:
             return
         self.ctx.count(PROCESSING_TIME_DROPPED, results)
-        log.warning(
-            "Operator %r, subtask %d: the input has ended; the open windows, %d results, are dropped, as "
-            "processing_time_on_end='drop' says",
-            self.ctx.uid,
-            self.ctx.subtask,
+        logger.warning(
+            "the input has ended; the open windows, %d results, are dropped, as processing_time_on_end='drop' says",
             results,
+            extra=context(operator=self.ctx.uid, subtask=self.ctx.subtask),
         )
 
     def _check_bounds(self, table: pa.Table) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.log_format import context
 from tidegate.operators.batch_sizes import coalesced
 from tidegate.operators.restored_parts import checked_part
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
@@ -23,7 +24,7 @@ from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.backend_registry import OUTSIDE_MEMORY
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger("tidegate.operators")
 
 
 class SessionAggregate(StreamOperator):
@@ -176,12 +177,10 @@ class ProcessingSessionAggregate(SessionAggregate):
         dropped = self._sessions.drop()
         if dropped:
             self.ctx.count(PROCESSING_TIME_DROPPED, dropped)
-            log.warning(
-                "Operator %r, subtask %d: the input has ended; %d open sessions are dropped, as "
-                "processing_time_on_end='drop' says",
-                self.ctx.uid,
-                self.ctx.subtask,
+            logger.warning(
+                "the input has ended; %d open sessions are dropped, as processing_time_on_end='drop' says",
                 dropped,
+                extra=context(operator=self.ctx.uid, subtask=self.ctx.subtask),
             )
 
 

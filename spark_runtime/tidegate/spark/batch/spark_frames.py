@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -15,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from tidegate.connectors.interface import ReadBySpark
 from tidegate.errors import PipelineError
+from tidegate.log_format import context
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.spark_pushdown import NativeRows
 from tidegate.spark.batch.exchange import SORTED_BY, TARGET
@@ -24,6 +26,8 @@ from tidegate.spark.batch.worker_task import InWorker, WorkerPlace
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
+
+logger = logging.getLogger("tidegate.spark")
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class SparkFrames:
         assert isinstance(source.source, ReadBySpark), f"{source.uid!r} is no DataFrame"
         declared = declared_columns(self.session, source.source)
         read = asked_of(declared, graph, source)
-        print(f"tidegate: source {source.uid!r}: Spark reads {read.describe(graph)}", flush=True)
+        logger.info("Spark reads %s", read.describe(graph), extra=context(operator=source.uid))
         frame = narrowed(declared, read).coalesce(self.parallelism)
         missing = self.parallelism - frame.rdd.getNumPartitions()
         return frame if missing <= 0 else frame.union(self._without_rows(frame, missing)), read.rows

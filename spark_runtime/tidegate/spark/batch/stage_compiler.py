@@ -19,6 +19,8 @@ from tidegate.spark.batch.stage_task import BroadcastRows, SendTask, StageTask, 
 F = TypeVar("F")
 Assigned = Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]]
 """Source uid -> subtask -> splits as JSON."""
+Made: TypeAlias = dict[tuple[int, str], F]
+"""(stage, output) -> its frame."""
 
 
 class Frames(Protocol[F]):
@@ -47,10 +49,6 @@ class Frames(Protocol[F]):
 
     def everywhere(self, frame: F) -> BroadcastRows:
         """All rows, in every task; those in front of it run now."""
-
-
-Made: TypeAlias = dict[tuple[int, str], F]
-"""(stage, output) -> its frame."""
 
 
 def compile_batch(plan: BatchPlan, assigned: Assigned, frames: Frames[F]) -> list[F]:

@@ -17,6 +17,15 @@ _SAME = frozenset(
     {pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary()}
 )
 _SIGNED = {pa.uint8(): pa.int8(), pa.uint16(): pa.int16(), pa.uint32(): pa.int32(), pa.uint64(): pa.int64()}
+_PLAIN = (
+    *((is_one, pa.int32()) for is_one in (pt.is_date32, pt.is_time32)),
+    *((is_one, pa.int64()) for is_one in (pt.is_date64, pt.is_time64, pt.is_timestamp, pt.is_duration)),
+    (pt.is_float16, pa.float32()),
+    *((is_one, pa.string()) for is_one in (pt.is_large_string, pt.is_string_view)),
+    *((is_one, pa.binary()) for is_one in (pt.is_large_binary, pt.is_fixed_size_binary, pt.is_binary_view)),
+    (pt.is_null, pa.int8()),
+)
+"""What types with parameters, and those that Spark lacks, travel as."""
 _MAX_SPARK_DIGITS = 38
 
 
@@ -47,21 +56,10 @@ def wire_type(kind: pa.DataType) -> pa.DataType | None:
     if pt.is_decimal(kind):
         fits = pt.is_decimal128(kind) and 0 <= kind.scale <= kind.precision <= _MAX_SPARK_DIGITS
         return kind if fits else None
-    if pt.is_date32(kind) or pt.is_time32(kind):
-        return pa.int32()
-    if pt.is_date64(kind) or pt.is_time64(kind) or pt.is_timestamp(kind) or pt.is_duration(kind):
-        return pa.int64()
-    if pt.is_float16(kind):
-        return pa.float32()
-    if pt.is_large_string(kind) or pt.is_string_view(kind):
-        return pa.string()
-    if pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind) or pt.is_binary_view(kind):
-        return pa.binary()
-    if pt.is_null(kind):
-        return pa.int8()
     if pt.is_dictionary(kind):
         return wire_type(kind.value_type)
-    return _nested_wire_type(kind)
+    plain = next((plain for is_one, plain in _PLAIN if is_one(kind)), None)
+    return _nested_wire_type(kind) if plain is None else plain
 
 
 def _member_type(kind: pa.DataType) -> pa.DataType | None:

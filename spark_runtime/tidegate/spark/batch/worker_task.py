@@ -26,6 +26,7 @@ from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec, decode
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
+from tidegate.log_format import LogFormat, set_up
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.location import open_location
@@ -68,6 +69,7 @@ class WorkerPlace:
     checkpoint_id: int
     checkpoint_path: str
     now_ms: int
+    log_format: LogFormat
 
 
 class TaskFailedError(Exception):
@@ -88,6 +90,7 @@ class InWorker:
 
         context: Any = TaskContext.get()
         index, batches = subtask_of(batches, context.partitionId() % self.parallelism)
+        set_up(self.place.log_format, job=self.place.job_id, generation=self.place.generation, slot=index)
         try:
             with in_place(self.place, index, context.taskAttemptId()) as job:
                 yield from self.task.run(job, index, batches)

@@ -93,6 +93,7 @@ class BatchSupervision(Supervision):
                 checkpoint_id=commit.checkpoint_id,
                 checkpoint_path=commit.path,
                 now_ms=self._now_ms(),
+                log_format=job.options.log_format,
             )
             stages = Calculation(session, job, self._plan, self._found, place)
 

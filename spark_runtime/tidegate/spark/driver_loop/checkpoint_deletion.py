@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 
 from tidegate.errors import FencedError, TidegateError, UnclearAnswerError
 from tidegate.jobs.stores.store import Store
+
+logger = logging.getLogger("tidegate.spark")
 
 ZOMBIE_LIFE_S = 30.0
 """How long a cancelled Python worker may go on writing, seconds (3-10 s seen)."""
@@ -105,7 +108,7 @@ class Retiring:
             except (FencedError, UnclearAnswerError):
                 self._over.set()
             except TidegateError as error:
-                print(f"tidegate: {path} could not be deleted now: {error}", flush=True)
+                logger.warning("%s was not deleted, tried again in %g s: %s", path, RETRY_S, error)
                 self._try_again(path)
             with self._lock:
                 del self._in_hand[0]

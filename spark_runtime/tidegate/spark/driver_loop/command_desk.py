@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -13,7 +14,10 @@ from tidegate.errors import AlreadyExistsError, StoreError, TidegateError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Command, CommandResult, Spec, encode
 from tidegate.jobs.stores.store import Store
+from tidegate.log_format import context
 from tidegate.spark.driver_loop.command_poller import CommandPoller
+
+logger = logging.getLogger("tidegate.spark")
 
 DRIVER_ENDED = AnswerAllOpen(
     Answer("", False, "job_ended", "the driver ended before it could carry the command out"),
@@ -57,7 +61,7 @@ class CommandDesk:
                 if self.is_wanted(command.command_id):
                     valid.append(command)
             except StoreError as error:
-                print(f"tidegate: command {command.command_id} could not be checked: {error}", flush=True)
+                logger.warning("the command could not be checked: %s", error, extra=context(command=command.command_id))
                 with self._lock:
                     self._new[:0] = new[position:]
                 break
@@ -128,6 +132,6 @@ class CommandDesk:
         except AlreadyExistsError:
             return
         except TidegateError as error:
-            print(f"tidegate: command {result.command_id} could not be answered: {error}", flush=True)
+            logger.warning("the command could not be answered: %s", error, extra=context(command=result.command_id))
             with self._lock:
                 self._unwritten.append(result)

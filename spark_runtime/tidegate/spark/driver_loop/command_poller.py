@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable
 
@@ -11,6 +12,9 @@ from tidegate.errors import NotFoundError, OptionError, RecordError, TidegateErr
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Command, decode
 from tidegate.jobs.stores.store import Store
+from tidegate.log_format import context
+
+logger = logging.getLogger("tidegate.spark")
 
 POLL_S = 0.25
 """How often the bell is read, seconds."""
@@ -47,7 +51,7 @@ class CommandPoller:
         try:
             self._look()
         except TidegateError as error:
-            print(f"tidegate: the last commands could not be read: {error}", flush=True)
+            logger.warning("the last commands could not be read: %s", error)
 
     def _work(self) -> None:
         polls_left = 0
@@ -59,7 +63,7 @@ class CommandPoller:
                     self._bell, polls_left = bell, POLLS_PER_LOOK
                 polls_left -= 1
             except TidegateError as error:
-                print(f"tidegate: commands could not be read: {error}", flush=True)
+                logger.warning("commands could not be read: %s", error)
 
     def _read_bell(self) -> bytes | None:
         try:
@@ -77,7 +81,9 @@ class CommandPoller:
             try:
                 path = self._layout.command(command_id)
             except OptionError as error:  # no client wrote it, and no answer could have its name
-                print(f"tidegate: {command_id!r} among the commands is none: {error}", flush=True)
+                logger.warning(
+                    "an object among the commands is not a command: %s", error, extra=context(command=command_id)
+                )
                 self._seen.add(command_id)
                 continue
             data = self._store.read(path)
@@ -87,7 +93,7 @@ class CommandPoller:
                     raise RecordError(f"it calls itself {command.command_id!r}", where=path)
                 found.append(command)
             except RecordError as error:
-                print(f"tidegate: command {command_id} is not one: {error}", flush=True)
+                logger.warning("the command cannot be decoded: %s", error, extra=context(command=command_id))
                 unreadable[command_id] = _submission_of(data), str(error)
         for command in sorted(found, key=lambda c: (c.issued_at, c.command_id)):
             self._on_command(command)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,7 +15,10 @@ from tidegate.errors import NotFoundError, TidegateError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Owner, decode
+from tidegate.log_format import context
 from tidegate.units import format_duration
+
+logger = logging.getLogger("tidegate.spark")
 
 LOOKS_PER_TIMEOUT = 10
 """Looks at the owner within `owner_timeout`."""
@@ -65,7 +69,10 @@ class OwnerObserver:
         if asked is None:
             return
         why = f"its owner has shown no sign of life for {format_duration(self._timeout)}"
-        print(f"tidegate: {why}: {asked.verb} (on_owner_lost={self._policy}, time {asked.attempt})", flush=True)
+        place = context(command=asked.command_id)
+        logger.warning(
+            "%s: %s, attempt %d (on_owner_lost=%s)", why, asked.verb, asked.attempt, self._policy, extra=place
+        )
         try:
             while self._client.result(asked.command_id) is not None:
                 asked = self._watch.ask()
@@ -77,7 +84,7 @@ class OwnerObserver:
                 issued_by=f"on_owner_lost={self._policy}: {why}",
             )
         except TidegateError as error:
-            print(f"tidegate: {asked.verb} could not be sent: {error}", flush=True)
+            logger.warning("%s could not be sent: %s", asked.verb, error, extra=place)
 
     def _event(self) -> OwnerEvent:
         path = self._client.layout.owner
@@ -86,7 +93,7 @@ class OwnerObserver:
         except NotFoundError:
             return OwnerSeen(None)
         except TidegateError as error:
-            print(f"tidegate: the owner's sign of life could not be read: {error}", flush=True)
+            logger.warning("the owner's sign of life could not be read: %s", error)
             return OwnerUnseen()
         return OwnerSeen(owner.mark if owner.spec == self._spec else None)
 

@@ -7,6 +7,7 @@ number of rows. So positions count rows of files that do not change.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ from tidegate.jobs.records import Spec
 from tidegate.jobs.stores.store import Store
 from tidegate.spark.barrier_stage import first_line
 from tidegate.spark.batch.spark_frames import declared_columns
+
+logger = logging.getLogger("tidegate.spark")
 
 WRITTEN_SCHEMA = pa.schema([("written", pa.string())])
 """What a task that writes gives: one JSON document, if it had rows."""
@@ -133,4 +136,4 @@ def forget_materialised(store: Store, layout: JobLayout) -> None:
     try:
         store.delete_folder(layout.all_materialised)
     except StoreError as error:
-        print(f"tidegate: {layout.all_materialised} could not be deleted: {error}", flush=True)
+        logger.warning("%s could not be deleted: %s", layout.all_materialised, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from tidegate.spark.driver_loop.checkpoint_deletion import Retiring
 from tidegate.spark.driver_loop.command_desk import CommandDesk
 from tidegate.spark.driver_loop.row_materialisation import Materialising, forget_materialised
 from tidegate.spark.driver_loop.status_hint import HintWriter
+
+logger = logging.getLogger("tidegate.spark")
 
 __all__ = ["Job", "Splits", "assign", "fresh_splits", "topology_of"]
 
@@ -42,7 +45,8 @@ class Job(driver_job.Job):
         if JobStatus(status).is_terminal:
             self.hint.write_now()
         super().status(status, **data)
-        print(f"tidegate: {status} {data.get('reason', '')}".rstrip(), flush=True)
+        reason = data.get("reason", "")
+        logger.info("status %s%s", status, f": {reason}" if reason else "")
         if JobStatus(status) is JobStatus.FINISHED:
             self._forget_materialised()
 
@@ -65,4 +69,4 @@ class Job(driver_job.Job):
             for left in self.garbage():
                 self.retiring.add(0, left.path, at_once=left.at_once, inherited=True)
         except StoreError as error:
-            print(f"tidegate: what earlier drivers left could not be looked for: {error}", flush=True)
+            logger.warning("files left behind by earlier drivers could not be listed: %s", error)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +15,8 @@ from tidegate.jobs.records import StatusHint, encode
 from tidegate.jobs.stores.store import Store
 from tidegate.plan.job_graph import JobGraph
 from tidegate.spark.driver_loop.attempt import SlotView
+
+logger = logging.getLogger("tidegate.spark")
 
 
 class HintWriter:
@@ -77,12 +79,12 @@ class HintWriter:
             try:
                 self._data.update(self._look())
             except Exception:  # whatever is wrong with it, the heartbeat must go on
-                traceback.print_exc()
+                logger.exception("the metrics for the status hint could not be collected")
             hint = StatusHint(self._generation, self._beat, self._run_id, self._now_iso(), dict(self._data))
         try:
             self._store.replace(self._path, encode(hint))
         except StoreError as error:
-            print(f"tidegate: the status hint could not be written: {error}", flush=True)
+            logger.warning("the status hint could not be written: %s", error)
 
 
 def operators_at_work(slots: Mapping[int, SlotView]) -> dict[tuple[int, int], tuple[str, ...]]:

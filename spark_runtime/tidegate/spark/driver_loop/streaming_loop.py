@@ -8,11 +8,11 @@ run's own, which comes by here at every round; so whatever touches a run or the 
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
 import random
 import secrets
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,12 +36,15 @@ from tidegate.errors import (
     TidegateError,
     UnclearAnswerError,
 )
+from tidegate.log_format import context
 from tidegate.plan.graph_document import graph_document
 from tidegate.spark.driver_loop.attempt import Attempt, SlotView
 from tidegate.spark.driver_loop.checkpoint_deletion import ZOMBIE_LIFE_S
 from tidegate.spark.driver_loop.spark_job import Job, Splits, assign, fresh_splits
 from tidegate.spark.driver_loop.status_hint import job_metrics, job_watermark_us, operators_at_work
 from tidegate.spark.session import SlotWait, start_session, ui_url
+
+logger = logging.getLogger("tidegate.spark")
 
 COMMAND_POLL_S = 0.1
 """How often commands and signals are looked at, seconds."""
@@ -122,7 +125,7 @@ class Supervision:
         except UnclearAnswerError:
             raise
         except StoreError as error:
-            print(f"tidegate: the first run looks again for what it starts from: {error}", flush=True)
+            logger.warning("the restore point could not be read, the first run tries again: %s", error)
             return
         self._job.retire_garbage()
 
@@ -178,7 +181,7 @@ class Supervision:
 
     # ------------------------------------------------------------ actions
 
-    def _carry_out(self, action: sv.SupervisionAction) -> None:
+    def _carry_out(self, action: sv.SupervisionAction) -> None:  # noqa: C901, PLR0912 - one case per action
         job = self._job
         match action:
             case sv.WaitForSlots():
@@ -188,7 +191,7 @@ class Supervision:
             case sv.CheckReign():
                 untold = job.reign.notice()
                 if untold is not None:
-                    print(f"tidegate: whether this driver still reigns could not be read: {untold}", flush=True)
+                    logger.warning("the decision log could not be checked for a newer driver: %s", untold)
             case sv.Deliver(request):
                 self._hand(self._run, request)
             case sv.JudgeStop(command_id):
@@ -217,7 +220,7 @@ class Supervision:
         try:
             wanted = self._job.desk.is_wanted(command_id, begun=self._supervisor.tries_again(command_id))
         except StoreError as error:
-            print(f"tidegate: command {command_id} could not be checked: {error}", flush=True)
+            logger.warning("the command could not be checked: %s", error, extra=context(command=command_id))
             return
         self._post(lambda: sv.StopJudged(command_id, wanted, self._stop_point(), self._latest()))
 
@@ -234,8 +237,9 @@ class Supervision:
         return self._attempt.job_run
 
     def _record(self, failure: RunFailed) -> None:
-        if failure.traceback:
-            print(failure.traceback, flush=True)
+        place = context(operator=failure.operator, subtask=failure.subtask)
+        trace = f"\n{failure.traceback.rstrip()}" if failure.traceback else ""
+        logger.error("failure: %s%s", failure.message, trace, extra=place)
         self._job.reign.append(
             "failure",
             {
@@ -252,7 +256,7 @@ class Supervision:
         try:
             job.delete_checkpoints()
         except (SnapshotError, StoreError) as error:
-            print(f"tidegate: {job.layout.checkpoints} could not be deleted: {error}", flush=True)
+            logger.warning("%s could not be deleted: %s", job.layout.checkpoints, error)
 
     # ------------------------------------------------------------ one run
 
@@ -295,7 +299,8 @@ class Supervision:
         commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
         splits = self._splits = job.splits(restore) if self._splits is None else self._splits
         if restore is not None and restore.way_back is not None:
-            print(f"tidegate: going back to {restore.location}: {restore.way_back.told()}", flush=True)
+            place = context(checkpoint=restore.way_back.checkpoint_id)
+            logger.warning("going back to %s: %s", restore.location, restore.way_back.told(), extra=place)
         job.go_back(restore, run_id)
         interval = job.options.checkpoint_interval
         interval_ms = 0 if interval is None else int(interval.total_seconds() * 1000)
@@ -327,16 +332,7 @@ class Supervision:
         attempt = self._new_attempt(
             session,
             job.options,
-            {
-                "root": job.root,
-                "storage_options": job.storage_options,
-                "job_id": job.spec.job_id,
-                "spec": job.spec.number,
-                "generation": job.reign.generation,
-                "run_id": run_id,
-                "digest": job.plan.digest,
-                "schemas": found_schemas(graph_document(job.graph)),
-            },
+            self._slot_parameters(run_id),
             master=job.spec.master,
             make_run=make_run,
             assignments=assign(fresh_splits(splits, restore), job.plan.parallelism),
@@ -347,6 +343,21 @@ class Supervision:
             on_round=self._on_round,
         )
         return attempt, _as_stop_point(found[0]) if found else None
+
+    def _slot_parameters(self, run_id: str) -> Mapping[str, Any]:
+        """See `Attempt`."""
+        job = self._job
+        return {
+            "root": job.root,
+            "storage_options": job.storage_options,
+            "job_id": job.spec.job_id,
+            "spec": job.spec.number,
+            "generation": job.reign.generation,
+            "run_id": run_id,
+            "digest": job.plan.digest,
+            "schemas": found_schemas(graph_document(job.graph)),
+            "log_format": job.options.log_format,
+        }
 
     def _is_wanted(self, request: ev.Wish) -> bool:
         """Whether the command that waits for the answer, if there is one, may still be carried out (S9.4)."""
@@ -400,7 +411,7 @@ class Supervision:
                     told = True
                     self._post(sv.Terminated)
             except Exception:
-                traceback.print_exc()
+                logger.exception("commands and signals could not be handled")
 
     def _post(self, event: LateEvent) -> None:
         self._inbox.put(event)

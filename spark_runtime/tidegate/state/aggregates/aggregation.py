@@ -23,6 +23,8 @@ RESERVED_NAMES = frozenset({"key", "map", "value"})
 Selection: TypeAlias = slice | npt.NDArray[np.int32]
 """Entries: a range of them, or any by number."""
 Groups: TypeAlias = npt.NDArray[np.int32]
+StateColumns: TypeAlias = Callable[[Any, int, int], list[pa.Array]]
+"""Gives the state columns of entries start..stop, given a frozen copy of the arrays of exactly those."""
 
 
 class ArrowAggregate:
@@ -184,10 +186,6 @@ class ReadValues(Protocol):
 
     def part(self, start: int, stop: int) -> Any:
         """Rows start..stop."""
-
-
-StateColumns: TypeAlias = Callable[[Any, int, int], list[pa.Array]]
-"""Gives the state columns of entries start..stop, given a frozen copy of the arrays of exactly those."""
 
 
 class Accumulating(Protocol):

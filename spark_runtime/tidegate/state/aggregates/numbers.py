@@ -39,6 +39,7 @@ Numbers = npt.NDArray[np.int64] | npt.NDArray[np.uint64] | npt.NDArray[np.float6
 Function = Literal["count", "sum", "min", "max", "mean"]
 MAX_DECIMAL_DIGITS = 38
 """Of a sum of decimals."""
+_INT, _UINT, _FLOAT = np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.float64)
 
 
 class SumOverflowError(DataError):
@@ -342,7 +343,6 @@ def _max_floats(entries: Any, values: Any, greatest: Any) -> Any:
     return False
 
 
-_INT, _UINT, _FLOAT = np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.float64)
 _KERNELS: dict[tuple[str, np.dtype[Any]], Callable[..., bool | None]] = {
     ("count", _INT): _count,
     ("sum", _INT): lambda e, v, s: (_sum_unsigned if v.dtype == _UINT else _sum_ints)(e, v, s),

@@ -48,6 +48,7 @@ Chosen: TypeAlias = Positions | slice
 """Entry numbers, or `ALL`."""
 Take: TypeAlias = Callable[[Arrays, Chosen], pa.Array]
 """Gives the values of some entries of arrays; `ABSENT` gives null."""
+Gather: TypeAlias = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Any]
 
 
 class Column(Protocol):
@@ -255,9 +256,6 @@ class StructColumn:
             valid &= present
         children = [take(arrays, positions) for take in takes]
         return pa.Array.from_buffers(self.type, len(valid), [bitmap(valid)], children=children)
-
-
-Gather: TypeAlias = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Any]
 
 
 class _ByteLog:

@@ -17,6 +17,7 @@ PLAIN_TYPES = frozenset(
     {type(None), bool, int, float, str, bytes, bytearray, decimal.Decimal, dt.date, dt.datetime, dt.time, dt.timedelta}
 )
 """Python's own values, of which only None is null."""
+_FINER_UNITS = ("ns", "ps", "fs", "as")
 
 
 def is_missing(value: Any) -> bool:
@@ -32,9 +33,6 @@ def python_time(value: np.datetime64 | np.timedelta64) -> Any:
     """As Python has it, which ends at microseconds: finer ones are cut off, as pandas cuts them."""
     unit = np.datetime_data(value.dtype)[0]
     return value.astype(f"{value.dtype.kind}8[us]").item() if unit in _FINER_UNITS else value.item()
-
-
-_FINER_UNITS = ("ns", "ps", "fs", "as")
 
 
 def arrow_array(values: Sequence[Any], type_: pa.DataType) -> pa.Array:

@@ -42,6 +42,8 @@ TIMER_KINDS: tuple[TimerKind, ...] = ("event", "processing")
 
 _AnyState = HeapValue | HeapList | HeapMap
 _State = TypeVar("_State", HeapValue, HeapMerging, HeapList, HeapMap)
+MAX_SNAPSHOT_BYTES = 5 * 2**20
+"""What a subtask's keyed state and timers may take in a snapshot, uncompressed: it travels as one message."""
 
 
 class HeapBackend(KeyedStateBackend):
@@ -134,10 +136,6 @@ class HeapBackend(KeyedStateBackend):
             state.take_back(keys, batch, None)
         else:
             state.take_back(keys, batch, batch.column(TTL_COLUMN).to_numpy().astype(np.int64))
-
-
-MAX_SNAPSHOT_BYTES = 5 * 2**20
-"""What a subtask's keyed state and timers may take in a snapshot, uncompressed: it travels as one message."""
 
 
 class MemoryBackend(HeapBackend):

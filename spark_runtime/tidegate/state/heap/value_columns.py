@@ -19,6 +19,11 @@ from tidegate.state.keyed_state import Found, KeyNumbers, KeySet, Mask, StateDes
 from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
 from tidegate.state.state_layout import part_schema, result_schema
 
+Numbers: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+"""Numbers of keys in a set, distinct."""
+Used: TypeAlias = npt.NDArray[np.int64] | None
+"""When restored rows were used last; None: now."""
+
 
 class Lifetime:
     """The TTL of one state against the injected clock."""
@@ -32,12 +37,6 @@ class Lifetime:
         """Of rows that were used last at these times."""
         alive: Mask = used_ms.astype(np.int64, copy=False) > self.now_ms() - self._duration_ms
         return alive
-
-
-Numbers: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
-"""Numbers of keys in a set, distinct."""
-Used: TypeAlias = npt.NDArray[np.int64] | None
-"""When restored rows were used last; None: now."""
 
 
 class HeapState:

@@ -44,6 +44,8 @@ MIN_ENTRIES = 32
 """Entries a new index has room for."""
 MAX_ENTRIES = 2**30
 """Entries an index can hold: entry numbers are int32."""
+FrozenKeys: TypeAlias = Callable[[int, int], pa.RecordBatch]
+"""Gives the key columns of entries start..stop; for any thread."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,6 @@ class BytesKeys:
 
 
 Keys: TypeAlias = FixedKeys | BytesKeys
-FrozenKeys: TypeAlias = Callable[[int, int], pa.RecordBatch]
-"""Gives the key columns of entries start..stop; for any thread."""
 
 
 class KeyIndex(Protocol):

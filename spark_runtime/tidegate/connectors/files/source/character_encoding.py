@@ -10,13 +10,12 @@ import pyarrow as pa
 
 from tidegate.errors import OptionError
 
+Decoder: TypeAlias = Callable[[bytes], bytes]
+"""Whole records to UTF-8; raises RecordError when they are no text."""
+
 
 class RecordError(ValueError):
     """Text that is not what it should be; says why."""
-
-
-Decoder: TypeAlias = Callable[[bytes], bytes]
-"""Whole records to UTF-8; raises RecordError when they are no text."""
 
 
 class TextEncoding:

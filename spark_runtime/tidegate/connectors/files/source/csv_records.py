@@ -25,14 +25,12 @@ _COLUMN = re.compile(r"In CSV column #(\d+): ")
 _ROW = re.compile(r"Row #\d+: ")
 _QUOTED = re.compile(rb'(?:\A|(?<=[,\r\n]))(?:""(?=[,\r\n]|\Z)|("[^"]*(?:""[^"]*)*"))')
 """A field in quotes; without the group: an empty one."""
+_TEXT = pa.schema([("text", pa.binary())])
 
 
 def header_names(line: bytes) -> list[str]:
     """The names in a header line, which is in UTF-8."""
     return next(csv.reader([line.decode().strip("\r\n")]), [])
-
-
-_TEXT = pa.schema([("text", pa.binary())])
 
 
 class CsvHead:

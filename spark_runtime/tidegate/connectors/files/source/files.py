@@ -20,6 +20,9 @@ from tidegate.connectors.files.source.text_records import Chunk
 from tidegate.connectors.found_schema import FoundSchema
 from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 
+MIN_SPLIT_ROWS = 65_536
+"""A Parquet file is cut into splits of whole row groups, of at least this many rows."""
+
 
 @dataclass(frozen=True)
 class FilePosition:
@@ -81,10 +84,6 @@ class FilePosition:
         batch = chunk.batch.slice(min(self.skip, rows))
         moved = replace(self, at=chunk.at, rows=self.rows + batch.num_rows, bad=self.bad + len(chunk.bad), skip=0)
         return moved, batch, chunk.bad
-
-
-MIN_SPLIT_ROWS = 65_536
-"""A Parquet file is cut into splits of whole row groups, of at least this many rows."""
 
 
 class Files(Source):

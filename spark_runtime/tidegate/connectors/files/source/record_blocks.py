@@ -20,6 +20,8 @@ FindEnds = Callable[[bytes, bool], Ends]
 """(text, whether the stream ends with it) -> where each whole record ends, behind its line end, ascending."""
 
 _LF, _CR, _QUOTE, _COMMA = b'\n\r",'
+_FIELD = rb'(?:"(?:[^"]|"")*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+|)'
+_RECORD = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*+(\r\n|\n|\r|\Z)")
 
 
 class ByteStream(Protocol):
@@ -112,10 +114,6 @@ def csv_ends(text: bytes, is_last: bool) -> Ends:
     if not opens.all():  # a mark in the midst of a value, as in 5" disk: marks do not pair up
         return _csv_ends_one_by_one(text, is_last)
     return lines[np.searchsorted(quotes, lines) % 2 == 0]
-
-
-_FIELD = rb'(?:"(?:[^"]|"")*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+|)'
-_RECORD = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*+(\r\n|\n|\r|\Z)")
 
 
 def _csv_ends_one_by_one(text: bytes, is_last: bool) -> Ends:
