@@ -7,8 +7,8 @@ PY := .venv/bin/python
 STAMP := .venv/.installed
 # Two processes, file by file in order: the layers that start Spark and Airflow come first.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
-# `dev` has the extras of all connectors and back ends.
-LOCK_EXTRAS := --extra airflow --extra demo --extra dev
+# `dev` has the runtime, the provider, and the extras of all connectors and back ends.
+LOCK_EXTRAS := --extra demo --extra dev
 
 .PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check house rules sim sim-mutants crash-matrix format bench-w1 bench-latency bench-state bench-large-state \
   bench-coordinator bench-end bench-waiters nexmark-check flink-endings yarn lock clean
