@@ -55,9 +55,10 @@ test-airflow: preflight  ## one real `airflow standalone`, driven over REST: rec
 	@$(if $(VERSION),$(AIRFLOW_PY) -m pytest tests/unit/airflow)
 	@$(AIRFLOW_PY) -m pytest tests/airflow $(if $(ONLY),-m "$(ONLY)") $(if $(filter 3.2,$(VERSION)),$(NOT_ON_3.2))
 
-test-gate: preflight  ## the slow tests on real Spark that `.ci/run` runs beside `test`
+test-gate: preflight  ## the slow tests that `.ci/run` runs beside `test`: on real Spark, and in fresh environments
 	@$(MAKE) --no-print-directory setup
 	@$(PY) -m pytest tests/integration -m gate
+	@$(PY) -m pytest tests/environments
 
 yarn: setup  ## fetch YARN's packages from Maven, for the tests that need a real one (56 MB)
 	@$(PY) tests/yarn_cluster.py

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Collection, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 
 from tidegate.errors import MissingExtraError
 
@@ -74,13 +74,16 @@ def require_runtime(what: str, *, apart_from: Collection[str] = ()) -> None:
         found = find_spec(package)
         if found is None:
             raise _missing(what, RUNTIME, f"the package {package} is not installed")
-        if package == "pyspark" and not _has_classic_spark(found.submodule_search_locations or ()):
+        if package == "pyspark" and not _starts_spark(found):
             raise _missing(what, RUNTIME, "pyspark-client is installed in the place of pyspark")
 
 
-def _has_classic_spark(places: Collection[str]) -> bool:
-    """Whether it is the whole pyspark: pyspark-client has the same name, without the part that starts Spark."""
-    return any(os.path.isdir(os.path.join(place, "core")) for place in places)
+def _starts_spark(pyspark: ModuleSpec) -> bool:
+    """Whether it is the whole pyspark: pyspark-client has the same name, without the part that starts Spark.
+
+    Slots find pyspark in a zip, so this asks Python's finders, not the disk.
+    """
+    return PathFinder.find_spec("pyspark.core", pyspark.submodule_search_locations) is not None
 
 
 def _missing(what: str, extra: str, cause: str) -> MissingExtraError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import zipfile
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -69,6 +70,7 @@ class TestRuntime:
             spec = found[name] = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = [str(tmp_path / name)]
         (tmp_path / "pyspark" / "core").mkdir()
+        (tmp_path / "pyspark" / "core" / "__init__.py").touch()
         monkeypatch.setattr("importlib.util.find_spec", lambda name: found[name])
         return found
 
@@ -81,9 +83,20 @@ class TestRuntime:
             require_runtime("a driver")
 
     def test_pyspark_client_is_no_pyspark(self, installed: dict[str, ModuleSpec | None], tmp_path: Path) -> None:
+        (tmp_path / "pyspark" / "core" / "__init__.py").unlink()
         (tmp_path / "pyspark" / "core").rmdir()
         with pytest.raises(MissingExtraError, match="pyspark-client is installed in the place of pyspark"):
             require_runtime("a driver")
+
+    def test_pyspark_may_lie_in_a_zip_as_it_does_for_slots(
+        self, installed: dict[str, ModuleSpec | None], tmp_path: Path
+    ) -> None:
+        with zipfile.ZipFile(tmp_path / "pyspark.zip", "w") as archive:
+            archive.writestr("pyspark/core/__init__.py", "")
+        spec = installed["pyspark"]
+        assert spec is not None
+        spec.submodule_search_locations = [str(tmp_path / "pyspark.zip" / "pyspark")]
+        require_runtime("a slot")
 
     def test_a_package_that_comes_from_elsewhere_may_be_missing(self, installed: dict[str, ModuleSpec | None]) -> None:
         installed["pyspark"] = None
