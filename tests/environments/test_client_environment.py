@@ -64,6 +64,15 @@ def test_a_verb_of_the_runtime_names_the_extra_in_one_line(
     assert line.endswith('is not installed. Run: pip install "tidegate[spark]"')
 
 
+def test_an_agent_that_would_launch_drivers_without_the_runtime_does_not_begin(
+    client: Environment, tmp_path: Path
+) -> None:
+    done = client.tidegate("agent", "--root", str(tmp_path))
+    assert done.returncode == 12
+    (line,) = done.stderr.splitlines()
+    assert client.python in line and 'Set "python" to an interpreter with tidegate[spark]' in line
+
+
 @pytest.mark.parametrize(
     ("statement", "extra"),
     [

@@ -16,7 +16,6 @@ from tidegate.jobs.launch.launcher import Launcher
 from tidegate.jobs.launch.launcher_checks import require_interpreter
 from tidegate.jobs.launch.launcher_registry import (
     AGENT,
-    BUILT_IN,
     find_driver,
     launcher_class,
     launchers,
@@ -44,8 +43,7 @@ def check_machine(
         SlotsUnavailableError: see `require_machine`.
     """
     if runs_on_this_host(root.launcher):
-        if root.launcher in BUILT_IN:  # what `python` means to another package's launcher, that one knows
-            require_interpreter(root.launcher_settings())
+        require_interpreter(root.launcher_settings())
         require_machine(master or root.master, without_ports(spark_conf) if replaces else spark_conf, options)
 
 

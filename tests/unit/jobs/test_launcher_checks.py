@@ -64,7 +64,7 @@ def test_spark_submit_brings_its_own_pyspark() -> None:
         asked.append(tuple(command))
         return HAS_ALL
 
-    for kind in ("local", "spark-submit"):
+    for kind in ("local", "spark-submit", "yarn", "agent"):
         require_interpreter(LauncherSettings(kind, python="/x/python"), World(run))
     assert [words[:2] + words[3:] for words in asked] == [("/x/python", "-c"), ("/x/python", "-c", "pyspark")]
 

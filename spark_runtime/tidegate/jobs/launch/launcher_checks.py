@@ -38,7 +38,10 @@ def check_interpreter(settings: LauncherSettings, world: World) -> Check:
 
 
 def require_interpreter(settings: LauncherSettings, world: World | None = None) -> None:
-    """Raise EnvironmentProblemError when the interpreter of drivers on this host has no runtime."""
+    """Raise EnvironmentProblemError when the interpreter of drivers on this host has no runtime. Other launchers have
+    none here, and what `python` means to another package's launcher, that one knows."""
+    if settings.kind not in ("local", "spark-submit"):
+        return
     found = check_interpreter(settings, World() if world is None else world)
     if not found.ok:
         raise EnvironmentProblemError(found.text)
