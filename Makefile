@@ -7,8 +7,8 @@ PY := .venv/bin/python
 STAMP := .venv/.installed
 # Two processes, file by file in order: the layers that start Spark and Airflow come first.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
-# `dev` has the extras of all connectors and back ends.
-LOCK_EXTRAS := --extra airflow --extra demo --extra dev
+# `dev` has the runtime, the provider, and the extras of all connectors and back ends.
+LOCK_EXTRAS := --extra demo --extra dev
 
 .PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check house rules sim sim-mutants crash-matrix format bench-w1 bench-latency bench-state bench-large-state \
   bench-coordinator bench-end bench-waiters nexmark-check flink-endings yarn lock clean
@@ -55,9 +55,10 @@ test-airflow: preflight  ## one real `airflow standalone`, driven over REST: rec
 	@$(if $(VERSION),$(AIRFLOW_PY) -m pytest tests/unit/airflow)
 	@$(AIRFLOW_PY) -m pytest tests/airflow $(if $(ONLY),-m "$(ONLY)") $(if $(filter 3.2,$(VERSION)),$(NOT_ON_3.2))
 
-test-gate: preflight  ## the slow tests on real Spark that `.ci/run` runs beside `test`
+test-gate: preflight  ## the slow tests that `.ci/run` runs beside `test`: on real Spark, and in fresh environments
 	@$(MAKE) --no-print-directory setup
 	@$(PY) -m pytest tests/integration -m gate
+	@$(PY) -m pytest tests/environments
 
 yarn: setup  ## fetch YARN's packages from Maven, for the tests that need a real one (56 MB)
 	@$(PY) tests/yarn_cluster.py

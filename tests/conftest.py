@@ -1,9 +1,10 @@
 """What every layer shares: what the machine must have, and an environment that is the same on every machine.
 
 Layers, by folder: `tests/unit` (no process, no network), `tests/integration` (real Spark), `tests/airflow` (real
-Airflow, which starts real Spark), `tests/ui` (a real browser). Code that several layers share is in `tests/support`. A
-layer whose needs are not met is an error that names them, never a skip. Tests of a program that not everyone needs
-(PostgreSQL's server, Chromium, YARN) are left out where it is not installed, and named at the end.
+Airflow, which starts real Spark), `tests/ui` (a real browser), `tests/environments` (the wheel, installed as users
+install it). Code that several layers share is in `tests/support`. A layer whose needs are not met is an error that
+names them, never a skip. Tests of a program that not everyone needs (PostgreSQL's server, Chromium, YARN) are left out
+where it is not installed, and named at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import pytest
 import yarn_cluster
 
 TESTS = Path(__file__).parent
-LAYERS_WITH_SPARK = ("integration", "airflow", "ui")
+LAYERS_WITH_SPARK = ("airflow", "environments", "integration", "ui")
 OLDEST_JAVA = 17
 OPTIONAL = {
     "postgres": ("a PostgreSQL server", "apt-get install postgresql", postgres_server.programs),

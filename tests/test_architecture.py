@@ -27,7 +27,7 @@ MOST_EXCEPTIONS = 10
 EMPTY_NAMES = {"manager", "handler", "helper", "helpers", "utils", "util", "common", "core", "misc", "engine", "impl"}
 CODE_RUNNING_FORMATS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 # All that the provider may import of the runtime: the job directory, and what it is made of.
-PROVIDER_MAY_IMPORT = ("tidegate.jobs", "tidegate.errors", "tidegate.units", "tidegate.clock")
+PROVIDER_MAY_IMPORT = ("tidegate.jobs", "tidegate.errors", "tidegate.extras", "tidegate.units", "tidegate.clock")
 
 # Who may ask the clock that people set: times for people, the expiry of commands, the processing time of operators.
 WALL_CLOCK_READERS = {"clock.py", "spark/driver.py", "subtask/deployment.py"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+
+from tidegate.extras import PACKAGES
 
 REPOSITORY = Path(__file__).parents[1]
 ROOTS = {"tidegate": REPOSITORY / "spark_runtime", "airflow_tidegate": REPOSITORY / "provider"}
@@ -122,20 +125,42 @@ def test_every_entry_point_names_a_function_that_exists(wheel: zipfile.ZipFile) 
     assert run.returncode == 0, run.stderr
 
 
-def test_the_runtime_alone_needs_no_airflow(metadata: Message) -> None:
-    unconditional = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
-    names = sorted(line.split(">")[0].split("<")[0].split("=")[0].strip() for line in unconditional)
-    assert names == ["fsspec", "numba", "numpy", "pendulum", "pyarrow", "pyspark"]
-    extras = {"airflow", "s3", "delta", "postgres", "rocksdb", "simulation", "demo", "dev"}
-    assert set(metadata.get_all("Provides-Extra", [])) == extras
+def required(metadata: Message, extra: str | None = None) -> list[str]:
+    """Sorted names of the distributions that pip installs with the wheel; with `extra`: of those that it adds."""
+    found = [line.partition(";") for line in metadata.get_all("Requires-Dist", [])]
+    wanted = [name for name, _, when in found if (f'extra == "{extra}"' in when if extra else not when)]
+    return sorted(re.split(r"[^A-Za-z0-9-]", name)[0] for name in wanted)
+
+
+def test_the_wheel_alone_is_the_client(metadata: Message) -> None:
+    assert required(metadata) == ["fsspec", "pendulum"]
     assert metadata["Requires-Python"] in ("<3.15,>=3.11", ">=3.11,<3.15")
 
 
-def test_the_extra_of_developers_refers_to_those_of_connectors_and_back_ends_and_repeats_none() -> None:
+def test_the_airflow_provider_brings_no_runtime(metadata: Message) -> None:
+    assert required(metadata, "airflow") == ["apache-airflow"]
+    assert required(metadata, "spark") == ["numba", "numpy", "pyarrow", "pyspark"]
+
+
+def test_every_extra_of_users_is_known_where_missing_packages_are_named(metadata: Message) -> None:
+    names = {"apache-airflow": "airflow"}
+    extras = set(metadata.get_all("Provides-Extra", [])) - {"demo", "dev"}
+    installed = {extra: {names.get(name, name) for name in required(metadata, extra)} for extra in extras}
+    assert installed == {extra: set(packages) for extra, packages in PACKAGES.items()}
+
+
+def test_the_extra_of_developers_refers_to_all_others_and_repeats_none() -> None:
     extras = {name: wanted.split() for name, wanted in setup_cfg()["options.extras_require"].items()}
-    own = extras.keys() - {"airflow", "demo", "dev"}
+    own = extras.keys() - {"demo", "dev"}
     assert f"tidegate[{','.join(sorted(own))}]" in extras["dev"]
     assert not {package for name in own for package in extras[name]} & set(extras["dev"])
+
+
+def test_the_wheel_says_where_the_project_lives(metadata: Message) -> None:
+    pages = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
+    assert {"Documentation", "Source", "Issues", "Changelog"} <= pages.keys()
+    assert all(page.startswith("https://") for page in pages.values())
+    assert metadata["Author"] and metadata["Maintainer"]
 
 
 def test_the_lock_pins_every_dependency_and_never_pyspark_client() -> None:

@@ -30,7 +30,7 @@ printf 'apache-airflow==%s.*\n' "$version" > "$folder/airflow.txt"
 printf 'pyspark-client ; python_version < "3"\n' > "$folder/overrides.txt"
 "$python" -m uv pip compile --quiet --python "$folder/bin/python" --no-emit-index-url --no-header \
     --constraint "$folder/airflow.txt" --override "$folder/overrides.txt" \
-    --extra airflow --extra demo --extra dev setup.cfg --output-file "$lock" >/dev/null
+    --extra demo --extra dev setup.cfg --output-file "$lock" >/dev/null
 "$python" -m uv pip sync --quiet --python "$folder/bin/python" --compile-bytecode "$lock"
 "$python" -m uv pip install --quiet --python "$folder/bin/python" --no-deps --no-build-isolation -e .
 touch "$stamp"

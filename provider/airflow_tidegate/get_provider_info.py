@@ -102,7 +102,7 @@ def _connection_fields() -> dict[str, Any]:
         "python": {
             "label": "Python interpreter",
             "schema": text,
-            "description": "The drivers' interpreter, with tidegate and pyspark; default: the Airflow worker's own. "
+            "description": "The drivers' interpreter, with tidegate[spark]; default: the Airflow worker's own. "
             "With yarn and kubernetes: inside the container.",
         },
         "spark_submit": {

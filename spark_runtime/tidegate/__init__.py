@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tidegate.connectors.connector_registry import BUILT_IN as _CONNECTORS
+from tidegate.extras import extra_required_by as _extra_required_by
 
 __version__ = "0.1.0"
 
@@ -151,10 +152,11 @@ else:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home."""
+    """Import a public name from its home. Raises MissingExtraError when the extra that it needs is not installed."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    with _extra_required_by(f"tidegate.{name}"):
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

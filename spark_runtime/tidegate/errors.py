@@ -113,6 +113,10 @@ class EnvironmentProblemError(TidegateError):
     code = "environment"
 
 
+class MissingExtraError(EnvironmentProblemError, ImportError):
+    """An extra of the distribution is not installed. An ImportError too, so that `try: import` works as usual."""
+
+
 class FencedError(TidegateError):
     """A newer generation reigns over this job; this process must stop and touch nothing more."""
 

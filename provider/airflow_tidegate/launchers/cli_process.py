@@ -66,7 +66,8 @@ def run_verb(
 
     Raises:
         CommandRefusedError: what the verb refused, in its words.
-        EnvironmentProblemError: the process did not say what became of it.
+        EnvironmentProblemError: the interpreter lacks the runtime or a connector's library, or the process gave no
+            answer.
         WaitTimeoutError: it took too long; what it has done is done.
     """
     where = f"job {job_id}"
@@ -94,5 +95,10 @@ def run_verb(
         ) from error
     if "error" in document:
         told = document["error"]
+        if told["code"] == EnvironmentProblemError.code:
+            remedy = f'{told["remedy"]}, or set "python" of the connection to an interpreter that has it'
+            raise EnvironmentProblemError(
+                told["what"], where=f"{where}, {command[0]}", cause=told["cause"], remedy=remedy
+            )
         raise CommandRefusedError(told["what"], where=told["where"], cause=told["cause"], remedy=told["remedy"])
     return dict(document)

@@ -13,7 +13,14 @@ from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.desired_state import want_running
 from tidegate.jobs.launch.driver_requirements import require_machine, without_ports
 from tidegate.jobs.launch.launcher import Launcher
-from tidegate.jobs.launch.launcher_registry import AGENT, find_driver, launcher_class, launchers, runs_on_this_host
+from tidegate.jobs.launch.launcher_checks import require_interpreter
+from tidegate.jobs.launch.launcher_registry import (
+    AGENT,
+    find_driver,
+    launcher_class,
+    launchers,
+    runs_on_this_host,
+)
 from tidegate.jobs.launches import find_local
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Launch, Spec
@@ -32,9 +39,11 @@ def check_machine(
         replaces: the job runs, and its driver still has its ports.
 
     Raises:
-        EnvironmentProblemError, SlotsUnavailableError: see `require_machine`.
+        EnvironmentProblemError: the interpreter of the drivers has no runtime; or see `require_machine`.
+        SlotsUnavailableError: see `require_machine`.
     """
     if runs_on_this_host(root.launcher):
+        require_interpreter(root.launcher_settings())
         require_machine(master or root.master, without_ports(spark_conf) if replaces else spark_conf, options)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tidegate.cli.arguments import Parser
 from tidegate.cli.environment import Surroundings
-from tidegate.errors import EnvironmentProblemError
+from tidegate.extras import extra_required_by
 
 RUNTIME: Mapping[str, str] = {
     "start": "tidegate.cli.pipeline_validation:validate",
@@ -28,7 +28,6 @@ RUNTIME: Mapping[str, str] = {
     "gc": "tidegate.cli.upkeep.job_garbage:run",
 }
 """What a verb needs of the runtime: "module:function"."""
-RUNTIME_EXTRA = "tidegate[spark]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +82,9 @@ def add_arguments(verb: str, parser: Parser) -> None:
 
 
 def runtime(verb: str) -> Any:
-    """What `verb` needs of the runtime, imported now. Raises EnvironmentProblemError when that is not installed."""
-    try:
+    """What `verb` needs of the runtime, imported now. Raises MissingExtraError when that is not installed."""
+    with extra_required_by(f"`tidegate {verb}`"):
         return _loaded(RUNTIME[verb])
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "tidegate":
-            raise  # a mistake of ours, not of the installation
-        raise EnvironmentProblemError(
-            f"`tidegate {verb}` needs the runtime",
-            cause=f"the package {error.name} is not installed",
-            remedy=f"Install {RUNTIME_EXTRA} here",
-        ) from error
 
 
 def with_runtime(verb: str) -> Callable[[argparse.Namespace, Surroundings], int]:

@@ -13,8 +13,11 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from tidegate.errors import PipelineError
+from tidegate.extras import installation
 from tidegate.jobs.records import RelativePaths
 from tidegate.jobs.secrets import resolve_secrets
+
+S3_PROTOCOLS = ("s3", "s3a")
 
 _relative_paths: ContextVar[RelativePaths | None] = ContextVar("relative paths", default=None)
 
@@ -68,12 +71,10 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None) -> tupl
     try:
         filesystem, path = url_to_fs(url, **options)
     except (ImportError, ValueError, TypeError) as e:
-        raise PipelineError(
-            "Cannot open this file system",
-            where=url,
-            cause=str(e),
-            remedy="Check the URL's protocol, install its fsspec package, and check the names in storage_options",
-        ) from e
+        remedy = "Check the URL's protocol, install its fsspec package, and check the names in storage_options"
+        if isinstance(e, ImportError) and url.partition("://")[0] in S3_PROTOCOLS:
+            remedy = f"Run: {installation('s3')}, wherever driver and slots run"
+        raise PipelineError("Cannot open this file system", where=url, cause=str(e), remedy=remedy) from e
     return filesystem, path
 
 

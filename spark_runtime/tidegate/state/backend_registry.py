@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from tidegate.errors import OptionError
+from tidegate.extras import installation
 from tidegate.state.keyed_state import KeyedStateBackend
 
 BACKENDS = {
@@ -39,7 +40,7 @@ def new_backend(name: str) -> KeyedStateBackend:
             f"The state back end {name!r} cannot be loaded ({error})",
             where="option state_backend",
             cause="what it needs is not installed here",
-            remedy=f"Install tidegate[{name}] on the driver and every executor, or use 'heap'",
+            remedy=f"Run: {installation(name)}, on the driver and every executor, or use 'heap'",
         ) from error
     backend: KeyedStateBackend = found()
     return backend

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from tidegate.errors import PipelineError
 from tidegate.state.keyed_state import Found
-from tidegate.state.keys.key_index import KeyReader
 
 MAX_BATCHES = 64
 """Batches that a state keeps before it makes one of them."""
@@ -29,6 +28,8 @@ class BroadcastMap:
 
     def __init__(self, name: str, key: pa.Schema, columns: pa.Schema) -> None:
         """Args: key: columns of the key. columns: of what is kept for it."""
+        from tidegate.state.keys.key_index import KeyReader  # it has kernels; a graph is made without them
+
         self.name = name
         self.writable = True
         self._key = key

@@ -9,6 +9,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tidegate.extras import extra_required_by
+
 if TYPE_CHECKING:
     from tidegate.testing.aggregate_conformance import AggregateConformance
     from tidegate.testing.fed_source import Fed
@@ -56,10 +58,11 @@ if "_pytest.assertion" in sys.modules:  # before they are imported; else a faile
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home."""
+    """Import a public name from its home. Raises MissingExtraError when the runtime is not installed."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    with extra_required_by(f"tidegate.testing.{name}"):
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +60,19 @@ def test_what_this_host_lacks_is_said_before_anything_is_submitted(job: Job, mon
         start(options={"parallelism": 3}).execute(job.context())
     monkeypatch.setenv("JAVA_HOME", str(job.root))
     with pytest.raises(AirflowException, match="cannot be run; Spark needs Java 17 or newer"):
+        start().execute(job.context())
+    assert job.client.specs() == () and job.launches == []
+
+
+def test_an_interpreter_without_the_runtime_is_named_before_anything_is_submitted(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho the package numba is not installed >&2; exit 1\n")
+    python.chmod(0o755)
+    root = replace(start().job_root(), python=str(python))
+    monkeypatch.setattr(TidegateStartJobOperator, "job_root", lambda _: root)
+    with pytest.raises(AirflowException, match=rf'{python} has no runtime .* Set "python" to .*tidegate\[spark\]'):
         start().execute(job.context())
     assert job.client.specs() == () and job.launches == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,15 @@ def test_an_interpreter_without_tidegate_is_named(job: Job, driver: ScriptedDriv
     python.write_text("#!/bin/sh\necho no module named tidegate >&2; exit 1\n")
     python.chmod(0o755)
     with pytest.raises(EnvironmentProblemError, match="no module named tidegate"):
+        commit_pending(JobRoot(str(job.root), python=str(python)), "j1", (), asked_by="x", timeout_s=60.0)
+
+
+def test_an_interpreter_without_the_runtime_is_told_to_be_replaced(job: Job, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    error = {"code": "environment", "what": "`tidegate gc` needs the runtime", "where": "", "cause": "no numba"}
+    python.write_text(f"#!/bin/sh\necho '{json.dumps({'error': {**error, 'remedy': 'Run: pip'}})}'; exit 12\n")
+    python.chmod(0o755)
+    with pytest.raises(EnvironmentProblemError, match=f'needs the runtime .*{python}.* or set "python" of the conn'):
         commit_pending(JobRoot(str(job.root), python=str(python)), "j1", (), asked_by="x", timeout_s=60.0)
 
 

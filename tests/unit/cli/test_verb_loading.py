@@ -26,16 +26,18 @@ print("loaded", *sorted(sys.modules))
 sys.exit(code)
 """
 WITHOUT_RUNTIME = """
-import importlib.abc, sys
+import sys
 
-class Absent(importlib.abc.MetaPathFinder):
-    there = sys.stdlib_module_names | {"tidegate", "fsspec"}
+class WithoutRuntime:
+    there = sys.stdlib_module_names | {"tidegate", "fsspec", "pendulum"}
+
+    def __init__(self, finder):
+        self._finder = finder
 
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in self.there:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return self._finder.find_spec(name, path, target) if name.partition(".")[0] in self.there else None
 
-sys.meta_path.insert(0, Absent())
+sys.meta_path[:] = [WithoutRuntime(finder) for finder in sys.meta_path]
 from tidegate.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -106,6 +108,9 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         ("snapshot read", ("snapshot", "read", "flights/checkpoints/chk-1", "--uid", "u", "--state", "s")),
         ("snapshot check", ("snapshot", "check", "flights/checkpoints/chk-1", "p.py:build")),
         ("start", ("start", "p.py:build", "--job-id", "other")),
+        ("restore", ("restore", "flights")),
+        ("fork", ("fork", "flights", "--job-id", "other")),
+        ("rescale", ("rescale", "flights", "--parallelism", "2")),
     ],
 )
 def test_without_the_runtime_a_verb_that_needs_it_says_which_extra(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from tidegate.errors import EnvironmentProblemError
 from tidegate.jobs.launch.launcher import LauncherSettings, World
+from tidegate.jobs.launch.launcher_checks import require_interpreter
 from tidegate.jobs.launch.launcher_registry import check_launcher
 from tidegate.jobs.launch.programs import Answer, connects
 
 SUBMIT = sys.executable  # any program that is there
-HAS_ALL = Answer(0, "pyspark 4.3.0\n")
+HAS_ALL = Answer(0, "")
 IMAGE = {"spark.kubernetes.container.image": "repo/tidegate:1"}
 
 
@@ -44,11 +45,34 @@ def check(
 
 
 def test_a_local_driver_needs_an_interpreter() -> None:
-    assert check("local", python="/x/python") == (["/x/python has tidegate and pyspark 4.3.0"], [])
-    lacking = Answer(1, "Traceback\nModuleNotFoundError: No module named 'tidegate'\n")
-    assert "No module named 'tidegate'. Name an interpreter" in check("local", answer=lacking)[1][0]
+    assert check("local", python="/x/python") == (["/x/python has the runtime"], [])
+    lacking = Answer(1, "No module named 'tidegate'\n")
+    assert "No module named 'tidegate'. Set \"python\" to" in check("local", answer=lacking)[1][0]
+    nameless = Answer(1, "the package numba is not installed\n")
+    assert check("local", python="/x/python", answer=nameless)[1] == [
+        "python: /x/python has no runtime for a driver: the package numba is not installed. "
+        'Set "python" to an interpreter with tidegate[spark], or run there: pip install "tidegate[spark]"'
+    ]
     missing = EnvironmentProblemError("/x/python cannot be run")
     assert check("local", answer=missing)[1] == ["python: /x/python cannot be run"]
+
+
+def test_spark_submit_brings_its_own_pyspark() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def run(command: Sequence[str], limit_s: float) -> Answer:
+        asked.append(tuple(command))
+        return HAS_ALL
+
+    for kind in ("local", "spark-submit", "yarn", "agent"):
+        require_interpreter(LauncherSettings(kind, python="/x/python"), World(run))
+    assert [words[:2] + words[3:] for words in asked] == [("/x/python", "-c"), ("/x/python", "-c", "pyspark")]
+
+
+def test_the_probe_of_an_interpreter_answers_for_this_one() -> None:
+    require_interpreter(LauncherSettings("local"))
+    with pytest.raises(EnvironmentProblemError, match="/no/such/python cannot be run"):
+        require_interpreter(LauncherSettings("local", python="/no/such/python"))
 
 
 @pytest.mark.parametrize("launcher", ["local", "spark-submit"])

@@ -52,6 +52,38 @@ def test_drawing_a_pipeline_loads_no_operator() -> None:
     assert run.stdout.strip() == "[]"
 
 
+DRAWING = """
+import sys
+import pyarrow as pa
+import pyarrow.compute as pc
+import tidegate
+
+names = [name for name in tidegate.__all__ if not name.startswith("read_state")]
+assert all(hasattr(tidegate, name) for name in names)
+
+
+class Remember(tidegate.KeyedProcess):
+    states = (tidegate.value_state("last", {"v": pa.int64()}),)
+
+    def process(self, rows, ctx): ...
+
+
+SCHEMA = pa.schema([("v", pa.int64()), ("t", pa.timestamp("us"))])
+p = tidegate.Pipeline()
+numbers = p.read(tidegate.DataGen(lambda n: {"v": n, "t": n}, SCHEMA, rows=5), uid="numbers")
+numbers = numbers.with_watermark("t", "1 s").filter(pc.field("v") > 1)
+numbers.group_by("v").process(Remember(), schema=SCHEMA, uid="remember").write(tidegate.Discard(), uid="out")
+p.build()
+print("numba" in sys.modules)
+"""
+
+
+def test_drawing_a_pipeline_without_aggregates_compiles_nothing() -> None:
+    """Numba takes half a second to import. Built-in aggregates load it: they lie beside their kernels."""
+    run = subprocess.run([sys.executable, "-c", DRAWING], capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "False", run.stderr
+
+
 class WithoutOperator(OperatorSpec):
     def describe(self) -> str:
         return "nothing"

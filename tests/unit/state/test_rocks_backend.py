@@ -249,7 +249,7 @@ def test_leftovers_of_a_killed_process_go_when_it_opens_and_its_own_when_it_clos
 
 def test_without_rocksdict_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, opened: Opener) -> None:
     monkeypatch.setitem(sys.modules, "rocksdict", None)
-    with pytest.raises(PipelineError, match=r"pip install 'tidegate\[rocksdb\]'"):
+    with pytest.raises(PipelineError, match=r'pip install "tidegate\[rocksdb\]"'):
         opened()
 
 

@@ -12,6 +12,7 @@ from tidegate.cli.jobs.commands import ask
 from tidegate.cli.jobs.start import add_waiting, run_submission
 from tidegate.cli.pipeline_arguments import add_log_format
 from tidegate.errors import CommandRefusedError, OptionError
+from tidegate.extras import require_runtime
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.driver_requirements import require_machine, without_ports
 from tidegate.jobs.options import JobOptions
@@ -36,6 +37,7 @@ def add_rescale(parser: Parser) -> None:
 
 def rescale(args: argparse.Namespace, around: Surroundings) -> int:
     """Suspend, submit, start. A job that runs at the parallelism already is left as it is."""
+    require_runtime("`tidegate rescale`")
     client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     view = client.view()

@@ -18,6 +18,7 @@ from tidegate.cli.pipeline_arguments import add_log_format, add_pipeline_setting
 from tidegate.cli.presentation import status_text, view_document, view_lines
 from tidegate.cli.verb_registry import runtime
 from tidegate.errors import CommandRefusedError, JobNotFoundError, OptionError
+from tidegate.extras import require_runtime
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pinned_graph
 from tidegate.jobs.client import fork as forking
 from tidegate.jobs.client import submission
@@ -140,6 +141,7 @@ def add_waiting(parser: argparse.ArgumentParser) -> None:
 
 def start(args: argparse.Namespace, around: Surroundings) -> int:
     """Submit and start anew."""
+    require_runtime("`tidegate start`")
     client = job_of(JobClient, args, around)
     options = JobOptions.from_mapping(given_options(args) or {})
     given = given_arguments(args) or {}
@@ -170,6 +172,7 @@ def start(args: argparse.Namespace, around: Surroundings) -> int:
 
 def restore(args: argparse.Namespace, around: Surroundings) -> int:
     """Submit and start from a snapshot. Options and arguments given are laid over those of the submission before."""
+    require_runtime("`tidegate restore`")
     client = job_of(JobClient, args, around)
     before = client.spec(client.view().followed) if client.specs() else None
     if before is None and args.pipeline is None:
@@ -220,6 +223,7 @@ def _pinned(client: JobClient, before: Spec) -> PinnedGraph | None:
 
 def fork(args: argparse.Namespace, around: Surroundings) -> int:
     """Submit and start a fork. Options and arguments given are laid over those under which its snapshot was taken."""
+    require_runtime("`tidegate fork`")
     client = job_of(JobClient, args, around)
     where = arguments.root(args, around.environment), arguments.storage_options(args, around.environment)
     original = around.connect(JobClient, where[0], args.original, where[1])

@@ -13,6 +13,7 @@ from tidegate.errors import OptionError
 from tidegate.jobs.launch import launcher_registry
 from tidegate.jobs.launch.agent import Agent
 from tidegate.jobs.launch.launcher import LauncherSettings
+from tidegate.jobs.launch.launcher_checks import require_interpreter
 from tidegate.jobs.launch.relaunch import Budget
 
 RESTARTS = 3
@@ -55,7 +56,12 @@ def agent(args: argparse.Namespace, around: Surroundings) -> int:
 
 
 def make_agent(args: argparse.Namespace, around: Surroundings) -> Agent:
-    """The agent that the command line describes. Raises OptionError."""
+    """The agent that the command line describes.
+
+    Raises:
+        EnvironmentProblemError: drivers are to run here, with an interpreter that has no runtime.
+        OptionError: an option is wrong.
+    """
     within = arguments.duration(args.within, "--within")
     assert within is not None, "it has a default"
     given = {setting.name: getattr(args, setting.name) for setting in launcher_registry.settings()}
@@ -65,6 +71,7 @@ def make_agent(args: argparse.Namespace, around: Surroundings) -> Agent:
         spark_submit=args.spark_submit,
         extra={name: value for name, value in given.items() if value is not None},
     )
+    require_interpreter(settings)
     return Agent(
         arguments.root(args, around.environment),
         arguments.storage_options(args, around.environment),

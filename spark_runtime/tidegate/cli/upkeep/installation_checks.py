@@ -16,6 +16,7 @@ from typing import Any
 
 from tidegate.connectors.connector_registry import find_connector, registered_connectors
 from tidegate.errors import TidegateError
+from tidegate.extras import RUNTIME, installation
 from tidegate.jobs.launch.driver_requirements import (
     COMMAND_TIMEOUT_S,
     Finding,
@@ -55,7 +56,7 @@ def check_pyspark(installed: Mapping[str, str | None], has_jars: bool) -> Findin
         )
         return Finding("pyspark", False, both, f"Run `pip uninstall pyspark-client`, then `{again}`")
     if spark is None:
-        return Finding("pyspark", False, "not installed for this interpreter", "Install tidegate with its dependencies")
+        return Finding("pyspark", False, "not installed for this interpreter", f"Run: {installation(RUNTIME)}")
     if int(spark.split(".")[0]) < 4:
         return Finding("pyspark", False, f"{spark} is too old", "Install pyspark 4 or newer")
     if not has_jars:
@@ -141,7 +142,7 @@ def _has_jars() -> bool:
 def _package(name: str) -> Finding:
     version = _version(name)
     if version is None:
-        return Finding(name, False, "not installed for this interpreter", "Install tidegate with its dependencies")
+        return Finding(name, False, "not installed for this interpreter", f"Run: {installation(RUNTIME)}")
     return Finding(name, True, version)
 
 

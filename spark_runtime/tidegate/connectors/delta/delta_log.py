@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidegate.connectors.delta.delta_schema import check_table, delta_schema
-from tidegate.connectors.storage import sync_to_disk
+from tidegate.connectors.storage import S3_PROTOCOLS, sync_to_disk
 from tidegate.errors import OutageError, PipelineError
+from tidegate.extras import installation
 from tidegate.jobs.secrets import MASK, resolve_secrets
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from deltalake.transaction import AddAction
 
-S3_PROTOCOLS = ("s3", "s3a")
 LONGEST_CAUSE = 500
 """Characters of an error of delta-rs that are told."""
 
@@ -59,7 +59,7 @@ def require_deltalake(url: str) -> None:
             "The Delta sink needs the package deltalake",
             where=url,
             cause=str(e),
-            remedy="Install tidegate[delta], on the driver and on the workers",
+            remedy=f"Run: {installation('delta')}, on the driver and on the workers",
         ) from e
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.errors import EnvironmentProblemError, OptionError, PipelineError
+from tidegate.extras import installation
 from tidegate.jobs.secrets import MASK, is_reference, resolve_secrets
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def load_psycopg() -> Any:
             "The Postgres sink needs the package psycopg",
             where="this Python environment",
             cause=str(e).splitlines()[0],
-            remedy="Install the extra: pip install 'tidegate[postgres]', wherever driver and slots run",
+            remedy=f"Run: {installation('postgres')}, wherever driver and slots run",
         ) from e
     return psycopg
 

@@ -65,7 +65,7 @@ class LauncherSettings:
 
     Attributes:
         kind: of the launcher, see `launcher_registry.connection_kinds`.
-        python: interpreter of the driver, with tidegate and pyspark: a path of this machine, for YARN and Kubernetes
+        python: interpreter of the driver, with tidegate[spark]: a path of this machine, for YARN and Kubernetes
             one of the driver's container; None: this process's own, in a container python3.
         spark_submit: path of spark-submit; None: that of SPARK_HOME, else on the PATH, else beside `python`, or this
             process's own.

@@ -7,24 +7,49 @@ import sys
 from urllib.parse import urlsplit
 
 from tidegate.errors import EnvironmentProblemError
+from tidegate.extras import RUNTIME, distribution, installation
 from tidegate.jobs.launch.launcher import Check, LauncherSettings, World
 
-IMPORT_LIMIT_S = 60.0
-"""How long an interpreter may take to import tidegate and pyspark, seconds."""
-IMPORTS = "import tidegate, pyspark; print('pyspark', pyspark.__version__)"
+PROBE_LIMIT_S = 60.0
+"""How long an interpreter may take to say what it has, seconds: its disk may be a network's."""
+PROBE = """
+import sys
+try:
+    from tidegate.extras import require_runtime
+    require_runtime("a driver", apart_from=sys.argv[1:])
+except ImportError as error:
+    sys.exit(getattr(error, "cause", None) or str(error))
+"""
+"""What an interpreter is asked to run: it prints what is missing. Its arguments: packages that come from elsewhere."""
 
 
 def check_interpreter(settings: LauncherSettings, world: World) -> Check:
-    """Whether the interpreter of the drivers has what a driver imports."""
+    """Whether the interpreter of the drivers has the runtime. It imports no package of it, so that it takes 0.1 s."""
     python = settings.python or sys.executable
     try:
-        answer = world.run((python, "-c", IMPORTS), IMPORT_LIMIT_S)
+        answer = world.run((python, "-c", PROBE, *_brought(settings)), PROBE_LIMIT_S)
     except EnvironmentProblemError as error:
         return Check(False, f"python: {error}")
     if answer.code != 0:
-        last = (answer.text.strip().splitlines() or ["nothing"])[-1]
-        return Check(False, f"python: {python} lacks something: {last}. Name an interpreter with tidegate and pyspark")
-    return Check(True, f"{python} has tidegate and {answer.text.strip()}")
+        last = (answer.text.strip().splitlines() or ["it says nothing"])[-1]
+        remedy = f'Set "python" to an interpreter with {distribution(RUNTIME)}, or run there: {installation(RUNTIME)}'
+        return Check(False, f"python: {python} has no runtime for a driver: {last}. {remedy}")
+    return Check(True, f"{python} has the runtime")
+
+
+def require_interpreter(settings: LauncherSettings, world: World | None = None) -> None:
+    """Raise EnvironmentProblemError when the interpreter of drivers on this host has no runtime. Other launchers have
+    none here, and what `python` means to another package's launcher, that one knows."""
+    if settings.kind not in ("local", "spark-submit"):
+        return
+    found = check_interpreter(settings, World() if world is None else world)
+    if not found.ok:
+        raise EnvironmentProblemError(found.text)
+
+
+def _brought(settings: LauncherSettings) -> tuple[str, ...]:
+    """Packages of the runtime that a driver has not from its interpreter: spark-submit brings its own pyspark."""
+    return ("pyspark",) if settings.kind == "spark-submit" else ()
 
 
 def check_spark_submit(settings: LauncherSettings) -> Check:

@@ -66,7 +66,7 @@ def launch_local(
     """Start a driver for `spec` as a detached process of this machine, or find the one that runs already.
 
     Args:
-        python: interpreter with tidegate and pyspark.
+        python: interpreter with tidegate[spark].
         env: environment variables besides this process's own.
         sleep: for waiting until another launcher has recorded its process.
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from tidegate.errors import StoreError
+from tidegate.extras import installation
 from tidegate.jobs.secrets import resolve_secrets
 from tidegate.jobs.stores.store import Store
 
@@ -97,5 +98,5 @@ def _class_of(kind: StoreKind, url: str) -> Any:
             f"{url.partition(':')[0]}:// needs the package {kind.package}",
             where=url,
             cause=str(error),
-            remedy=f"Install tidegate[{kind.extra}]",
+            remedy=f"Run: {installation(kind.extra)}",
         ) from error

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tidegate.errors import DataError, SnapshotError
 from tidegate.snapshot.parts import StatePart
 from tidegate.state.keyed_state import Mask
-from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.keys.stored_values import Int64s
 from tidegate.units import CalendarUnit
 
 CALENDAR = "calendar"

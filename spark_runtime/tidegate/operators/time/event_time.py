@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tidegate.operators.time.watermark_specs import TimeUnit
-from tidegate.state.keys.key_bytes import Int64s, fixed_values, valid_mask
+from tidegate.state.keys.stored_values import Int64s, fixed_values, valid_mask
 
 _PER_SECOND: dict[str, int] = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _MICROSECONDS = 1_000_000

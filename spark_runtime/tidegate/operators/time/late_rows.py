@@ -9,7 +9,7 @@ import pyarrow as pa
 from tidegate.errors import DataError
 from tidegate.operators.stream_operator import OperatorContext, Output, SideOutput
 from tidegate.operators.time.event_time import EventTime
-from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.keys.stored_values import Int64s
 
 MIN_TIME_US, MAX_TIME_US = -(2**62), 2**62
 """Event times beyond these (some 146,000 years from 1970) are refused: window bounds must fit timestamp[us]."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from tidegate.state.cells import Cells
 from tidegate.state.keys.key_types import is_key_type
+
+if TYPE_CHECKING:  # it has kernels, and a pipeline is drawn without numba
+    from tidegate.state.cells import Cells
 
 SORTABLE = "numbers, decimals, strings, binary, booleans, dates and times"
 """Types that can be compared, in words; see `is_sortable`."""

@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from tidegate.errors import PipelineError
@@ -41,6 +40,10 @@ from tidegate.state.keys.decimal_keys import decimal_bytes
 from tidegate.state.keys.key_types import KEY_TYPES_TEXT, is_text_type, stored_array
 from tidegate.state.keys.key_types import is_fixed_key_type as is_fixed_key_type
 from tidegate.state.keys.key_types import is_key_type as is_key_type
+from tidegate.state.keys.stored_values import Int64s as Int64s
+from tidegate.state.keys.stored_values import fixed_values as fixed_values
+from tidegate.state.keys.stored_values import valid_mask as valid_mask
+from tidegate.state.keys.stored_values import width_of
 
 NULL_TAG = 0x00
 INT_TAG = 0x01
@@ -61,7 +64,6 @@ NANOSECOND_TAGS = (NANOSECOND_TAG, TIME_NANOSECOND_TAG, DURATION_NANOSECOND_TAG)
 
 CANONICAL_NAN_BITS = 0x7FF8000000000000
 
-Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -191,23 +193,6 @@ def key_array(batch: pa.RecordBatch, name: str) -> pa.Array:
     return stored_array(array)
 
 
-def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """True where `array` is not null."""
-    mask: npt.NDArray[np.bool_] = pc.is_valid(array).to_numpy(zero_copy_only=False)
-    return mask
-
-
-def fixed_values(array: pa.Array) -> Int64s:
-    """The raw values of an integer, date, time, timestamp or duration column as int64; anything where null; no copy
-    where they are so wide. uint64 wraps around."""
-    dtype: np.dtype[Any] = np.dtype(array.type.to_pandas_dtype()) if pt.is_integer(array.type) else _width(array.type)
-    buffer = array.buffers()[1]
-    if buffer is None:
-        return np.zeros(len(array), np.int64)
-    values = np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
-    return values.view(np.int64) if dtype.itemsize == 8 else values.astype(np.int64)
-
-
 def raw_values(array: pa.Array) -> Int64s:
     """Eight bytes a row that are equal exactly where two keys of this column are: the value itself, a float's
     normalised bits. For a column for which `is_fixed_key_type` holds; anything where null."""
@@ -225,12 +210,8 @@ def fixed_array(raw: Int64s, is_null: npt.NDArray[np.bool_] | None, type_: pa.Da
     if pt.is_integer(type_):
         width = np.dtype(type_.to_pandas_dtype())
         return pa.array(raw.view(width) if width.itemsize == 8 else raw.astype(width), mask=is_null)
-    width = _width(type_)
+    width = width_of(type_)
     return pa.array(raw if width.itemsize == 8 else raw.astype(width), mask=is_null).view(type_)
-
-
-def _width(type_: pa.DataType) -> np.dtype[Any]:
-    return np.dtype(np.int32 if type_.bit_width == 32 else np.int64)
 
 
 def _of_time(type_: pa.DataType) -> tuple[int, int, pa.DataType]:

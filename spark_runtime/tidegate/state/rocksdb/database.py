@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import EnvironmentProblemError, PipelineError, SnapshotError
+from tidegate.extras import installation
 from tidegate.state.rocksdb.byte_rows import ByteRows
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def require_rocksdict() -> None:
         raise PipelineError(
             "The state back end rocksdb needs the package rocksdict",
             cause=str(error),
-            remedy="Install it on driver and executors: pip install 'tidegate[rocksdb]', or use state_backend='heap'",
+            remedy=f"Run: {installation('rocksdb')}, on driver and executors, or use state_backend='heap'",
         ) from error
 
 
