@@ -10,7 +10,7 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # `dev` has the extras of all connectors and back ends.
 LOCK_EXTRAS := --extra airflow --extra demo --extra dev
 
-.PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check house rules sim sim-mutants crash-matrix format bench-w1 bench-latency bench-state bench-large-state \
+.PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check words house rules sim sim-mutants crash-matrix format bench-w1 bench-latency bench-state bench-large-state \
   bench-coordinator bench-end bench-waiters nexmark-check flink-endings yarn lock clean
 
 help:  ## this list
@@ -84,6 +84,9 @@ check: setup  ## ruff, mypy --strict, import-linter, architecture and packaging 
 	@.venv/bin/lint-imports --no-cache
 	@$(PY) -m pytest tests/test_architecture.py tests/test_packaging.py
 	@$(PY) tools/rules.py --quiet
+
+words: setup  ## prose of documents, docstrings and messages by docs/contributing/writing.md (PATHS="docs provider": a part)
+	@$(PY) tools/words.py $(PATHS)
 
 house: setup  ## what the layout is like: folders, import cycles, size of the wheel and of an Airflow image (IMAGE=no: quick)
 	@$(PY) tools/house.py $(if $(filter no,$(IMAGE)),--without-image)
