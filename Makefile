@@ -28,7 +28,7 @@ $(STAMP): requirements.lock setup.cfg pyproject.toml
 	@tools/setup.sh
 	@touch $@
 
-# Java is asked for before anything is downloaded.
+# Java is checked before anything is downloaded.
 demo: preflight  ## run the flight delays DAG in a real Airflow on a real Spark, and check its output
 	@$(MAKE) --no-print-directory setup
 	@$(PY) tools/demo.py
@@ -68,7 +68,7 @@ test-all: preflight  ## `test` and the tests marked slow, `test-airflow` among t
 	@$(PY) -m pytest $(PARALLEL) --ignore tests/airflow
 	@$(MAKE) --no-print-directory test-airflow
 
-# The interpreter with the Airflow that VERSION=3.1, 3.2 or 3.3 asks for (its newest patch release); without VERSION, .venv's.
+# The interpreter with the Airflow that VERSION=3.1, 3.2 or 3.3 names (its newest patch release); without VERSION, .venv's.
 AIRFLOW_PY := $(if $(VERSION),$(or $(AIRFLOW_ENVS),.)/.venv-airflow-$(VERSION)/bin/python,$(PY))
 # dag.test() of Airflow 3.2 asks its own API before that is up (docs/airflow/versions.md).
 NOT_ON_3.2 := --deselect tests/airflow/test_airflow_standalone.py::test_a_bounded_job_runs_to_its_end_under_dag_test
@@ -128,7 +128,7 @@ bench-large-state: preflight  ## 20 million keys in a slot of 1 GiB, on RocksDB 
 	@$(MAKE) --no-print-directory setup
 	@$(PY) benchmarks/large_state.py --write
 
-bench-end: preflight  ## time from the last record to "all committed" for 1, 3, 6 two-phase sinks in a chain
+bench-end: preflight  ## time from the last record to "all committed" for 1, 3, 6 two-phase-commit sinks in a chain
 	@$(MAKE) --no-print-directory setup
 	@$(PY) benchmarks/end_of_job.py --write
 
@@ -142,7 +142,7 @@ flink-endings: preflight  ## what rows become when a job ends, beside Flink (own
 	@$(MAKE) --no-print-directory setup
 	@$(PY) benchmarks/endings/endings.py --write $(if $(IN_PROCESS),--in-process)
 
-lock: setup  ## resolve requirements.lock anew for Python 3.11-3.14
+lock: setup  ## resolve requirements.lock again for Python 3.11-3.14
 	@{ printf '%s\n' \
 	  '# The exact versions `make setup` installs, for Python 3.11 to 3.14: all extras of setup.cfg.' \
 	  '# Written by `make lock` (uv, universal resolution); not edited by hand.' \
