@@ -90,6 +90,21 @@ def test_every_decision_record_that_code_and_documents_cite_exists() -> None:
     assert cited <= numbers
 
 
+def headings(document: Path) -> set[str]:
+    """Anchors of a document, as GitHub makes them of headings, and those that it sets itself."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    made = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return made | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(REPOSITORY).as_posix())
+def test_the_headings_that_a_document_links_to_exist(document: Path) -> None:
+    found = re.findall(r"\]\(([^)#\s:]*\.md)?#([^)]+)\)", document.read_text(encoding="utf-8"))
+    targets = {(document.parent / path if path else document, anchor) for path, anchor in found}
+    assert [(path.name, anchor) for path, anchor in targets if anchor not in headings(path)] == []
+
+
 def test_every_rule_that_code_and_tests_cite_is_in_the_semantics() -> None:
     defined = anchors(REPOSITORY / "docs" / "semantics.md")
     assert {"S1.1", "S7.8", "S9.4"} <= defined
