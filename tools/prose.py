@@ -6,7 +6,6 @@ Inline code and the values in f-strings stand as `Q1`, `Q2` and so on, so that o
 from __future__ import annotations
 
 import ast
-import inspect
 import io
 import itertools
 import re
@@ -24,7 +23,7 @@ CODE = "Q"
 """With a number, so that two of them side by side are no repeated word."""
 VALUE = "`value`"
 INLINE_CODE = re.compile(r"```.*?```|``[^`]+``|`[^`]*`", re.DOTALL)
-PROSE = re.compile(r"[A-Za-z]{2,}[ \n]+[A-Za-z]{2,}")
+PROSE = re.compile(r"[A-Za-z]{2,}[,;:.]?[ \n]+[A-Za-z]{2,}")
 """Two words side by side: a string without them is a name or a format, not a message."""
 DIRECTIVE = re.compile(r"#!|#?\s*(?:noqa|type:|ruff:|pragma|fmt:)")
 
@@ -77,12 +76,10 @@ def of_python(text: str) -> Iterator[Paragraph]:
         for statement in body if isinstance(body, list) else ():
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 docstrings.add(statement.value)
-    inside_f_string = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    f_string_parts = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside_f_string:
-            if node in docstrings:
-                yield from paragraphs(node.lineno, inspect.cleandoc(node.value))
-            elif PROSE.search(node.value):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in f_string_parts:
+            if node in docstrings or PROSE.search(node.value):
                 yield from paragraphs(node.lineno, node.value)
         elif isinstance(node, ast.JoinedStr):
             message = "".join(

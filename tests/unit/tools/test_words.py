@@ -100,8 +100,9 @@ def test_source_is_read_by_its_docstrings_comments_and_messages() -> None:
         '"""Rows anew."""\nimport x  # not anew\n\nanew = {"anew": x}\n\n'
         "def f(n):\n    # The rows\n    # are sent anew.\n"
         '    raise E(f"{n} rows " "sent anew")\n'
+        "    raise E(f\"sent {'so, anew' if n else 'now'}\")\n"
     )
-    assert sorted(finding.line for finding in flagged(source, "module.py")) == [1, 2, 8, 9]
+    assert sorted(finding.line for finding in flagged(source, "module.py")) == [1, 2, 8, 9, 10]
 
 
 @pytest.mark.parametrize(
