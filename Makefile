@@ -10,7 +10,7 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # `dev` has the runtime, the provider, and the extras of all connectors and back ends.
 LOCK_EXTRAS := --extra demo --extra dev
 
-.PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check house rules sim sim-mutants crash-matrix format bench-w1 bench-latency bench-state bench-large-state \
+.PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check words house rules sim sim-mutants crash-matrix format bench-w1 bench-latency bench-state bench-large-state \
   bench-coordinator bench-end bench-waiters nexmark-check flink-endings yarn lock clean
 
 help:  ## this list
@@ -28,7 +28,7 @@ $(STAMP): requirements.lock setup.cfg pyproject.toml
 	@tools/setup.sh
 	@touch $@
 
-# Java is asked for before anything is downloaded.
+# Java is checked before anything is downloaded.
 demo: preflight  ## run the flight delays DAG in a real Airflow on a real Spark, and check its output
 	@$(MAKE) --no-print-directory setup
 	@$(PY) tools/demo.py
@@ -69,7 +69,7 @@ test-all: preflight  ## `test` and the tests marked slow, `test-airflow` among t
 	@$(PY) -m pytest $(PARALLEL) --ignore tests/airflow
 	@$(MAKE) --no-print-directory test-airflow
 
-# The interpreter with the Airflow that VERSION=3.1, 3.2 or 3.3 asks for (its newest patch release); without VERSION, .venv's.
+# The interpreter with the Airflow that VERSION=3.1, 3.2 or 3.3 names (its newest patch release); without VERSION, .venv's.
 AIRFLOW_PY := $(if $(VERSION),$(or $(AIRFLOW_ENVS),.)/.venv-airflow-$(VERSION)/bin/python,$(PY))
 # dag.test() of Airflow 3.2 asks its own API before that is up (docs/airflow/versions.md).
 NOT_ON_3.2 := --deselect tests/airflow/test_airflow_standalone.py::test_a_bounded_job_runs_to_its_end_under_dag_test
@@ -86,6 +86,9 @@ check: setup  ## ruff, mypy --strict, import-linter, architecture and packaging 
 	@.venv/bin/lint-imports --no-cache
 	@$(PY) -m pytest tests/test_architecture.py tests/test_packaging.py
 	@$(PY) tools/rules.py --quiet
+
+words: setup  ## prose of documents, docstrings and messages by docs/contributing/writing.md (PATHS="docs provider": a part)
+	@$(PY) tools/words.py $(PATHS)
 
 house: setup  ## what the layout is like: folders, import cycles, size of the wheel and of an Airflow image (IMAGE=no: quick)
 	@$(PY) tools/house.py $(if $(filter no,$(IMAGE)),--without-image)
@@ -127,7 +130,7 @@ bench-large-state: preflight  ## 20 million keys in a slot of 1 GiB, on RocksDB 
 	@$(MAKE) --no-print-directory setup
 	@$(PY) benchmarks/large_state.py --write
 
-bench-end: preflight  ## time from the last record to "all committed" for 1, 3, 6 two-phase sinks in a chain
+bench-end: preflight  ## time from the last record to "all committed" for 1, 3, 6 two-phase-commit sinks in a chain
 	@$(MAKE) --no-print-directory setup
 	@$(PY) benchmarks/end_of_job.py --write
 
@@ -141,7 +144,7 @@ flink-endings: preflight  ## what rows become when a job ends, beside Flink (own
 	@$(MAKE) --no-print-directory setup
 	@$(PY) benchmarks/endings/endings.py --write $(if $(IN_PROCESS),--in-process)
 
-lock: setup  ## resolve requirements.lock anew for Python 3.11-3.14
+lock: setup  ## resolve requirements.lock again for Python 3.11-3.14
 	@{ printf '%s\n' \
 	  '# The exact versions `make setup` installs, for Python 3.11 to 3.14: all extras of setup.cfg.' \
 	  '# Written by `make lock` (uv, universal resolution); not edited by hand.' \

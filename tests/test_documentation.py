@@ -65,6 +65,46 @@ def test_what_a_document_links_to_is_there(document: Path) -> None:
     assert [target for target in links(document) if not (document.parent / target).exists()] == []
 
 
+def test_the_index_lists_every_decision_record_once_with_its_title_and_without_gaps() -> None:
+    folder = REPOSITORY / "docs" / "adr"
+    records = sorted(path for path in folder.glob("*.md") if path.name != "README.md")
+    assert [int(path.name[:4]) for path in records] == list(range(1, len(records) + 1))
+    lines = [
+        f"| [{path.name[:4]}]({path.name}) | {path.read_text(encoding='utf-8').splitlines()[0].partition(': ')[2]} |"
+        for path in records
+    ]
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    assert [line for line in index.splitlines() if line.startswith("| [")] == lines
+
+
+def test_every_decision_record_that_code_and_documents_cite_exists() -> None:
+    numbers = {int(path.name[:4]) for path in (REPOSITORY / "docs" / "adr").glob("0*.md")}
+    cited = {
+        int(number)
+        for folder in ("spark_runtime", "provider", "tests", "docs", "tools")
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.suffix in (".py", ".md")
+        for number in re.findall(r"\bADR\s+(\d+)", path.read_text(encoding="utf-8"))
+    }
+    assert len(cited) > 5
+    assert cited <= numbers
+
+
+def headings(document: Path) -> set[str]:
+    """Anchors of a document, as GitHub makes them of headings, and those that it sets itself."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    made = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return made | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(REPOSITORY).as_posix())
+def test_the_headings_that_a_document_links_to_exist(document: Path) -> None:
+    found = re.findall(r"\]\(([^)#\s:]*\.md)?#([^)]+)\)", document.read_text(encoding="utf-8"))
+    targets = {(document.parent / path if path else document, anchor) for path, anchor in found}
+    assert [(path.name, anchor) for path, anchor in targets if anchor not in headings(path)] == []
+
+
 def test_every_rule_that_code_and_tests_cite_is_in_the_semantics() -> None:
     defined = anchors(REPOSITORY / "docs" / "semantics.md")
     assert {"S1.1", "S7.8", "S9.4"} <= defined

@@ -21,7 +21,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[1]
 SHOWN = 3
 """Tests listed for a rule, unless all are asked for."""
-OPEN_SECTION = "What version 0.1 offers"
+OPEN_SECTION = "Limits of version 0.1"
 OPEN = ("part", "whole")
 _CITED = re.compile(r"\bS(\d)\.(\d+)\b(?:\s*(?:-|to)\s*S(\d)\.(\d+)\b)?")
 

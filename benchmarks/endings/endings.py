@@ -89,8 +89,8 @@ def java_version() -> str:
 
 def lines_of(command: str, sides: dict[str, dict[str, Any]]) -> list[str]:
     """What goes into the document."""
-    versions = f"tidegate {sides['tidegate']['version']}; Flink {sides['Flink, SQL']['version']}"
-    intro = f"`{command}`: {versions}; parallelism 1; Java {java_version()}; {machine()}."
+    versions = f"tidegate {sides['tidegate']['version']}. Flink {sides['Flink, SQL']['version']}"
+    intro = f"`{command}`: {versions}. Parallelism 1; Java {java_version()}; {machine()}."
     return [intro, "", *tables({side: facts["lives"] for side, facts in sides.items()})]
 
 

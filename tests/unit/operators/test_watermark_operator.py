@@ -155,7 +155,7 @@ def merged(parts: list[StatePart]) -> list[StatePart]:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_progress_of_every_version_is_read(open_operator: Any, version: int) -> None:
-    """ADR 0020: version 1 did not know what is still to be told."""
+    """ADR 0016: version 1 did not know what is still to be told."""
     parts = decode_parts((GOLDEN / f"watermark-progress-v{version}.bin").read_bytes())
     operator = open_operator(SPEC, parts)
     assert tells_first(operator, "a", {"a"}) is (version == 2)

@@ -28,7 +28,7 @@ DOCUMENT = dedent("""\
     1. One.
     2. Two.
 
-    ## What version 0.1 offers
+    ## Limits of version 0.1
 
     | rule | open | not in this version |
     |---|---|---|

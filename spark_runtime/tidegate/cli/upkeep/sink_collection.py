@@ -1,4 +1,4 @@
-"""`tidegate gc --sinks`: what a job's sinks keep for nobody, removed from outside of a driver (S2.3, ADR 0022)."""
+"""`tidegate gc --sinks`: what a job's sinks keep for nobody, removed from outside of a driver (S2.3, ADR 0018)."""
 
 from __future__ import annotations
 

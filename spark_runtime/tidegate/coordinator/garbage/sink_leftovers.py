@@ -1,5 +1,5 @@
 """What may still be asked of a job's sinks, lineage by lineage, and removing the rest: `tidegate gc --sinks` (S2.3,
-S7.4, ADR 0022).
+S7.4, ADR 0018).
 
 Works with no job running, and beside a running one, without a fence. Why that is safe:
 

@@ -24,7 +24,7 @@ PROGRESS_SCHEMA = pa.schema(
     ]
 )
 """State `progress`: the latest time seen in each split; split null: outside a source's chain; `untold`: nothing of it
-has been emitted since a drain (ADR 0020; absent in snapshots of before: told). No row has an owner: at another
+has been emitted since a drain (ADR 0016; absent in snapshots of before: told). No row has an owner: at another
 parallelism every subtask learns the times of all splits, and heeds those of its own."""
 TICKS = 8
 """Looks at the clock in the time after which a split is idle."""

@@ -1,4 +1,4 @@
-"""Removing what file sinks keep for nobody: staged files of lineages that are over, commit markers (S2.3, ADR 0022).
+"""Removing what file sinks keep for nobody: staged files of lineages that are over, commit markers (S2.3, ADR 0018).
 
 Markers are put together into packs, by which a commit is as idempotent as by the marker, and a rewind finds what is
 missing. May be broken off anywhere and repeated, by two at once, and beside a running job.

@@ -1,5 +1,5 @@
 """Commit markers of a file sink that have been put together: which transactions are committed, in a few files (ADR
-0022).
+0018).
 
     <path>/_tidegate/committed/<job>/<lineage>/<uid>/pack-<first>-<last>-<nonce>.parquet   checkpoints first to last
     <path>/_tidegate/committed/<job>/<lineage>/<uid>/rewound-<after>-<before>.json          taken back: those between
