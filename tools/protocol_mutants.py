@@ -753,7 +753,7 @@ MUTANTS = (
         "a source that had finished makes a reader again",
         "S6.2",
         "tidegate.subtask.deployment",
-        "ReadOut() if finished else nodes[0]",
+        "ExhaustedReader() if finished else nodes[0]",
         "nodes[0]",
         simulated=False,
         tests=("unit/in_process/test_finished_subtasks.py",),

@@ -33,7 +33,7 @@ def add_log_format(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def given_arguments(args: argparse.Namespace) -> dict[str, Any] | None:
+def parse_arguments(args: argparse.Namespace) -> dict[str, Any] | None:
     """The arguments; None: none were given. Raises OptionError."""
     if args.arg is None and args.args_json is None:
         return None
@@ -41,7 +41,7 @@ def given_arguments(args: argparse.Namespace) -> dict[str, Any] | None:
     return {**document, **arguments.pairs(args.arg, "--arg")}
 
 
-def given_options(args: argparse.Namespace) -> dict[str, Any] | None:
+def parse_options(args: argparse.Namespace) -> dict[str, Any] | None:
     """The options, that of `add_log_format` among them; None: none were given. Raises OptionError."""
     log_format = getattr(args, "log_format", None)
     if args.option is None and args.options is None and log_format is None:

@@ -20,29 +20,29 @@ from tidegate.api.pipeline import Pipeline
 from tidegate.channel.control.protocol import DriverMessage, SlotMessage
 from tidegate.channel.control.protocol_codec import received
 from tidegate.connectors.found_schema import using_found_schemas
-from tidegate.connectors.split_documents import assign
+from tidegate.connectors.split_documents import assign_splits
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.checkpoint_mode import waits_for_final
-from tidegate.coordinator.driver_job import Job, Splits, fresh_splits
+from tidegate.coordinator.checkpoint_mode import needs_final_checkpoint
+from tidegate.coordinator.driver_job import DriverJob, Splits, fresh_splits
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.recovery.fork_check import two_phase_sinks
-from tidegate.coordinator.recovery.restore import Restore
+from tidegate.coordinator.recovery.restore import RestoreState
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
-from tidegate.jobs.decision_log import DecisionLog, Reign
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, write_pinned_graph
+from tidegate.jobs.decision_log import DecisionLog, GenerationLog
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.operators.stream_operator import StartRequests
-from tidegate.plan.execution_plan import ExecutionPlan, plan
+from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
 from tidegate.plan.graph_document import graph_document
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.location import open_location
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.slot import Slot, Wake
-from tidegate.subtask.snapshots.restored_state import load_restored
+from tidegate.subtask.slot import LoopSignal, Slot
+from tidegate.subtask.snapshots.restored_state import load_restored_state
 from tidegate.testing.inline_requests import InlineRequests
 
 MAX_ROUNDS = 200_000
@@ -97,7 +97,7 @@ class InProcessJob:
     scratch: str = ""
     requests: StartRequests = InlineRequests
     input_steps: int = 1
-    answers: dict[str, ev.Answer] = field(default_factory=dict)
+    answers: dict[str, ev.CommandAnswer] = field(default_factory=dict)
     deletes: bool = True
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class InProcessJob:
         self.now_ms = 1_700_000_000_000
         self._nonce = itertools.count(1)
         self._spec_number = 0
-        self.last_job: Job | None = None
+        self.last_job: DriverJob | None = None
         self.specs: list[Spec] = []
         self.log = self._open_log()
 
@@ -144,7 +144,7 @@ class InProcessJob:
     def relaunch(self) -> InProcessRun:
         """A new driver for the current submission: a new generation, with its own view of the log."""
         self.log = self._open_log()
-        self.reign = self.log.reign(spec=self._spec_number, launch=1)
+        self.reign = self.log.begin_generation(spec=self._spec_number, launch=1)
         return self.rerun()
 
     def rerun(self) -> InProcessRun:
@@ -152,18 +152,18 @@ class InProcessJob:
         return InProcessRun(self, self._spec, self.reign)
 
 
-def _built_job(owner: InProcessJob, spec: Spec, reign: Reign) -> tuple[Job, JobGraph, ExecutionPlan]:
+def _built_job(owner: InProcessJob, spec: Spec, reign: GenerationLog) -> tuple[DriverJob, JobGraph, ExecutionPlan]:
     """As a driver that begins to reign: the graph is built and pinned, and with its plan part of the job."""
     options = JobOptions.from_mapping(spec.options)
     schemas = schemas_in_effect(owner.store, owner.layout, spec, owner.specs, owner.log)
     with using_found_schemas(schemas):
         graph = owner.build().build()
-    execution = plan(graph, options.parallelism, options.max_parallelism)
+    execution = make_execution_plan(graph, options.parallelism, options.max_parallelism)
     document, sinks = graph_document(graph), {uid: s.describe() for uid, s in two_phase_sinks(graph).items()}
     limits = options.parallelism, options.max_parallelism
     pinned = PinnedGraph(spec.number, *limits, document, owner.now_iso(), sinks, options.to_mapping())
-    pin_graph(owner.store, owner.layout, pinned)
-    job = Job(
+    write_pinned_graph(owner.store, owner.layout, pinned)
+    job = DriverJob(
         root=owner.root,
         storage_options={},
         store=owner.store,
@@ -173,7 +173,7 @@ def _built_job(owner: InProcessJob, spec: Spec, reign: Reign) -> tuple[Job, JobG
         graph=graph,
         plan=execution,
         log=owner.log,
-        reign=reign,
+        generation_log=reign,
         now_iso=owner.now_iso,
         specs=lambda: owner.specs,
     )
@@ -183,13 +183,13 @@ def _built_job(owner: InProcessJob, spec: Spec, reign: Reign) -> tuple[Job, JobG
 class InProcessRun:
     """One run: pump it, ask it for snapshots, crash it."""
 
-    def __init__(self, owner: InProcessJob, spec: Spec, reign: Reign) -> None:
+    def __init__(self, owner: InProcessJob, spec: Spec, reign: GenerationLog) -> None:
         self.owner = owner
         self.writers = InlineExecutor()
         self._to_driver: list[SlotMessage] = []
         self._retired: list[str] = []
         job, graph, execution = _built_job(owner, spec, reign)
-        if owner.last_job is not None and owner.last_job.reign is reign:
+        if owner.last_job is not None and owner.last_job.generation_log is reign:
             job = owner.last_job  # a driver that runs its job again knows what it has deleted
         self._job = owner.last_job = job
         found = job.find_restore()
@@ -197,7 +197,7 @@ class InProcessRun:
         splits = job.splits(restore)
         commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
         run_id = f"r{next(owner._nonce):06d}"
-        job.go_back(restore, run_id)
+        job.rewind_sinks(restore, run_id)
         self.run = self._new_run(run_id, restore, splits, commit_only)
         self.slot = self._new_slot(run_id)
         deployment = self._deployment(run_id, execution, restore, splits, commit_only)
@@ -205,7 +205,7 @@ class InProcessRun:
         self.slot.start(self._subtasks)
         self._deliver()
 
-    def _new_run(self, run_id: str, restore: Restore | None, splits: Splits, commit_only: int | None) -> JobRun:
+    def _new_run(self, run_id: str, restore: RestoreState | None, splits: Splits, commit_only: int | None) -> JobRun:
         owner, job = self.owner, self._job
         interval = job.options.checkpoint_interval
         return JobRun(
@@ -228,13 +228,13 @@ class InProcessRun:
         owner, job = self.owner, self._job
         return Slot(
             run_id=run_id,
-            generation=job.reign.generation,
+            generation=job.generation_log.generation,
             send=self._from_slot,
             open_location=self._open_location,
             threshold_bytes=job.options.state_size_threshold_bytes,
             writers=self.writers,
             now_ms=lambda: owner.now_ms,
-            wake=Wake(),
+            wake=LoopSignal(),
             compression=job.options.snapshot_compression,
             input_steps=owner.input_steps,
         )
@@ -243,7 +243,7 @@ class InProcessRun:
         self,
         run_id: str,
         execution: ExecutionPlan,
-        restore: Restore | None,
+        restore: RestoreState | None,
         splits: Splits,
         commit_only: int | None,
     ) -> Deployment:
@@ -253,14 +253,14 @@ class InProcessRun:
         return Deployment(
             job_id=spec.job_id,
             lineage=spec.lineage,
-            generation=self._job.reign.generation,
+            generation=self._job.generation_log.generation,
             run_id=run_id,
             indices=indices,
             mode=options.checkpoint_mode,
-            wait_for_final=waits_for_final(options, commit_only),
+            wait_for_final=needs_final_checkpoint(options, commit_only),
             channel_capacity_bytes=options.channel_capacity_bytes,
-            splits=assign(fresh_splits(splits, restore), options.parallelism),
-            restored=load_restored(documents, self._open_location, execution),
+            splits=assign_splits(fresh_splits(splits, restore), options.parallelism),
+            restored=load_restored_state(documents, self._open_location, execution),
             idle_after_ms=None if options.idle_after is None else options.idle_after // timedelta(milliseconds=1),
             unaligned_after_ms=options.unaligned_after_ms,
             processing_time_on_end=options.processing_time_on_end,
@@ -278,7 +278,7 @@ class InProcessRun:
 
     def broadcast(self, message: DriverMessage) -> None:
         """Driver to slot."""
-        self.slot.tell(received(message))
+        self.slot.post(received(message))
 
     def _from_slot(self, message: SlotMessage) -> None:
         self._to_driver.append(received(message))
@@ -329,7 +329,7 @@ class InProcessRun:
         """Slot and driver take `rounds` turns; False: the last one could do nothing."""
         progressed = False
         for _ in range(rounds):
-            progressed = self.slot.pump()
+            progressed = self.slot.run_round()
             progressed = self._deliver() or progressed
         return progressed
 
@@ -355,16 +355,16 @@ class InProcessRun:
         assert self.outcome is not None
         return self.outcome
 
-    def ask(self, request: ev.Request) -> ev.Answer | None:
+    def ask(self, request: ev.SnapshotRequest) -> ev.CommandAnswer | None:
         """Ask for a snapshot and pump until it is answered (a stop: until the run is over)."""
-        self.run.take(request)
+        self.run.handle_command(request)
         if request.kind == "stop-savepoint":
             self.until(lambda: self.outcome is not None or request.request_id in self.owner.answers)
         else:
             self.until(lambda: request.request_id in self.owner.answers)
         return self.owner.answers.get(request.request_id or "")
 
-    def crash(self) -> list[ev.Request]:
+    def crash(self) -> list[ev.SnapshotRequest]:
         """Every subtask dies on the spot; the driver notices."""
         self.slot.close()
         self.run.fail(RunFailed("crashed by the test"))

@@ -25,7 +25,7 @@ from tidegate.jobs.records import RestoreFrom
 from tidegate.log_format import set_up_if_nobody_has
 from tidegate.plan.job_graph import JobGraph
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect_sink import collected, forget_collected
+from tidegate.testing.collect_sink import clear_collected, collected
 from tidegate.testing.fed_source import Feed
 from tidegate.testing.graph_substitution import MARKS, check_fed, ends_early, substituted
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
@@ -119,7 +119,7 @@ def run(
     steps, fed = steps_of(inputs), fed_uids(inputs)
     check_fed(graph, fed)
     with tempfile.TemporaryDirectory(prefix="tidegate-trial-") as scratch:
-        trial = _Trial(graph, fed, steps, options, moment_us(clock, "clock") // 1000, scratch)
+        trial = _PipelineRun(graph, fed, steps, options, moment_us(clock, "clock") // 1000, scratch)
         try:
             return trial.play(drain=drain)
         except OperatorFailure as failure:
@@ -140,7 +140,7 @@ class _Built(Pipeline):
         return self._graph
 
 
-class _Trial:
+class _PipelineRun:
     """One job on its script."""
 
     def __init__(
@@ -182,7 +182,7 @@ class _Trial:
             for feed in self._feeds.values():
                 feed.ended = True
         elif self._run.outcome is None:
-            self._run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+            self._run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
         self._run.to_end()
         self._refuse_failure()
         tables = {uid: collected(self._prefix + uid).table() for uid in self._sinks}
@@ -192,7 +192,7 @@ class _Trial:
     def forget(self) -> None:
         """Drop what the process keeps of it."""
         for uid in self._sinks:
-            forget_collected(self._prefix + uid)
+            clear_collected(self._prefix + uid)
         for path in self._job.store.walk(""):
             self._job.store.delete(path)
 
@@ -229,7 +229,7 @@ class _Trial:
         return any(decision.kind == "complete" for decision in self._job.log.read())
 
     def _checkpoint(self) -> None:
-        request = ev.Request("checkpoint", request_id=f"checkpoint-{len(self._checkpoints) + 1}")
+        request = ev.SnapshotRequest("checkpoint", request_id=f"checkpoint-{len(self._checkpoints) + 1}")
         watermarks = _moments(self._run.watermarks())
         answer = self._run.ask(request)
         self._settle()

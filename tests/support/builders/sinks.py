@@ -18,4 +18,4 @@ def forget_sinks(name: str) -> None:
     """Forget what was collected under a name, and under those that begin with it and a hyphen."""
     for known in list(collect_sink._registry):
         if known == name or known.startswith(f"{name}-"):
-            collect_sink.forget_collected(known)
+            collect_sink.clear_collected(known)

@@ -18,7 +18,7 @@ from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.host import SubtaskHost
 from tidegate.subtask.router import OutputEdge, Router
-from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.slot import LoopSignal, Slot
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask
 from tidegate.testing.in_process_job import InlineExecutor
@@ -40,7 +40,7 @@ def memory_slot(**facts: Any) -> Slot:
         "threshold_bytes": ROOM_BYTES,
         "writers": InlineExecutor(),
         "now_ms": lambda: 0,
-        "wake": Wake(),
+        "wake": LoopSignal(),
     }
     return Slot(**{**place, **facts})
 
@@ -105,7 +105,7 @@ class SubtaskHarness:
 
     def pump(self) -> None:
         """Let the slot work until nothing is left to do."""
-        while self.slot.pump():
+        while self.slot.run_round():
             continue
 
     def sent(self) -> Iterator[Element]:

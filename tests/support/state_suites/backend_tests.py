@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from builders.clock import ManualClock
 
-from state_suites.plain_states import PlainBackend, Row, Shelf
+from state_suites.plain_states import PlainBackend, Row, SnapshotShelf
 from tidegate.state.keyed_state import KeyedStateBackend, StateDescriptor
 
 NAN = math.nan
@@ -103,7 +103,7 @@ class BackendHarness:
 
     def __init__(self, make: Callable[[], KeyedStateBackend], directory: Path) -> None:
         self.clock = ManualClock(1_000_000)
-        self.shelf = Shelf()
+        self.shelf = SnapshotShelf()
         self._make = make
         self._directory = directory
         self._opened: list[PlainBackend] = []

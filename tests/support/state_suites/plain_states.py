@@ -59,7 +59,7 @@ def rows_of(columns: pa.RecordBatch) -> list[Row]:
     return [plain(tuple(values[row] for values in lists)) for row in range(columns.num_rows)]
 
 
-class Shelf:
+class SnapshotShelf:
     """Blobs as a store keeps them: by id, each content once."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class PlainBackend:
         """Canonical bytes of keys."""
         return set(row_ids(batch_of(keys, self.key_schema)))
 
-    def taken(self, checkpoint_id: int, shelf: Shelf, *, portable: bool = False) -> Sequence[StatePart]:
+    def taken(self, checkpoint_id: int, shelf: SnapshotShelf, *, portable: bool = False) -> Sequence[StatePart]:
         """A snapshot, written to `shelf`."""
         return shelf.take(self.backend.snapshot(checkpoint_id, portable=portable)())
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
 from tidegate.connectors.push import (
     ENTRY_BYTES,
     MAX_PUSH_ROWS,
@@ -418,7 +418,7 @@ def test_idleness_begins_behind_what_was_emitted_and_ends_with_the_next_emission
     harness = PushHarness()
     harness.push.emit(batch_of(1), split_id="s", position=1)
     harness.push.idle()
-    answers: list[Polled] = [harness.reader.poll(0), harness.reader.poll(0)]
+    answers: list[PollResult] = [harness.reader.poll(0), harness.reader.poll(0)]
     assert [answer.idle for answer in answers] == [False, True]
     harness.push.emit(batch_of(2), split_id="s", position=2)
     answers = [harness.reader.poll(0), harness.reader.poll(0)]

@@ -97,7 +97,7 @@ def test_every_answer_comes_out_once_through_crashes_and_a_rescale(sink: str, or
         if run.outcome is not None:
             break
         if crash == 2:
-            run.run.take(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+            run.run.handle_command(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
             service.to_end(run)
             if not isinstance(run.outcome, RunEnded) or run.outcome.stop is None:
                 break

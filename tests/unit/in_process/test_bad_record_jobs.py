@@ -100,7 +100,7 @@ def test_a_savepoint_holds_the_count(folder: Path, sink: str) -> None:
     run = job.submit()
     run.until(lambda: run.counters().get("numbers", {}).get("bad_records", 0) >= 10)
     before = run.counters()["numbers"]["bad_records"]
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     restored = job.submit(RestoreFrom("latest"))
     assert before <= restored.counters()["numbers"]["bad_records"] <= len(BAD)
     restored.to_end()

@@ -105,7 +105,7 @@ def pipeline(process: KeyedProcess, sink: str) -> td.Pipeline:
 def snapshot_of(job: InProcessJob, kind: Any) -> str:
     run = job.submit()
     run.pump(6)
-    answer = run.ask(ev.Request(kind, request_id="now"))
+    answer = run.ask(ev.SnapshotRequest(kind, request_id="now"))
     assert answer is not None and answer.ok
     run.crash()
     return str(answer.data["path"])

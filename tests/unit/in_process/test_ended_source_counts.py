@@ -43,9 +43,9 @@ def ended(run: InProcessRun) -> list[Subtask]:
     return [s for s in sources if s.is_finished]
 
 
-def snapshot(run: InProcessRun, kind: str, number: int) -> ev.Answer:
+def snapshot(run: InProcessRun, kind: str, number: int) -> ev.CommandAnswer:
     run.pump(2)
-    answer = run.ask(ev.Request(kind, request_id=f"{kind}-{number}"))  # type: ignore[arg-type]
+    answer = run.ask(ev.SnapshotRequest(kind, request_id=f"{kind}-{number}"))  # type: ignore[arg-type]
     assert answer is not None and answer.ok, answer
     return answer
 

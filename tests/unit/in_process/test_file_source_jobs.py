@@ -64,7 +64,7 @@ def test_a_file_that_changes_between_two_runs_fails_the_second_with_its_name(tmp
     job = copied(path, sink)
     run = job.submit()
     run.until(lambda: run.slot._subtasks[0].rows_in > 0)
-    run.ask(ev.Request("checkpoint", request_id="c"))
+    run.ask(ev.SnapshotRequest("checkpoint", request_id="c"))
     run.crash()
     before_ns = path.stat().st_mtime_ns
     path.write_text("n\n" + "2\n" * 3_000_000)

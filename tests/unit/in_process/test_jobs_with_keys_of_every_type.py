@@ -77,7 +77,7 @@ def test_rows_are_counted_by_keys_of_any_type_through_a_rescale(sink: str, what:
     a_job = InProcessJob(build, {"parallelism": 2, **options}, scratch=str(tmp_path))
     run = a_job.submit()
     run.until(lambda: sum(s.source.records for s in run.slot.metrics().subtasks if s.source is not None) > ROWS // 2)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     a_job.options = {"parallelism": 3, **options}

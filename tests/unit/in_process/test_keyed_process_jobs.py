@@ -195,7 +195,7 @@ def test_a_drained_savepoint_names_a_process_with_timers_and_asks_for_leave(sink
     a_job = InProcessJob(lambda: ledger(sink, "pairs"), {"state_backend": back_end})
     run = a_job.submit()
     run.pump(20)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="drain"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="drain"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     metadata = read_metadata(a_job.store, outcome.path)

@@ -86,7 +86,7 @@ def expected(rows: int = ROWS) -> dict[int, tuple[int, int]]:
 
 
 def stopped(run: InProcessRun, how: Any) -> str:
-    run.ask(ev.Request("stop-savepoint", request_id=f"stop-{how}", stop=how))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id=f"stop-{how}", stop=how))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     return outcome.path
@@ -236,7 +236,7 @@ def test_no_timer_fires_between_a_suspend_and_its_savepoint(sink: str) -> None:
     run = job(lambda: windows(sink, total=None)).submit()
     run.until(lambda: read(run) > 50)
     run.writers.held = True
-    run.run.take(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.run.handle_command(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     for _ in range(50):
         run.pump()
     written = collected(sink).rows_written

@@ -116,7 +116,7 @@ EXPECTED = Counter({(ROWS // KEYS, ROWS // KEYS, 3): KEYS})
 def snapshot_of(job: InProcessJob, kind: Any) -> str:
     run = job.submit()
     run.pump(6)
-    answer = run.ask(ev.Request(kind, request_id="now"))
+    answer = run.ask(ev.SnapshotRequest(kind, request_id="now"))
     assert answer is not None and answer.ok
     run.crash()
     return str(answer.data["path"])

@@ -96,7 +96,7 @@ def crashed_at_random(job: InProcessJob, seed: int) -> InProcessRun:
         if run.outcome is not None:
             break
         if crash == 2:
-            run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+            run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
             outcome = run.to_end()
             if isinstance(outcome, RunEnded) and outcome.stop is not None:
                 job.options = {**job.options, "parallelism": rng.randint(1, 4)}

@@ -179,7 +179,7 @@ def test_snapshots_name_the_states_of_a_processor_and_a_drain_asks_for_leave(sin
     a_job = InProcessJob(lambda: ledger(sink))
     run = a_job.submit()
     run.pump(20)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="drain"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="drain"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     metadata = read_metadata(a_job.store, outcome.path)

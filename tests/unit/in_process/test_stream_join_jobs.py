@@ -161,7 +161,7 @@ def test_the_states_of_a_join_are_declared_as_they_are_written(
     a_job = InProcessJob(lambda: pipeline(sink, bounds, how), {"parallelism": 2}, root=str(tmp_path))
     run = a_job.submit()
     run.pump(30)
-    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="now"))
     assert answer is not None and answer.ok
     reader = SnapshotReader(f"{tmp_path}/{answer.data['path']}")
     (told,) = (operator for operator in reader.metadata.graph["operators"] if operator["uid"] == "join")

@@ -308,7 +308,7 @@ def test_what_a_subtask_has_emitted_at_its_end_is_not_emitted_again_by_others(si
     a_job = InProcessJob(lambda: sorting(sink, Ends(), rate=None), {"parallelism": 2})
     run = a_job.submit()
     run.until(lambda: bool(Ends.ended))
-    answer = run.ask(ev.Request("savepoint", request_id="half"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="half"))
     assert answer is not None and answer.ok and len(Ends.ended) == 1
     run.crash()
     a_job.options = {"parallelism": parallelism}

@@ -19,7 +19,7 @@ from tidegate.errors import PipelineError, TidegateError
 from tidegate.operators.async_map import AsyncMap
 from tidegate.operators.async_requests import MAX_THREADS
 from tidegate.operators.async_specs import TIMED_OUT, AsyncMapSpec
-from tidegate.operators.stream_operator import WAITING, SideOutput
+from tidegate.operators.stream_operator import EMISSION_PAUSED, SideOutput
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.testing.inline_requests import HeldRequests
 
@@ -77,7 +77,7 @@ class AsyncMapHarness(OperatorHarness[None]):
                 self.given.append(("watermark", output.time_us))
             elif isinstance(output, SideOutput):
                 self.given.append((output.name, output.batch.to_pydict()["v"]))
-            elif output is WAITING:
+            elif output is EMISSION_PAUSED:
                 self.given.append("waiting")
                 return
             else:
@@ -111,7 +111,7 @@ def test_ordered_answers_come_out_in_the_order_of_the_input() -> None:
     harness.answer(1)
     assert harness.given == []
     harness.answer(0)
-    assert harness.given == [2, 4, 6] and not harness.operator.withholds()
+    assert harness.given == [2, 4, 6] and not harness.operator.has_pending_rows()
 
 
 def test_unordered_answers_come_out_as_they_come_but_never_past_a_watermark() -> None:
@@ -135,7 +135,7 @@ def test_watermarks_wait_behind_requests_and_else_pass_at_once(ordered: bool) ->
     harness.rows(1)
     harness.watermark(7)
     harness.watermark(8)
-    assert harness.given == [("watermark", 5)] and harness.operator.withholds()
+    assert harness.given == [("watermark", 5)] and harness.operator.has_pending_rows()
     harness.answer()
     assert harness.given == [("watermark", 5), 2, ("watermark", 8)]
     harness.watermark(9)

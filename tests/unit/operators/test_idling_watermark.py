@@ -53,7 +53,7 @@ def test_a_silent_split_holds_the_watermark_back_only_for_so_long(harness: Water
     assert harness.watermarks == [], "b may still bring something"
     harness.wait(100)
     assert harness.watermarks == [200], "by the clock, without another row"
-    assert not harness.operator.idles()
+    assert not harness.operator.is_idle()
     harness.rows("a", 300)
     assert harness.watermarks == [200, 300]
 
@@ -74,11 +74,11 @@ def test_when_all_splits_are_silent_the_subtask_is_idle_until_a_row_comes(harnes
     harness.rows("a", 100)
     harness.rows("b", 70)
     harness.wait(IDLE_MS)
-    assert harness.operator.idles() and harness.watermarks == [70], "nobody is ahead of anybody then"
+    assert harness.operator.is_idle() and harness.watermarks == [70], "nobody is ahead of anybody then"
     assert harness.operator.next_processing_time_ms() is None, "no clock is looked at for nothing"
     harness.wait(10_000)
     harness.rows("b", 80)
-    assert not harness.operator.idles()
+    assert not harness.operator.is_idle()
 
 
 def test_time_in_which_the_subtask_stood_still_or_its_source_was_paused_is_no_silence(
@@ -93,18 +93,18 @@ def test_time_in_which_the_subtask_stood_still_or_its_source_was_paused_is_no_si
     harness.context.input_held = True
     harness.wait(100 * IDLE_MS)
     harness.context.input_held = False
-    assert harness.watermarks == [] and not harness.operator.idles()
+    assert harness.watermarks == [] and not harness.operator.is_idle()
     harness.wait(IDLE_MS)
-    assert harness.operator.idles()
+    assert harness.operator.is_idle()
 
 
 def test_behind_an_exchange_all_input_is_one_split() -> None:
     harness = WatermarkHarness(())
     harness.rows(None, 100)
     harness.wait(IDLE_MS - 1)
-    assert not harness.operator.idles()
+    assert not harness.operator.is_idle()
     harness.wait(1)
-    assert harness.operator.idles() and harness.watermarks == [100]
+    assert harness.operator.is_idle() and harness.watermarks == [100]
     harness.rows(None, 200)
     assert harness.watermarks == [100, 200]
 

@@ -14,7 +14,7 @@ from builders.operators import open_operator
 from builders.rescaling import StoredState, subtask_of
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.joins.join_specs import BroadcastJoinSpec
 from tidegate.operators.operator_spec import OperatorSpec
 from tidegate.operators.time.watermark_specs import WatermarkSpec
@@ -29,7 +29,7 @@ WINDOWS = WindowAggSpec(
     "us",
     10,
     0,
-    (Agg("n", "count"),),
+    (BoundAggregate("n", "count"),),
     INPUT,
     pa.schema(
         [

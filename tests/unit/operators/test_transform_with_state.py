@@ -311,9 +311,9 @@ def test_processing_timers_fire_by_the_clock_and_keep_idleness_back() -> None:
         yield Row(k=key, what=f"{time_ms} at {values.getCurrentProcessingTimeInMs()}")
 
     harness = ProcessorHarness(Scripted(set_timers, timer=fire), "processingtime")
-    assert harness.operator.next_processing_time_ms() is None and not harness.operator.withholds()
+    assert harness.operator.next_processing_time_ms() is None and not harness.operator.has_pending_rows()
     assert harness.feed(("a", 2, 1)) == []
-    assert harness.operator.next_processing_time_ms() == 2_000 and harness.operator.withholds()
+    assert harness.operator.next_processing_time_ms() == 2_000 and harness.operator.has_pending_rows()
     assert harness.at(2_500) == [("a", "2000 at 2500")]
     assert harness.operator.next_processing_time_ms() == 2_501, "one for now waits, so that the loop goes on"
 
@@ -374,7 +374,7 @@ def test_rows_wait_for_the_initial_state_also_through_a_restore() -> None:
 
     harness = ProcessorHarness(account(), initial=True)
     assert harness.feed(("a", 1, 0)) == harness.start(("a", 100), ("b", 50)) == []
-    assert harness.operator.withholds() and not harness.operator.forwards_watermarks()
+    assert harness.operator.has_pending_rows() and not harness.operator.forwards_watermarks()
     again = ProcessorHarness(account(), initial=True, restored=harness.state())
     assert again.feed(("b", 2, 0)) == again.start(("a", 10)) == []
     assert said(again.operator.end_input(INITIAL)) == [("a", "111"), ("b", "52")]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from builders.jobs import submission
 
-from tidegate.coordinator.events import Answer
+from tidegate.coordinator.events import CommandAnswer
 from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 from tidegate.errors import StoreError
 from tidegate.jobs.layout import JobLayout
@@ -130,7 +130,7 @@ def test_a_command_that_cannot_be_read_is_answered_and_keeps_no_other_waiting(
     result = wait_for(lambda: desk.take() or harness.result("c1"))
     assert (result.ok, result.code) == (False, "invalid_command")
     assert "c1.json" in result.message
-    desk.answer_all(AnswerAllOpen(Answer("", False, "job_ended", "over")))
+    desk.answer_all(AnswerAllOpen(CommandAnswer("", False, "job_ended", "over")))
     assert [n for n in harness.store.list(LAYOUT.commands) if "result" in n] == ["c1.result.json", "c2.result.json"]
 
 
@@ -159,7 +159,7 @@ def test_an_answer_that_the_store_did_not_take_is_written_later(harness: DeskHar
     harness.send("c1")
     desk = harness.desk(Stumbling(harness.store, "create", "c1.result"))
     wait_for(desk.take)
-    desk.answer(Answer("c1", True, "completed", "done"))
+    desk.answer(CommandAnswer("c1", True, "completed", "done"))
     assert harness.result("c1") is None
     desk.take()
     assert wait_for(lambda: harness.result("c1")).ok
@@ -239,7 +239,7 @@ def test_a_command_whose_client_died_before_it_rang_is_found(
     harness: DeskHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S9.4."""
-    monkeypatch.setattr(command_poller, "POLLS_PER_LOOK", 2)
+    monkeypatch.setattr(command_poller, "POLLS_PER_LISTING", 2)
     monkeypatch.setattr(command_poller, "POLL_S", 0.01)
     desk = harness.desk()
     harness.send("c1")
@@ -263,7 +263,9 @@ def test_a_command_under_anothers_name_is_not_taken(harness: DeskHarness) -> Non
 def test_commands_that_come_after_the_jobs_end_are_answered_as_those_before_it(harness: DeskHarness) -> None:
     """S9.4."""
     desk = harness.desk()
-    farewell = AnswerAllOpen(Answer("", False, "job_ended", "over"), {"cancel": Answer("", True, "canceled", "done")})
+    farewell = AnswerAllOpen(
+        CommandAnswer("", False, "job_ended", "over"), {"cancel": CommandAnswer("", True, "canceled", "done")}
+    )
     harness.send("c1", verb="cancel")
     wait_for(desk.take)
     desk.answer_all(farewell)

@@ -23,7 +23,7 @@ def test_what_comes_before_the_loop_is_handed_to_it() -> None:
     mail, loop = SlotMail(), slot()
     mail.deliver(Cancel())
     mail.open(loop)
-    loop.pump()
+    loop.run_round()
     assert loop.was_cancelled
 
 
@@ -52,8 +52,8 @@ def test_what_the_loop_has_taken_does_not_come_back() -> None:
     mail, loop = SlotMail(), slot()
     mail.open(loop)
     mail.deliver(LetFinish())
-    loop.pump()
-    loop.tell(lambda: None)
+    loop.run_round()
+    loop.post(lambda: None)
     mail.close()
     with pytest.raises(queue.Empty):
         mail.take(0)

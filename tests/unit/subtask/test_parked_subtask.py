@@ -12,7 +12,7 @@ from builders.subtasks import SubtaskHarness, no_location
 from tidegate.channel.control.protocol import Abort, Acknowledged, Trigger
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
-from tidegate.connectors.interface import Polled, SourceReader, Split
+from tidegate.connectors.interface import PollResult, SourceReader, Split
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import Output, SideOutput, StreamOperator
 from tidegate.operators.time.watermark_specs import WatermarkSpec
@@ -81,7 +81,7 @@ def test_an_abort_while_the_output_is_full_leaves_no_channel_blocked() -> None:
     harness.inputs[0].send(barrier(1))
     harness.inputs[0].send(BATCH)
     harness.pump()
-    harness.slot.tell(Abort(1))
+    harness.slot.post(Abort(1))
     harness.pump()
     assert sum(isinstance(element, pa.RecordBatch) for element in harness.drained(harness.output)) == 2
 
@@ -92,8 +92,8 @@ def test_the_snapshot_of_an_aborted_checkpoint_is_not_kept() -> None:
     for channel in harness.inputs:
         channel.send(barrier(1))
     harness.pump()
-    harness.slot.tell(Trigger(1, "checkpoint", None, "chk-1", 0, ()))
-    harness.slot.tell(Abort(1))
+    harness.slot.post(Trigger(1, "checkpoint", None, "chk-1", 0, ()))
+    harness.slot.post(Abort(1))
     harness.drained(harness.output)
     assert harness.slot._held == {}
     assert not any(isinstance(message, Acknowledged) for message in harness.messages)
@@ -162,11 +162,11 @@ class Once(SourceReader):
     def add_splits(self, splits: Sequence[Split]) -> None:
         raise AssertionError
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         if self.given:
-            return Polled(state="nothing_now", retry_at_ms=now_ms + 100)
+            return PollResult(state="nothing_now", retry_at_ms=now_ms + 100)
         self.given = True
-        return Polled(BATCH, "split")
+        return PollResult(BATCH, "split")
 
     def snapshot(self) -> Sequence[Split]:
         return ()

@@ -22,12 +22,12 @@ from tidegate.channel.control.protocol import (
     Trigger,
 )
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
-from tidegate.connectors.interface import Polled, SourceReader, Split
+from tidegate.connectors.interface import PollResult, SourceReader, Split
 from tidegate.connectors.split_documents import splits_from_parts
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.jobs.stores.store import Store
 from tidegate.operators.stream_operator import CommitPermit, Output, StreamOperator
-from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams, StateHandle
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, Blob, StatePart
 from tidegate.snapshot.streams import decode_parts
 from tidegate.subtask.source import SourceInput
@@ -99,9 +99,9 @@ class Numbers(SourceReader):
         (split,) = splits
         self.at = split.position or 0
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         self.at += 1
-        return Polled(pa.record_batch({"v": [self.at]}), "s")
+        return PollResult(pa.record_batch({"v": [self.at]}), "s")
 
     def snapshot(self) -> Sequence[Split]:
         return [Split("s", {}, self.at)]
@@ -134,7 +134,7 @@ class RecordingSubtask(SubtaskHarness):
 
     def trigger(self, checkpoint_id: int, stop: Any = None) -> None:
         kind: Any = "checkpoint" if stop is None else "stop-savepoint"
-        self.slot.tell(Trigger(checkpoint_id, kind, stop, f"chk-{checkpoint_id}", 0, ((1, 0),)))
+        self.slot.post(Trigger(checkpoint_id, kind, stop, f"chk-{checkpoint_id}", 0, ((1, 0),)))
 
     def told(self, kind: type) -> list[Any]:
         return [message for message in self.messages if isinstance(message, kind)]
@@ -147,16 +147,16 @@ def barrier(n: int) -> CheckpointBarrier:
 def test_a_barrier_is_born_at_the_triggered_source_behind_what_its_position_covers() -> None:
     """S3.1, S4.1, S4.2: exactly the records in front of the barrier are in the position."""
     harness = RecordingSubtask()
-    harness.slot.pump()
-    harness.slot.pump()
+    harness.slot.run_round()
+    harness.slot.run_round()
     harness.trigger(1)
-    harness.slot.pump()
-    harness.slot.pump()
+    harness.slot.run_round()
+    harness.slot.run_round()
     assert harness.out() == [[1], [2], [99], barrier(1), [3]]
     harness.writers.run()
     (ack,) = harness.told(Acknowledged)
     assert set(ack.operators) == {"numbers", "op"}
-    stream = StreamFactory(harness.store, "chk-1", 0).load(StateHandle.from_json(ack.operators["numbers"]))
+    stream = SnapshotStreams(harness.store, "chk-1", 0).load(StateHandle.from_json(ack.operators["numbers"]))
     assert [split.position for split in splits_from_parts(decode_parts(stream))] == [2]
 
 
@@ -193,13 +193,13 @@ def test_a_subtask_that_has_finished_declines_a_trigger() -> None:
     """S1.5, S3.6: a checkpoint planned before that is aborted, and does not hang."""
     harness = RecordingSubtask()
     harness.trigger(1, stop="suspend")
-    harness.slot.pump()
+    harness.slot.run_round()
     harness.writers.run()
-    harness.slot.tell(Complete(1, 1, 7))
+    harness.slot.post(Complete(1, 1, 7))
     harness.pump()
     assert harness.subtask.is_finished
     harness.trigger(2)
-    harness.slot.pump()
+    harness.slot.run_round()
     assert [(m.checkpoint_id, m.reason) for m in harness.told(Declined)] == [(2, "the subtask has finished")]
 
 
@@ -225,19 +225,19 @@ def test_finish_is_called_on_a_drain_and_not_on_a_suspend_and_the_end_is_in_fron
     """S7.1, S7.2: only a real end finishes; the savepoint starts behind EndOfData."""
     harness = RecordingSubtask()
     harness.trigger(1, stop=stop)
-    harness.slot.pump()
+    harness.slot.run_round()
     assert harness.asked == [*asked, "prepare 1", "freeze 1 portably"]
     elements = [element for element in harness.out() if not isinstance(element, Watermark)]
     drained = [[99]] if stop == "drain" else []
     assert elements == [*drained, EndOfData(stop == "drain"), [99], CheckpointBarrier(1, "stop-savepoint", 0, stop)]
-    assert not harness.slot.pump(), "it reads nothing behind its end, and waits for the savepoint (S7.3)"
+    assert not harness.slot.run_round(), "it reads nothing behind its end, and waits for the savepoint (S7.3)"
 
 
 def test_a_subtask_waits_for_the_snapshot_behind_its_end_then_closes_and_ends_its_partition() -> None:
     """S7.3: close comes before EndOfPartition, and only once the stop-savepoint is complete."""
     harness = RecordingSubtask()
     harness.trigger(1, stop="suspend")
-    harness.slot.pump()
+    harness.slot.run_round()
     harness.out()
     harness.subtask.completed(CommitPermit(1, 1, 7))
     harness.pump()
@@ -267,7 +267,7 @@ def test_a_subtask_restored_as_finished_runs_no_user_code_acknowledges_and_ends(
 def test_close_releases_a_subtask_that_never_came_to_its_end() -> None:
     """S7.1: in every case, and once."""
     harness = RecordingSubtask()
-    harness.slot.pump()
+    harness.slot.run_round()
     harness.slot.close()
     assert harness.asked == ["process [1]", "close"]
 
@@ -299,7 +299,7 @@ def test_blobs_of_a_completed_checkpoint_are_not_written_again() -> None:
         while harness.writers.work:
             harness.writers.run()
         if n < 4:
-            harness.slot.tell(told[n - 1])
+            harness.slot.post(told[n - 1])
     assert reads == [1, 2]
     assert [ack.metrics["persisted_bytes"] > 2_000_000 for ack in harness.told(Acknowledged)] == [
         True,

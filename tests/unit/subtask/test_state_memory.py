@@ -10,7 +10,7 @@ import pytest
 from builders.subtasks import memory_slot, no_location
 
 import tidegate as td
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import make_execution_plan
 from tidegate.state.keyed_state import KeyedStateBackend
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.testing.collect_sink import CollectSink
@@ -46,7 +46,9 @@ def shares(draw: Callable[[td.Pipeline], td.Stream], state_backend: Any = "heap"
         state_memory_bytes=600,
     )
     operators = [
-        o for subtask in deploy(graph, plan(graph, 2, 16), deployment, slot, None) for o in operators_of(subtask)
+        o
+        for subtask in deploy(graph, make_execution_plan(graph, 2, 16), deployment, slot, None)
+        for o in operators_of(subtask)
     ]
     for operator in operators:
         operator.close()

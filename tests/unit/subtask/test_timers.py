@@ -39,7 +39,7 @@ class Delay(StreamOperator):
                 raise ValueError("minus one")
             yield batch
 
-    def withholds(self) -> bool:
+    def has_pending_rows(self) -> bool:
         return bool(self.held)
 
 

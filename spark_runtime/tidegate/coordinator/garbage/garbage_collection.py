@@ -26,15 +26,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from tidegate.coordinator.garbage.abandoned_checkpoints import find_garbage, named_snapshots
-from tidegate.coordinator.garbage.shared_files import OWNED, judge, on_their_way
+from tidegate.coordinator.garbage.abandoned_checkpoints import find_abandoned_folders, named_snapshots
+from tidegate.coordinator.garbage.shared_files import OWNED_KINDS, pending_checkpoint_ids, split_deletable
 from tidegate.coordinator.garbage.unfinished_savepoints import (
     UnfinishedSavepoint,
     delete_unfinished,
-    existing,
+    existing_files,
     unfinished_savepoints,
 )
-from tidegate.coordinator.garbage.unread_rows import UnreadRows, find_unread
+from tidegate.coordinator.garbage.unread_rows import UnreadRows, find_unread_rows
 from tidegate.errors import NotFoundError, SnapshotError
 from tidegate.jobs.layout import SHA256_PATTERN, JobLayout
 from tidegate.jobs.options import JobOptions
@@ -51,7 +51,7 @@ DEFAULT_GRACE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectedItem:
     """Something that went, or would go.
 
     Attributes:
@@ -69,7 +69,7 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class Freed:
+class CollectionReport:
     """What a collection did, or would do.
 
     Attributes:
@@ -80,7 +80,7 @@ class Freed:
         savepoints_kept: why unfinished savepoints in some places were.
     """
 
-    collected: tuple[Collected, ...]
+    collected: tuple[CollectedItem, ...]
     too_young: int
     kept_back: str
     rows_kept: str = ""
@@ -93,7 +93,7 @@ class Freed:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CollectionPlan:
     """What nobody needs.
 
     Attributes:
@@ -118,7 +118,7 @@ def plan_collection(
     is_old: Callable[[str], bool],
     *,
     keep: int | None = None,
-) -> Plan:
+) -> CollectionPlan:
     """Decide by reachability from log, submissions, `_metadata` and claims that are on their way. Reads by `used_by`
     and `is_old` alone.
 
@@ -131,11 +131,11 @@ def plan_collection(
     """
     fence = next((d for d in reversed(decisions) if d.kind == "fence"), None)
     if fence is None:
-        return Plan({}, 0, (), "no driver has ever run" if files else "")
+        return CollectionPlan({}, 0, (), "no driver has ever run" if files else "")
     spec = next(spec for spec in specs if spec.number == fence.data["spec"])
     is_over = has_ended(decisions)
     generation = fence.generation + 1 if is_over else fence.generation
-    garbage = find_garbage(
+    garbage = find_abandoned_folders(
         decisions,
         folders,
         specs,
@@ -148,23 +148,23 @@ def plan_collection(
     why: dict[str, Why] = {g.path: "retired" if g.path in completed else "unfinished" for g in garbage}
     found = {path: reason for path, reason in why.items() if is_old(path)}
     too_young = len(why) - len(found)
-    pending = frozenset[int]() if is_over else on_their_way(decisions, generation)
+    pending = frozenset[int]() if is_over else pending_checkpoint_ids(decisions, generation)
     needed = completed & (set(folders) | named_snapshots(decisions, specs, spec.number)) - found.keys()
     try:
         used = {name for folder in sorted(needed) for name in used_by(folder)}
     except SnapshotError as error:
-        return Plan(found, too_young, (), f"a checkpoint that stays cannot be read: {error}")
-    unused, held = judge(files, used, {}, pending)
+        return CollectionPlan(found, too_young, (), f"a checkpoint that stays cannot be read: {error}")
+    unused, held = split_deletable(files, used, {}, pending)
     waits = f"checkpoints {sorted(pending)} are on their way and may use {len(held)} of them" if held else ""
-    return Plan(found, too_young, tuple(unused), waits)
+    return CollectionPlan(found, too_young, tuple(unused), waits)
 
 
 def completed_folders(decisions: Sequence[Decision]) -> set[str]:
     """Of checkpoints that were completed, whether or not they are there."""
-    return {d.data["path"] for d in decisions if d.kind == "complete" and d.data["kind"] in OWNED}
+    return {d.data["path"] for d in decisions if d.kind == "complete" and d.data["kind"] in OWNED_KINDS}
 
 
-def collect(
+def collect_garbage(
     store: Store,
     layout: JobLayout,
     read_log: Callable[[], Sequence[Decision]],
@@ -174,7 +174,7 @@ def collect(
     older_than: timedelta = DEFAULT_GRACE,
     keep: int | None = None,
     dry_run: bool = False,
-) -> Freed:
+) -> CollectionReport:
     """Delete what nobody needs and is older than `older_than` by the store's own times. Blocks; may be repeated, and
     broken off anywhere.
 
@@ -205,7 +205,7 @@ def collect(
     rows_kept = sweep.unread_rows()
     sweep.artifacts()
     kept_back = kept_back or plan.kept_back
-    return Freed(tuple(sweep.collected), sweep.too_young, kept_back, rows_kept, tuple(savepoints.kept))
+    return CollectionReport(tuple(sweep.collected), sweep.too_young, kept_back, rows_kept, tuple(savepoints.kept))
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class _Savepoints:
         submitted = read_specs() if savepoints else ()
         if not submitted:
             return cls(store, None, savepoints, (), ())
-        return cls(store, submitted[-1], savepoints, *existing(store, submitted[-1], [*savepoints]))
+        return cls(store, submitted[-1], savepoints, *existing_files(store, submitted[-1], [*savepoints]))
 
     def opened(self, location: str) -> tuple[Store, str]:
         """Store and folder of a savepoint's location, or of a checkpoint's folder."""
@@ -257,7 +257,7 @@ class _Sweep:
         self._store, self._layout = store, layout
         self._read_log, self._read_specs = read_log, read_specs
         self._now, self._older_than, self._dry_run = now, older_than, dry_run
-        self.collected: list[Collected] = []
+        self.collected: list[CollectedItem] = []
         self.too_young = 0
 
     def is_old(self, paths: Sequence[str], where: Store) -> bool:
@@ -269,11 +269,11 @@ class _Sweep:
         """Of checkpoints and unfinished savepoints. Returns why shared files have to stay; "": they need not."""
         kept_back = ""
         for location, why in planned.items():
-            if location in _named_now(self._read_log(), self._read_specs()):
+            if location in _referenced_now(self._read_log(), self._read_specs()):
                 kept_back = f"a submission starts from {location} since a moment ago, and may use them"
                 continue
             where, folder = savepoints.opened(location)
-            self.collected.append(Collected(location, why, _size_bytes(where, where.walk(folder))))
+            self.collected.append(CollectedItem(location, why, _size_bytes(where, where.walk(folder))))
             if not self._dry_run:
                 savepoints.delete(location)
         return kept_back
@@ -288,7 +288,7 @@ class _Sweep:
         """Rows of DataFrames. Returns why some stay; "": none do."""
         specs = self._read_specs()
         gone = frozenset(one.path for one in self.collected)
-        rows = find_unread(self._store, self._layout, self._read_log(), specs, gone)
+        rows = find_unread_rows(self._store, self._layout, self._read_log(), specs, gone)
         if len(self._read_specs()) > len(specs):
             rows = UnreadRows(kept="the job was submitted anew a moment ago")
         for path in rows.paths:
@@ -306,16 +306,16 @@ class _Sweep:
             size_bytes, old = _size_bytes(self._store, held), self.is_old(held, self._store)
             if name in {spec.artifact for spec in self._read_specs()}:  # last: a submission may have come meanwhile
                 continue
-            if self._counts(Collected(path, "unnamed", size_bytes), old):
+            if self._counts(CollectedItem(path, "unnamed", size_bytes), old):
                 self._store.delete_folder(path)
 
     def _takes(self, path: str, why: Why, held: Sequence[str]) -> bool:
         """Whether something with these files is to be deleted."""
         if not self.is_old(held, self._store):
-            return self._counts(Collected(path, why, 0), False)
-        return self._counts(Collected(path, why, _size_bytes(self._store, held)), True)
+            return self._counts(CollectedItem(path, why, 0), False)
+        return self._counts(CollectedItem(path, why, _size_bytes(self._store, held)), True)
 
-    def _counts(self, found: Collected, old: bool) -> bool:
+    def _counts(self, found: CollectedItem, old: bool) -> bool:
         if not old:
             self.too_young += 1
             return False
@@ -329,7 +329,7 @@ def has_ended(decisions: Sequence[Decision]) -> bool:
     return last is not None and last.kind == "status" and JobStatus(last.data["status"]).is_terminal
 
 
-def _named_now(decisions: Sequence[Decision], specs: Sequence[Spec]) -> frozenset[str]:
+def _referenced_now(decisions: Sequence[Decision], specs: Sequence[Spec]) -> frozenset[str]:
     """What submissions start from, the newest ones included."""
     fence = next(d for d in reversed(decisions) if d.kind == "fence")
     return named_snapshots(decisions, specs, fence.data["spec"])
