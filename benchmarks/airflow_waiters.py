@@ -35,7 +35,7 @@ from results import RESULTS, machine, write_section  # noqa: E402
 
 from tidegate.clock import now_iso, parse_iso, utc_now  # noqa: E402
 from tidegate.jobs.client.job_client import JobClient  # noqa: E402
-from tidegate.jobs.decision_log import DecisionLog, Reign  # noqa: E402
+from tidegate.jobs.decision_log import DecisionLog, GenerationLog  # noqa: E402
 from tidegate.jobs.records import StatusHint, encode  # noqa: E402
 from tidegate.jobs.stores.local_disk import LocalStore  # noqa: E402
 
@@ -61,7 +61,7 @@ class FakeDriver:
     """Writes what a driver writes: a hint each second, and now and then a checkpoint."""
 
     client: JobClient
-    reign: Reign
+    reign: GenerationLog
     beats: int = 0
     checkpoints: int = 0
 
@@ -69,7 +69,7 @@ class FakeDriver:
     def begin(cls, client: JobClient) -> FakeDriver:
         """A new reign over the job's submission."""
         log = DecisionLog(client.store, client.layout, now_iso, lambda: secrets.token_hex(16))
-        made = cls(client, log.reign(spec=1, launch=1))
+        made = cls(client, log.begin_generation(spec=1, launch=1))
         made.reign.append("status", {"status": "RUNNING"})
         return made
 
@@ -242,8 +242,8 @@ def run(folder: Path, seconds: float) -> Measured:
 
 def report(measured: Measured) -> list[str]:
     """The section's lines."""
-    from airflow_tidegate.waits.job_reader import LIVENESS_REQUESTS, REQUESTS_PER_LOOK
-    from airflow_tidegate.waits.shared_reader import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
+    from airflow_tidegate.waits.job_reader import LIVENESS_REQUESTS, REQUESTS_PER_READ
+    from airflow_tidegate.waits.shared_reader import MAX_PAUSE_S, MIN_PAUSE_S
 
     minutes = measured.seconds / 60
     total = sum(measured.requests.values())
@@ -253,7 +253,7 @@ def report(measured: Measured) -> list[str]:
         f"{total / minutes:,.0f} | {total / minutes / JOBS:.0f}",
         f"{statistics.median(delays):.1f} s | {delays[int(len(delays) * 0.95)]:.1f} s | {delays[-1]:.1f} s",
     ]
-    bound = round(60 / SHORTEST_PAUSE_S * JOBS * (REQUESTS_PER_LOOK + 1))
+    bound = round(60 / MIN_PAUSE_S * JOBS * (REQUESTS_PER_READ + 1))
     return [
         "| waiters | jobs | CPU, % of one core | requests a minute | a job and minute | noticed after, median | 95 % "
         "| longest |",
@@ -264,9 +264,9 @@ def report(measured: Measured) -> list[str]:
         "event loop;",
         f"a heartbeat each {HEARTBEAT_S:g} s, a checkpoint each {CHECKPOINT_INTERVAL_S:g} s, {HISTORY * 3:,} entries "
         "in each log to begin with, the root on a local disk.",
-        f"Pauses between looks are {SHORTEST_PAUSE_S:g} s after a change and up to {LONGEST_PAUSE_S:g} s while nothing "
+        f"Pauses between looks are {MIN_PAUSE_S:g} s after a change and up to {MAX_PAUSE_S:g} s while nothing "
         "changes. However much changes, looks cost no more",
-        f"than {bound:,} requests a minute here: one look a second and job, {REQUESTS_PER_LOOK} requests each, and one "
+        f"than {bound:,} requests a minute here: one look a second and job, {REQUESTS_PER_READ} requests each, and one "
         "for the command waited for. Besides, each entry of a",
         "log is read once, a wait that begins looks at once, and a driver without a sign of life costs "
         f"{LIVENESS_REQUESTS} more a look.",

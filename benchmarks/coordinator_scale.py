@@ -32,7 +32,7 @@ from tidegate.channel.control.protocol import (  # noqa: E402
 )
 from tidegate.coordinator import events as ev  # noqa: E402
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions  # noqa: E402
-from tidegate.coordinator.job_run import JobFacts, JobRun  # noqa: E402
+from tidegate.coordinator.job_run import JobRun, RunFacts  # noqa: E402
 from tidegate.coordinator.topology import ChainShape, Topology  # noqa: E402
 from tidegate.jobs.decision_log import DecisionLog  # noqa: E402
 from tidegate.jobs.layout import JobLayout  # noqa: E402
@@ -124,11 +124,11 @@ def job_run(shape: Topology) -> JobRun:
         retained=1,
     )
     return JobRun(
-        facts=JobFacts(
+        facts=RunFacts(
             store=store,
             layout=layout,
             spec=spec,
-            reign=log.reign(spec=1, launch=1),
+            reign=log.begin_generation(spec=1, launch=1),
             topology=shape,
             graph_document={"v": 1, "nodes": []},
             max_parallelism=32_768,
@@ -186,7 +186,7 @@ def checkpoint(run: JobRun, shape: Topology, checkpoint_id: int) -> Cost:
             run.on_slot_message(message)
 
     cost = Cost(
-        plan=cpu_ms(lambda: run.on_event(ev.SnapshotRequested(ev.Request("checkpoint")))),
+        plan=cpu_ms(lambda: run.on_event(ev.SnapshotRequested(ev.SnapshotRequest("checkpoint")))),
         acks=cpu_ms(lambda: tell(acks[:-1])),
         complete=cpu_ms(lambda: tell(acks[-1:])),
         commits=cpu_ms(lambda: tell(commits)),

@@ -39,7 +39,7 @@ from tidegate.clock import parse_iso  # noqa: E402
 from tidegate.errors import JobFailedError  # noqa: E402
 from tidegate.jobs.client.job_client import JobClient  # noqa: E402
 from tidegate.jobs.launch.local import launch_local  # noqa: E402
-from tidegate.jobs.launches import find_local  # noqa: E402
+from tidegate.jobs.launches import find_local_driver  # noqa: E402
 from tidegate.jobs.records import Decision  # noqa: E402
 from tidegate.spark.slot_entry import SNAPSHOT_WRITERS  # noqa: E402
 from tidegate.testing.in_process_job import InProcessJob  # noqa: E402
@@ -86,7 +86,7 @@ def on_spark(case: Case) -> Sequence[Decision]:
     try:
         client.wait_status({"FINISHED"}, RUN_TIMEOUT, POLL_S)
     finally:
-        left = find_local(client.store, client.layout, spec.number)
+        left = find_local_driver(client.store, client.layout, spec.number)
         if left is not None and not client.view().is_terminal:
             left.kill()
         by_s = time.monotonic() + EXIT_TIMEOUT_S

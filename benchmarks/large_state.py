@@ -33,7 +33,7 @@ from results import RESULTS, machine, write_section  # noqa: E402
 
 from tidegate.jobs.client.job_client import JobClient  # noqa: E402
 from tidegate.jobs.launch.local import launch_local  # noqa: E402
-from tidegate.jobs.launches import find_local  # noqa: E402
+from tidegate.jobs.launches import find_local_driver  # noqa: E402
 from tidegate.jobs.records import Spec  # noqa: E402
 from tidegate.units import parse_size  # noqa: E402
 
@@ -122,7 +122,7 @@ def launch(client: JobClient, spec: Spec) -> None:
 def end(client: JobClient, spec: Spec) -> None:
     """Kill what is left of the driver, and the slot with it."""
     pid = slot_pid(client)
-    left = find_local(client.store, client.layout, spec.number)
+    left = find_local_driver(client.store, client.layout, spec.number)
     if left is not None:
         os.kill(left.pid, signal.SIGKILL)
         while left.is_running():

@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.spark.kernel_preload import compile_all
+from tidegate.spark.kernel_preload import preload_kernels
 from tidegate.state.keys.key_hash import partition_hash
 
 BATCH_ROWS = 64 * 1024
@@ -47,7 +47,7 @@ def batch(number: int, keys: int) -> pa.RecordBatch:
 
 def window(size_us: int) -> Any:
     """An opened count-and-sum window."""
-    aggregates = (Agg("rows", "count"), Agg("total", "sum", "v"))
+    aggregates = (BoundAggregate("rows", "count"), BoundAggregate("total", "sum", "v"))
     operator = create_operator(WindowAggSpec(("k",), "ts_ms", "ms", size_us, 0, aggregates, INPUT, OUTPUT))
     operator.open(OperatorContext("job", "lineage", "w", 0, 1, 128, 1, "1-1", (INPUT,), lambda: 0))
     return operator
@@ -74,7 +74,7 @@ def aggregate(batches: list[pa.RecordBatch]) -> None:
 
 def main() -> None:
     """Print a line for each measurement."""
-    compile_all()
+    preload_kernels()
     b = batch(0, 100_000)
     for parallelism in (2, 4, 16):
         seconds = best_s(lambda p=parallelism: [partition_hash(b, ["k"], p, 128) for _ in range(50)])  # type: ignore[misc]

@@ -32,10 +32,10 @@ from results import RESULTS, machine, write_section  # noqa: E402
 
 from tidegate.jobs.options import SnapshotCompression  # noqa: E402
 from tidegate.jobs.stores.local_disk import LocalStore  # noqa: E402
-from tidegate.snapshot.handles import StreamFactory  # noqa: E402
+from tidegate.snapshot.handles import SnapshotStreams  # noqa: E402
 from tidegate.state.backend_registry import BACKENDS, new_backend  # noqa: E402
 from tidegate.state.keyed_state import BackendContext, KeyedStateBackend, StateDescriptor, ValueState  # noqa: E402
-from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, Written  # noqa: E402
+from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, WrittenSnapshot  # noqa: E402
 
 KEYS = (100_000, 1_000_000, 4_000_000)
 HEADING = "## State"
@@ -138,16 +138,16 @@ class Case:
         """Of known keys."""
         return [self.rng.integers(0, self.keys, BATCH_ROWS) for _ in range(UPDATES)]
 
-    def checkpoint(self, writer: SnapshotWriter, number: int) -> tuple[float, float, Written]:
+    def checkpoint(self, writer: SnapshotWriter, number: int) -> tuple[float, float, WrittenSnapshot]:
         """Milliseconds of the synchronous and of the asynchronous part, and what was written. It completes."""
         started = time.perf_counter()
         write = self.back_end.snapshot(number)
         frozen = time.perf_counter()
         place = SnapshotPlace(number, f"jobs/state/checkpoints/chk-{number:09d}", False)
-        made: list[Written | Exception] = []
+        made: list[WrittenSnapshot | Exception] = []
         over = threading.Event()
 
-        def end(result: Written | Exception) -> None:
+        def end(result: WrittenSnapshot | Exception) -> None:
             made.append(result)
             over.set()
 
@@ -159,13 +159,13 @@ class Case:
         writer.blobs.completed(number)
         return (frozen - started) * 1000, (durable - frozen) * 1000, made[0]
 
-    def restored_s(self, written: Written, number: int) -> float:
+    def restored_s(self, written: WrittenSnapshot, number: int) -> float:
         """Seconds until a fresh back end has the checkpoint. Raises SystemExit when a value is wrong."""
         self.back_end.close()
         location = f"jobs/state/checkpoints/chk-{number:09d}"
         started = time.perf_counter()
         self.back_end, self.state = self.opened()
-        self.back_end.restore(StreamFactory.at(location, self.located).parts(written.handles[UID]))
+        self.back_end.restore(SnapshotStreams.at(location, self.located).parts(written.handles[UID]))
         seconds = time.perf_counter() - started
         for keys in (np.arange(min(self.keys, BATCH_ROWS)), np.unique(self.random_batches()[0])):
             found = self.back_end.keys(pa.record_batch([pa.array(keys)], schema=SCHEMA))

@@ -24,7 +24,7 @@ from w1_workload import MOST_ROWS, expected
 from tidegate.errors import JobFailedError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.local import launch_local
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.launches import find_local_driver
 from tidegate.jobs.records import Spec
 
 PIPELINE = str(Path(__file__).parent / "pipelines" / "w1.py") + ":build"
@@ -89,7 +89,7 @@ def driver(client: JobClient, spec: Spec) -> Iterator[int]:
     try:
         yield launch.pid
     finally:
-        left = find_local(client.store, client.layout, spec.number)
+        left = find_local_driver(client.store, client.layout, spec.number)
         if left is not None and not client.view().is_terminal:
             left.kill()
         by_s = time.monotonic() + EXIT_TIMEOUT_S

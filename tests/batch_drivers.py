@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate import DataGen, Pipeline
-from tidegate.connectors.split_documents import assign
-from tidegate.coordinator.batch_commit import BatchCommit, Told
-from tidegate.coordinator.driver_job import Job
+from tidegate.connectors.split_documents import assign_splits
+from tidegate.coordinator.batch_commit import BatchCommit, StagedReport
+from tidegate.coordinator.driver_job import DriverJob
 from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
@@ -21,13 +21,13 @@ from tidegate.jobs.records import Decision, RestoreFrom, Spec
 from tidegate.jobs.status import derive_durable
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.batch_plan import plan_batch
-from tidegate.plan.execution_plan import plan
-from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.plan.execution_plan import make_execution_plan
+from tidegate.snapshot.handles import SnapshotStreams, StateHandle
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
 from tidegate.spark.batch.stage_compiler import compile_batch
 from tidegate.spark.batch.stage_task import BatchJob
-from tidegate.testing.batch import LocalFrames, told_of
+from tidegate.testing.batch import LocalFrames, run_and_collect
 from tidegate.testing.collect_sink import CollectSink, collected
 
 AT = "2026-01-01T00:00:00+00:00"
@@ -62,11 +62,11 @@ class Drivers:
         p.read(DataGen(rows, SCHEMA, rows=100, splits=3), uid="numbers").write(self.sink(self.name), uid="out")
         return p
 
-    def driver(self, *, only_commits: bool = False) -> tuple[Job, BatchCommit]:
+    def driver(self, *, only_commits: bool = False) -> tuple[DriverJob, BatchCommit]:
         """The next one, with a run that has not begun; or whoever only commits."""
         log = DecisionLog(self.store, self.layout, now_iso=lambda: AT, nonce=lambda: next(self._nonces))
         graph = self.build().build()
-        job = Job(
+        job = DriverJob(
             root=self.store.url,
             storage_options={},
             store=self.store,
@@ -74,21 +74,21 @@ class Drivers:
             spec=self.spec,
             options=self.given,
             graph=graph,
-            plan=plan(graph, 3, 128),
+            plan=make_execution_plan(graph, 3, 128),
             log=log,
-            reign=log.reign(spec=1, launch=1, only_commits=only_commits),
+            generation_log=log.begin_generation(spec=1, launch=1, only_commits=only_commits),
             now_iso=lambda: AT,
             specs=lambda: [self.spec],
         )
         return job, BatchCommit(job, f"{next(self._runs):06d}r")
 
-    def staged(self, job: Job, commit: BatchCommit, attempt: int = 1) -> Sequence[Told]:
+    def staged(self, job: DriverJob, commit: BatchCommit, attempt: int = 1) -> Sequence[StagedReport]:
         """What the stages of a run leave. Args: attempt: of their tasks; from the second on beside the first."""
         if attempt == 1:
             commit.clean()
         batch_plan = plan_batch(job.graph, 3, 128)
-        factory = StreamFactory(self.store, commit.path)
-        generation = job.reign.generation
+        factory = SnapshotStreams(self.store, commit.path)
+        generation = job.generation_log.generation
 
         def store(uid: str, subtask: int, parts: Sequence[StatePart]) -> StateHandle:
             return factory.store(f"{uid}-{subtask}-g{generation}-{attempt}.state", encode_parts(parts))
@@ -97,7 +97,8 @@ class Drivers:
         place = BatchJob(batch_plan, self.given, "job", "l", generation, run_id, commit.checkpoint_id, 0, store)
         splits = job.splits(None)
         return [
-            Told.from_json(told) for told in told_of(compile_batch(batch_plan, assign(splits, 3), LocalFrames(place)))
+            StagedReport.from_json(told)
+            for told in run_and_collect(compile_batch(batch_plan, assign_splits(splits, 3), LocalFrames(place)))
         ]
 
     def visible(self) -> list[int]:

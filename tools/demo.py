@@ -23,7 +23,7 @@ from flight_data import write
 
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.launches import find_local_driver
 from tidegate.jobs.status import JobView
 
 DAG_ID = "flight_delays"
@@ -120,7 +120,7 @@ def job_ended(client: JobClient) -> Iterator[None]:
             drivers = [
                 driver
                 for spec in client.specs()
-                if (driver := find_local(client.store, client.layout, spec.number)) is not None
+                if (driver := find_local_driver(client.store, client.layout, spec.number)) is not None
             ]
             for driver in drivers:
                 driver.kill(signal.SIGTERM)

@@ -108,7 +108,7 @@ class Running:
 
     def stop(self, *, drain: bool) -> str:
         """Stop with a savepoint; its path."""
-        request = ev.Request("stop-savepoint", request_id="stop", stop="drain" if drain else "suspend")
+        request = ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="drain" if drain else "suspend")
         self._run.ask(request)
         outcome = self._run.to_end()
         assert isinstance(outcome, RunEnded) and outcome.path is not None, outcome

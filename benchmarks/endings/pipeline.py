@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate import JsonLines, Pipeline, count, sum, tumbling
-from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("ts_ms", pa.int64())])
 LOOK_MS = 100
@@ -54,19 +54,19 @@ class FeedReader(SourceReader):
         """Take the folder."""
         self._split = next(iter(splits), None)
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """All rows that are new."""
         if self._split is None or self._split.finished:
-            return Polled(state="end" if self._bounded else "nothing_now", retry_at_ms=now_ms + LOOK_MS)
+            return PollResult(state="end" if self._bounded else "nothing_now", retry_at_ms=now_ms + LOOK_MS)
         lines = [line for path in sorted(self._folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
         new = lines[self._split.position or 0 :]
         if new:
             self._split = replace(self._split, position=len(lines))
-            return Polled(pa.RecordBatch.from_pylist([json.loads(line) for line in new], SCHEMA), "feed")
+            return PollResult(pa.RecordBatch.from_pylist([json.loads(line) for line in new], SCHEMA), "feed")
         if self._bounded:
             self._split = replace(self._split, finished=True)
-            return Polled(state="end")
-        return Polled(state="nothing_now", retry_at_ms=now_ms + LOOK_MS)
+            return PollResult(state="end")
+        return PollResult(state="nothing_now", retry_at_ms=now_ms + LOOK_MS)
 
     def snapshot(self) -> Sequence[Split]:
         """The folder, with the number of rows read."""

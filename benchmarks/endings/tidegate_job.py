@@ -22,7 +22,7 @@ import tidegate
 from tidegate.errors import JobFailedError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.local import launch_local
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.launches import find_local_driver
 from tidegate.jobs.records import RestoreFrom, Spec
 
 PIPELINE = f"{Path(__file__).with_name('pipeline.py')}:build"
@@ -127,7 +127,7 @@ class Tidegate(WallClock):
         """End drivers that are still there."""
         client = _client(work)
         for spec in client.specs():
-            driver = find_local(client.store, client.layout, spec.number)
+            driver = find_local_driver(client.store, client.layout, spec.number)
             if driver is not None and not driver_gone(driver.is_running):
                 driver.kill()
 

@@ -17,7 +17,7 @@ import pyarrow.types as pt
 
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 from . import oracle, queries
@@ -33,12 +33,12 @@ FLOAT_TOLERANCE = 1e-9
 def result(query: str, events: int, shape: Shape) -> pa.Table:
     """What the pipeline commits."""
     name = f"nexmark-{query}"
-    forget_collected(name)
+    clear_collected(name)
     source = Nexmark(events, shape, splits=4, batch_groups=max(1, events // GROUP // (2 * POLLS)))
     job = InProcessJob(lambda: queries.pipeline(query, source, CollectSink(name)), {"parallelism": 2})
     run = job.submit()
     run.pump(POLLS // 2)
-    answer = run.ask(ev.Request("checkpoint", request_id="mid"))
+    answer = run.ask(ev.SnapshotRequest("checkpoint", request_id="mid"))
     assert answer is not None and answer.ok, answer
     run.pump(POLLS // 4)
     assert run.outcome is None, "the job ended before it could crash: give more events"
@@ -46,7 +46,7 @@ def result(query: str, events: int, shape: Shape) -> pa.Table:
     outcome = job.rerun().to_end()
     assert isinstance(outcome, RunEnded), outcome
     found = collected(name).table()
-    forget_collected(name)
+    clear_collected(name)
     return found
 
 

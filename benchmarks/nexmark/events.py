@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
 
 PERSON, AUCTION, BID = 0, 1, 2
 """Values of the column `event`."""
@@ -297,18 +297,18 @@ class _Reader(SourceReader):
         groups = self._source.events // GROUP
         return max(0, -(-(groups - split.data["index"]) // split.data["of"]))
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """The next batch."""
         left = [s for s in self._splits if (s.position or 0) < self._groups(s)]
         if not left:
-            return Polled(state="end")
+            return PollResult(state="end")
         split = min(left, key=lambda s: s.position or 0)
         done = split.position or 0
         end = min(done + self._source.batch_groups, self._groups(split))
         groups = split.data["index"] + np.arange(done, end, dtype=np.int64) * split.data["of"]
         numbers = (groups[:, None] * GROUP + np.arange(GROUP, dtype=np.int64)[None, :]).ravel()
         self._splits[self._splits.index(split)] = replace(split, position=end)
-        return Polled(batch(numbers, self._source.shape), split.split_id)
+        return PollResult(batch(numbers, self._source.shape), split.split_id)
 
     def snapshot(self) -> Sequence[Split]:
         """All splits with the groups they have emitted."""

@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.history.rewinds import sinks_of
+from tidegate.jobs.history.rewinds import rewound_sinks
 from tidegate.jobs.history.sink_identity import recorded_identity
-from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.history.submissions import entries_by_submission
 
 FACET = "tidegate_job"
 """Name of the run facet."""
@@ -31,8 +31,8 @@ def lineage_of(client: JobClient) -> Any:
     dataset: Any = importlib.import_module("openlineage.client.event_v2").Dataset
     view = client.view()
     newest = view.completed[-1] if view.completed else None
-    entries = [entry for entry in submissions_of(client.decisions()) if entry.spec == view.spec_number]
-    told = sinks_of(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete"))
+    entries = [entry for entry in entries_by_submission(client.decisions()) if entry.spec == view.spec_number]
+    told = rewound_sinks(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete"))
     named = [_named(recorded_identity(text).plain_place) for _, text in sorted(told.items())]
     facet = _facet_class()(
         job_id=view.job_id,

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from airflow_tidegate.task_identity import ask_id, asked_by
+from airflow_tidegate.task_identity import issued_by, make_command_id
 from tidegate.errors import CommandRefusedError, OptionError
 from tidegate.jobs.client.job_client import JobClient
 
@@ -20,7 +20,7 @@ KILL_POLICIES: tuple[KillPolicy, ...] = ("keep_running", "savepoint_then_stop", 
 _log = logging.getLogger(__name__)
 
 
-def check_policy(policy: str, task_id: str) -> None:
+def check_kill_policy(policy: str, task_id: str) -> None:
     """Raise OptionError unless `policy` is one of `KILL_POLICIES`."""
     if policy not in KILL_POLICIES:
         raise OptionError(
@@ -48,13 +48,13 @@ def kill_command(policy: str, context: Any, spec: int | None = None) -> dict[str
     return {
         "verb": verb,
         "arguments": {"mode": "suspend"} if verb == "stop" else {},
-        "command_id": ask_id(context, name),
-        "issued_by": asked_by(context),
+        "command_id": make_command_id(context, name),
+        "issued_by": issued_by(context),
         "spec": spec,
     }
 
 
-def triggers_hear(context: Any) -> bool:
+def trigger_supports_on_kill(context: Any) -> bool:
     """Whether a triggerer may end the deferred wait of this run's tasks in a user's name.
 
     Not of `dag.test`, which runs each trigger by itself and then takes its task back: a triggerer on the same database,
@@ -63,7 +63,7 @@ def triggers_hear(context: Any) -> bool:
     return getattr(context.get("dag_run"), "triggering_user_name", None) != "dag_test"
 
 
-def still_deferred(instance: Any) -> bool:
+def is_still_deferred(instance: Any) -> bool:
     """Whether a task waits on in a triggerer. Then nobody killed it, but another triggerer has taken it over: Airflow
     3.3 tells a trigger that was taken away from a late triggerer that its task was killed.
 

@@ -11,7 +11,7 @@ from typing import Any
 from tidegate.jobs.layout import stable_id
 
 
-def ask_id(context: Any, verb: str) -> str:
+def make_command_id(context: Any, verb: str) -> str:
     """The deterministic id of what this task instance asks for with `verb`; safe as a file name.
 
     Args:
@@ -31,12 +31,12 @@ def ask_id(context: Any, verb: str) -> str:
     )
 
 
-def numbered(ask: str, attempt: int) -> str:
+def numbered_command_id(ask: str, attempt: int) -> str:
     """The id of the `attempt`-th question of one task instance; the first keeps the plain name."""
     return ask if attempt == 1 else f"{ask}-{attempt}"
 
 
-def asked_by(context: Any) -> str:
+def issued_by(context: Any) -> str:
     """Who asks, for the job directory's records: `airflow:<dag>/<run>/<task>`."""
     instance = context["ti"]
     return f"airflow:{instance.dag_id}/{instance.run_id}/{instance.task_id}"

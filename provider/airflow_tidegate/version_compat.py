@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from airflow.triggers.base import BaseTrigger
 
-TRIGGER_SLACK = timedelta(minutes=2)
+TRIGGER_TIMEOUT_MARGIN = timedelta(minutes=2)
 """Airflow's own timeout of a deferral lies this much behind ours, so that ours, with its message, comes first.
 Airflow's comes when a store hangs, or no triggerer runs."""
 
@@ -40,7 +40,7 @@ except ImportError:  # 3.1
     )
 
 __all__ = [
-    "TRIGGERS_HEAR_KILLS",
+    "TRIGGERS_SUPPORT_ON_KILL",
     "AirflowException",
     "AirflowFailException",
     "AirflowSensorTimeout",
@@ -49,5 +49,5 @@ __all__ = [
     "conf",
 ]
 
-TRIGGERS_HEAR_KILLS = hasattr(BaseTrigger, "on_kill")
+TRIGGERS_SUPPORT_ON_KILL = hasattr(BaseTrigger, "on_kill")
 """A trigger is told when a user ends its deferred task: since 3.3. Before, such a task ends without a word to it."""

@@ -14,7 +14,7 @@ import pytest
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.job_directory import list_jobs
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.launches import find_local_driver
 
 if TYPE_CHECKING:
     from airflow_home import Standalone
@@ -67,6 +67,6 @@ def end_drivers(root: str) -> None:
         for job_id in list_jobs(root):
             client = JobClient(root, job_id)
             for spec in client.specs():
-                driver = find_local(client.store, client.layout, spec.number)
+                driver = find_local_driver(client.store, client.layout, spec.number)
                 if driver is not None:
                     driver.kill()

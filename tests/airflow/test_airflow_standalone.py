@@ -15,8 +15,8 @@ from pipelines.flight_audit import audit, verdict
 
 from tidegate.errors import FencedError
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.decision_log import Reign
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.decision_log import GenerationLog
+from tidegate.jobs.launches import find_local_driver
 
 pytestmark = [pytest.mark.standalone, pytest.mark.timeout(600)]
 
@@ -73,7 +73,7 @@ def test_one_job_survives_the_death_of_its_airflow_worker_and_then_of_its_driver
     assert "a job of this id is RUNNING" in refusal and "survivor" in refusal, refusal[-3000:]
     assert len(client.specs()) == 1, "the refused start left a submission behind"
 
-    driver = find_local(client.store, client.layout, client.spec(1).number)
+    driver = find_local_driver(client.store, client.layout, client.spec(1).number)
     assert driver is not None
     assert driver.kill(signal.SIGKILL)
     dead = client_of("survivor")
@@ -85,7 +85,7 @@ def test_one_job_survives_the_death_of_its_airflow_worker_and_then_of_its_driver
     assert_exact(client)
     assert client.view().generation == 2
     with pytest.raises(FencedError):
-        Reign(dead.log, "survivor", 1).append("committed", {"checkpoint_id": 1})
+        GenerationLog(dead.log, "survivor", 1).append("committed", {"checkpoint_id": 1})
 
 
 def test_every_mistake_ends_with_one_clear_message_in_the_airflow_task_log(
@@ -112,7 +112,7 @@ def test_every_mistake_ends_with_one_clear_message_in_the_airflow_task_log(
         client = client_of(ended)
         until(
             f"the driver of {ended} to end",
-            lambda c=client: find_local(c.store, c.layout, c.spec(1).number) is None,
+            lambda c=client: find_local_driver(c.store, c.layout, c.spec(1).number) is None,
             60.0,
         )
         assert client.view().status.value == "FAILED"

@@ -12,7 +12,7 @@ from airflow_home import Standalone
 from dag_run import DagRun
 from driving import ClientOf, clear, driver_of, effects, is_held, launch_and_freeze, mark, run_to_end, until
 
-from airflow_tidegate.version_compat import TRIGGERS_HEAR_KILLS
+from airflow_tidegate.version_compat import TRIGGERS_SUPPORT_ON_KILL
 
 pytestmark = [pytest.mark.standalone, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -23,7 +23,7 @@ def test_a_task_that_is_marked_as_failed_leaves_a_started_job_running_and_cancel
     airflow: Standalone, client_of: ClientOf, place: str, verb: str, becomes: str
 ) -> None:
     """But for a deferred run before Airflow 3.3, whose job goes on: docs/airflow/versions.md."""
-    if place == "triggerer" and not TRIGGERS_HEAR_KILLS:
+    if place == "triggerer" and not TRIGGERS_SUPPORT_ON_KILL:
         becomes = "RUNNING"
     client = client_of(f"marked-{place}-{verb}")
     run = DagRun(airflow, f"{place}_{verb}", client.job_id)
@@ -73,7 +73,7 @@ def test_a_run_whose_trigger_goes_to_another_triggerer_goes_on(airflow: Standalo
         until("the triggerer to wait", lambda: is_held(airflow, run, "run"))
         another_triggerer_takes_over(airflow, run, "run")
         [log] = (airflow.home.folder / "logs").glob(f"dag_id={run.dag_id}/run_id={run.run_id}/**/*.trigger.*")
-        if TRIGGERS_HEAR_KILLS:
+        if TRIGGERS_SUPPORT_ON_KILL:
             until("the trigger to be told of a kill", lambda: "invoking on_kill" in log.read_text(), 60)
             until("it to see that nobody killed the task", lambda: "another triggerer waits on" in log.read_text(), 30)
     finally:

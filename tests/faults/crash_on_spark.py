@@ -16,7 +16,7 @@ from crash_scenarios import Found, PostgresAddress, Target, target
 
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.local import launch_local
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.launches import find_local_driver
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.status import JobView
 
@@ -162,14 +162,14 @@ class SparkJob:
         launch_local(self._client, self._client.specs()[-1], env=self._env)
 
     def _lives(self) -> bool:
-        return find_local(self._client.store, self._client.layout, self._client.specs()[-1].number) is not None
+        return find_local_driver(self._client.store, self._client.layout, self._client.specs()[-1].number) is not None
 
     def _ask(self, way: str) -> None:
         """What the way to end wants, of a job that still runs."""
         view = self._client.view()
         if view.is_terminal:
             return
-        running = find_local(self._client.store, self._client.layout, self._client.specs()[-1].number)
+        running = find_local_driver(self._client.store, self._client.layout, self._client.specs()[-1].number)
         if way in ("suspend", "drain"):
             self._client.send("stop", {"mode": way}, issued_by="crash matrix")
         elif way in ("cancel", "savepoint"):
@@ -199,6 +199,6 @@ class SparkJob:
 
     def end(self) -> None:
         """Leave no driver behind."""
-        running = find_local(self._client.store, self._client.layout, self._client.specs()[-1].number)
+        running = find_local_driver(self._client.store, self._client.layout, self._client.specs()[-1].number)
         if running is not None:
             running.kill(signal.SIGKILL)

@@ -33,7 +33,7 @@ from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, EndOfDat
 from tidegate.connectors.sink_operator import SinkOperator
 from tidegate.coordinator import job_run
 from tidegate.coordinator.supervision.supervisor import Supervisor
-from tidegate.jobs.decision_log import Reign
+from tidegate.jobs.decision_log import GenerationLog
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.slot import Slot
 from tidegate.subtask.source import SourceInput
@@ -362,7 +362,7 @@ class Points:
 
     def in_drivers(self) -> None:
         """The log, the run's actions, and what the supervisor asks for."""
-        self.around(Reign, "append", lambda _, kind, *__, **___: f"log {kind}")
+        self.around(GenerationLog, "append", lambda _, kind, *__, **___: f"log {kind}")
         self.around(job_run, "write_metadata", lambda *_: "_metadata")
         self.around(job_run.JobRun, "on_slot_message", lambda _, m: _with("taken", _told(m)), after=False)
         original = Supervisor.handle

@@ -19,7 +19,7 @@ from postgres_server import PASSWORD_VARIABLE
 
 from tidegate import Csv, DataGen, Delta, JsonLines, Parquet, Pipeline, Postgres, count, sum, tumbling
 from tidegate.connectors.interface import Sink
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 
 KEYS = 5
 WINDOW_MS = 50
@@ -164,7 +164,7 @@ class Collected(Target):
 
     def close(self) -> None:
         for name in (RAW, WINDOWS):
-            forget_collected(f"{self._name}-{name}")
+            clear_collected(f"{self._name}-{name}")
 
 
 class Folders(Target):

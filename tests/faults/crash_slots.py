@@ -19,16 +19,16 @@ from simulator.run_of_slots import stop_point
 from tidegate.channel.control.protocol import Cancel, Deployed, DriverMessage, Failed, Over, SlotMessage, Start
 from tidegate.channel.control.protocol_codec import received
 from tidegate.channel.memory import MemoryChannel
-from tidegate.connectors.split_documents import assign
-from tidegate.coordinator.checkpoint_mode import waits_for_final
-from tidegate.coordinator.driver_job import Job, fresh_splits
+from tidegate.connectors.split_documents import assign_splits
+from tidegate.coordinator.checkpoint_mode import needs_final_checkpoint
+from tidegate.coordinator.driver_job import DriverJob, fresh_splits
 from tidegate.coordinator.events import Wish
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.snapshot.location import open_location
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.slot import Slot, Wake
-from tidegate.subtask.snapshots.restored_state import load_restored
+from tidegate.subtask.slot import LoopSignal, Slot
+from tidegate.subtask.snapshots.restored_state import load_restored_state
 
 if TYPE_CHECKING:
     from crash_world import Driver, World
@@ -203,13 +203,13 @@ class SlotProcess:
             run, owner = self._run, self._world
             self._slot = Slot(
                 run_id=run.run.run_id,
-                generation=run.job.reign.generation,
+                generation=run.job.generation_log.generation,
                 send=self.send,
                 open_location=lambda location: open_location(owner.store, run.job.spec, location),
                 threshold_bytes=run.job.options.state_size_threshold_bytes,
                 writers=self._writer,
                 now_ms=lambda: owner.now_ms,
-                wake=Wake(),
+                wake=LoopSignal(),
                 input_steps=1,  # a kill may come between any two elements
             )
             self._subtasks = self._make(self._slot)
@@ -226,11 +226,11 @@ class SlotProcess:
                 self._state = "started"
                 self._slot.start(self._subtasks)
             else:
-                self._slot.tell(message)
+                self._slot.post(message)
         if self._state != "started":
             return progressed
         for _ in range(STEPS_A_ROUND):
-            progressed = self._slot.pump() or progressed
+            progressed = self._slot.run_round() or progressed
         progressed = self._writer.work() or progressed
         if self._slot.is_over:
             self._slot.close()
@@ -243,7 +243,7 @@ class SlotProcess:
 class Run:
     """From deployment to the take-down, of one driver."""
 
-    def __init__(self, world: World, driver: Driver, job: Job) -> None:
+    def __init__(self, world: World, driver: Driver, job: DriverJob) -> None:
         self.job = job
         self.arrived: deque[tuple[SlotProcess, SlotMessage]] = deque()
         self._world = world
@@ -272,24 +272,24 @@ class Run:
             answer=lambda answer: driver.post(sv.RunAnswered(answer, self.run.outcome is not None)),
             now_ms=lambda: world.now_ms,
             retire=lambda _id, path: world.store.delete_folder(path),
-            on_completed=lambda: driver.post(sv.Progress()),
+            on_completed=lambda: driver.post(sv.RunProgressed()),
         )
         channels = Channels(job.options.channel_capacity_bytes)
-        assigned = assign(fresh_splits(splits, restore), PARALLELISM)
+        assigned = assign_splits(fresh_splits(splits, restore), PARALLELISM)
 
         def make(index: int, slot: Slot) -> Sequence[Any]:
             document = {index: json.loads(json.dumps(restore.for_slot(index)))} if restore is not None else {}
             deployment = Deployment(
                 job_id=job.spec.job_id,
                 lineage=job.spec.lineage,
-                generation=job.reign.generation,
+                generation=job.generation_log.generation,
                 run_id=run_id,
                 indices=(index,),
                 mode="exactly_once",
-                wait_for_final=waits_for_final(job.options, commit_only_id),
+                wait_for_final=needs_final_checkpoint(job.options, commit_only_id),
                 channel_capacity_bytes=job.options.channel_capacity_bytes,
                 splits={uid: {index: by_index.get(index, ())} for uid, by_index in assigned.items()},
-                restored=load_restored(
+                restored=load_restored_state(
                     document, lambda location: open_location(world.store, job.spec, location), job.plan
                 ),
             )

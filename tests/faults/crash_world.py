@@ -18,13 +18,13 @@ from crash_slots import PARALLELISM, Killed, Killer, Process, Run, SlotProcess
 from simulator.run_of_slots import stop_point
 
 from tidegate.api.pipeline import Pipeline
-from tidegate.coordinator.driver_job import Job
-from tidegate.coordinator.events import Answer, Wish
+from tidegate.coordinator.driver_job import DriverJob
+from tidegate.coordinator.events import CommandAnswer, Wish
 from tidegate.coordinator.events import Tick as RunTick
 from tidegate.coordinator.job_run import RunFailed
-from tidegate.coordinator.recovery.restore_point import choose_restore_point, ended_as
+from tidegate.coordinator.recovery.restore_point import choose_restore_point, end_status
 from tidegate.coordinator.supervision import supervision_events as sv
-from tidegate.coordinator.supervision.command_book import Accept, CommandBook, Refuse
+from tidegate.coordinator.supervision.command_book import AcceptCommand, CommandBook, RefuseCommand
 from tidegate.coordinator.supervision.supervisor import Supervisor
 from tidegate.errors import FencedError, NotFoundError, SnapshotError
 from tidegate.jobs.decision_log import DecisionLog
@@ -32,7 +32,7 @@ from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Command, CommandResult, Decision, RestoreFrom, Spec, decode, encode
 from tidegate.jobs.stores.store_registry import open_store
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import make_execution_plan
 
 ROUND_MS = 10
 """Virtual time of one round, in which driver and slots take a turn each, milliseconds."""
@@ -63,7 +63,7 @@ class Driver:
         self._book = CommandBook(spec.number)
         self._start: sv.StartRun | None = None
         self._late: list[Wish] = []
-        self._job: Job | None = None
+        self._job: DriverJob | None = None
         self._told = False
 
     def post(self, event: sv.SupervisionEvent) -> None:
@@ -117,9 +117,9 @@ class Driver:
     def _begin(self) -> None:
         world = self._world
         log = DecisionLog(world.store, world.layout, now_iso=world.now_iso, nonce=lambda: f"n{next(world.numbers)}")
-        reign = log.reign(spec=self._spec.number, launch=self._launch)
+        reign = log.begin_generation(spec=self._spec.number, launch=self._launch)
         graph = world.build().build()
-        self._job = Job(
+        self._job = DriverJob(
             root=world.root,
             storage_options={},
             store=world.store,
@@ -127,16 +127,16 @@ class Driver:
             spec=self._spec,
             options=self._options,
             graph=graph,
-            plan=plan(graph, self._options.parallelism, self._options.max_parallelism),
+            plan=make_execution_plan(graph, self._options.parallelism, self._options.max_parallelism),
             log=log,
-            reign=reign,
+            generation_log=reign,
             now_iso=world.now_iso,
             specs=lambda: world.specs,
         )
         for left in self._job.garbage():
-            if left.at_once:
+            if left.without_grace:
                 world.store.delete_folder(left.path)
-        self._feed(sv.Begin(ended_as(reign.decisions, self._spec.number)))
+        self._feed(sv.BeginSupervision(end_status(reign.decisions, self._spec.number)))
 
     def _feed(self, event: sv.SupervisionEvent) -> None:
         for action in self._supervisor.handle(event, self._world.now_ms):
@@ -147,12 +147,12 @@ class Driver:
         assert job is not None
         match action:
             case sv.WaitForSlots():
-                self.post(sv.SlotsThere())
+                self.post(sv.SlotsAvailable())
             case sv.StartRun():
                 self._start = action
-            case sv.CheckReign():
-                job.reign.notice()
-            case sv.Deliver(request):
+            case sv.CheckGeneration():
+                job.generation_log.check_quietly()
+            case sv.DeliverToRun(request):
                 self._hand(request)
             case sv.FailCurrentRun(failure):
                 if self.run is not None:
@@ -160,7 +160,7 @@ class Driver:
             case sv.RecordStatus(status, data):
                 job.status(status, **data)
             case sv.RecordFailure(failure):
-                job.reign.append("failure", {"message": failure.message, "code": failure.code})
+                job.generation_log.append("failure", {"message": failure.message, "code": failure.code})
             case sv.AnswerCommand(answer):
                 if self._book.answer(answer):
                     self._write_result(answer)
@@ -184,7 +184,7 @@ class Driver:
         try:
             self.run = Run(self._world, self, self._job)
         except SnapshotError as error:
-            self._feed(sv.CannotGoOn(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point()))
+            self._feed(sv.RunImpossible(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point()))
             return
         for wish in start.requests:
             self._hand(wish)
@@ -195,11 +195,13 @@ class Driver:
             self._feed(self._inbox.popleft())
         again += self._late
         self._late, self.run = [], None
-        self._feed(sv.RunOver(outcome, tuple(again), self._stop_point()))
+        self._feed(sv.RunTornDown(outcome, tuple(again), self._stop_point()))
 
     def _stop_point(self) -> sv.StopPoint | None:
         assert self._job is not None
-        return stop_point(choose_restore_point(self._job.reign.decisions, self._job.specs(), self._spec.number))
+        return stop_point(
+            choose_restore_point(self._job.generation_log.decisions, self._job.specs(), self._spec.number)
+        )
 
     def _look_for_commands(self) -> None:
         store, layout = self._world.store, self._world.layout
@@ -208,15 +210,15 @@ class Driver:
                 command = decode(store.read(layout.command(command_id)), Command)
             except NotFoundError:
                 continue
-            if not self._book.found(command):
+            if not self._book.register(command):
                 continue
-            verdict = self._book.judge(command_id, int(time.time() * 1000), withdrawn=False, answered=False)
-            if isinstance(verdict, Accept):
+            verdict = self._book.decide(command_id, int(time.time() * 1000), withdrawn=False, answered=False)
+            if isinstance(verdict, AcceptCommand):
                 self.post(sv.CommandArrived(command))
-            elif isinstance(verdict, Refuse):
+            elif isinstance(verdict, RefuseCommand):
                 self._write_result(verdict.answer)
 
-    def _write_result(self, answer: Answer) -> None:
+    def _write_result(self, answer: CommandAnswer) -> None:
         world = self._world
         assert self._job is not None
         result = CommandResult(
@@ -225,7 +227,7 @@ class Driver:
             answer.code,
             answer.message,
             dict(answer.data),
-            self._job.reign.generation,
+            self._job.generation_log.generation,
             world.now_iso(),
         )
         world.store.create(world.layout.result(answer.request_id), encode(result))
@@ -331,7 +333,7 @@ class World:
     def status(self) -> str:
         """The last one of the newest submission's driver; empty: none yet."""
         decisions = self.decisions()
-        ended = ended_as(decisions, self.specs[-1].number)
+        ended = end_status(decisions, self.specs[-1].number)
         if ended is not None:
             return ended[0]
         told = [d for d in decisions if d.kind == "status"]

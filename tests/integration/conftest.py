@@ -20,7 +20,7 @@ from postgres_server import PostgresServer
 
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.local import launch_local
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.launches import find_local_driver
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.status import JobView
 
@@ -74,14 +74,15 @@ class RealJob:
         """Another driver for the newest submission, whose last one has been killed."""
         spec = self.client.specs()[-1]
         self.until(
-            lambda _: find_local(self.client.store, self.client.layout, spec.number) is None, "the death of the driver"
+            lambda _: find_local_driver(self.client.store, self.client.layout, spec.number) is None,
+            "the death of the driver",
         )
         launch_local(self.client, spec)
         self._pids.append(self.driver_pid())
 
     def driver_pid(self) -> int:
         """Of the newest driver."""
-        running = find_local(self.client.store, self.client.layout, self.client.specs()[-1].number)
+        running = find_local_driver(self.client.store, self.client.layout, self.client.specs()[-1].number)
         assert running is not None
         return running.pid
 

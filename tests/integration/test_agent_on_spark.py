@@ -13,8 +13,8 @@ import pytest
 from conftest import PIPELINE, RealJob
 from pipelines.counting import expected
 
-from tidegate.jobs.launch.desired_state import want_running
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.launch.desired_state import request_running
+from tidegate.jobs.launches import find_local_driver
 
 ROWS = 24_000
 RATE = 4_000.0
@@ -53,7 +53,7 @@ class WantedJob(RealJob):
             options=self.options,
             master=self.master,
         )
-        want_running(self.client, spec, by="test")
+        request_running(self.client, spec, by="test")
 
     def agent(self) -> AgentProcess:
         started = AgentProcess(self.root)
@@ -64,7 +64,7 @@ class WantedJob(RealJob):
     def end(self) -> None:
         for agent in self._agents:
             agent.end(signal.SIGKILL)
-        driver = find_local(self.client.store, self.client.layout, self.client.specs()[-1].number)
+        driver = find_local_driver(self.client.store, self.client.layout, self.client.specs()[-1].number)
         if driver is not None:
             driver.kill(signal.SIGKILL)
 

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from pipelines.counting import KEYS, expected
 from postgres_server import PostgresServer
 
-from tidegate.jobs.os_processes import children
+from tidegate.jobs.os_processes import child_processes
 
 INTO_POSTGRES = Path(__file__).parent / "pipelines" / "into_postgres.py"
 ROWS = 20_000
@@ -95,8 +95,8 @@ def test_a_standalone_cluster_loses_an_executor_and_each_row_is_there_once(clust
 def reading_executors(master: str) -> list[int]:
     """Processes of the cluster's executors that have started a Python worker."""
     workers = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_worker(pid, master)]
-    executors = [pid for worker in workers for pid, _ in children(worker, "CoarseGrainedExecutorBackend")]
-    return [pid for pid in executors if children(pid, "python")]
+    executors = [pid for worker in workers for pid, _ in child_processes(worker, "CoarseGrainedExecutorBackend")]
+    return [pid for pid in executors if child_processes(pid, "python")]
 
 
 def is_worker(pid: int, master: str) -> bool:

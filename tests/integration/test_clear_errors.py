@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import PIPELINE, RealJob
 
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.launches import find_local_driver
 
 
 class Told:
@@ -38,7 +38,7 @@ def flags(local_job: RealJob) -> list[str]:
 def nothing_runs(job: RealJob) -> bool:
     """No driver of the job is alive on this machine."""
     return not Path(job.root, "counting").exists() or all(
-        find_local(job.client.store, job.client.layout, spec.number) is None for spec in job.client.specs()
+        find_local_driver(job.client.store, job.client.layout, spec.number) is None for spec in job.client.specs()
     )
 
 

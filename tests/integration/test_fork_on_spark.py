@@ -11,7 +11,7 @@ from conftest import RealJob
 from pipelines.counting import expected
 
 from tidegate.jobs.client.fork import fork
-from tidegate.jobs.client.submission import Request
+from tidegate.jobs.client.submission import SubmissionRequest
 from tidegate.jobs.launch.local import launch_local
 from tidegate.jobs.records import RestoreFrom
 
@@ -26,7 +26,7 @@ def forks(tmp_path: Path, local_job: RealJob) -> Iterator[Callable[..., RealJob]
     def make(job_id: str, restore: RestoreFrom, **arguments: Any) -> RealJob:
         beside = RealJob(tmp_path, "local[2]", job_id)
         beside.out = str(arguments["out"])
-        request = Request(None, arguments, None, None, None, restore, None, None, job_id, "test")
+        request = SubmissionRequest(None, arguments, None, None, None, restore, None, None, job_id, "test")
         spec = fork(beside.client, local_job.client, request)
         launch_local(beside.client, spec)
         made.append(beside)

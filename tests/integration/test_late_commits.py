@@ -128,11 +128,11 @@ class Failing:
         job.specs, job._spec, job._spec_number = [spec], spec, 1
         self.job, run = job, job.relaunch()
         run.pump(10)
-        run.ask(ev.Request("checkpoint", request_id="c"))
+        run.ask(ev.SnapshotRequest("checkpoint", request_id="c"))
         run.pump(10)
         with monkeypatch.context() as broken, pytest.raises(OperatorFailure):
             cut_off(broken, target, commits_before)
-            run.ask(ev.Request("stop-savepoint", request_id="s", stop="suspend"))
+            run.ask(ev.SnapshotRequest("stop-savepoint", request_id="s", stop="suspend"))
             run.to_end()
         run.crash()
         stop = {"outcome": "savepoint_ok_stop_failed", "mode": "suspend", "checkpoint_id": 2}
@@ -166,7 +166,7 @@ def check_stream(target: Target, folder: Path, monkeypatch: pytest.MonkeyPatch, 
     assert len(failed.client.decisions()) == entries, "nothing to do takes no fence"
     again = failed.job.submit(RestoreFrom("latest"))
     again.pump(10)
-    again.ask(ev.Request("stop-savepoint", request_id="s2", stop="suspend"))
+    again.ask(ev.SnapshotRequest("stop-savepoint", request_id="s2", stop="suspend"))
     again.to_end()
     assert len(target.shown()) > len(shown) and target.shown() == list(range(len(target.shown())))
 

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from tidegate import Discard, Pipeline, SparkFrame
 from tidegate.plan.expression_trees import read_expression
 from tidegate.plan.pushdown_conditions import Condition, Field, condition_of
-from tidegate.spark.batch.pushdown_columns import asked_of, column_of, narrowed
+from tidegate.spark.batch.pushdown_columns import column_of, plan_columns, select_columns
 
 UTC = dt.UTC
 NAN, INF = float("nan"), float("inf")
@@ -299,7 +299,7 @@ def test_columns_go_by_number_whatever_their_names_are(spark: SparkSession) -> N
     rows = p.read(SparkFrame(lambda spark: frame, schema=declared), uid="rows")
     rows.filter((pc.field("a.b") > 0) & (pc.field("`c") > 1)).write(Discard(), uid="out")
     graph = p.build()
-    found = narrowed(frame, asked_of(frame, graph, graph.by_uid("rows")))
+    found = select_columns(frame, plan_columns(frame, graph, graph.by_uid("rows")))
     assert found.columns == ["c0", "c1", "c2", "c3"]
     assert [tuple(row) for row in found.collect()] == [(2, "x", 2, 2)]
 
@@ -310,4 +310,4 @@ def asked(frame: DataFrame, declared: pa.Schema) -> str:
     rows = p.read(SparkFrame(lambda spark: frame, schema=declared), uid="rows")
     rows.filter((pc.field("n") > 1) & (pc.field("s") == "a")).select("n").write(Discard(), uid="out")
     graph = p.build()
-    return asked_of(frame, graph, graph.by_uid("rows")).describe(graph)
+    return plan_columns(frame, graph, graph.by_uid("rows")).describe(graph)

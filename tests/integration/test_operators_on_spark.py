@@ -16,7 +16,7 @@ from pipelines.counting import expected
 from airflow_tidegate.failures import AirflowFailException
 from airflow_tidegate.operators.supervise import TidegateSuperviseJobOperator
 from airflow_tidegate.operators.upgrade import TidegateUpgradeJobOperator
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.launches import find_local_driver
 
 ROWS = 60_000
 
@@ -39,7 +39,7 @@ def context(task_id: str) -> dict[str, Any]:
 def end_drivers(job: RealJob) -> None:
     """Those that operators have launched."""
     for spec in job.client.specs():
-        driver = find_local(job.client.store, job.client.layout, spec.number)
+        driver = find_local_driver(job.client.store, job.client.layout, spec.number)
         if driver is not None:
             driver.kill(signal.SIGKILL)
 

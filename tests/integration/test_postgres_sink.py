@@ -20,9 +20,9 @@ from tidegate.connectors.postgres import postgres_writer
 from tidegate.connectors.postgres.staging_tables import Staging
 from tidegate.connectors.transactions import Committable
 from tidegate.errors import FencedError, OptionError, PipelineError, TidegateError
-from tidegate.testing.one_sink_job import Reign, numbers
+from tidegate.testing.one_sink_job import TestWriter, numbers
 
-SCHEMA = Reign.schema
+SCHEMA = TestWriter.schema
 _tables = count()
 
 
@@ -43,7 +43,7 @@ class Database:
         given = {"password": self.server.password, "staging_schema": self.staging, **options}
         return Postgres(given.pop("dsn", self.server.dsn), given.pop("table", self.table), **given)
 
-    def writer(self, reign: Reign, subtask: int = 0, parallelism: int = 2, **options: Any) -> SinkWriter:
+    def writer(self, reign: TestWriter, subtask: int = 0, parallelism: int = 2, **options: Any) -> SinkWriter:
         writer = self.sink(**options).create_writer(reign.context(subtask, parallelism))
         self._writers.append(writer)
         return writer
@@ -112,7 +112,7 @@ EVERY_TYPE = {
 def test_every_type_arrives_as_it_was_sent(database: Database) -> None:
     database.create(", ".join(f'"{name}" {sql}' for name, (_, sql, _) in EVERY_TYPE.items()))
     batch = pa.record_batch({name: pa.array(values, kind) for name, (kind, _, values) in EVERY_TYPE.items()})
-    reign = Reign()
+    reign = TestWriter()
     reign.schema = batch.schema
     database.sink().check(batch.schema)
     writer = database.writer(reign)
@@ -131,7 +131,7 @@ def batch_of(**columns: Sequence[Any]) -> pa.RecordBatch:
 def test_an_upsert_takes_the_last_row_of_a_key_and_leaves_other_columns_alone(database: Database) -> None:
     """Within a transaction, also across its batches, and from checkpoint to checkpoint."""
     database.create("k text, part bigint, v text, note text DEFAULT 'mine', PRIMARY KEY (part, k)")
-    reign = Reign()
+    reign = TestWriter()
     first = batch_of(k=["a", "b", "a"], part=[1, 1, 1], v=["1", "2", "3"])
     reign.schema = first.schema
     options = {"mode": "upsert", "key": ("k", "part")}
@@ -159,7 +159,7 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
     crashes = 0
     database.create()
     for at in range(1, 30):
-        reign = Reign(f"lineage-{at}")
+        reign = TestWriter(f"lineage-{at}")
         writer = database.writer(reign)
         handles = staged(writer, 1, numbers(at * 10, 3)) + staged(writer, 1, numbers(at * 10 + 3, 1))
         before = database.numbers(), database.marked()
@@ -203,7 +203,7 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
 def test_lost_connections_and_lost_answers_are_survived(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """S7.4: the server ends the kept connection, then a connection whose transaction it has just committed."""
     database.create()
-    writer = database.writer(Reign())
+    writer = database.writer(TestWriter())
     handles = staged(writer, 1, numbers(0, 2))
     application = "tidegate job-1/out/0"
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
@@ -235,7 +235,7 @@ def test_lost_connections_and_lost_answers_are_survived(database: Database, monk
 def test_two_processes_that_commit_the_same_at_once_publish_it_once(database: Database) -> None:
     """S7.4."""
     database.create()
-    reign = Reign()
+    reign = TestWriter()
     first = database.writer(reign)
     handles = staged(first, 1, numbers(0, 1000)) + staged(first, 2, numbers(1000, 1000))
     reign.run = 2
@@ -260,7 +260,7 @@ def test_two_processes_that_commit_the_same_at_once_publish_it_once(database: Da
 def test_a_zombie_of_an_older_generation_stages_publishes_and_removes_nothing(database: Database) -> None:
     """S9.2: from when its successor has touched the database; also one of a higher parallelism."""
     database.create()
-    reign = Reign()
+    reign = TestWriter()
     zombie, other = database.writer(reign, 3, 4), database.writer(reign, 2, 4)
     kept, lost = staged(zombie, 1, numbers(0, 2)), staged(zombie, 2, numbers(2, 2))
     elsewhere = staged(other, 1, numbers(8, 2))
@@ -288,7 +288,7 @@ def test_a_zombie_of_an_older_generation_stages_publishes_and_removes_nothing(da
 def test_a_zombie_of_the_same_generation_that_recovers_late_removes_nothing(database: Database) -> None:
     """S9.2: run ids have no order, registrations have."""
     database.create()
-    reign = Reign()
+    reign = TestWriter()
     zombie = database.writer(reign)
     zombie.commit(staged(zombie, 1, numbers(0, 1)))
     reign.run = 2
@@ -301,7 +301,7 @@ def test_a_zombie_of_the_same_generation_that_recovers_late_removes_nothing(data
 
 def test_markers_take_a_row_for_a_run_and_not_for_a_checkpoint(database: Database) -> None:
     database.create()
-    reign = Reign()
+    reign = TestWriter()
     for run in range(1, 5):
         reign.run = run
         writer = database.writer(reign)
@@ -319,10 +319,10 @@ def test_markers_take_a_row_for_a_run_and_not_for_a_checkpoint(database: Databas
 def test_two_writers_of_one_run_share_no_transaction_numbers(database: Database) -> None:
     """S7.4: else the marker of the one would stand for the other's."""
     database.create()
-    first = database.writer(Reign())
+    first = database.writer(TestWriter())
     early, kept = staged(first, 1, numbers(0, 1)), staged(first, 2, numbers(1, 1))
     first.commit(early)
-    second = database.writer(Reign())
+    second = database.writer(TestWriter())
     second.commit(staged(second, 3, numbers(2, 1)))
     first.commit(kept)
     assert database.numbers() == [0, 1, 2]
@@ -332,7 +332,7 @@ def test_two_writers_of_one_run_share_no_transaction_numbers(database: Database)
 def test_rows_the_table_cannot_take_are_refused_before_the_checkpoint_completes(database: Database) -> None:
     """S7.4: staged columns are of the table's types, and NOT NULL where those are."""
     database.create("n bigint NOT NULL, s varchar(3)")
-    reign = Reign()
+    reign = TestWriter()
     reign.schema = pa.schema([("n", pa.int64()), ("s", pa.string())])
     writer = database.writer(reign)
     for batch in (batch_of(n=[1, None], s=["a", "b"]), batch_of(n=[1], s=["long"]), batch_of(n=[1], s=["\0"])):
@@ -346,7 +346,7 @@ def test_a_commit_that_the_table_refuses_is_whole_again_once_that_is_mended(data
     """S7.4: nothing of it is visible, and nothing is lost."""
     database.create()
     database.sql.execute(f"INSERT INTO {database.table} VALUES (1)")
-    writer = database.writer(Reign())
+    writer = database.writer(TestWriter())
     handles = staged(writer, 1, numbers(0, 3))
     with pytest.raises(TidegateError, match="could not be committed.*duplicate key") as caught:
         writer.commit(handles)
@@ -360,7 +360,7 @@ def test_a_commit_that_the_table_refuses_is_whole_again_once_that_is_mended(data
 def test_lost_and_damaged_transactions_are_named(database: Database) -> None:
     """S7.4: never "already done"."""
     database.create()
-    writer = database.writer(Reign())
+    writer = database.writer(TestWriter())
     lost, damaged, foreign = (staged(writer, n, numbers(n, 1)) for n in (1, 2, 3))
     sql, name = database.sql, database.staging
     sql.execute(f"DELETE FROM {name}.transactions WHERE checkpoint_id = 1")
@@ -373,12 +373,12 @@ def test_lost_and_damaged_transactions_are_named(database: Database) -> None:
     assert database.numbers() == []
     sql.execute(f"DROP SCHEMA {name} CASCADE")
     with pytest.raises(TidegateError, match="not be committed|is lost"):
-        database.writer(Reign()).commit(damaged)
+        database.writer(TestWriter()).commit(damaged)
 
 
 def test_what_a_pipeline_with_other_columns_staged_is_published(database: Database) -> None:
     database.create("n bigint, added text DEFAULT 'old'")
-    reign = Reign()
+    reign = TestWriter()
     first = database.writer(reign)
     handles = staged(first, 1, numbers(0, 1))
     reign.run, reign.schema = 2, pa.schema([("n", pa.int64()), ("added", pa.string())])
@@ -392,10 +392,10 @@ def test_after_a_rescale_an_upsert_waits_for_older_rows_that_another_subtask_com
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S7.4: a key that moved from subtask 3 of 4 to subtask 0 of 2; its old row is committed by subtask 1."""
-    monkeypatch.setattr(postgres_writer, "ORDER_LIMIT_S", 0.2)
+    monkeypatch.setattr(postgres_writer, "COMMIT_ORDER_TIMEOUT_S", 0.2)
     database.create("n bigint PRIMARY KEY, v bigint")
     options = {"mode": "upsert", "key": "n"}
-    reign = Reign()
+    reign = TestWriter()
     reign.schema = pa.schema([("n", pa.int64()), ("v", pa.int64())])
     old = staged(database.writer(reign, 3, 4, **options), 1, batch_of(n=[7], v=[1]))
     reign.generation = 2
@@ -469,7 +469,7 @@ def test_missing_rights_are_named_and_inserting_alone_is_enough_to_append(databa
         database.sink(**options).check(SCHEMA)
         with pytest.raises(PipelineError, match="lacks SELECT"):
             database.sink(**options, mode="upsert", key="n").check(SCHEMA)
-        writer = database.writer(Reign(), **options)
+        writer = database.writer(TestWriter(), **options)
         writer.commit(staged(writer, 1, numbers(0, 3)))
         assert database.numbers() == [0, 1, 2]
         sql.execute(f"ALTER ROLE {role} PASSWORD 'another'")

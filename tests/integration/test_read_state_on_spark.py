@@ -32,7 +32,7 @@ def test_the_state_of_a_savepoint_is_a_data_frame(tmp_path: Path) -> None:
     job = InProcessJob(pipeline, {"parallelism": 2}, root=str(tmp_path))
     run = job.submit()
     run.pump(9)
-    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="now"))
     assert answer is not None and answer.ok, answer
     path = f"{tmp_path}/{answer.data['path']}"
     expected = td.read_state(path, "hourly", "windows").select(["key:k", "count:n"]).to_pylist()

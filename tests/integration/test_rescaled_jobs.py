@@ -9,7 +9,7 @@ from conftest import PIPELINE, RealJob
 from pipelines.counting import expected
 
 from tidegate.cli.main import main
-from tidegate.jobs.client.preflight import check_restore
+from tidegate.jobs.client.preflight import preflight_restore
 from tidegate.jobs.records import RestoreFrom
 
 ROWS = 24_000
@@ -104,7 +104,7 @@ def test_the_verb_rescales_a_job_and_a_preflight_agrees_with_its_restore(
     local_job.completed(1)
     place = (local_job.client.job_id, "--root", local_job.root)
     assert main(["rescale", *place, "--parallelism", "1"]) == 0, capsys.readouterr().err
-    found = check_restore(local_job.client, RestoreFrom("latest"))
+    found = preflight_restore(local_job.client, RestoreFrom("latest"))
     assert found.spec == 2 and found.verdict.fits and [f.code for f in found.verdict.findings] in ([], ["parallelism"])
     savepoint = local_job.client.view().latest_savepoint
     assert savepoint is not None

@@ -15,7 +15,7 @@ from conftest import PIPELINE, RealJob
 from pipelines.counting import expected
 
 from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
-from tidegate.jobs.launch.launcher_registry import FoundDriver, find_driver, launchers
+from tidegate.jobs.launch.launcher_registry import RunningDriver, find_running_driver, make_launchers
 from tidegate.jobs.launches import record_launch
 from tidegate.jobs.records import RestoreFrom
 
@@ -56,11 +56,11 @@ class SubmittedJob(RealJob):
         launcher.wait()
         self._pids.append(self.driver_pid())
 
-    def found(self) -> FoundDriver | None:
+    def found(self) -> RunningDriver | None:
         """By a launcher that knows nothing but the job directory."""
-        return find_driver(self.client, self.client.specs()[-1], launchers(LauncherSettings()))
+        return find_running_driver(self.client, self.client.specs()[-1], make_launchers(LauncherSettings()))
 
-    def until_gone(self, driver: FoundDriver) -> None:
+    def until_gone(self, driver: RunningDriver) -> None:
         """Until its process is."""
         deadline = time.monotonic() + GONE_S
         while driver.launcher.state(driver.launch) is not DriverState.GONE:
@@ -120,6 +120,6 @@ def test_a_submitted_driver_killed_at_once_is_known_dead_and_one_given_up_before
     spec = job.client.specs()[-1]
     late = driver.launcher.launch(job.client, spec)
     record_launch(job.client.store, job.client.layout, spec.number, launcher="spark-submit")
-    job.until_gone(FoundDriver(late, driver.launcher))
+    job.until_gone(RunningDriver(late, driver.launcher))
     assert "launch 2 of submission 1 was given up before it began" in driver.launcher.log(late)
     assert job.client.view().generation == 1

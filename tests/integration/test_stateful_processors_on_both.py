@@ -25,7 +25,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 STATE_STORE = "spark.sql.streaming.stateStore"
@@ -107,7 +107,7 @@ def in_process(case: Case, name: str, **options: Any) -> Counter[tuple[Any, ...]
     job = InProcessJob(lambda: pipeline(case, CollectSink(name)), {"parallelism": 2, **options})
     assert isinstance(job.submit().to_end(), RunEnded)
     rows = Counter(as_tuple(row) for row in collected(name).table().to_pylist())
-    forget_collected(name)
+    clear_collected(name)
     return rows
 
 

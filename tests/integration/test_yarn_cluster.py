@@ -14,7 +14,7 @@ from pipelines.counting import expected
 from yarn_cluster import YarnCluster
 
 from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
-from tidegate.jobs.launch.launcher_registry import FoundDriver, find_driver, launchers
+from tidegate.jobs.launch.launcher_registry import RunningDriver, find_running_driver, make_launchers
 from tidegate.jobs.records import Launch, RestoreFrom
 
 ROWS = 24_000
@@ -50,13 +50,13 @@ class YarnJob(RealJob):
 
     def launch(self) -> Launch:
         """Launch a driver of the newest submission."""
-        return launchers(self.settings)["yarn"].launch(self.client, self.client.specs()[-1])
+        return make_launchers(self.settings)["yarn"].launch(self.client, self.client.specs()[-1])
 
-    def found(self) -> FoundDriver | None:
+    def found(self) -> RunningDriver | None:
         """By a launcher that knows the job directory and the cluster."""
-        return find_driver(self.client, self.client.specs()[-1], launchers(self.settings))
+        return find_running_driver(self.client, self.client.specs()[-1], make_launchers(self.settings))
 
-    def until_gone(self, driver: FoundDriver) -> None:
+    def until_gone(self, driver: RunningDriver) -> None:
         """Until YARN says so."""
         deadline = time.monotonic() + GONE_S
         while driver.launcher.state(driver.launch) is not DriverState.GONE:
@@ -101,7 +101,7 @@ def test_a_job_lives_in_yarn_its_driver_is_found_by_its_tag_killed_and_followed_
     job.client.send("stop", {"mode": "suspend"}, command_id="stop-1", issued_by="test")
     view = job.until_status("STOPPED", "FAILED")
     assert view.stop is not None and view.stop["outcome"] == "committed", view.failure
-    driver = FoundDriver(second, driver.launcher)
+    driver = RunningDriver(second, driver.launcher)
     job.until_gone(driver)
     assert "generation 2 of job counting" in driver.launcher.log(second)
 

@@ -424,7 +424,7 @@ def test_a_simulation_reports_itself() -> None:
 
 def test_a_driver_holds_of_the_log_what_is_on_the_disk(world: World) -> None:
     """S2.1: it does not read back what it appends; so nothing it appends may change on the way through JSON."""
-    held = world.story.driver._job.reign.decisions
+    held = world.story.driver._job.generation_log.decisions
     assert len(held) > 5 and list(held) == world.decisions[: len(held)]
 
 

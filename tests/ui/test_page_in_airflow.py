@@ -23,7 +23,7 @@ from ui_steps import shoot
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.job_directory import list_jobs
 from tidegate.jobs.decision_log import DecisionLog
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.launches import find_local_driver
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Spec, encode
 from tidegate.jobs.stores.store_registry import open_store
@@ -121,7 +121,7 @@ def hostile(root: str) -> None:
     at = "2026-11-21T09:25:00.000Z"
     spec = Spec("hostile", 1, EVIL, EVIL, "", {}, {}, EVIL, {}, {}, None, "l", "watched", at, EVIL)
     store.create(layout.spec(1), encode(spec))
-    reign = DecisionLog(store, layout, lambda: at, lambda: str(time.monotonic_ns())).reign(spec=1, launch=1)
+    reign = DecisionLog(store, layout, lambda: at, lambda: str(time.monotonic_ns())).begin_generation(spec=1, launch=1)
     reign.append("failure", {"message": EVIL, "operator": EVIL, "subtask": 0, "traceback": EVIL})
     reign.append("status", {"status": "FAILED", "reason": EVIL})
 
@@ -139,7 +139,7 @@ def end_drivers(root: str) -> None:
     for job_id in list_jobs(root):
         client = JobClient(root, job_id)
         for spec in client.specs():
-            driver = find_local(client.store, client.layout, spec.number)
+            driver = find_local_driver(client.store, client.layout, spec.number)
             if driver is not None:
                 driver.kill()
 

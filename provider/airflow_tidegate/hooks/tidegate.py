@@ -14,7 +14,7 @@ from tidegate.errors import OptionError, TidegateError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch import launcher_registry
 from tidegate.jobs.launch.launcher import LauncherSettings
-from tidegate.jobs.launch.launcher_registry import BUILT_IN, check_kind, check_launcher
+from tidegate.jobs.launch.launcher_registry import BUILT_IN, check_launcher, check_launcher_kind
 from tidegate.jobs.secrets import check_no_plain_secrets
 from tidegate.jobs.stores.store_registry import open_store
 
@@ -115,7 +115,7 @@ class TidegateHook(BaseHook):
             master=str(extra.get("master") or DEFAULT_MASTER),
             spark_conf=spark_conf,
             python=_text(extra, "python"),
-            launcher=check_kind(_text(extra, "launcher") or DEFAULT_LAUNCHER, where),
+            launcher=check_launcher_kind(_text(extra, "launcher") or DEFAULT_LAUNCHER, where),
             spark_submit=_text(extra, "spark_submit"),
             launcher_extra=launcher_extra,
         )

@@ -38,14 +38,14 @@ def commit_pending(
         WaitTimeoutError: it took too long; what it has done is done.
     """
     needs = "tidegate and the sinks' libraries"
-    return run_verb(root, "commit-pending", job_id, verdict, asked_by=asked_by, timeout_s=timeout_s, needs=needs)
+    return run_cli_verb(root, "commit-pending", job_id, verdict, asked_by=asked_by, timeout_s=timeout_s, needs=needs)
 
 
 TAIL = 2000
 """How much of the process's words an error shows, characters."""
 
 
-def run_verb(
+def run_cli_verb(
     root: JobRoot,
     verb: str,
     job_id: str,

@@ -10,11 +10,17 @@ from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import local
 from tidegate.errors import JobFailedError
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.desired_state import want_running
-from tidegate.jobs.launch.driver_requirements import require_machine, without_ports
+from tidegate.jobs.launch.desired_state import request_running
+from tidegate.jobs.launch.driver_requirements import drop_port_settings, require_driver_machine
 from tidegate.jobs.launch.launcher import Launcher
-from tidegate.jobs.launch.launcher_registry import AGENT, find_driver, launcher_class, launchers, runs_on_this_host
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.launch.launcher_registry import (
+    AGENT,
+    find_running_driver,
+    launcher_class,
+    make_launchers,
+    runs_on_this_host,
+)
+from tidegate.jobs.launches import find_local_driver
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Launch, Spec
 from tidegate.jobs.status import JobStatus, JobView
@@ -32,10 +38,12 @@ def check_machine(
         replaces: the job runs, and its driver still has its ports.
 
     Raises:
-        EnvironmentProblemError, SlotsUnavailableError: see `require_machine`.
+        EnvironmentProblemError, SlotsUnavailableError: see `require_driver_machine`.
     """
     if runs_on_this_host(root.launcher):
-        require_machine(master or root.master, without_ports(spark_conf) if replaces else spark_conf, options)
+        require_driver_machine(
+            master or root.master, drop_port_settings(spark_conf) if replaces else spark_conf, options
+        )
 
 
 def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
@@ -72,11 +80,11 @@ def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
     if begun and view.is_terminal and view.status is not JobStatus.FAILED:
         return 0
     settings = root.launcher_settings()
-    if _lives(client, spec, view, launchers(settings)):
+    if _has_heartbeat(client, spec, view, make_launchers(settings)):
         _log.info("job %s: a driver of submission %s lives already", client.job_id, spec.number)
         return 0
     if root.launcher == AGENT:
-        want_running(client, spec, by="airflow", anew=begun)
+        request_running(client, spec, by="airflow", anew=begun)
         _log.info("job %s: submission %s waits for an agent to launch it", client.job_id, spec.number)
     else:
         launch = _launch(client, spec, launcher_class(root.launcher)(settings))
@@ -95,11 +103,11 @@ def _launch(client: JobClient, spec: Spec, launcher: Launcher) -> Launch:
     return local.launch(client, spec, launcher) if launcher.runs_on_this_host else launcher.launch(client, spec)
 
 
-def _lives(client: JobClient, spec: Spec, view: JobView, by_kind: Mapping[str, Launcher]) -> bool:
+def _has_heartbeat(client: JobClient, spec: Spec, view: JobView, by_kind: Mapping[str, Launcher]) -> bool:
     """A driver of another host beats; that takes a few heartbeats to observe, and comes last."""
-    if find_local(client.store, client.layout, spec.number) is not None:
+    if find_local_driver(client.store, client.layout, spec.number) is not None:
         return True
     elsewhere = {kind: launcher for kind, launcher in by_kind.items() if not launcher.runs_on_this_host}
-    if find_driver(client, spec, elsewhere) is not None:
+    if find_running_driver(client, spec, elsewhere) is not None:
         return True
     return view.spec_number == spec.number and view.is_active and client.is_alive()

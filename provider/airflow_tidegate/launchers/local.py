@@ -8,7 +8,7 @@ from airflow_tidegate.version_compat import conf
 from tidegate.errors import EnvironmentProblemError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.launcher import Launcher
-from tidegate.jobs.launch.local import settled_local
+from tidegate.jobs.launch.local import find_local_driver_settled
 from tidegate.jobs.records import Launch, Spec
 
 EPHEMERAL_EXECUTORS = ("KubernetesExecutor", "AwsEcsExecutor", "AwsBatchExecutor", "AzureContainerInstancesExecutor")
@@ -21,7 +21,7 @@ def launch(client: JobClient, spec: Spec, launcher: Launcher) -> Launch:
     Raises EnvironmentProblemError when workers are ephemeral here or the process cannot be started.
     """
     _refuse_ephemeral()
-    living = settled_local(client, spec)
+    living = find_local_driver_settled(client, spec)
     return living.launch if living is not None else launcher.launch(client, spec)
 
 

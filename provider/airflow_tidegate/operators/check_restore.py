@@ -11,8 +11,8 @@ from airflow_tidegate.operators.job_operator import JobOperator
 from airflow_tidegate.operators.restore import restore_from
 from airflow_tidegate.waits.job_waits import Payload
 from tidegate.errors import OptionError
-from tidegate.jobs.client.preflight import check_restore, graph_from
-from tidegate.jobs.restore.compatibility import Finding
+from tidegate.jobs.client.preflight import graph_from, preflight_restore
+from tidegate.jobs.restore.compatibility import RestoreFinding
 
 OnMisfit = Literal["fail", "return"]
 
@@ -81,7 +81,7 @@ class TidegateCheckRestoreOperator(JobOperator):
                 on_committed_after="refuse",
                 allow_drained=flag(self.allow_drained, "allow_drained"),
             )
-            found = check_restore(
+            found = preflight_restore(
                 root.client(self.job_id),
                 restore,
                 None if self.graph in NOTHING else graph_from(self.graph or "", root.storage_options),
@@ -95,5 +95,5 @@ class TidegateCheckRestoreOperator(JobOperator):
         return {**found.verdict.to_json(), "path": found.path, "spec": found.spec}
 
 
-def _words(finding: Finding) -> str:
+def _words(finding: RestoreFinding) -> str:
     return ". ".join(text for text in (": ".join(filter(None, (finding.what, finding.cause))), finding.remedy) if text)

@@ -8,13 +8,13 @@ from typing import Any
 
 from airflow_tidegate.arguments import NOTHING, duration, flag, whole_number
 from airflow_tidegate.failures import airflow_failures
-from airflow_tidegate.launchers.cli_process import run_verb
+from airflow_tidegate.launchers.cli_process import run_cli_verb
 from airflow_tidegate.operators.job_operator import JobOperator
-from airflow_tidegate.task_identity import asked_by
+from airflow_tidegate.task_identity import issued_by
 from airflow_tidegate.waits.job_waits import Payload
 from tidegate.units import format_duration
 
-MOST_LOGGED = 100
+MAX_LOGGED = 100
 """Deleted paths that the task's log lists; the rest is counted."""
 
 
@@ -66,13 +66,15 @@ class TidegateCollectGarbageOperator(JobOperator):
                 words.append("--dry-run")
             timeout = self.wait_limit()
             limit_s = None if timeout is None else timeout.total_seconds()
-            found = run_verb(self.job_root(), "gc", self.job_id, words, asked_by=asked_by(context), timeout_s=limit_s)
+            found = run_cli_verb(
+                self.job_root(), "gc", self.job_id, words, asked_by=issued_by(context), timeout_s=limit_s
+            )
         in_sinks = found.get("in_sinks", [])
         collected = [*found["collected"], *in_sinks]
-        for one in collected[:MOST_LOGGED]:
+        for one in collected[:MAX_LOGGED]:
             self.log.info("job %s: %s, %s, %s bytes", self.job_id, one["why"], one["path"], one["size_bytes"])
-        if len(collected) > MOST_LOGGED:
-            self.log.info("job %s: and %d more", self.job_id, len(collected) - MOST_LOGGED)
+        if len(collected) > MAX_LOGGED:
+            self.log.info("job %s: and %d more", self.job_id, len(collected) - MAX_LOGGED)
         for name in ("kept_back", "rows_kept"):
             if found.get(name):
                 self.log.info("job %s: %s: %s", self.job_id, name, found[name])

@@ -12,7 +12,7 @@ from airflow_tidegate.launchers import check_machine
 from airflow_tidegate.on_kill import KillPolicy
 from airflow_tidegate.operators.restore import restore_from
 from airflow_tidegate.operators.start import ENDED, SubmittingOperator
-from airflow_tidegate.task_identity import ask_id, asked_by
+from airflow_tidegate.task_identity import issued_by, make_command_id
 from airflow_tidegate.waits.job_waits import Payload
 from tidegate.jobs.client import fork, submission
 from tidegate.jobs.client.job_client import JobClient
@@ -80,11 +80,11 @@ class TidegateForkJobOperator(SubmittingOperator):
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
         """A fork of the original's snapshot."""
-        request = submission.Request(
+        request = submission.SubmissionRequest(
             pipeline=self.pipeline_of(context),
             arguments=self.arguments,
             options=None if self.options is None else JobOptions.from_mapping(self.options),
-            submission_id=ask_id(context, "submit"),
+            submission_id=make_command_id(context, "submit"),
             master=self.master,
             spark_conf=self.spark_conf,
             restore=restore_from(
@@ -94,7 +94,7 @@ class TidegateForkJobOperator(SubmittingOperator):
                 allow_drained=flag(self.allow_drained, "allow_drained"),
             ),
             owner_dag=context["ti"].dag_id,
-            submitted_by=asked_by(context),
+            submitted_by=issued_by(context),
             code_root=self.code_root,
             relative_paths=self.relative_paths_of(context),
             max_snapshot_age=optional_duration(self.max_snapshot_age, "max_snapshot_age"),

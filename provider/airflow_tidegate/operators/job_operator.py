@@ -15,11 +15,11 @@ from airflow_tidegate.failures import Failure, airflow_failures
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, JobRoot, TidegateHook
 from airflow_tidegate.lineage import lineage_of
 from airflow_tidegate.links import TidegateJobLink, TidegateSparkUiLink
-from airflow_tidegate.on_kill import send_kill_command, triggers_hear
+from airflow_tidegate.on_kill import send_kill_command, trigger_supports_on_kill
 from airflow_tidegate.triggers.job_triggers import STEP_TRIGGERS
-from airflow_tidegate.version_compat import TRIGGER_SLACK, TRIGGERS_HEAR_KILLS, deferrable_or_default
+from airflow_tidegate.version_compat import TRIGGER_TIMEOUT_MARGIN, TRIGGERS_SUPPORT_ON_KILL, deferrable_or_default
 from airflow_tidegate.waits.job_waits import Payload, Wait
-from airflow_tidegate.waits.watch import Watch, deadline
+from airflow_tidegate.waits.watch import WaitRunner, deadline
 from tidegate.errors import TidegateError, WaitTimeoutError
 from tidegate.jobs.client.job_client import JobClient
 
@@ -72,7 +72,7 @@ class JobOperator(BaseOperator):
         """The XCom, from what was found."""
         return found
 
-    def gave_up(self, client: JobClient, wait: Mapping[str, Any]) -> None:
+    def on_wait_timeout(self, client: JobClient, wait: Mapping[str, Any]) -> None:
         """The wait, given by its fields, took too long: take back what can be taken back."""
 
     # ------------------------------------------------------------ Airflow's entry points
@@ -101,8 +101,8 @@ class JobOperator(BaseOperator):
         """`timeout`, parsed. Raises OptionError."""
         return optional_duration(self.timeout, "timeout")
 
-    def _defer(self, context: Any, root: JobRoot, watch: Watch, limit_s: float | None, poll_s: float) -> None:
-        kill_command = self._kill_command if triggers_hear(context) else None
+    def _defer(self, context: Any, root: JobRoot, watch: WaitRunner, limit_s: float | None, poll_s: float) -> None:
+        kill_command = self._kill_command if trigger_supports_on_kill(context) else None
         trigger = STEP_TRIGGERS[watch.wait.kind](
             root=root.root,
             job_id=self.job_id,
@@ -113,12 +113,12 @@ class JobOperator(BaseOperator):
             poll_s=poll_s,
             kill_command=kill_command,
         )
-        if kill_command is not None and not TRIGGERS_HEAR_KILLS:
+        if kill_command is not None and not TRIGGERS_SUPPORT_ON_KILL:
             self.log.warning(NOT_KEPT_WHILE_DEFERRED, kill_command["verb"])
         self.defer(
             trigger=trigger,
             method_name="execute_complete",
-            timeout=None if limit_s is None else timedelta(seconds=limit_s) + TRIGGER_SLACK,
+            timeout=None if limit_s is None else timedelta(seconds=limit_s) + TRIGGER_TIMEOUT_MARGIN,
         )
 
     def _done(self, client: JobClient, found: Payload) -> Payload:
@@ -127,7 +127,7 @@ class JobOperator(BaseOperator):
         return result
 
 
-class AskingOperator(JobOperator):
+class WaitingOperator(JobOperator):
     """One job, one question, one wait. Not used by itself."""
 
     @abstractmethod
@@ -141,21 +141,21 @@ class AskingOperator(JobOperator):
             root = self.job_root()
             client = root.client(self.job_id)
             wait = self.begin(client, context)
-            watch = Watch(
+            watch = WaitRunner(
                 client,
                 wait,
                 deadline_at=deadline(timeout),
                 timeout_s=timeout.total_seconds() if timeout else 0.0,
             )
             try:
-                found = watch.step()
+                found = watch.poll()
                 if found is None and self.deferrable:
                     self._defer(context, root, watch, timeout.total_seconds() if timeout else None, poll_s)
                 if found is None:
                     self.sleep(poll_s)
                     found = watch.run(poll_s, self.sleep)
             except WaitTimeoutError:
-                self.gave_up(client, wait.fields())
+                self.on_wait_timeout(client, wait.fields())
                 raise
             return self._done(client, found)
 
@@ -166,6 +166,6 @@ class AskingOperator(JobOperator):
             if "failure" in event:
                 failure = Failure.from_event(event)
                 if failure.code == WaitTimeoutError.code:
-                    self.gave_up(client, event["wait"])
+                    self.on_wait_timeout(client, event["wait"])
                 failure.end_task()
             return self._done(client, dict(event["found"]))

@@ -8,9 +8,9 @@ from typing import Any
 from airflow_tidegate.arguments import whole_number
 from airflow_tidegate.failures import Failure
 from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.operators.step_operator import Pending
+from airflow_tidegate.operators.step_operator import PendingWait
 from airflow_tidegate.operators.upgrade import TidegateUpgradeJobOperator
-from airflow_tidegate.waits.job_waits import Payload, summary
+from airflow_tidegate.waits.job_waits import Payload, result_summary
 from tidegate.errors import OptionError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
@@ -38,7 +38,7 @@ class TidegateRescaleJobOperator(TidegateUpgradeJobOperator):
 
     def advance(
         self, client: JobClient, root: JobRoot, context: Any, found: Payload | None, failure: Failure | None
-    ) -> Pending | Payload:
+    ) -> PendingWait | Payload:
         """The next step; none for a job that runs at this parallelism and was not stopped for it."""
         view = client.view()
         facts = self._facts(client, context, lost=False)
@@ -46,7 +46,7 @@ class TidegateRescaleJobOperator(TidegateUpgradeJobOperator):
             before = client.spec(facts.before)
             if before.options["parallelism"] == self._wanted():
                 nothing = dict.fromkeys(("savepoint", "checkpoint_id", "path"))
-                return {**summary(view), "upgraded_from": facts.before, **nothing}
+                return {**result_summary(view), "upgraded_from": facts.before, **nothing}
         return super().advance(client, root, context, found, failure)
 
     def finish(self, client: JobClient, found: Payload) -> Payload:
@@ -58,7 +58,7 @@ class TidegateRescaleJobOperator(TidegateUpgradeJobOperator):
         """Those of `like`, at the other parallelism."""
         return JobOptions.from_mapping({**like.options, "parallelism": self._wanted()})
 
-    def check_given(self, like: Spec) -> None:
+    def check_arguments(self, like: Spec) -> None:
         """Nothing but the parallelism is another. Raises OptionError."""
         given = (self.pipeline, self.arguments, self.options, self.master, self.spark_conf)
         if any(value is not None for value in given):

@@ -10,7 +10,7 @@ from airflow_tidegate.arguments import flag, optional_duration
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import check_machine
 from airflow_tidegate.operators.start import SubmittingOperator
-from airflow_tidegate.task_identity import ask_id, asked_by
+from airflow_tidegate.task_identity import issued_by, make_command_id
 from tidegate.errors import JobNotFoundError, OptionError
 from tidegate.jobs.client import submission
 from tidegate.jobs.client.job_client import JobClient
@@ -80,11 +80,11 @@ class TidegateRestoreJobOperator(SubmittingOperator):
                 where=f"job {client.job_id} under {client.root}",
                 remedy=job_remedy(client.store, client.job_id, "Start it first, or correct the job id"),
             )
-        request = submission.Request(
+        request = submission.SubmissionRequest(
             pipeline=self.pipeline_of(context),
             arguments=self.arguments,
             options=None if self.options is None else JobOptions.from_mapping(self.options),
-            submission_id=ask_id(context, "submit"),
+            submission_id=make_command_id(context, "submit"),
             master=self.master,
             spark_conf=self.spark_conf,
             restore=restore_from(
@@ -95,7 +95,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
                 claim_mode=self.claim_mode,
             ),
             owner_dag=context["ti"].dag_id,
-            submitted_by=asked_by(context),
+            submitted_by=issued_by(context),
             code_root=self.code_root,
             relative_paths=self.relative_paths_of(context),
             max_snapshot_age=optional_duration(self.max_snapshot_age, "max_snapshot_age"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from airflow_tidegate.operators.job_operator import AskingOperator
-from airflow_tidegate.operators.task_commands import ask
+from airflow_tidegate.operators.job_operator import WaitingOperator
+from airflow_tidegate.operators.task_commands import send_command
 from airflow_tidegate.waits.job_waits import CommandWait, Payload, Wait
 from tidegate.jobs.client.job_client import JobClient
 
 
-class CommandOperator(AskingOperator):
+class CommandOperator(WaitingOperator):
     """Sends one command and waits for its answer; withdraws it when the wait takes too long. Not used by itself."""
 
     verb: ClassVar[str]
@@ -24,9 +24,9 @@ class CommandOperator(AskingOperator):
     def begin(self, client: JobClient, context: Any) -> Wait:
         """Ask, or find the own question."""
         timeout = self.wait_limit()
-        return self.wait_class(command_id=ask(client, context, self.verb, self.command_arguments(), timeout))
+        return self.wait_class(command_id=send_command(client, context, self.verb, self.command_arguments(), timeout))
 
-    def gave_up(self, client: JobClient, wait: Mapping[str, Any]) -> None:
+    def on_wait_timeout(self, client: JobClient, wait: Mapping[str, Any]) -> None:
         """Withdraw the command: if the driver has not begun it, it never will (S9.4)."""
         client.withdraw(wait["command_id"])
 

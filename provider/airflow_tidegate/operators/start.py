@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import check_machine, ensure_driver
-from airflow_tidegate.on_kill import KillPolicy, check_policy, kill_command
-from airflow_tidegate.operators.job_operator import AskingOperator
-from airflow_tidegate.task_identity import ask_id, asked_by
+from airflow_tidegate.on_kill import KillPolicy, check_kill_policy, kill_command
+from airflow_tidegate.operators.job_operator import WaitingOperator
+from airflow_tidegate.task_identity import issued_by, make_command_id
 from airflow_tidegate.waits.job_waits import StatusWait, Wait
-from airflow_tidegate.waits.ownership import claim
+from airflow_tidegate.waits.ownership import claim_ownership
 from tidegate.errors import OptionError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
@@ -23,7 +23,7 @@ STARTED = ("RUNNING", "FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED")
 ENDED = ("FINISHED", "FINISHED_COMMIT_PENDING")
 
 
-class SubmittingOperator(AskingOperator):
+class SubmittingOperator(WaitingOperator):
     """Submits a spec under a deterministic submission id and sees to it that exactly one driver runs it.
 
     A retry finds its own spec and, when the driver still lives, that driver; a driver is launched only when none does.
@@ -43,7 +43,7 @@ class SubmittingOperator(AskingOperator):
     """
 
     template_fields: Sequence[str] = (
-        *AskingOperator.template_fields,
+        *WaitingOperator.template_fields,
         "pipeline",
         "arguments",
         "options",
@@ -81,17 +81,17 @@ class SubmittingOperator(AskingOperator):
 
     def begin(self, client: JobClient, context: Any) -> Wait:
         """Submit, launch if needed, and wait for the status."""
-        check_policy(self.kill_policy, self.task_id)
+        check_kill_policy(self.kill_policy, self.task_id)
         root = self.job_root()
         spec = self.submit(client, root, context)
         self._kill_command = kill_command(self.kill_policy, context, spec.number)
-        owner = claim(client, spec, asked_by(context))
+        owner = claim_ownership(client, spec, issued_by(context))
         after_generation = ensure_driver(client, spec, root)
         return StatusWait(spec=spec.number, statuses=self.waits_for, after_generation=after_generation, owner=owner)
 
     def is_submitted(self, client: JobClient, context: Any) -> bool:
         """An earlier try of this task instance has written the spec: its driver may live."""
-        return any(spec.submission_id == ask_id(context, "submit") for spec in client.specs())
+        return any(spec.submission_id == make_command_id(context, "submit") for spec in client.specs())
 
     def pipeline_of(self, context: Any) -> str | None:
         """The pipeline, a relative path to a file that lies beside the DAG file made absolute."""
@@ -146,11 +146,11 @@ class TidegateStartJobOperator(SubmittingOperator):
             pipeline=self.pipeline_of(context),
             arguments=dict(self.arguments or {}),
             options=options,
-            submission_id=ask_id(context, "submit"),
+            submission_id=make_command_id(context, "submit"),
             master=master,
             spark_conf=spark_conf,
             owner_dag=context["ti"].dag_id,
-            submitted_by=asked_by(context),
+            submitted_by=issued_by(context),
             code_root=self.code_root,
             fresh=self.fresh,
             relative_paths=self.relative_paths_of(context),

@@ -12,13 +12,13 @@ from airflow_tidegate.failures import Failure, airflow_failures
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.operators.job_operator import JobOperator
 from airflow_tidegate.waits.job_waits import Payload, Wait
-from airflow_tidegate.waits.watch import Watch
+from airflow_tidegate.waits.watch import WaitRunner
 from tidegate.errors import TidegateError, WaitTimeoutError
 from tidegate.jobs.client.job_client import JobClient
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingWait:
     """A wait between two steps.
 
     Attributes:
@@ -32,7 +32,7 @@ class Pending:
     limit_s: float = 0.0
 
 
-class SteppingOperator(JobOperator):
+class MultiStepOperator(JobOperator):
     """Goes from step to step. Not used by itself.
 
     Where it is, it derives anew from the job directory at every step: a retry, or the worker that a trigger resumes it
@@ -42,7 +42,7 @@ class SteppingOperator(JobOperator):
     @abstractmethod
     def advance(
         self, client: JobClient, root: JobRoot, context: Any, found: Payload | None, failure: Failure | None
-    ) -> Pending | Payload:
+    ) -> PendingWait | Payload:
         """Do what is to be done now, idempotently, and say what to wait for; or give the XCom, and be done.
 
         Args:
@@ -52,28 +52,28 @@ class SteppingOperator(JobOperator):
 
     def execute(self, context: Any) -> Payload:
         """From wherever things are."""
-        return self._go_on(context, None, None)
+        return self._resume(context, None, None)
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Payload:
         """Called with the trigger's event."""
         failure = Failure.from_event(event) if "failure" in event else None
         if failure is not None and failure.code == WaitTimeoutError.code:
             with airflow_failures():
-                self.gave_up(self.job_root().client(self.job_id), event["wait"])
-        return self._go_on(context, None if failure is not None else dict(event["found"]), failure)
+                self.on_wait_timeout(self.job_root().client(self.job_id), event["wait"])
+        return self._resume(context, None if failure is not None else dict(event["found"]), failure)
 
-    def _go_on(self, context: Any, found: Payload | None, failure: Failure | None) -> Payload:
+    def _resume(self, context: Any, found: Payload | None, failure: Failure | None) -> Payload:
         with airflow_failures():
             root, poll_s = self.job_root(), duration(self.poll_interval, "poll_interval").total_seconds()
             client = root.client(self.job_id)
             while True:
                 step = self.advance(client, root, context, found, failure)
-                if not isinstance(step, Pending):
+                if not isinstance(step, PendingWait):
                     return self._done(client, step)
-                watch = Watch(client, step.wait, deadline_at=step.deadline_at, timeout_s=step.limit_s)
+                watch = WaitRunner(client, step.wait, deadline_at=step.deadline_at, timeout_s=step.limit_s)
                 found = failure = None
                 try:
-                    found = watch.step()
+                    found = watch.poll()
                     if found is None and self.deferrable:
                         limit_s = step.limit_s if step.deadline_at is not None else None
                         self._defer(context, root, watch, limit_s, poll_s)
@@ -82,5 +82,5 @@ class SteppingOperator(JobOperator):
                         found = watch.run(poll_s, self.sleep)
                 except TidegateError as error:
                     if error.code == WaitTimeoutError.code:
-                        self.gave_up(client, step.wait.fields())
+                        self.on_wait_timeout(client, step.wait.fields())
                     failure = Failure.of(error)

@@ -7,15 +7,15 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Literal
 
-from airflow_tidegate.operators.job_operator import AskingOperator
+from airflow_tidegate.operators.job_operator import WaitingOperator
 from airflow_tidegate.operators.snapshots import CommandOperator
-from airflow_tidegate.operators.task_commands import ask
-from airflow_tidegate.task_identity import asked_by
+from airflow_tidegate.operators.task_commands import send_command
+from airflow_tidegate.task_identity import issued_by
 from airflow_tidegate.waits.job_waits import CancelWait, Payload, StopWait, Wait
 from tidegate.errors import CommandRefusedError, OptionError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.stop_outcomes import OnTimeout, answer_wait, remark, stop_arguments
+from tidegate.jobs.stop_outcomes import OnTimeout, answer_timeout, stop_arguments, stop_warning
 
 StopMode = Literal["suspend", "drain"]
 
@@ -78,18 +78,18 @@ class TidegateStopJobOperator(CommandOperator):
         if given is None:
             client = self.job_root().client(self.job_id)
             given = JobOptions.from_mapping(client.spec(client.view().spec_number).options).stop_timeout
-        return answer_wait(given)
+        return answer_timeout(given)
 
     def finish(self, client: JobClient, found: Payload) -> Payload:
         """How it ended; what there is to say besides goes to the log."""
-        if words := remark(found):
+        if words := stop_warning(found):
             self.log.warning("job %s: %s", self.job_id, words)
         more = ("uncommitted", "asked_mode", "held_up_by", "reason")
         facts = {k: found.get(k) for k in ("outcome", "path", "mode", "checkpoint_id")}
         return {**facts, **{k: found[k] for k in more if found.get(k) is not None}}
 
 
-class TidegateCancelJobOperator(AskingOperator):
+class TidegateCancelJobOperator(WaitingOperator):
     """End a job at once, without a savepoint; what was not committed is not. Succeeds also when the job is over.
 
     Its checkpoints stay, or go with the option `retention="delete"`; savepoints always stay. A clear asks anew, of the
@@ -102,5 +102,5 @@ class TidegateCancelJobOperator(AskingOperator):
         view = client.view()
         if view.is_active and not client.is_alive():
             with suppress(CommandRefusedError):
-                client.cancel_dead(by=asked_by(context))
-        return CancelWait(command_id=ask(client, context, "cancel", {}))
+                client.cancel_dead(by=issued_by(context))
+        return CancelWait(command_id=send_command(client, context, "cancel", {}))

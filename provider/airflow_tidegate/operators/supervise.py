@@ -11,24 +11,30 @@ from airflow_tidegate.arguments import duration, optional_duration, whole_number
 from airflow_tidegate.failures import AirflowFailException, Failure
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import ensure_driver
-from airflow_tidegate.on_kill import KillPolicy, check_policy, kill_command
-from airflow_tidegate.operators.step_operator import Pending, SteppingOperator
-from airflow_tidegate.task_identity import asked_by
-from airflow_tidegate.waits.job_waits import Payload, summary
+from airflow_tidegate.on_kill import KillPolicy, check_kill_policy, kill_command
+from airflow_tidegate.operators.step_operator import MultiStepOperator, PendingWait
+from airflow_tidegate.task_identity import issued_by
+from airflow_tidegate.waits.job_waits import Payload, result_summary
 from airflow_tidegate.waits.step_waits import SuperviseWait
-from airflow_tidegate.waits.supervision_policy import Decision, Limits, Seen, decide, decide_unlaunched
+from airflow_tidegate.waits.supervision_policy import (
+    DriverObservation,
+    SupervisionDecision,
+    SupervisionLimits,
+    decide_supervision,
+    decide_unlaunched,
+)
 from airflow_tidegate.waits.watch import LAUNCH_GRACE_S, deadline
 from tidegate.clock import parse_iso
 from tidegate.errors import DriverLostError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.waiter import failure_error
-from tidegate.jobs.launch.desired_state import desired_of, meant_to_end_by
-from tidegate.jobs.launches import local_death
+from tidegate.jobs.launch.desired_state import read_desired, stop_requested_by
+from tidegate.jobs.launches import local_driver_death
 from tidegate.jobs.records import Launch, decode
 from tidegate.jobs.status import JobStatus, JobView
 
 
-class TidegateSuperviseJobOperator(SteppingOperator):
+class TidegateSuperviseJobOperator(MultiStepOperator):
     """Watch a job to its end; relaunch a driver that died, which goes on from the latest recovery point (S9.1).
 
     Succeeds when the job has ended, or was stopped or cancelled. Fails, without using up its retries, when the job has
@@ -52,7 +58,7 @@ class TidegateSuperviseJobOperator(SteppingOperator):
     """
 
     template_fields: Sequence[str] = (
-        *SteppingOperator.template_fields,
+        *MultiStepOperator.template_fields,
         "max_relaunches",
         "relaunch_window",
         "no_progress_timeout",
@@ -81,10 +87,10 @@ class TidegateSuperviseJobOperator(SteppingOperator):
 
     def advance(
         self, client: JobClient, root: JobRoot, context: Any, found: Payload | None, failure: Failure | None
-    ) -> Pending | Payload:
+    ) -> PendingWait | Payload:
         """Relaunch, go on watching, or be done."""
-        check_policy(self.kill_policy, self.task_id)
-        limits = Limits(
+        check_kill_policy(self.kill_policy, self.task_id)
+        limits = SupervisionLimits(
             whole_number(self.max_relaunches, "max_relaunches", 0),
             duration(self.relaunch_window, "relaunch_window"),
             optional_duration(self.no_progress_timeout, "no_progress_timeout"),
@@ -98,7 +104,7 @@ class TidegateSuperviseJobOperator(SteppingOperator):
         if view.is_terminal:
             return self._ended(client, view)
         if failure is not None:
-            decision = decide(self._seen(client, view, failure.message), limits)
+            decision = decide_supervision(self._seen(client, view, failure.message), limits)
             if decision.action == "end":
                 self.log.warning("job %s: %s: it is not relaunched", self.job_id, decision.why)
                 return self._result(client, view)
@@ -110,10 +116,10 @@ class TidegateSuperviseJobOperator(SteppingOperator):
                     raise self._page(f"{stands.why}: {failure.message}", stands.remedy)
         limit_s = limits.no_progress.total_seconds() if limits.no_progress else None
         timeout = self.wait_limit()
-        wait = SuperviseWait(no_progress_s=limit_s, owner=asked_by(context))
-        return Pending(wait, deadline(timeout), timeout.total_seconds() if timeout else 0.0)
+        wait = SuperviseWait(no_progress_s=limit_s, owner=issued_by(context))
+        return PendingWait(wait, deadline(timeout), timeout.total_seconds() if timeout else 0.0)
 
-    def _relaunch(self, client: JobClient, root: JobRoot, view: JobView, decision: Decision) -> bool:
+    def _relaunch(self, client: JobClient, root: JobRoot, view: JobView, decision: SupervisionDecision) -> bool:
         """Whether a driver was launched: not beside one whose process is there, and not here when an agent launches."""
         self.log.warning("job %s: relaunching its driver: %s", self.job_id, decision.why)
         before = len(client.launches())
@@ -122,7 +128,7 @@ class TidegateSuperviseJobOperator(SteppingOperator):
 
     def _last_sign_s(self, client: JobClient, view: JobView) -> float:
         """When a driver was last launched, or asked of an agent, or last said anything, seconds since the epoch."""
-        hint, wish = client.hint(view.generation), desired_of(client)
+        hint, wish = client.hint(view.generation), read_desired(client)
         signs = [launch.launched_at for launch in _launches(client, view.spec_number)[-1:]]
         signs += [decision.at for decision in client.decisions()[-1:]]
         signs += [hint.at] if hint is not None else []
@@ -136,19 +142,19 @@ class TidegateSuperviseJobOperator(SteppingOperator):
         return self._result(client, view)
 
     def _result(self, client: JobClient, view: JobView) -> Payload:
-        return {**summary(view), "relaunches": max(0, len(_launches(client, view.spec_number)) - 1)}
+        return {**result_summary(view), "relaunches": max(0, len(_launches(client, view.spec_number)) - 1)}
 
     def _page(self, why: str, remedy: str) -> AirflowFailException:
         """No retry mends it: somebody has to look."""
         return AirflowFailException(f"job {self.job_id}: {why}. {remedy}".rstrip(" ."))
 
-    def _seen(self, client: JobClient, view: JobView, lost: str) -> Seen:
+    def _seen(self, client: JobClient, view: JobView, lost: str) -> DriverObservation:
         launches = _launches(client, view.spec_number)
-        return Seen(
+        return DriverObservation(
             now_s=self.now(),
             lost=lost,
             is_starting=bool(launches) and self._is_starting(client, view, launches[-1]),
-            meant_to_end_by=meant_to_end_by(client, view.spec_number),
+            meant_to_end_by=stop_requested_by(client, view.spec_number),
             launched_s=[parse_iso(launch.launched_at).timestamp() for launch in launches],
         )
 
@@ -162,7 +168,7 @@ class TidegateSuperviseJobOperator(SteppingOperator):
         return (
             not begun
             and young
-            and local_death(client.store, client.layout, client.spec(view.spec_number).number) is None
+            and local_driver_death(client.store, client.layout, client.spec(view.spec_number).number) is None
         )
 
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from airflow_tidegate.task_identity import ask_id, asked_by, numbered
+from airflow_tidegate.task_identity import issued_by, make_command_id, numbered_command_id
 from tidegate.errors import CommandRefusedError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.status import JobView
 
-MAX_ASKS = 1000
+MAX_COMMANDS = 1000
 """Most questions one task instance may have asked: a bound on the search for its last one."""
-LONGEST_WAIT = timedelta(days=7)
+MAX_WAIT = timedelta(days=7)
 """Expiry of a command that is waited for without a timeout."""
 
 
-def ask(
+def send_command(
     client: JobClient, context: Any, verb: str, arguments: Mapping[str, Any], expires_in: timedelta | None = None
 ) -> str:
     """Send `verb`, or find this task instance's own question; returns the command id.
@@ -31,37 +31,37 @@ def ask(
         CommandRefusedError: the task instance has asked too often.
     """
     view = client.view()
-    base = ask_id(context, verb)
-    for attempt in range(1, MAX_ASKS + 1):
-        command_id = numbered(base, attempt)
-        if _is_spent(client, view, command_id):
+    base = make_command_id(context, verb)
+    for attempt in range(1, MAX_COMMANDS + 1):
+        command_id = numbered_command_id(base, attempt)
+        if _is_final(client, view, command_id):
             continue
         if client.command(command_id) is not None or not view.is_terminal:
             client.send(
                 verb,
                 arguments,
                 command_id=command_id,
-                expires_in=expires_in or LONGEST_WAIT,
-                issued_by=asked_by(context),
+                expires_in=expires_in or MAX_WAIT,
+                issued_by=issued_by(context),
             )
         return command_id
     raise CommandRefusedError(
-        f"this task instance has asked {MAX_ASKS} times",
+        f"this task instance has asked {MAX_COMMANDS} times",
         where=f"job {client.job_id}, command {base}",
         remedy="Find out why every answer is a refusal; clear the task to ask under a new name",
     )
 
 
-def carried_out(client: JobClient, context: Any, verb: str) -> int | None:
+def executed_verdict(client: JobClient, context: Any, verb: str) -> int | None:
     """The checkpoint on which a verdict that this task instance asked for is in the decision log, answered or not; the
     newest of several."""
-    base = ask_id(context, verb)
-    own = {numbered(base, attempt) for attempt in range(1, MAX_ASKS + 1)}
+    base = make_command_id(context, verb)
+    own = {numbered_command_id(base, attempt) for attempt in range(1, MAX_COMMANDS + 1)}
     verdicts = [d.data for d in client.decisions() if d.kind in ("approve", "reject")]
     return next((int(told["checkpoint_id"]) for told in reversed(verdicts) if told.get("command") in own), None)
 
 
-def _is_spent(client: JobClient, view: JobView, command_id: str) -> bool:
+def _is_final(client: JobClient, view: JobView, command_id: str) -> bool:
     """No good answer can come to this question any more."""
     command = client.command(command_id)
     if command is None:

@@ -13,13 +13,13 @@ from airflow_tidegate.arguments import duration, flag, optional_duration
 from airflow_tidegate.failures import AirflowFailException, Failure
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import check_machine, ensure_driver
-from airflow_tidegate.on_kill import check_policy, kill_command
+from airflow_tidegate.on_kill import check_kill_policy, kill_command
 from airflow_tidegate.operators.start import STARTED, SubmittingOperator
-from airflow_tidegate.operators.step_operator import Pending, SteppingOperator
-from airflow_tidegate.operators.task_commands import ask
-from airflow_tidegate.operators.upgrade_steps import Facts, Step, next_step
-from airflow_tidegate.task_identity import ask_id, asked_by
-from airflow_tidegate.waits.job_waits import CancelWait, Payload, StatusWait, StopWait, Wait, summary
+from airflow_tidegate.operators.step_operator import MultiStepOperator, PendingWait
+from airflow_tidegate.operators.task_commands import send_command
+from airflow_tidegate.operators.upgrade_steps import UpgradeFacts, UpgradeStep, next_step
+from airflow_tidegate.task_identity import issued_by, make_command_id
+from airflow_tidegate.waits.job_waits import CancelWait, Payload, StatusWait, StopWait, Wait, result_summary
 from airflow_tidegate.waits.step_waits import FirstCheckpointWait, first_snapshot
 from airflow_tidegate.waits.watch import deadline
 from tidegate.clock import parse_iso
@@ -27,10 +27,10 @@ from tidegate.errors import CommandRefusedError, DriverLostError, OptionError, T
 from tidegate.jobs.artifacts.artifact import pack, resolve_pipeline
 from tidegate.jobs.client import submission
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.history.submissions import entries_by_submission
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
-from tidegate.jobs.stop_outcomes import answer_wait, stop_arguments
+from tidegate.jobs.stop_outcomes import answer_timeout, stop_arguments
 
 END_LIMIT_S = 600.0
 """How long ending the new version may take, seconds."""
@@ -38,7 +38,7 @@ WORTH_A_RETRY = ("store", "driver_lost", "timeout")
 """Codes of errors of a submission that say nothing about the new version."""
 
 
-class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
+class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
     """Suspend a job, start its new version from that savepoint, and succeed at the new version's first completed
     checkpoint; else end the new version, restore the savepoint with the old code, arguments and options, and fail,
     saying what happened.
@@ -87,34 +87,34 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
 
     def advance(
         self, client: JobClient, root: JobRoot, context: Any, found: Payload | None, failure: Failure | None
-    ) -> Pending | Payload:
+    ) -> PendingWait | Payload:
         """The next step. Raises AirflowFailException when the upgrade is over and was none."""
-        check_policy(self.kill_policy, self.task_id)
+        check_kill_policy(self.kill_policy, self.task_id)
         lost = failure is not None and failure.code == DriverLostError.code
         facts = self._facts(client, context, lost=lost)
         step = next_step(facts)
-        if failure is not None and not self._can_go_on(client, context, step, lost=lost):
+        if failure is not None and not self._can_resume(client, context, step, lost=lost):
             failure.end_task()
         self.log.info("job %s: %s", self.job_id, step.value)
         self._kill_command = kill_command(self.kill_policy, context, facts.newest)
         match step:
-            case Step.SUSPEND:
-                return self._suspend(client, context)
-            case Step.START_NEW:
+            case UpgradeStep.SUSPEND:
+                return self._suspend_old(client, context)
+            case UpgradeStep.START_NEW:
                 return self._start_new(client, root, context, facts)
-            case Step.AWAIT_NEW | Step.AWAIT_OLD:
-                return self._await(client, root, facts, step)
-            case Step.END_NEW:
+            case UpgradeStep.AWAIT_NEW | UpgradeStep.AWAIT_OLD:
+                return self._await_new(client, root, facts, step)
+            case UpgradeStep.END_NEW:
                 return self._end_new(client, context, facts)
-            case Step.RESUME_NEW:
+            case UpgradeStep.RESUME_NEW:
                 assert facts.new is not None
                 self._submit_like(client, context, "again", facts.new, RestoreFrom("latest"))
-            case Step.RESTORE_OLD:
+            case UpgradeStep.RESTORE_OLD:
                 back = RestoreFrom("savepoint", path=facts.savepoint)
                 self._submit_like(client, context, "back", facts.before, back)
-            case Step.UPGRADED:
+            case UpgradeStep.UPGRADED:
                 return self._upgraded(client, facts)
-            case Step.ROLLED_BACK | Step.OVER | Step.DRAINED | Step.TAKEN_OVER:
+            case UpgradeStep.ROLLED_BACK | UpgradeStep.OVER | UpgradeStep.DRAINED | UpgradeStep.TAKEN_OVER:
                 raise self._failed(client, facts, step)
         return self.advance(client, root, context, None, None)
 
@@ -125,7 +125,7 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
         restore = RestoreFrom("savepoint", path=facts.savepoint, allow_non_restored_state=allow)
         return submission.submit(client, self._request(context, "new", client.spec(facts.before), restore))
 
-    def check_given(self, like: Spec) -> None:
+    def check_arguments(self, like: Spec) -> None:
         """Whether what is given makes a new version of `like`. Raises OptionError."""
         given = (self.pipeline, self.arguments, self.options, self.master, self.spark_conf)
         if all(value is None for value in given):
@@ -142,14 +142,14 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
     # ------------------------------------------------------------ what is there
 
     def _ids(self, context: Any) -> dict[str, str]:
-        return {step: ask_id(context, f"upgrade-{step}") for step in ("new", "again", "back", "end")}
+        return {step: make_command_id(context, f"upgrade-{step}") for step in ("new", "again", "back", "end")}
 
-    def _facts(self, client: JobClient, context: Any, *, lost: bool) -> Facts:
+    def _facts(self, client: JobClient, context: Any, *, lost: bool) -> UpgradeFacts:
         view, specs, ids = client.view(), client.specs(), self._ids(context)
         number = {spec.submission_id: spec.number for spec in specs}
         new, again, old = (number.get(ids[step]) for step in ("new", "again", "back"))
         own = [n for n in (new, again, old) if n is not None]
-        facts = Facts(view.spec_number, view.status, min(own) - 1 if own else view.spec_number)
+        facts = UpgradeFacts(view.spec_number, view.status, min(own) - 1 if own else view.spec_number)
         if new is None:
             stop = view.stop or {}
             path = stop.get("path") if old is None else _start_of(specs[old - 1])
@@ -173,20 +173,20 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
 
     # ------------------------------------------------------------ steps
 
-    def _suspend(self, client: JobClient, context: Any) -> Pending:
+    def _suspend_old(self, client: JobClient, context: Any) -> PendingWait:
         self._check_new(client, context)
         limit = optional_duration(self.stop_timeout, "stop_timeout")
         arguments = stop_arguments({"mode": "suspend", "timeout": limit})
         if limit is None:
             limit = JobOptions.from_mapping(client.spec(client.view().spec_number).options).stop_timeout
-        wait_s = answer_wait(limit)
-        command_id = ask(client, context, "stop", arguments, wait_s)
+        wait_s = answer_timeout(limit)
+        command_id = send_command(client, context, "stop", arguments, wait_s)
         return _pending(StopWait(command_id=command_id), wait_s)
 
     def _check_new(self, client: JobClient, context: Any) -> None:
         """What would be refused once the job is stopped is refused before. Raises OptionError, PipelineError."""
         like = client.spec(client.view().spec_number)
-        self.check_given(like)
+        self.check_arguments(like)
         flag(self.allow_non_restored_state, "allow_non_restored_state")
         duration(self.first_checkpoint_timeout, "first_checkpoint_timeout")
         request = self._request(context, "new", like, RestoreFrom("latest"))
@@ -197,58 +197,58 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
         if request.pipeline is not None:
             pack(resolve_pipeline(request.pipeline, self.code_root)[0])
 
-    def _start_new(self, client: JobClient, root: JobRoot, context: Any, facts: Facts) -> Pending | Payload:
+    def _start_new(self, client: JobClient, root: JobRoot, context: Any, facts: UpgradeFacts) -> PendingWait | Payload:
         try:
             self.submit(client, root, context)
         except TidegateError as error:
             if error.code in WORTH_A_RETRY:
                 raise
             self.log.error("job %s: the new version is refused, the old one is restored: %s", self.job_id, error)
-            assert next_step(replace(facts, refused=True)) is Step.RESTORE_OLD
+            assert next_step(replace(facts, refused=True)) is UpgradeStep.RESTORE_OLD
             back = RestoreFrom("savepoint", path=facts.savepoint)
             self._submit_like(client, context, "back", facts.before, back)
         return self.advance(client, root, context, None, None)
 
-    def _await(self, client: JobClient, root: JobRoot, facts: Facts, step: Step) -> Pending:
+    def _await_new(self, client: JobClient, root: JobRoot, facts: UpgradeFacts, step: UpgradeStep) -> PendingWait:
         number = facts.old if facts.old is not None else facts.new
         assert number is not None
         spec = client.spec(number)
         after = ensure_driver(client, spec, root)
-        if step is Step.AWAIT_OLD or facts.resumed:
+        if step is UpgradeStep.AWAIT_OLD or facts.resumed:
             limit = self.wait_limit()
             return _pending(StatusWait(spec=number, statuses=STARTED, after_generation=after), limit)
         limit_s = duration(self.first_checkpoint_timeout, "first_checkpoint_timeout").total_seconds()
-        return Pending(FirstCheckpointWait(spec=number, after_generation=after), self._deadline_of(spec), limit_s)
+        return PendingWait(FirstCheckpointWait(spec=number, after_generation=after), self._deadline_of(spec), limit_s)
 
-    def _end_new(self, client: JobClient, context: Any, facts: Facts) -> Pending:
+    def _end_new(self, client: JobClient, context: Any, facts: UpgradeFacts) -> PendingWait:
         """Its driver is asked, also one that is silent though its process is there; a dead one is fenced off."""
         assert facts.new is not None
         command_id, is_fenced_off = self._ids(context)["end"], False
         if not client.is_alive():
             with suppress(CommandRefusedError):
-                client.cancel_dead(by=asked_by(context))
+                client.cancel_dead(by=issued_by(context))
                 is_fenced_off = True
         if not is_fenced_off:
-            client.send("cancel", {}, command_id=command_id, spec=facts.new, issued_by=asked_by(context))
+            client.send("cancel", {}, command_id=command_id, spec=facts.new, issued_by=issued_by(context))
         return _pending(CancelWait(command_id=command_id), timedelta(seconds=END_LIMIT_S))
 
-    def _can_go_on(self, client: JobClient, context: Any, step: Step, *, lost: bool) -> bool:
+    def _can_resume(self, client: JobClient, context: Any, step: UpgradeStep, *, lost: bool) -> bool:
         """Whether a failed wait is what the next step deals with: the new version's time is up, or it failed, or a
         driver died that was to be ended. All else - it cannot be suspended, it cannot be ended, the old version does
         not run - is for people."""
-        if step in (Step.SUSPEND, Step.AWAIT_NEW, Step.AWAIT_OLD, Step.OVER):
+        if step in (UpgradeStep.SUSPEND, UpgradeStep.AWAIT_NEW, UpgradeStep.AWAIT_OLD, UpgradeStep.OVER):
             return False
-        return step is not Step.END_NEW or lost or client.command(self._ids(context)["end"]) is None
+        return step is not UpgradeStep.END_NEW or lost or client.command(self._ids(context)["end"]) is None
 
-    def gave_up(self, client: JobClient, wait: Mapping[str, Any]) -> None:
+    def on_wait_timeout(self, client: JobClient, wait: Mapping[str, Any]) -> None:
         """Withdraw a stop that was not answered in time: if the driver has not begun it, it never will (S9.4)."""
         command = client.command(str(wait["command_id"])) if "command_id" in wait else None
         if command is not None and command.verb == "stop":
             client.withdraw(command.command_id)
 
-    def _request(self, context: Any, step: str, like: Spec, restore: RestoreFrom) -> submission.Request:
+    def _request(self, context: Any, step: str, like: Spec, restore: RestoreFrom) -> submission.SubmissionRequest:
         """The new version, where it is given, else `like`."""
-        return submission.Request(
+        return submission.SubmissionRequest(
             pipeline=self.pipeline_of(context),
             arguments=self.arguments,
             options=self.new_options(like),
@@ -257,7 +257,7 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
             spark_conf=self.spark_conf,
             restore=restore,
             owner_dag=context["ti"].dag_id,
-            submitted_by=asked_by(context),
+            submitted_by=issued_by(context),
             code_root=self.code_root,
             relative_paths=self.relative_paths_of(context),
             like=like,
@@ -271,23 +271,23 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
 
     # ------------------------------------------------------------ outcomes
 
-    def _upgraded(self, client: JobClient, facts: Facts) -> Payload:
+    def _upgraded(self, client: JobClient, facts: UpgradeFacts) -> Payload:
         view = client.view()
         assert facts.new is not None
         first = (
             first_snapshot(view, facts.new) or (first_snapshot(view, facts.new - 1) if facts.resumed else None) or {}
         )
         return {
-            **summary(view),
+            **result_summary(view),
             "upgraded_from": facts.before,
             "savepoint": facts.savepoint,
             "checkpoint_id": first.get("checkpoint_id"),
             "path": first.get("path"),
         }
 
-    def _failed(self, client: JobClient, facts: Facts, step: Step) -> AirflowFailException:
+    def _failed(self, client: JobClient, facts: UpgradeFacts, step: UpgradeStep) -> AirflowFailException:
         where = f"job {self.job_id}"
-        if step is Step.ROLLED_BACK:
+        if step is UpgradeStep.ROLLED_BACK:
             why = f"its submission {facts.new} {_end_of(client, facts.new)}" if facts.new else "it was not accepted"
             return AirflowFailException(
                 f"{where}: the new version did not come to a checkpoint: {why}. The upgrade is rolled back: submission "
@@ -296,15 +296,15 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
             )
         newest = client.spec(facts.newest)
         reasons = {
-            Step.OVER: f"it is {facts.status}, and was not suspended: there is nothing to upgrade. Restore it",
-            Step.DRAINED: "it was drained, so its windows have fired early. Restore it with allow_drained to go on",
-            Step.TAKEN_OVER: f"submission {facts.newest} by {newest.submitted_by} took over; the upgrade is given up",
+            UpgradeStep.OVER: f"it is {facts.status}, and was not suspended: there is nothing to upgrade. Restore it",
+            UpgradeStep.DRAINED: "it was drained, so its windows have fired early. Restore it with allow_drained to go on",
+            UpgradeStep.TAKEN_OVER: f"submission {facts.newest} by {newest.submitted_by} took over; the upgrade is given up",
         }
         return AirflowFailException(f"{where}: {reasons[step]}")
 
 
-def _pending(wait: Wait, limit: timedelta | None) -> Pending:
-    return Pending(wait, deadline(limit), limit.total_seconds() if limit is not None else 0.0)
+def _pending(wait: Wait, limit: timedelta | None) -> PendingWait:
+    return PendingWait(wait, deadline(limit), limit.total_seconds() if limit is not None else 0.0)
 
 
 def _start_of(spec: Spec) -> str | None:
@@ -314,7 +314,7 @@ def _start_of(spec: Spec) -> str | None:
 
 def _end_of(client: JobClient, number: int) -> str:
     """How a submission ended that is not the newest any more, with its root cause."""
-    own = [entry.data for entry in submissions_of(client.decisions()) if entry.spec == number]
+    own = [entry.data for entry in entries_by_submission(client.decisions()) if entry.spec == number]
     failure = next((str(data["message"]) for data in reversed(own) if "message" in data), "")
     status = next((str(data["status"]) for data in reversed(own) if "status" in data), "never ran")
     reason = next((str(data["reason"]) for data in reversed(own) if data.get("reason")), "")

@@ -12,7 +12,7 @@ from enum import StrEnum
 from tidegate.jobs.status import JobStatus
 
 
-class Step(StrEnum):
+class UpgradeStep(StrEnum):
     """What is to be done next."""
 
     SUSPEND = "suspend the job"
@@ -30,7 +30,7 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True)
-class Facts:
+class UpgradeFacts:
     """The job directory, as far as an upgrade is concerned.
 
     Attributes:
@@ -64,29 +64,29 @@ ENDED_WELL = (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING)
 RUNS_OR_RAN = (JobStatus.RUNNING, JobStatus.STOPPING, JobStatus.STOPPED, *ENDED_WELL)
 
 
-def next_step(facts: Facts) -> Step:
+def next_step(facts: UpgradeFacts) -> UpgradeStep:
     """The rules. A version counts as working once it has completed a snapshot: until then it has committed nothing, and
     going back to the savepoint loses and repeats no row (S7.4, S9.3); from then on there is no way back."""
     if facts.newest not in (facts.before, facts.new, facts.old):
-        return Step.TAKEN_OVER
+        return UpgradeStep.TAKEN_OVER
     if facts.old is not None:
-        return Step.ROLLED_BACK if facts.status in RUNS_OR_RAN else Step.AWAIT_OLD
+        return UpgradeStep.ROLLED_BACK if facts.status in RUNS_OR_RAN else UpgradeStep.AWAIT_OLD
     if facts.new is not None:
         return _of_new(facts)
     if facts.status is JobStatus.STOPPED and facts.savepoint:
         if facts.drained:
-            return Step.DRAINED
-        return Step.RESTORE_OLD if facts.refused else Step.START_NEW
-    return Step.OVER if facts.status.is_terminal else Step.SUSPEND
+            return UpgradeStep.DRAINED
+        return UpgradeStep.RESTORE_OLD if facts.refused else UpgradeStep.START_NEW
+    return UpgradeStep.OVER if facts.status.is_terminal else UpgradeStep.SUSPEND
 
 
-def _of_new(facts: Facts) -> Step:
+def _of_new(facts: UpgradeFacts) -> UpgradeStep:
     if facts.resumed:
-        return Step.UPGRADED if facts.status in RUNS_OR_RAN else Step.AWAIT_NEW
+        return UpgradeStep.UPGRADED if facts.status in RUNS_OR_RAN else UpgradeStep.AWAIT_NEW
     if facts.has_checkpoint and not facts.given_up:
-        return Step.UPGRADED
+        return UpgradeStep.UPGRADED
     if facts.status in ENDED_WELL:
-        return Step.UPGRADED
+        return UpgradeStep.UPGRADED
     if facts.status.is_terminal:
-        return Step.RESUME_NEW if facts.has_checkpoint else Step.RESTORE_OLD
-    return Step.END_NEW if facts.given_up else Step.AWAIT_NEW
+        return UpgradeStep.RESUME_NEW if facts.has_checkpoint else UpgradeStep.RESTORE_OLD
+    return UpgradeStep.END_NEW if facts.given_up else UpgradeStep.AWAIT_NEW

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 from airflow_tidegate.failures import airflow_failures
 from airflow_tidegate.launchers.cli_process import commit_pending
 from airflow_tidegate.operators.snapshots import CommandOperator
-from airflow_tidegate.operators.task_commands import carried_out
+from airflow_tidegate.operators.task_commands import executed_verdict
 from airflow_tidegate.sensors.checkpoint import checkpoint_number
-from airflow_tidegate.task_identity import ask_id, asked_by
+from airflow_tidegate.task_identity import issued_by, make_command_id
 from airflow_tidegate.waits.job_waits import CommandWait, CommitWait, Payload
 from tidegate.errors import CommandRefusedError, OptionError
 from tidegate.jobs.client.job_client import JobClient
@@ -32,20 +32,20 @@ class VerdictOperator(CommandOperator):
 
     def execute(self, context: Any) -> Payload:
         """As the job is by then: running or ended."""
-        self._asked_by, self._verdict_id = asked_by(context), ask_id(context, self.verb)
+        self._asked_by, self._verdict_id = issued_by(context), make_command_id(context, self.verb)
         with airflow_failures():
             client = self.job_root().client(self.job_id)
             arguments = self.command_arguments()
             view = client.view()
             if view.is_terminal:
-                said = carried_out(client, context, self.verb)
+                said = executed_verdict(client, context, self.verb)
                 if said is not None:  # by a try before, of which only the commit may be left
                     arguments["checkpoint_id"] = said
-                return self._done(client, self.late(client, view, arguments))
+                return self._done(client, self.commit_late(client, view, arguments))
         return super().execute(context)
 
     @abstractmethod
-    def late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:
+    def commit_late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:
         """Give the verdict on a job that has ended. Gives what the driver's answer would hold."""
 
     def committer(self, *verdict: str) -> Payload:
@@ -86,7 +86,7 @@ class TidegateCommitCheckpointOperator(VerdictOperator):
         """Which one."""
         return {"checkpoint_id": checkpoint_number(self.checkpoint_id, "checkpoint_id")}
 
-    def late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:
+    def commit_late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:
         """Approve and commit. A retry after an approval has only the commit left."""
         wanted = arguments["checkpoint_id"]
         if wanted is None:
@@ -149,7 +149,7 @@ class TidegateRejectCheckpointOperator(VerdictOperator):
             raise OptionError("there is no checkpoint to reject", where=where, remedy="give checkpoint_id")
         return {"checkpoint_id": checkpoint_id, "then": self.then, "reason": self.reason}
 
-    def late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:
+    def commit_late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:
         """Reject; nothing is left to stop or to replay. A retry finds rejected what its first try rejected."""
         wanted = arguments["checkpoint_id"]
         flag = "--quarantine" if self.then == "quarantine" else "--reject"

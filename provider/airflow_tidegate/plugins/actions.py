@@ -11,7 +11,7 @@ from typing import Any
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import ensure_driver
 from airflow_tidegate.plugins.access import Right
-from airflow_tidegate.plugins.job_cache import Look
+from airflow_tidegate.plugins.job_cache import JobState
 from airflow_tidegate.plugins.restore_permission import refuse_foreign_code, refuse_without_launcher
 from tidegate.errors import CommandRefusedError, OptionError, SnapshotError
 from tidegate.jobs.client.job_client import JobClient
@@ -46,13 +46,13 @@ _ARGUMENTS: Mapping[str, Mapping[str, type]] = {
     },
 }
 _NONCE = re.compile(r"[A-Za-z0-9-]{8,64}")
-THEN = ("stop", "replay", "quarantine")
-LONGEST_REASON = 500
+FOLLOW_UPS = ("stop", "replay", "quarantine")
+MAX_REASON_CHARACTERS = 500
 """Characters of a reason for a rejection."""
 
 
 @dataclass(frozen=True, slots=True)
-class Press:
+class PageAction:
     """One press of a button.
 
     Attributes:
@@ -70,7 +70,7 @@ class Press:
     by: str
 
     @classmethod
-    def of(cls, verb: str, body: Mapping[str, Any], by: str) -> Press:
+    def of(cls, verb: str, body: Mapping[str, Any], by: str) -> PageAction:
         """From what the page sent. Raises OptionError naming what is wrong."""
         allowed = {"nonce": str, "spec": int, **_ARGUMENTS[verb]}
         for name, value in body.items():
@@ -84,10 +84,12 @@ class Press:
         if not _NONCE.fullmatch(body["nonce"]):
             raise OptionError("the nonce is not 8 to 64 letters, digits and dashes", where=verb)
         arguments = {name: value for name, value in body.items() if name not in ("nonce", "spec")}
-        if verb == "reject" and arguments.setdefault("then", THEN[0]) not in THEN:
-            raise OptionError(f"then={arguments['then']!r} is unknown", where=verb, remedy=f"Use {', '.join(THEN)}")
-        if len(arguments.get("reason", "")) > LONGEST_REASON:
-            raise OptionError(f"the reason is longer than {LONGEST_REASON} characters", where=verb)
+        if verb == "reject" and arguments.setdefault("then", FOLLOW_UPS[0]) not in FOLLOW_UPS:
+            raise OptionError(
+                f"then={arguments['then']!r} is unknown", where=verb, remedy=f"Use {', '.join(FOLLOW_UPS)}"
+            )
+        if len(arguments.get("reason", "")) > MAX_REASON_CHARACTERS:
+            raise OptionError(f"the reason is longer than {MAX_REASON_CHARACTERS} characters", where=verb)
         if arguments.get("on_committed_after", ON_COMMITTED_AFTER[0]) not in ON_COMMITTED_AFTER:
             known = ", ".join(ON_COMMITTED_AFTER)
             raise OptionError("on_committed_after is unknown", where=verb, remedy=f"Use {known}")
@@ -99,7 +101,7 @@ class Press:
         return stable_id("ui", self.verb, self.by, self.nonce)
 
 
-def press(client: JobClient, root: JobRoot, look: Look, it: Press) -> dict[str, Any]:
+def perform_action(client: JobClient, root: JobRoot, look: JobState, it: PageAction) -> dict[str, Any]:
     """Do it. Gives `{"command_id"}` of what the driver will answer, or `{"done"}`: what has been done already.
 
     Raises:
@@ -123,7 +125,7 @@ def press(client: JobClient, root: JobRoot, look: Look, it: Press) -> dict[str, 
     return {"command_id": it.command_id}
 
 
-def _restore(client: JobClient, root: JobRoot, look: Look, it: Press) -> dict[str, Any]:
+def _restore(client: JobClient, root: JobRoot, look: JobState, it: PageAction) -> dict[str, Any]:
     """A submission that continues the one before, with its code, options and owner DAG; then its driver."""
     refuse_foreign_code(client, root)
     spec = next((spec for spec in look.specs if spec.submission_id == it.command_id), None)
@@ -136,7 +138,7 @@ def _restore(client: JobClient, root: JobRoot, look: Look, it: Press) -> dict[st
     return {"done": f"Submission {spec.number} restores {from_}; {starts}."}
 
 
-def _submit(client: JobClient, root: JobRoot, look: Look, it: Press) -> Spec:
+def _submit(client: JobClient, root: JobRoot, look: JobState, it: PageAction) -> Spec:
     where = f"job {client.job_id}"
     if it.spec != look.view.spec_number:
         raise CommandRefusedError("the job has been submitted anew meanwhile", where=where, remedy="Look at it again")

@@ -14,19 +14,19 @@ from typing import Any
 from airflow.configuration import conf
 
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, JobRoot, TidegateHook
-from airflow_tidegate.plugins.restore_permission import why_not
+from airflow_tidegate.plugins.restore_permission import restore_blocker
 from tidegate.errors import JobNotFoundError, RecordError, SnapshotError, StoreError, TidegateError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.job_directory import list_jobs
 from tidegate.jobs.client.staged_data import StagedData
-from tidegate.jobs.client.waiter import HeartbeatWatch
+from tidegate.jobs.client.waiter import HeartbeatObserver
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Decision, Spec, StatusHint
-from tidegate.jobs.restore.snapshot_lookup import open_snapshot
+from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder
 from tidegate.jobs.status import CheckpointView, JobView, derive_durable, with_hint
 
-LOOK_S = 1.5
+READ_INTERVAL_S = 1.5
 """How old what is shown may be, seconds: so long all who look share one read."""
 LIST_S = 5.0
 """The same of the list of jobs below a root, and of what a connection says."""
@@ -49,7 +49,7 @@ def connections() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class JobState:
     """A job as of one look.
 
     Attributes:
@@ -80,22 +80,22 @@ class Look:
         return self.specs[-1]
 
 
-class _Watched:
+class _CachedJob:
     """A job that somebody looks at. From one thread at a time."""
 
     def __init__(self, root: JobRoot, job_id: str, monotonic: Callable[[], float]) -> None:
         self.root = root
         self.lock = threading.Lock()
-        self.look: Look | None = None
+        self.look: JobState | None = None
         self.looked_s = 0.0
         self._client = root.client(job_id)
         self._monotonic = monotonic
-        self._watch = HeartbeatWatch(0.0, monotonic)
+        self._watch = HeartbeatObserver(0.0, monotonic)
         self._samples: deque[tuple[float, Mapping[str, int]]] = deque()
         self._run_id = ""
         self._known: dict[str, tuple[int, Any]] = {}
 
-    def read(self) -> Look:
+    def read(self) -> JobState:
         """Raises JobNotFoundError, and StoreError for what cannot be read."""
         client = self._client
         specs = client.specs()
@@ -110,10 +110,14 @@ class _Watched:
         staged, problem = self._once_per_decision("staged", view, self._staged) if view.waiting else ((), "")
         free = view.is_terminal or is_silent or not view.is_active
         points = self._once_per_decision("points", view, self._points) if free else ()
-        why = self._once_per_decision("restorable", view, lambda _: why_not(client, self.root, specs)) if free else ""
+        why = (
+            self._once_per_decision("restorable", view, lambda _: restore_blocker(client, self.root, specs))
+            if free
+            else ""
+        )
         silent_s = self._watch.silent_s(view)
         rates = self._rates(view, hint)
-        return Look(view, specs, decisions, rates, silent_s, is_silent, staged, problem, points, why)
+        return JobState(view, specs, decisions, rates, silent_s, is_silent, staged, problem, points, why)
 
     def _once_per_decision(self, name: str, view: JobView, find: Callable[[JobView], Any]) -> Any:
         known = self._known.get(name)
@@ -132,7 +136,7 @@ class _Watched:
         return tuple(c for c in kept[:MAX_POINTS] if self._is_there(c))
 
     def _is_there(self, snapshot: CheckpointView) -> bool:
-        store, folder = open_snapshot(self._client.store, self._client.storage_options, snapshot.path)
+        store, folder = open_snapshot_folder(self._client.store, self._client.storage_options, snapshot.path)
         return bool(store.exists(JobLayout.metadata(folder)))
 
     def _rates(self, view: JobView, hint: StatusHint | None) -> Mapping[str, float]:
@@ -155,7 +159,7 @@ class _Watched:
         return {uid: max(0, n - before.get(uid, 0)) / (newest_s - since_s) for uid, n in counts.items()}
 
 
-class _Gate:
+class _ReadLimit:
     """How many threads may wait for the store of one connection. They are Airflow's API server's own, which answers the
     tasks as well: a store that hangs must not take them all."""
 
@@ -185,7 +189,7 @@ class _Gate:
             lock.release()
 
 
-def _understood(read: Callable[[], Look], job_id: str) -> Look:
+def _understood(read: Callable[[], JobState], job_id: str) -> JobState:
     """What `read` gives; RecordError for records of which it makes no sense."""
     try:
         return read()
@@ -195,7 +199,7 @@ def _understood(read: Callable[[], Look], job_id: str) -> Look:
         ) from error
 
 
-class Jobs:
+class JobCache:
     """All jobs of the connections that the page shows. Safe from any thread; blocks on the stores."""
 
     def __init__(
@@ -205,10 +209,10 @@ class Jobs:
     ) -> None:
         self._root_of, self._monotonic = root_of, monotonic
         self._lock = threading.Lock()
-        self._watched: OrderedDict[tuple[str, str], _Watched] = OrderedDict()
+        self._watched: OrderedDict[tuple[str, str], _CachedJob] = OrderedDict()
         self._listed: dict[str, tuple[float, list[str]]] = {}
         self._roots: dict[str, tuple[float, JobRoot]] = {}
-        self._gates: dict[str, _Gate] = {}
+        self._gates: dict[str, _ReadLimit] = {}
 
     def root(self, conn_id: str) -> JobRoot:
         """What a connection says. Raises JobNotFoundError for one that the page does not show."""
@@ -232,8 +236,8 @@ class Jobs:
                 self._listed[conn_id] = known = (self._monotonic(), list_jobs(root.root, dict(root.storage_options)))
         return known[1]
 
-    def look(self, conn_id: str, job_id: str, *, fresh: bool = False) -> Look:
-        """A job as it was at most `LOOK_S` ago. Args: fresh: as it is now.
+    def look(self, conn_id: str, job_id: str, *, fresh: bool = False) -> JobState:
+        """A job as it was at most `READ_INTERVAL_S` ago. Args: fresh: as it is now.
 
         Raises:
             JobNotFoundError: no such job or connection.
@@ -242,7 +246,7 @@ class Jobs:
         """
         watched, gate = self._watch(conn_id, job_id), self._gate(conn_id)
         with gate.holding(watched.lock):
-            if fresh or watched.look is None or self._monotonic() - watched.looked_s >= LOOK_S:
+            if fresh or watched.look is None or self._monotonic() - watched.looked_s >= READ_INTERVAL_S:
                 with gate.holding(gate.turns), self._forgetting(conn_id, job_id):
                     watched.look = _understood(watched.read, job_id)
                 watched.looked_s = self._monotonic()
@@ -258,16 +262,16 @@ class Jobs:
                 self._watched.pop((conn_id, job_id), None)
             raise
 
-    def _gate(self, conn_id: str) -> _Gate:
+    def _gate(self, conn_id: str) -> _ReadLimit:
         with self._lock:
-            return self._gates.setdefault(conn_id, _Gate(conn_id, self._monotonic))
+            return self._gates.setdefault(conn_id, _ReadLimit(conn_id, self._monotonic))
 
-    def _watch(self, conn_id: str, job_id: str) -> _Watched:
+    def _watch(self, conn_id: str, job_id: str) -> _CachedJob:
         root, key = self.root(conn_id), (conn_id, job_id)
         with self._lock:
             watched = self._watched.get(key)
             if watched is None or watched.root != root:
-                watched = self._watched[key] = _Watched(root, job_id, self._monotonic)
+                watched = self._watched[key] = _CachedJob(root, job_id, self._monotonic)
             self._watched.move_to_end(key)
             while len(self._watched) > MAX_JOBS:
                 self._watched.popitem(last=False)

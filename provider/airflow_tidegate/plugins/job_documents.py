@@ -7,34 +7,34 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from airflow_tidegate.plugins.job_cache import Look
+from airflow_tidegate.plugins.job_cache import JobState
 from tidegate.jobs.client.staged_data import StagedData
-from tidegate.jobs.history.submissions import Entry, submissions_of
+from tidegate.jobs.history.submissions import LogEntry, entries_by_submission
 from tidegate.jobs.records import Spec
 from tidegate.jobs.status import CheckpointView, JobStatus, JobView, SourceView, failure_views
 from tidegate.jobs.status_text import (
     counters_period,
     deletions_words,
-    event_time,
-    failure_words,
+    event_time_text,
+    failure_text,
     records_read,
-    slots_there,
+    slots_available,
     was_restored,
 )
-from tidegate.jobs.stop_outcomes import STOP_OUTCOMES, remark
+from tidegate.jobs.stop_outcomes import STOP_OUTCOMES, stop_warning
 
 NEWEST_CHECKPOINTS = 60
 """Snapshots of the history that are sent."""
 NEWEST_ENTRIES = 40
 """Events that are sent."""
 NEWEST_FAILURES = 10
-MOST_FILES = 20
+MAX_FILES = 20
 """Staged files that are named."""
 
 Json = dict[str, Any]
 
 
-def summary_document(conn_id: str, job_id: str, look: Look, now: datetime) -> Json:
+def summary_document(conn_id: str, job_id: str, look: JobState, now: datetime) -> Json:
     """A job for the list."""
     view = look.view
     last = view.completed[-1] if view.completed else None
@@ -51,7 +51,7 @@ def summary_document(conn_id: str, job_id: str, look: Look, now: datetime) -> Js
         "restarts": view.restarts,
         "records": records_read(view),
         "rate": sum(look.rates.values()) if look.rates else None,
-        "watermark": event_time(view.watermark_us),
+        "watermark": event_time_text(view.watermark_us),
         "lag_s": _lag_s(view.watermark_us, now),
         "checkpoints": len(view.completed),
         "last_checkpoint_at": last.completed_at if last is not None else None,
@@ -59,11 +59,11 @@ def summary_document(conn_id: str, job_id: str, look: Look, now: datetime) -> Js
     }
 
 
-def job_document(conn_id: str, look: Look, now: datetime) -> Json:
+def job_document(conn_id: str, look: JobState, now: datetime) -> Json:
     """A job for its page."""
     view = look.view
     newest = view.checkpoints[-NEWEST_CHECKPOINTS:]
-    entries = submissions_of(look.decisions)
+    entries = entries_by_submission(look.decisions)
     return {
         **summary_document(conn_id, view.job_id, look, now),
         "now": _iso(now),
@@ -76,7 +76,7 @@ def job_document(conn_id: str, look: Look, now: datetime) -> Json:
         "pipeline": look.spec.pipeline,
         "master": look.spec.master,
         "parallelism": look.spec.options.get("parallelism"),
-        "slots": {"registered": slots_there(view), "needed": view.slots_needed},
+        "slots": {"registered": slots_available(view), "needed": view.slots_needed},
         "sources": [_source(source, look.rates, now) for source in view.sources],
         "sources_paused": view.sources_paused,
         "waits_for_deletions": view.waits_for_deletions,
@@ -117,7 +117,7 @@ def _source(source: SourceView, rates: Mapping[str, float], now: datetime) -> Js
         "rate": rates.get(source.uid),
         "end_of_data": source.end_of_data,
         "played_all": source.played_all,
-        "watermark": event_time(source.watermark_us),
+        "watermark": event_time_text(source.watermark_us),
         "lag_s": _lag_s(source.watermark_us, now),
     }
 
@@ -153,8 +153,8 @@ def _staged(data: StagedData) -> Json:
         "format": data.format,
         "place": data.place,
         "relation": data.relation,
-        "paths": list(data.paths[:MOST_FILES]),
-        "more_paths": max(0, len(data.paths) - MOST_FILES),
+        "paths": list(data.paths[:MAX_FILES]),
+        "more_paths": max(0, len(data.paths) - MAX_FILES),
     }
 
 
@@ -168,11 +168,11 @@ def _stop(stop: Mapping[str, Any] | None) -> Json | None:
         "stopped": outcome is not None and outcome.stopped,
         "meaning": outcome.meaning if outcome is not None else "",
         "next": outcome.next_action if outcome is not None else "",
-        "remark": remark(stop),
+        "remark": stop_warning(stop),
     }
 
 
-def _failures(entries: Sequence[Entry], view: JobView) -> list[Json]:
+def _failures(entries: Sequence[LogEntry], view: JobView) -> list[Json]:
     """Newest first."""
     told = [
         {
@@ -182,14 +182,14 @@ def _failures(entries: Sequence[Entry], view: JobView) -> list[Json]:
             "operator": failure.operator,
             "subtask": failure.subtask,
             "traceback": failure.traceback,
-            "words": failure_words(failure, view.status if spec == view.spec_number else JobStatus.FAILED),
+            "words": failure_text(failure, view.status if spec == view.spec_number else JobStatus.FAILED),
         }
         for spec, failure in failure_views(entries)
     ]
     return told[-NEWEST_FAILURES:][::-1]
 
 
-def _events(entries: Iterable[Entry]) -> list[Json]:
+def _events(entries: Iterable[LogEntry]) -> list[Json]:
     """What a person wants to know of the decision log, newest first: not each checkpoint that the job takes itself."""
     told: list[Json] = []
     for entry in entries:
@@ -199,7 +199,7 @@ def _events(entries: Iterable[Entry]) -> list[Json]:
     return told[-NEWEST_ENTRIES:][::-1]
 
 
-def _words(entry: Entry) -> str:
+def _words(entry: LogEntry) -> str:
     data, n = entry.data, entry.data.get("checkpoint_id")
     match entry.kind:
         case "fence":

@@ -17,8 +17,8 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from airflow_tidegate.plugins.access import Owned, Right, may, name_of, readable, require_own_origin
-from airflow_tidegate.plugins.actions import RIGHTS, Press, press
-from airflow_tidegate.plugins.job_cache import Jobs, Look, connections, unreadable
+from airflow_tidegate.plugins.actions import RIGHTS, PageAction, perform_action
+from airflow_tidegate.plugins.job_cache import JobCache, JobState, connections, unreadable
 from airflow_tidegate.plugins.job_documents import job_document, summary_document
 from tidegate.errors import JobNotFoundError, OptionError, RecordError, StoreError, TidegateError
 
@@ -41,10 +41,10 @@ CANNOT_BE_READ = "jobs of this connection cannot be read now; those who may chan
 router = APIRouter(dependencies=[Depends(get_user)])
 
 
-def make_app(jobs: Jobs | None = None) -> FastAPI:
+def make_app(jobs: JobCache | None = None) -> FastAPI:
     """The application. Args: jobs: where it reads; None: the connections that Airflow's configuration names."""
     app = FastAPI(title="tidegate", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.jobs = jobs or Jobs()
+    app.state.jobs = jobs or JobCache()
     app.include_router(router)
     app.add_exception_handler(TidegateError, _problem)
 
@@ -72,12 +72,12 @@ async def _problem(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": told}, status)
 
 
-def _jobs(request: Request) -> Jobs:
-    jobs: Jobs = request.app.state.jobs
+def _jobs(request: Request) -> JobCache:
+    jobs: JobCache = request.app.state.jobs
     return jobs
 
 
-JobsDep = Annotated[Jobs, Depends(_jobs)]
+JobsDep = Annotated[JobCache, Depends(_jobs)]
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -98,7 +98,9 @@ async def _body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _seen(conn_id: str, job_id: str, jobs: Jobs, request: Request, user: GetUserDep, *, fresh: bool = False) -> Look:
+def _seen(
+    conn_id: str, job_id: str, jobs: JobCache, request: Request, user: GetUserDep, *, fresh: bool = False
+) -> JobState:
     """The job, for somebody who may read it; for others it is not there. Why it cannot be read, with paths and what the
     store said, is for those who can mend it: whose job it is cannot be told then."""
     try:
@@ -164,7 +166,7 @@ def go(
     return RedirectResponse(f"{base}?{urlencode({'dag': dag_id})}", 303)
 
 
-def _owns(dag_id: str, look: Look) -> bool:
+def _owns(dag_id: str, look: JobState) -> bool:
     return look.spec.owner_dag == dag_id
 
 
@@ -186,9 +188,9 @@ def static(name: str) -> Response:
 # ---------------------------------------------------------------- reading
 
 
-def _readable_jobs(jobs: Jobs, request: Request, user: GetUserDep) -> list[tuple[Owned, str, Look]]:
+def _readable_jobs(jobs: JobCache, request: Request, user: GetUserDep) -> list[tuple[Owned, str, JobState]]:
     """All jobs that can be read and that the user may see."""
-    looks: list[tuple[Owned, str, Look]] = []
+    looks: list[tuple[Owned, str, JobState]] = []
     for conn_id in connections():
         with suppress(Exception):  # the list names what cannot be read
             for job_id in jobs.ids(conn_id):
@@ -218,7 +220,7 @@ def list_jobs(request: Request, user: GetUserDep, jobs: JobsDep, after: str = ""
     now = datetime.now(UTC)
     while keys and len(told) < PAGE_SIZE:
         some, keys = keys[:PAGE_SIZE], keys[PAGE_SIZE:]
-        looks: list[tuple[Owned, str, Look]] = []
+        looks: list[tuple[Owned, str, JobState]] = []
         for conn_id, job_id in some:
             try:
                 look = jobs.look(conn_id, job_id)
@@ -295,5 +297,5 @@ def act(
     if not may(RIGHTS[verb], Owned(conn_id, look.spec.owner_dag), request, user):
         owner = f"DAG {look.spec.owner_dag}" if look.spec.owner_dag is not None else f"connection {conn_id}"
         raise HTTPException(403, f"your rights on {owner}, which owns the job, do not allow {verb}")
-    asked = Press.of(verb, body, name_of(user))
-    return JSONResponse(press(jobs.client(conn_id, job_id), jobs.root(conn_id), look, asked), 202)
+    asked = PageAction.of(verb, body, name_of(user))
+    return JSONResponse(perform_action(jobs.client(conn_id, job_id), jobs.root(conn_id), look, asked), 202)

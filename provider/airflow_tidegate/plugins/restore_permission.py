@@ -15,13 +15,13 @@ from tidegate.errors import EnvironmentProblemError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.launcher_registry import AGENT, runs_on_this_host
 from tidegate.jobs.launches import launched_processes
-from tidegate.jobs.os_processes import host_name, process_space
+from tidegate.jobs.os_processes import host_name, process_namespace
 from tidegate.jobs.records import Spec
 
 REMEDY = "Trigger a DAG with TidegateRestoreJobOperator, or run `tidegate restore` where its drivers run"
 
 
-def why_not(client: JobClient, root: JobRoot, specs: Sequence[Spec]) -> str:
+def restore_blocker(client: JobClient, root: JobRoot, specs: Sequence[Spec]) -> str:
     """Why the page cannot restore the job, for people; "": it can. Raises StoreError."""
     try:
         refuse_foreign_code(client, root)
@@ -64,7 +64,7 @@ def refuse_without_launcher(client: JobClient, root: JobRoot, specs: Sequence[Sp
         )
     launches = (launched_processes(client.store, client.layout, spec.number) for spec in reversed(specs))
     last = next((found[0] for found in launches if found), None)
-    here = (host_name(), process_space())
+    here = (host_name(), process_namespace())
     if last is not None and (last.host, last.process_space) == here:
         return
     started = f"on {last.host}" if last is not None else "nowhere that the job directory knows of"

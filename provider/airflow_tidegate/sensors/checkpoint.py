@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_tidegate.sensors.job_sensor import JobSensor
 from airflow_tidegate.waits.job_waits import CheckpointWait, Wait
-from airflow_tidegate.waits.watermark_wait import point_text, point_us
+from airflow_tidegate.waits.watermark_wait import event_time_us, point_text
 from tidegate.errors import OptionError
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -43,7 +43,7 @@ class TidegateCheckpointSensor(JobSensor):
         self.newer_than = newer_than
         self.count = count
 
-    def question(self) -> Wait:
+    def job_wait(self) -> Wait:
         """The wait, from rendered arguments."""
         checkpoint_id = checkpoint_number(self.checkpoint_id, "checkpoint_id")
         newer, after = newer_than(self.newer_than)
@@ -57,7 +57,7 @@ def newer_than(value: Any) -> tuple[int | None, str | None]:
     """A checkpoint's id, or a point in time as ISO 8601, of which at least one is None. Raises OptionError."""
     is_time = isinstance(value, datetime) or (isinstance(value, str) and _DATE.match(value.strip()) is not None)
     if is_time:
-        return None, point_text(point_us(value, "newer_than"))
+        return None, point_text(event_time_us(value, "newer_than"))
     return checkpoint_number(value, "newer_than"), None
 
 

@@ -33,7 +33,7 @@ class TidegateEndOfDataSensor(JobSensor):
         self.sources = sources
         self.played_all = played_all
 
-    def question(self) -> Wait:
+    def job_wait(self) -> Wait:
         """The wait, from rendered arguments."""
         return EndOfDataWait(sources=names(self.sources), played_all=names(self.played_all))
 

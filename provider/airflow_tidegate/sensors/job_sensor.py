@@ -14,9 +14,9 @@ from airflow_tidegate.failures import AirflowSensorTimeout, Failure, airflow_fai
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, TidegateHook
 from airflow_tidegate.links import TidegateJobLink, TidegateSparkUiLink
 from airflow_tidegate.triggers.job_triggers import TRIGGERS
-from airflow_tidegate.version_compat import TRIGGER_SLACK, deferrable_or_default
+from airflow_tidegate.version_compat import TRIGGER_TIMEOUT_MARGIN, deferrable_or_default
 from airflow_tidegate.waits.job_waits import Payload, Wait
-from airflow_tidegate.waits.watch import Watch
+from airflow_tidegate.waits.watch import WaitRunner
 from tidegate.errors import WaitTimeoutError
 
 
@@ -49,10 +49,10 @@ class JobSensor(BaseSensorOperator):
         self.job_id = job_id
         self.tidegate_conn_id = tidegate_conn_id
         self.deferrable = deferrable_or_default(deferrable)
-        self._watch: Watch | None = None
+        self._watch: WaitRunner | None = None
 
     @abstractmethod
-    def question(self) -> Wait:
+    def job_wait(self) -> Wait:
         """What to wait for, from rendered arguments. Raises OptionError."""
 
     def execute(self, context: Any) -> Any:
@@ -61,7 +61,7 @@ class JobSensor(BaseSensorOperator):
             return super().execute(context)
         with airflow_failures():
             watch = self._new_watch(time.time() + self.timeout)
-            found = watch.step()
+            found = watch.poll()
             if found is not None:
                 return found
             root = TidegateHook(self.tidegate_conn_id).get_conn()
@@ -76,7 +76,7 @@ class JobSensor(BaseSensorOperator):
                     poll_s=float(self.poke_interval),
                 ),
                 method_name="execute_complete",
-                timeout=timedelta(seconds=float(self.timeout)) + TRIGGER_SLACK,
+                timeout=timedelta(seconds=float(self.timeout)) + TRIGGER_TIMEOUT_MARGIN,
             )
         return None
 
@@ -94,11 +94,11 @@ class JobSensor(BaseSensorOperator):
         with airflow_failures():
             if self._watch is None:
                 self._watch = self._new_watch(None)
-            found = self._watch.step()
+            found = self._watch.poll()
             if found is None and self.reschedule:
-                self._watch.notice_silence_now()
+                self._watch.check_liveness_now()
             return PokeReturnValue(is_done=found is not None, xcom_value=found)
 
-    def _new_watch(self, deadline_at: float | None) -> Watch:
+    def _new_watch(self, deadline_at: float | None) -> WaitRunner:
         client = TidegateHook(self.tidegate_conn_id).get_client(self.job_id)
-        return Watch(client, self.question(), deadline_at=deadline_at, timeout_s=float(self.timeout))
+        return WaitRunner(client, self.job_wait(), deadline_at=deadline_at, timeout_s=float(self.timeout))

@@ -28,7 +28,7 @@ class TidegateJobStatusSensor(JobSensor):
         super().__init__(**kwargs)
         self.statuses = statuses
 
-    def question(self) -> Wait:
+    def job_wait(self) -> Wait:
         """The wait, from rendered arguments."""
         wanted = tuple(name.upper() for name in names(self.statuses))
         known = [status.value for status in JobStatus]

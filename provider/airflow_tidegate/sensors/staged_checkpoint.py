@@ -36,7 +36,7 @@ class TidegateStagedCheckpointSensor(JobSensor):
         self.checkpoint_id = checkpoint_id
         self.newer_than = newer_than
 
-    def question(self) -> Wait:
+    def job_wait(self) -> Wait:
         """The wait, from rendered arguments."""
         return StagedWait(
             checkpoint_id=checkpoint_number(self.checkpoint_id, "checkpoint_id"),

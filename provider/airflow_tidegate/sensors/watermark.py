@@ -9,7 +9,7 @@ from typing import Any
 from airflow_tidegate.arguments import flag
 from airflow_tidegate.sensors.job_sensor import JobSensor
 from airflow_tidegate.waits.job_waits import Wait
-from airflow_tidegate.waits.watermark_wait import WatermarkWait, point_us
+from airflow_tidegate.waits.watermark_wait import WatermarkWait, event_time_us
 from tidegate.errors import OptionError
 
 
@@ -37,7 +37,7 @@ class TidegateWatermarkSensor(JobSensor):
         self.source = source
         self.durable = durable
 
-    def question(self) -> Wait:
+    def job_wait(self) -> Wait:
         """The wait, from rendered arguments."""
         durable = flag(self.durable, "durable")
         source = None if self.source in (None, "", "None") else str(self.source)
@@ -47,4 +47,4 @@ class TidegateWatermarkSensor(JobSensor):
                 where="arguments source and durable",
                 remedy="leave one of them out",
             )
-        return WatermarkWait(at_us=point_us(self.at, "at"), source=source, durable=durable)
+        return WatermarkWait(at_us=event_time_us(self.at, "at"), source=source, durable=durable)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from airflow_tidegate.waits.job_reader import Look
+from airflow_tidegate.waits.job_reader import JobObservation
 from airflow_tidegate.waits.job_waits import EndOfDataWait, checkpoint_facts, refuse_unknown_sources
-from airflow_tidegate.waits.watermark_wait import durable_point, point_text
+from airflow_tidegate.waits.watermark_wait import durable_watermark_point, point_text
 from tidegate.jobs.status import CheckpointView, JobView
 
 Cursor = Mapping[str, Any]
@@ -24,7 +24,7 @@ EVENTS_AT_ONCE = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class JobEvent:
     """An event, and the cursor once it has been told."""
 
     payload: Payload
@@ -32,26 +32,26 @@ class Happening:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Happenings(ABC):
+class JobEvents(ABC):
     """One kind of event."""
 
     kind: ClassVar[str]
 
     @abstractmethod
-    def beginning(self, look: Look) -> Cursor | None:
+    def initial_cursor(self, look: JobObservation) -> Cursor | None:
         """The cursor of a watcher that begins now; None: it cannot yet."""
 
-    def current(self, look: Look, cursor: Cursor) -> Cursor:
+    def current(self, look: JobObservation, cursor: Cursor) -> Cursor:
         """The cursor to go on from: `cursor`, unless what it counts in has begun anew since."""
         return cursor
 
     @abstractmethod
-    def since(self, look: Look, cursor: Cursor, *, as_one: bool) -> list[Happening]:
+    def events_since(self, look: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
         """What has happened since, oldest first, at most EVENTS_AT_ONCE. `as_one`: all of it as one event."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoints(Happenings):
+class CheckpointEvents(JobEvents):
     """A snapshot is completed; `published`: and what it covers is committed, where the job has sinks that commit.
 
     An event for several is that of the newest, with their number.
@@ -60,15 +60,15 @@ class Checkpoints(Happenings):
     kind: ClassVar[str] = "checkpoint"
     published: bool = False
 
-    def beginning(self, look: Look) -> Cursor | None:
+    def initial_cursor(self, look: JobObservation) -> Cursor | None:
         """Behind the log as it is."""
         return {"entry": look.view.last_decision}
 
-    def since(self, look: Look, cursor: Cursor, *, as_one: bool) -> list[Happening]:
+    def events_since(self, look: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
         """In the order of the log's entries: a checkpoint that overtakes another one hides it not."""
         fresh = sorted((c for c in look.view.completed if self._entry(c) > cursor["entry"]), key=self._entry)
         chosen = [(fresh[-1], len(fresh))] if as_one and fresh else [(c, 1) for c in fresh[:EVENTS_AT_ONCE]]
-        return [Happening(self._payload(look.view, c, count), {"entry": self._entry(c)}) for c, count in chosen]
+        return [JobEvent(self._payload(look.view, c, count), {"entry": self._entry(c)}) for c, count in chosen]
 
     def _entry(self, checkpoint: CheckpointView) -> int:
         """The log's entry by which it happened; 0: it has not."""
@@ -89,7 +89,7 @@ class Checkpoints(Happenings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatermarkSteps(Happenings):
+class WatermarkEvents(JobEvents):
     """The watermark passes a multiple of `every_us`, counted from 1970, UTC: the interval before it is complete.
 
     Attributes:
@@ -103,20 +103,20 @@ class WatermarkSteps(Happenings):
     start_us: int | None = None
     durable: bool = False
 
-    def beginning(self, look: Look) -> Cursor | None:
+    def initial_cursor(self, look: JobObservation) -> Cursor | None:
         """At `start_us`, else at the newest boundary that was passed; a job without watermark has none yet."""
         from_us = self.start_us if self.start_us is not None else self._watermark_us(look.view)
         if from_us is None:
             return None
         return {"lineage": look.spec.lineage, "boundary_us": from_us // self.every_us * self.every_us}
 
-    def current(self, look: Look, cursor: Cursor) -> Cursor:
+    def current(self, look: JobObservation, cursor: Cursor) -> Cursor:
         """A job begun afresh has a time of its own: it begins anew as soon as there is one."""
         if look.spec.lineage == cursor["lineage"]:
             return cursor
-        return self.beginning(look) or cursor
+        return self.initial_cursor(look) or cursor
 
-    def since(self, look: Look, cursor: Cursor, *, as_one: bool) -> list[Happening]:
+    def events_since(self, look: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
         """One event an interval; none of a lineage that has no watermark yet."""
         if look.spec.lineage != cursor["lineage"]:
             return []
@@ -127,11 +127,11 @@ class WatermarkSteps(Happenings):
             ends = [boundary_us + steps * self.every_us]
         found = []
         for end_us in ends:
-            found.append(self._happening(look, boundary_us, end_us))
+            found.append(self._event(look, boundary_us, end_us))
             boundary_us = end_us
         return found
 
-    def _happening(self, look: Look, start_us: int, end_us: int) -> Happening:
+    def _event(self, look: JobObservation, start_us: int, end_us: int) -> JobEvent:
         view, lineage, end = look.view, look.spec.lineage, point_text(end_us)
         payload = {
             "event": "watermark",
@@ -142,28 +142,28 @@ class WatermarkSteps(Happenings):
             "intervals": (end_us - start_us) // self.every_us,
             "watermark": point_text(self._watermark_us(view) or end_us),
         }
-        return Happening(payload, {"lineage": lineage, "boundary_us": end_us})
+        return JobEvent(payload, {"lineage": lineage, "boundary_us": end_us})
 
     def _watermark_us(self, view: JobView) -> int | None:
         if not self.durable:
             return view.watermark_us
-        point = durable_point(view)
+        point = durable_watermark_point(view)
         return point.watermark_us if point is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndsOfData(Happenings):
+class EndOfDataEvents(JobEvents):
     """Sources come to their end, once a submission; see `EndOfDataWait`."""
 
     kind: ClassVar[str] = "end_of_data"
     sources: tuple[str, ...] = ()
     played_all: tuple[str, ...] = ()
 
-    def beginning(self, look: Look) -> Cursor | None:
+    def initial_cursor(self, look: JobObservation) -> Cursor | None:
         """An end that is there already is told."""
         return {"spec": 0}
 
-    def since(self, look: Look, cursor: Cursor, *, as_one: bool) -> list[Happening]:
+    def events_since(self, look: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
         """At most one."""
         view = look.view
         refuse_unknown_sources(view, (*self.sources, *self.played_all))
@@ -172,4 +172,4 @@ class EndsOfData(Happenings):
             return []
         key = f"{view.job_id}/{self.kind}/{view.spec_number}"
         payload = {"event": self.kind, "dedupe_key": key, "spec": view.spec_number, **found}
-        return [Happening(payload, {"spec": view.spec_number})]
+        return [JobEvent(payload, {"spec": view.spec_number})]

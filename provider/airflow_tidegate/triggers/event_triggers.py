@@ -1,7 +1,7 @@
 """Event triggers, for `AssetWatcher`s: DAGs start when a checkpoint completes, a watermark passes an hour, data ends.
 
 Airflow runs such a trigger for as long as a DAG is scheduled on its asset. Each event is handed over at least once: the
-cursor in the job directory follows `HANDED_OVER_S` behind, so that an event which a triggerer had not passed on when it
+cursor in the job directory follows `DELIVERY_GRACE_S` behind, so that an event which a triggerer had not passed on when it
 died is told again, with the same `dedupe_key`.
 """
 
@@ -20,16 +20,16 @@ from asgiref.sync import sync_to_async
 
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, TidegateHook
 from airflow_tidegate.triggers.event_kinds import (
-    Checkpoints,
+    CheckpointEvents,
     Cursor,
-    EndsOfData,
-    Happening,
-    Happenings,
-    WatermarkSteps,
+    EndOfDataEvents,
+    JobEvent,
+    JobEvents,
+    WatermarkEvents,
 )
-from airflow_tidegate.waits.job_reader import Look
+from airflow_tidegate.waits.job_reader import JobObservation
 from airflow_tidegate.waits.shared_reader import shared_job
-from airflow_tidegate.waits.watermark_wait import point_us
+from airflow_tidegate.waits.watermark_wait import event_time_us
 from tidegate.clock import now_iso, parse_iso
 from tidegate.errors import OptionError, TidegateError
 from tidegate.jobs.client.job_client import JobClient
@@ -38,7 +38,7 @@ from tidegate.jobs.options import parse_duration
 from tidegate.jobs.records import WatchCursor
 from tidegate.jobs.watch_cursors import read_cursor, write_cursor
 
-HANDED_OVER_S = 15.0
+DELIVERY_GRACE_S = 15.0
 """How long Airflow may take to write an event that a trigger gave it into its database, seconds."""
 RETRY_S = 30.0
 """Pause after an error, seconds: there is no job of this id yet, the store or the connection fails."""
@@ -73,7 +73,7 @@ class JobEventTrigger(BaseEventTrigger):
         self.poll_s = parse_duration(poll_interval, where="poll_interval").total_seconds()
 
     @abstractmethod
-    def happenings(self) -> Happenings:
+    def job_events(self) -> JobEvents:
         """What to tell."""
 
     @abstractmethod
@@ -94,11 +94,11 @@ class JobEventTrigger(BaseEventTrigger):
         own."""
         arguments = sorted(f"{name}={value}" for name, value in self.arguments().items())
         pace = [f"min_interval={self.min_interval}"] if self.min_interval else []
-        return stable_id(self.watcher, self.happenings().kind, *arguments, *pace)
+        return stable_id(self.watcher, self.job_events().kind, *arguments, *pace)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Tell what happens, for ever. Whatever fails is tried again: nobody else would look after this job."""
-        teller = Teller(self.happenings(), self.cursor_id, least_s=self.least_s, poll_s=self.poll_s)
+        teller = EventSender(self.job_events(), self.cursor_id, least_s=self.least_s, poll_s=self.poll_s)
         while True:
             try:
                 root = await sync_to_async(TidegateHook(self.conn_id).get_conn)()
@@ -106,27 +106,27 @@ class JobEventTrigger(BaseEventTrigger):
                     while True:
                         for happening in await job.first(teller):
                             yield TriggerEvent(happening.payload)
-                            teller.handed_over(happening)
+                            teller.on_delivered(happening)
             except Exception as error:
                 unexpected = None if isinstance(error, TidegateError) else error
                 self.log.warning("watching job %s: %s; tried again soon", self.job_id, error, exc_info=unexpected)
             await asyncio.sleep(RETRY_S)
 
 
-class Teller:
+class EventSender:
     """An observer that knows what it has told. `see` runs in a thread, `handed_over` on the event loop, never both at
     once."""
 
     deadline_at: float | None = None
 
-    def __init__(self, happenings: Happenings, cursor_id: str, *, least_s: float, poll_s: float) -> None:
+    def __init__(self, happenings: JobEvents, cursor_id: str, *, least_s: float, poll_s: float) -> None:
         self._happenings, self._cursor_id = happenings, cursor_id
         self._least_s, self.poll_s = least_s, poll_s
         self._told: Cursor | None = None
         self._told_at: float | None = None
         self._unsaved: deque[tuple[float, WatchCursor]] = deque()
 
-    def see(self, client: JobClient, look: Look) -> list[Happening] | None:
+    def evaluate(self, client: JobClient, look: JobObservation) -> list[JobEvent] | None:
         """What has happened since; None: nothing, or it is not time yet."""
         if self._told is None and not self._begin(client, look):
             return None
@@ -135,26 +135,26 @@ class Teller:
         self._save(client)
         if self._told_at is not None and time.time() - self._told_at < self._least_s:
             return None
-        return self._happenings.since(look, self._told, as_one=self._least_s > 0) or None
+        return self._happenings.events_since(look, self._told, as_one=self._least_s > 0) or None
 
-    def handed_over(self, happening: Happening) -> None:
+    def on_delivered(self, happening: JobEvent) -> None:
         """Airflow has taken the event."""
         self._told, self._told_at = happening.cursor, time.time()
         self._unsaved.append((time.monotonic(), self._cursor()))
 
-    def _begin(self, client: JobClient, look: Look) -> bool:
+    def _begin(self, client: JobClient, look: JobObservation) -> bool:
         """Go on from the cursor, else begin now, which is written down: what happens from now on is not lost."""
         found = read_cursor(client.store, client.layout, self._cursor_id)
         if found is not None:
             self._told, self._told_at = found.data, parse_iso(found.at).timestamp()
             return True
-        self._told = self._happenings.beginning(look)
+        self._told = self._happenings.initial_cursor(look)
         if self._told is None:
             return False
         write_cursor(client.store, client.layout, self._cursor())
         return True
 
-    def _go_on(self, client: JobClient, look: Look) -> None:
+    def _go_on(self, client: JobClient, look: JobObservation) -> None:
         """Keep a cursor that has begun anew: behind those of events that Airflow may still be writing down."""
         assert self._told is not None, "it has begun"
         current = self._happenings.current(look, self._told)
@@ -170,7 +170,7 @@ class Teller:
         """Write down the newest event that Airflow has had for long enough."""
         settled = 0
         for handed_over, _ in self._unsaved:
-            settled += time.monotonic() - handed_over >= HANDED_OVER_S
+            settled += time.monotonic() - handed_over >= DELIVERY_GRACE_S
         if settled:
             write_cursor(client.store, client.layout, self._unsaved[settled - 1][1])
             for _ in range(settled):
@@ -193,9 +193,9 @@ class TidegateCheckpointEventTrigger(JobEventTrigger):
         super().__init__(**kwargs)
         self.published = published
 
-    def happenings(self) -> Happenings:
+    def job_events(self) -> JobEvents:
         """Checkpoints."""
-        return Checkpoints(published=self.published)
+        return CheckpointEvents(published=self.published)
 
     def arguments(self) -> dict[str, Any]:
         """Own arguments."""
@@ -217,13 +217,13 @@ class TidegateWatermarkEventTrigger(JobEventTrigger):
         super().__init__(**kwargs)
         self.every, self.start, self.durable = every, start, durable
         self._every_us = parse_duration(every, where="every") // timedelta(microseconds=1)
-        self._start_us = None if start is None else point_us(start, "start")
+        self._start_us = None if start is None else event_time_us(start, "start")
         if not self._every_us:
             raise OptionError("an interval has a length", where="argument every", remedy='give one such as "1 h"')
 
-    def happenings(self) -> Happenings:
+    def job_events(self) -> JobEvents:
         """Steps of the watermark."""
-        return WatermarkSteps(every_us=self._every_us, start_us=self._start_us, durable=self.durable)
+        return WatermarkEvents(every_us=self._every_us, start_us=self._start_us, durable=self.durable)
 
     def arguments(self) -> dict[str, Any]:
         """Own arguments."""
@@ -243,10 +243,10 @@ class TidegateEndOfDataEventTrigger(JobEventTrigger):
         super().__init__(**kwargs)
         self.sources, self.played_all = sources, played_all
 
-    def happenings(self) -> Happenings:
+    def job_events(self) -> JobEvents:
         """Ends of data."""
         named = [tuple(u.strip() for u in text.split(",") if u.strip()) for text in (self.sources, self.played_all)]
-        return EndsOfData(sources=named[0], played_all=named[1])
+        return EndOfDataEvents(sources=named[0], played_all=named[1])
 
     def arguments(self) -> dict[str, Any]:
         """Own arguments."""

@@ -16,7 +16,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
 from airflow_tidegate.failures import Failure
-from airflow_tidegate.on_kill import send_kill_command, still_deferred
+from airflow_tidegate.on_kill import is_still_deferred, send_kill_command
 from airflow_tidegate.waits.job_waits import (
     CancelWait,
     CheckpointWait,
@@ -31,19 +31,19 @@ from airflow_tidegate.waits.job_waits import (
 )
 from airflow_tidegate.waits.shared_reader import shared_job
 from airflow_tidegate.waits.step_waits import FirstCheckpointWait, SuperviseWait
-from airflow_tidegate.waits.watch import Judge
+from airflow_tidegate.waits.watch import WaitEvaluator
 from airflow_tidegate.waits.watermark_wait import WatermarkWait
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.job_client import JobClient
 
-LETTING_GO_S = 10.0
+CANCEL_GRACE_S = 10.0
 """Least time from a trigger's start to its event, seconds. The scheduler must have heard by then that the worker has
 let go of the task, else Airflow (3.3) takes the worker's exit for that of the resumed task, which is queued, and fails
 it. A worker may notice only after `[workers] min_heartbeat_interval`, 5 s, that the task's process has ended; then come
 a round of the executor and one of the scheduler."""
 
 
-class _WaitObserver(Judge):
+class _WaitObserver(WaitEvaluator):
     """A wait as an observer of shared looks."""
 
     def __init__(self, wait: Wait, trigger: JobWaitTrigger) -> None:
@@ -109,7 +109,7 @@ class JobWaitTrigger(BaseTrigger):
         """A client of the job; made in a thread, because opening a store may block."""
         return JobClient(self.root, self.job_id, self.storage_options)
 
-    def question(self) -> Wait:
+    def job_wait(self) -> Wait:
         """The wait this trigger asks."""
         arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in self.wait.items()}
         return self.wait_class(**arguments)
@@ -119,18 +119,18 @@ class JobWaitTrigger(BaseTrigger):
         began = time.monotonic()
         try:
             async with shared_job(self.root, self.job_id, self.storage_options) as job:
-                event = {"wait": self.wait, "found": await job.first(_WaitObserver(self.question(), self))}
+                event = {"wait": self.wait, "found": await job.first(_WaitObserver(self.job_wait(), self))}
         except TidegateError as error:
             event = {"wait": self.wait, **Failure.of(error).to_event()}
         if self.trigger_id is not None:  # a triggerer runs it, not `dag.test`
-            await asyncio.sleep(max(0.0, began + LETTING_GO_S - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + CANCEL_GRACE_S - time.monotonic()))
         yield TriggerEvent(event)
 
     async def on_kill(self) -> None:
         """A user ended the deferred task: send the command that the operator's policy asks for, if any."""
         if self.kill_command is None:
             return
-        if await sync_to_async(still_deferred)(self.task_instance):
+        if await sync_to_async(is_still_deferred)(self.task_instance):
             self.log.info("job %s: another triggerer waits on; nothing is sent", self.job_id)
             return
         await asyncio.to_thread(self._send_kill_command, self.kill_command)

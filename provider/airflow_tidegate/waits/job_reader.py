@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launches import local_death
+from tidegate.jobs.launches import local_driver_death
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Launch, Spec
 from tidegate.jobs.status import JobStatus, JobView
 
-REQUESTS_PER_LOOK = 3
+REQUESTS_PER_READ = 3
 """Requests of one look when nothing is new: the next submission, the next entry of the log, the status hint. An entry
 that is there costs one more, once."""
 LIVENESS_REQUESTS = 2
@@ -28,7 +28,7 @@ SILENT_INTERVALS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class JobObservation:
     """A job at one moment.
 
     Attributes:
@@ -64,7 +64,7 @@ class JobReader:
         self._suspected = True
         self._submission: tuple[Spec, JobOptions] | None = None
 
-    def look(self) -> Look:
+    def read(self) -> JobObservation:
         """The job now. Raises JobNotFoundError and StoreError."""
         view = self.client.view()
         spec, options = self._submitted(view.spec_number)
@@ -74,13 +74,17 @@ class JobReader:
             self._beaten_at = self._monotonic()
         self._durable, self._beat = durable, beat
         if view.is_terminal:
-            return Look(view, spec, options, None, grown)
+            return JobObservation(view, spec, options, None, grown)
         silent_s = self._monotonic() - self._beaten_at
         silent = silent_s >= SILENT_INTERVALS * options.heartbeat_interval.total_seconds() and view.is_active
         # At the first look, too: one that looks now and then, each time with a reader of its own, has no other.
-        death = local_death(self.client.store, self.client.layout, spec.number) if silent or self._suspected else None
+        death = (
+            local_driver_death(self.client.store, self.client.layout, spec.number)
+            if silent or self._suspected
+            else None
+        )
         self._suspected = death is not None or view.status is JobStatus.CREATED
-        return Look(view, spec, options, death, grown or silent or death is not None)
+        return JobObservation(view, spec, options, death, grown or silent or death is not None)
 
     def _submitted(self, number: int) -> tuple[Spec, JobOptions]:
         if self._submission is None or self._submission[0].number != number:

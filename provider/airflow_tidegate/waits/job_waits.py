@@ -46,7 +46,7 @@ class Wait(ABC):
     """What is waited for, in words, for messages."""
 
     @abstractmethod
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """What was waited for, or None: not yet. May read the store.
 
         Args:
@@ -85,14 +85,14 @@ class StatusWait(Wait):
     after_generation: int = 0
     owner: str = ""
 
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """The job's summary once its status is one of `statuses`."""
         if view.spec_number > self.spec:
             raise ended_error(view, self.spec, self.what)
         if view.spec_number < self.spec or (self.after_generation and view.generation <= self.after_generation):
             return None
         if view.status.value in self.statuses:
-            return summary(view)
+            return result_summary(view)
         self.raise_if_over(view)
         return None
 
@@ -105,10 +105,10 @@ class JobStatusWait(Wait):
     what: ClassVar[str] = "the job's status"
     statuses: tuple[str, ...]
 
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """The job's summary once its status is one of `statuses`."""
         if view.status.value in self.statuses:
-            return summary(view)
+            return result_summary(view)
         self.raise_if_over(view)
         return None
 
@@ -121,13 +121,13 @@ class CommandWait(Wait):
     what: ClassVar[str] = "the driver's answer"
     command_id: str
 
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """The answer's data with `answered_at`."""
         result = client.result(self.command_id)
         if result is None:
             return self._without_answer(view)
         if not result.ok:
-            raise refusal(view, result)
+            raise refusal_error(view, result)
         return {**result.data, "answered_at": result.at}
 
     def _without_answer(self, view: JobView) -> Payload | None:
@@ -142,23 +142,23 @@ class StopWait(CommandWait):
     kind: ClassVar[str] = "stop"
     what: ClassVar[str] = "the job to stop"
 
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """The answer's data; "there is nothing to stop" is what a driver answers whose job comes to its own end, as it
         records that or just before."""
         result = client.result(self.command_id)
         if result is None or result.code != "job_ended":
-            return super().look(client, view)
+            return super().check(client, view)
         if view.status in ENDED_WELL:
-            return ended_as_stop(view)
+            return stop_result_of_ended_job(view)
         command = client.command(self.command_id)
         is_ending = not view.is_terminal and command is not None and command.spec == view.spec_number
-        return None if is_ending else super().look(client, view)
+        return None if is_ending else super().check(client, view)
 
     def _without_answer(self, view: JobView) -> Payload | None:
         if view.status not in ENDED_WELL:
             self.raise_if_over(view)
             return None
-        return ended_as_stop(view)
+        return stop_result_of_ended_job(view)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,13 +168,13 @@ class CancelWait(CommandWait):
     kind: ClassVar[str] = "cancel"
     what: ClassVar[str] = "the job to be cancelled"
 
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """The job's summary once it has ended."""
         if view.is_terminal:
-            return summary(view)
+            return result_summary(view)
         result = client.result(self.command_id)
         if result is not None and not result.ok:
-            raise refusal(view, result)
+            raise refusal_error(view, result)
         return None
 
 
@@ -196,7 +196,7 @@ class CheckpointWait(Wait):
     count: int | None = None
     triggered_after: str | None = None
 
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """The newest completed snapshot that satisfies the wait."""
         completed: Sequence[CheckpointView] = view.completed
         if self.checkpoint_id is not None:
@@ -229,7 +229,7 @@ class StagedWait(Wait):
     checkpoint_id: int | None = None
     newer_than: int | None = None
 
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """The newest staged checkpoint that satisfies the wait; a job that has ended may still have some."""
         self._refuse_ungated(client, view)
         if self.checkpoint_id is not None:
@@ -277,9 +277,9 @@ class CommitWait(CommandWait):
     kind: ClassVar[str] = "commit"
     what: ClassVar[str] = "the commit"
 
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """The answer's data once its checkpoint is committed; or `committed` False, when the job ended before that."""
-        found = super().look(client, view)
+        found = super().check(client, view)
         if found is None:
             return None
         committed = found["checkpoint_id"] not in view.uncommitted
@@ -300,7 +300,7 @@ class EndOfDataWait(Wait):
     sources: tuple[str, ...] = ()
     played_all: tuple[str, ...] = ()
 
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """The sources' facts once all have ended."""
         refuse_unknown_sources(view, (*self.sources, *self.played_all))
         found = self.found(view)
@@ -356,12 +356,12 @@ def _source_facts(source: SourceView) -> Payload:
     return {"records": source.records, "end_of_data": source.end_of_data, "played_all": source.played_all}
 
 
-def ended_as_stop(view: JobView) -> Payload:
+def stop_result_of_ended_job(view: JobView) -> Payload:
     """What a stop gives when the job is over already: the outcome of the stop that ended it, or its own end."""
     return {"outcome": "finished", "mode": None, "path": None, "checkpoint_id": None, **(view.stop or {})}
 
 
-def refusal(view: JobView, result: CommandResult) -> CommandRefusedError:
+def refusal_error(view: JobView, result: CommandResult) -> CommandRefusedError:
     """A negative answer as an error, with the next action where the answer's code has one."""
     return CommandRefusedError(
         result.message or "the job refused",
@@ -371,7 +371,7 @@ def refusal(view: JobView, result: CommandResult) -> CommandRefusedError:
     )
 
 
-def summary(view: JobView) -> Payload:
+def result_summary(view: JobView) -> Payload:
     """A job in four facts."""
     return {
         "job_id": view.job_id,

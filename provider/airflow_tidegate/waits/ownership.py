@@ -17,7 +17,7 @@ RENEWALS = 6
 _log = logging.getLogger(__name__)
 
 
-def claim(client: JobClient, spec: Spec, by: str) -> str:
+def claim_ownership(client: JobClient, spec: Spec, by: str) -> str:
     """Own submission `spec`, before a driver is launched, when it does something about a lost owner.
 
     Returns:
@@ -29,7 +29,7 @@ def claim(client: JobClient, spec: Spec, by: str) -> str:
     return by
 
 
-class Owning:
+class OwnerRenewal:
     """Renews while somebody waits: at most RENEWALS times within `owner_timeout`, however often it is asked.
 
     Args:
@@ -45,7 +45,7 @@ class Owning:
         self._at_s: float | None = None
 
     @classmethod
-    def of(cls, wait: Wait, monotonic: Callable[[], float]) -> Owning | None:
+    def of(cls, wait: Wait, monotonic: Callable[[], float]) -> OwnerRenewal | None:
         """For a wait that names its owner (`owner`), of its submission (`spec`) if it has one; None for any other."""
         by = getattr(wait, "owner", "")
         return cls(by, getattr(wait, "spec", 0), monotonic) if by else None

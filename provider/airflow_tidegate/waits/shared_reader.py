@@ -21,29 +21,29 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from airflow_tidegate.waits.job_reader import JobReader, Look
-from airflow_tidegate.waits.watch import look_within_s
+from airflow_tidegate.waits.job_reader import JobObservation, JobReader
+from airflow_tidegate.waits.watch import read_within_s
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.job_client import JobClient
 
 T = TypeVar("T", covariant=True)
 
-LOOKS_AT_ONCE = 4
+MAX_CONCURRENT_READS = 4
 """Looks under way at once in one event loop, over all jobs of one root. They have threads of their own: a store that
 hangs holds up neither the jobs of another root nor what else the loop's default threads do, name look-ups for one."""
-LONGEST_PAUSE_S = 15.0
+MAX_PAUSE_S = 15.0
 """Between two looks at a job of which nothing changes, seconds, unless an observer asks for more."""
 PAUSE_GROWTH = 2.0
 """How many times longer each pause is than the one before, while nothing changes."""
-SHORTEST_PAUSE_S = 1.0
+MIN_PAUSE_S = 1.0
 """Between two looks at a job, whatever its observers ask for, seconds."""
-LOOKS_IN_SILENCE = 2
+READS_BEFORE_SILENCE = 2
 """Looks, at least, within the time that a driver, or an owner, may be silent."""
 STORE_RETRIES = 5
 """Looks in a row that may fail on the store before an observer is told."""
 
 
-class Observer(Protocol[T]):
+class WaitObserver(Protocol[T]):
     """Asked about every look at a job until it has an answer. Its `see` runs in a thread, one call at a time."""
 
     poll_s: float
@@ -51,13 +51,13 @@ class Observer(Protocol[T]):
     deadline_at: float | None
     """Wall clock: a look is taken then, whatever the pause."""
 
-    def see(self, client: JobClient, look: Look) -> T | None:
+    def evaluate(self, client: JobClient, look: JobObservation) -> T | None:
         """What was looked for; None: look again. May read the store. What it raises ends it; of a failing store, at
         the `STORE_RETRIES`-th time in a row."""
 
 
 @dataclass(slots=True)
-class Pace:
+class PollInterval:
     """How long to pause between looks: from `shortest_s` on, longer each time nothing has changed."""
 
     _pause_s: float = 0.0
@@ -67,65 +67,65 @@ class Pace:
 
         Args:
             shortest_s: what the most impatient observer asks for, seconds.
-            silence_s: how long driver and owner may be silent, seconds: there are `LOOKS_IN_SILENCE` looks in that.
+            silence_s: how long driver and owner may be silent, seconds: there are `READS_BEFORE_SILENCE` looks in that.
             moved: something has changed.
         """
-        longest_s = max(shortest_s, min(LONGEST_PAUSE_S, silence_s / LOOKS_IN_SILENCE))
+        longest_s = max(shortest_s, min(MAX_PAUSE_S, silence_s / READS_BEFORE_SILENCE))
         grown_s = shortest_s if moved else self._pause_s * PAUSE_GROWTH
         self._pause_s = min(max(grown_s, shortest_s), longest_s)
         return self._pause_s
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting(Generic[T]):
-    observer: Observer[T]
+class _PendingObserver(Generic[T]):
+    observer: WaitObserver[T]
     answer: asyncio.Future[Any]
     failures: int = 0
 
 
 @dataclass(slots=True)
-class _Round:
+class _ReadResult:
     """One look: the answers it gave, and what it says about the next."""
 
-    answers: list[tuple[_Waiting[Any], Any]] = field(default_factory=list)
-    failures: list[tuple[_Waiting[Any], Exception]] = field(default_factory=list)
+    answers: list[tuple[_PendingObserver[Any], Any]] = field(default_factory=list)
+    failures: list[tuple[_PendingObserver[Any], Exception]] = field(default_factory=list)
     moved: bool = False
-    silence_s: float = LONGEST_PAUSE_S * LOOKS_IN_SILENCE
+    silence_s: float = MAX_PAUSE_S * READS_BEFORE_SILENCE
     store_fails: bool = False
 
 
-class _Lane:
+class _RootReader:
     """Turns and threads for the looks at the jobs of one root, in one event loop."""
 
     def __init__(self) -> None:
-        self.turns = asyncio.Semaphore(LOOKS_AT_ONCE)
-        self.threads = ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="tidegate-looks")
+        self.turns = asyncio.Semaphore(MAX_CONCURRENT_READS)
+        self.threads = ThreadPoolExecutor(MAX_CONCURRENT_READS, thread_name_prefix="tidegate-looks")
         self.held = 0
 
 
-class SharedJob:
+class SharedJobReader:
     """One job of one event loop. See `shared_job`."""
 
-    def __init__(self, open_client: Callable[[], JobClient], lane: _Lane) -> None:
+    def __init__(self, open_client: Callable[[], JobClient], lane: _RootReader) -> None:
         self._open_client, self._lane = open_client, lane
         self._reader: JobReader | None = None
-        self._waiting: list[_Waiting[Any]] = []
+        self._waiting: list[_PendingObserver[Any]] = []
         self._came = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
         self.held = 0
 
-    async def first(self, observer: Observer[T]) -> T:
+    async def first(self, observer: WaitObserver[T]) -> T:
         """The first answer of `observer`, which is asked at once and then again and again.
 
         Raises:
             TidegateError, or whatever `observer.see` raises.
         """
-        waiting = _Waiting(observer, asyncio.get_running_loop().create_future())
+        waiting = _PendingObserver(observer, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._came.set()
         if self._looking is None or self._looking.done():
             # In a context of its own: what is logged there belongs to no observer.
-            self._looking = asyncio.create_task(self._look_on(), context=contextvars.Context())
+            self._looking = asyncio.create_task(self._keep_reading(), context=contextvars.Context())
         try:
             found: T = await waiting.answer
             return found
@@ -139,8 +139,8 @@ class SharedJob:
             with suppress(asyncio.CancelledError):
                 await self._looking
 
-    async def _look_on(self) -> None:
-        pace = Pace()
+    async def _keep_reading(self) -> None:
+        pace = PollInterval()
         while self._unanswered():
             self._came.clear()
             async with self._lane.turns:
@@ -151,7 +151,7 @@ class SharedJob:
                     loop = asyncio.get_running_loop()
                     seen = await loop.run_in_executor(self._lane.threads, self._take_round, asked)
                 except Exception as error:  # nobody may wait for ever because of an error here
-                    seen = _Round(failures=[(waiting, error) for waiting in asked])
+                    seen = _ReadResult(failures=[(waiting, error) for waiting in asked])
             for waiting, answer in seen.answers:
                 if not waiting.answer.done():
                     waiting.answer.set_result(answer)
@@ -159,7 +159,7 @@ class SharedJob:
                 if not waiting.answer.done():
                     waiting.answer.set_exception(failure)
             if self._unanswered():
-                shortest_s = max(min(w.observer.poll_s for w in self._unanswered()), SHORTEST_PAUSE_S)
+                shortest_s = max(min(w.observer.poll_s for w in self._unanswered()), MIN_PAUSE_S)
                 pause_s = pace.next_pause_s(shortest_s, seen.silence_s, moved=seen.moved)
                 # Of a store that fails, tries are counted: neither those who come nor a deadline use them up faster.
                 await (asyncio.sleep(pause_s) if seen.store_fails else self._pause(pause_s))
@@ -172,26 +172,26 @@ class SharedJob:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._came.wait(), pause_s)
 
-    def _unanswered(self) -> list[_Waiting[Any]]:
+    def _unanswered(self) -> list[_PendingObserver[Any]]:
         return [waiting for waiting in self._waiting if not waiting.answer.done()]
 
     # ------------------------------------------------------------ in a thread
 
-    def _take_round(self, asked: list[_Waiting[Any]]) -> _Round:
+    def _take_round(self, asked: list[_PendingObserver[Any]]) -> _ReadResult:
         """One look, and what everybody says to it."""
-        seen = _Round()
+        seen = _ReadResult()
         try:
             if self._reader is None:
                 self._reader = JobReader(self._open_client())
-            look = self._reader.look()
+            look = self._reader.read()
         except Exception as error:
             for waiting in asked:
                 self._failed(seen, waiting, error)
             return seen
-        seen.moved, seen.silence_s = look.moved, look_within_s(look.options)
+        seen.moved, seen.silence_s = look.moved, read_within_s(look.options)
         for waiting in asked:
             try:
-                answer = waiting.observer.see(self._reader.client, look)
+                answer = waiting.observer.evaluate(self._reader.client, look)
             except Exception as error:
                 self._failed(seen, waiting, error)
                 continue
@@ -201,7 +201,7 @@ class SharedJob:
         return seen
 
     @staticmethod
-    def _failed(seen: _Round, waiting: _Waiting[Any], error: Exception) -> None:
+    def _failed(seen: _ReadResult, waiting: _PendingObserver[Any], error: Exception) -> None:
         """A store may fail for a moment; everything else is told at once."""
         waiting.failures += 1
         if not isinstance(error, TidegateError) or error.code != "store" or waiting.failures > STORE_RETRIES:
@@ -214,13 +214,13 @@ class _SharedJobs:
     """All jobs of one event loop."""
 
     def __init__(self) -> None:
-        self.jobs: dict[tuple[str, str, str], SharedJob] = {}
-        self.lanes: dict[str, _Lane] = {}
+        self.jobs: dict[tuple[str, str, str], SharedJobReader] = {}
+        self.lanes: dict[str, _RootReader] = {}
 
     @contextmanager
-    def lane(self, root: str) -> Iterator[_Lane]:
+    def lane(self, root: str) -> Iterator[_RootReader]:
         """Of the jobs below `root`, for as long as one of them is held."""
-        lane = self.lanes.get(root) or self.lanes.setdefault(root, _Lane())
+        lane = self.lanes.get(root) or self.lanes.setdefault(root, _RootReader())
         lane.held += 1
         try:
             yield lane
@@ -237,7 +237,7 @@ _of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _SharedJobs] = WeakKeyDic
 @asynccontextmanager
 async def shared_job(
     root: str, job_id: str, storage_options: Mapping[str, Any] | None = None
-) -> AsyncIterator[SharedJob]:
+) -> AsyncIterator[SharedJobReader]:
     """The one reader of this job in this event loop, for as long as somebody holds it. Touches nothing by itself.
 
     Args:
@@ -251,7 +251,7 @@ async def shared_job(
     with shared.lane(root) as lane:
         job = shared.jobs.get(key)
         if job is None:
-            job = shared.jobs[key] = SharedJob(lambda: JobClient(root, job_id, options), lane)
+            job = shared.jobs[key] = SharedJobReader(lambda: JobClient(root, job_id, options), lane)
         job.held += 1
         try:
             yield job

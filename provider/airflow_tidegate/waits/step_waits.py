@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from airflow_tidegate.waits.job_waits import Payload, Wait, checkpoint_facts, summary
-from airflow_tidegate.waits.supervision_policy import Limits, Seen, decide
+from airflow_tidegate.waits.job_waits import Payload, Wait, checkpoint_facts, result_summary
+from airflow_tidegate.waits.supervision_policy import DriverObservation, SupervisionLimits, decide_supervision
 from tidegate.clock import parse_iso
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.waiter import ended_error
@@ -48,14 +48,16 @@ class SuperviseWait(Wait):
     now: Callable[[], float] = field(default=time.time, compare=False, repr=False)
     _progress: _Progress = field(default_factory=_Progress, init=False, compare=False, repr=False)
 
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """`{"action": "end", ...summary}`, or `{"action": "fail", "why", "remedy"}`."""
         if view.is_terminal:
-            return {"action": "end", **summary(view)}
+            return {"action": "end", **result_summary(view)}
         now_s = self.now()
-        seen = Seen(now_s, progressed_s=self._progressed_s(view, now_s), waits_for_verdict=view.sources_paused)
+        seen = DriverObservation(
+            now_s, progressed_s=self._progressed_s(view, now_s), waits_for_verdict=view.sources_paused
+        )
         limit = None if self.no_progress_s is None else timedelta(seconds=self.no_progress_s)
-        decision = decide(seen, Limits(0, timedelta(0), limit))
+        decision = decide_supervision(seen, SupervisionLimits(0, timedelta(0), limit))
         if decision.action == "watch":
             return None
         return {"action": decision.action, "why": decision.why, "remedy": decision.remedy}
@@ -87,17 +89,17 @@ class FirstCheckpointWait(Wait):
     spec: int
     after_generation: int = 0
 
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """The snapshot, or `checkpoint_id` None for a job that ended well without one; with the job's summary."""
         if view.spec_number != self.spec:
             raise ended_error(view, self.spec, self.what)
         first = first_snapshot(view, self.spec)
         if first is not None:
-            return {**summary(view), **first}
+            return {**result_summary(view), **first}
         if self.after_generation and view.generation <= self.after_generation:
             return None
         if view.status in (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING):
-            return {**summary(view), "checkpoint_id": None, "path": None}
+            return {**result_summary(view), "checkpoint_id": None, "path": None}
         self.raise_if_over(view)
         return None
 

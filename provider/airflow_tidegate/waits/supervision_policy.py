@@ -15,7 +15,7 @@ from tidegate.units import format_duration
 
 
 @dataclass(frozen=True)
-class Limits:
+class SupervisionLimits:
     """What a supervisor puts up with.
 
     Attributes:
@@ -30,7 +30,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Seen:
+class DriverObservation:
     """A job at one moment.
 
     Attributes:
@@ -55,7 +55,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Decision:
+class SupervisionDecision:
     """What to do.
 
     Attributes:
@@ -69,20 +69,20 @@ class Decision:
     remedy: str = ""
 
 
-WATCH = Decision("watch")
+WATCH = SupervisionDecision("watch")
 
 
-def decide(seen: Seen, limits: Limits) -> Decision:
+def decide_supervision(seen: DriverObservation, limits: SupervisionLimits) -> SupervisionDecision:
     """The rules, in order: the end of a job is its own; a dead driver of a job that is to run is relaunched while the
     budget lasts; a job that lives and does not move is somebody's."""
     if seen.is_over:
-        return Decision("end", "the job is over")
+        return SupervisionDecision("end", "the job is over")
     if seen.lost:
         return _of_dead_driver(seen, limits)
     stood_s = seen.now_s - seen.progressed_s
     if limits.no_progress is None or stood_s < limits.no_progress.total_seconds():
         return WATCH
-    return Decision(
+    return SupervisionDecision(
         "fail",
         f"no checkpoint has completed and no source has read a record for {_words(stood_s)}",
         "Approve or reject what waits for a verdict: until then the job reads nothing"
@@ -91,24 +91,24 @@ def decide(seen: Seen, limits: Limits) -> Decision:
     )
 
 
-def _of_dead_driver(seen: Seen, limits: Limits) -> Decision:
+def _of_dead_driver(seen: DriverObservation, limits: SupervisionLimits) -> SupervisionDecision:
     if seen.is_starting:
         return WATCH
     if seen.meant_to_end_by:
-        return Decision("end", f"its driver died, and {seen.meant_to_end_by} wants the job to be over")
+        return SupervisionDecision("end", f"its driver died, and {seen.meant_to_end_by} wants the job to be over")
     since_s = seen.now_s - limits.window.total_seconds()
     again = [at for at in seen.launched_s[1:] if at > since_s]  # the first one started the job
     if len(again) < limits.max_relaunches:
-        return Decision("relaunch", seen.lost)
+        return SupervisionDecision("relaunch", seen.lost)
     window, most = format_duration(limits.window), limits.max_relaunches
-    return Decision(
+    return SupervisionDecision(
         "fail",
         f"the driver is dead, and was relaunched {len(again)} times within {window} already, of {most}",
         "Mend what kills it; then restore the job from its latest snapshot, or retry the task with a greater budget",
     )
 
 
-def decide_unlaunched(now_s: float, last_sign_s: float, limits: Limits) -> Decision:
+def decide_unlaunched(now_s: float, last_sign_s: float, limits: SupervisionLimits) -> SupervisionDecision:
     """Of a driver that counts as dead and was not launched again, because its process is there or an agent is to do it:
     it may come back, or come; but not for ever.
 
@@ -119,7 +119,7 @@ def decide_unlaunched(now_s: float, last_sign_s: float, limits: Limits) -> Decis
     silent_s = now_s - last_sign_s
     if limits.no_progress is None or silent_s < limits.no_progress.total_seconds():
         return WATCH
-    return Decision(
+    return SupervisionDecision(
         "fail",
         f"its driver has given no sign of life for {_words(silent_s)}, and none was launched in its place",
         "Where its process is there still, find out why it stands and end it; where an agent launches drivers, see "

@@ -1,7 +1,7 @@
 """Asking a `Wait` again and again, with a deadline, and with an eye on whether anybody is left to bring it about.
 
-`Watch.step` is one look; it blocks on the store and nothing else. `run` sleeps between looks in a worker. In the
-triggerer `shared_reads` takes the looks, one for all waits on a job, and a `Judge` of each wait says what they mean.
+`WaitRunner.step` is one look; it blocks on the store and nothing else. `run` sleeps between looks in a worker. In the
+triggerer `shared_reads` takes the looks, one for all waits on a job, and a `WaitEvaluator` of each wait says what they mean.
 Liveness is judged by the heartbeat counter as this observer sees it move (design, section 4), and, where the driver was
 launched on this host, by its process.
 """
@@ -12,25 +12,25 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from airflow_tidegate.waits.job_reader import JobReader, Look
+from airflow_tidegate.waits.job_reader import JobObservation, JobReader
 from airflow_tidegate.waits.job_waits import Payload, Wait
-from airflow_tidegate.waits.ownership import Owning
+from airflow_tidegate.waits.ownership import OwnerRenewal
 from tidegate.errors import DriverLostError, WaitTimeoutError
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.client.waiter import HeartbeatWatch, lost_error
-from tidegate.jobs.launch.lost_driver import last_words
+from tidegate.jobs.client.waiter import HeartbeatObserver, driver_lost_error
+from tidegate.jobs.launch.lost_driver import lost_driver_report
 from tidegate.jobs.launches import may_be_queued
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.process_output import output_tail
 from tidegate.jobs.records import Launch, Spec
 from tidegate.jobs.status import JobStatus, JobView
-from tidegate.jobs.status_text import waiting_words
+from tidegate.jobs.status_text import waiting_text
 
 LAUNCH_GRACE_S = 180.0
 """How long a launched driver may take before it says its first word: starting Python and reading the store, seconds."""
 
 
-class Judge:
+class WaitEvaluator:
     """What one look says about one wait: found, not yet, or never. Blocks on the store only as far as the wait does.
     Not thread-safe; one look at a time.
 
@@ -55,16 +55,16 @@ class Judge:
         self.wait, self.deadline_at, self._timeout_s = wait, deadline_at, timeout_s
         self._now, self._monotonic = now, monotonic
         self._death: Launch | None = None
-        self._observed: tuple[int, HeartbeatWatch] | None = None
-        self._owning = Owning.of(wait, monotonic)
+        self._observed: tuple[int, HeartbeatObserver] | None = None
+        self._owning = OwnerRenewal.of(wait, monotonic)
 
-    def see(self, client: JobClient, look: Look) -> Payload | None:
+    def evaluate(self, client: JobClient, look: JobObservation) -> Payload | None:
         """What was waited for, or None: not yet. Raises what the wait raises, WaitTimeoutError after the deadline, and
         DriverLostError when the driver is gone."""
         if self._owning is not None:
             self._owning.renew(client, look.spec)
         view = look.view
-        found = self.wait.look(client, view)
+        found = self.wait.check(client, view)
         if found is not None:
             return found
         if self.deadline_at is not None and self._now() >= self.deadline_at:
@@ -78,10 +78,10 @@ class Judge:
             self._notice_lost_driver(client, look)
         return None
 
-    def _notice_lost_driver(self, client: JobClient, look: Look) -> None:
+    def _notice_lost_driver(self, client: JobClient, look: JobObservation) -> None:
         view, death, heartbeat = look.view, look.death, self._observing(look)
         if death is not None and death == self._death:
-            raise lost_error(view, f"its process {death.pid} on {death.host} is gone", output_tail(death))
+            raise driver_lost_error(view, f"its process {death.pid} on {death.host} is gone", output_tail(death))
         # A process found gone for the first time may have said its last words after this look's view.
         self._death = death
         silent_s = heartbeat.silent_s(view)
@@ -91,17 +91,17 @@ class Judge:
         if is_late and not may_be_queued(client.store, client.layout, look.spec.number):
             raise _lost(client, view, look.spec, f"it has not begun within {silent_s:.3g} s")
 
-    def _observing(self, look: Look) -> HeartbeatWatch:
+    def _observing(self, look: JobObservation) -> HeartbeatObserver:
         number = look.view.spec_number
         if self._observed is None or self._observed[0] != number:
             silence_s = look.options.heartbeat_timeout.total_seconds()
-            self._observed = (number, HeartbeatWatch(silence_s, self._monotonic))
+            self._observed = (number, HeartbeatObserver(silence_s, self._monotonic))
         return self._observed[1]
 
 
-class Watch:
+class WaitRunner:
     """One observer's view of one wait, with a reader of its own. Not thread-safe; `step` is called by one caller at a
-    time. Arguments besides `client`, the job's client: see `Judge`."""
+    time. Arguments besides `client`, the job's client: see `WaitEvaluator`."""
 
     def __init__(
         self,
@@ -115,19 +115,19 @@ class Watch:
     ) -> None:
         self.client, self.wait, self.deadline_at = client, wait, deadline_at
         self._reader = JobReader(client)
-        self._judge = Judge(wait, deadline_at=deadline_at, timeout_s=timeout_s, now=now, monotonic=monotonic)
+        self._judge = WaitEvaluator(wait, deadline_at=deadline_at, timeout_s=timeout_s, now=now, monotonic=monotonic)
 
-    def step(self) -> Payload | None:
-        """One look. Raises what `Judge.see` raises."""
-        return self._judge.see(self.client, self._reader.look())
+    def poll(self) -> Payload | None:
+        """One look. Raises what `WaitEvaluator.see` raises."""
+        return self._judge.evaluate(self.client, self._reader.read())
 
     def run(self, poll_s: float, sleep: Callable[[float], None]) -> Payload:
         """Look until found, sleeping `poll_s` seconds between looks."""
-        while (found := self.step()) is None:
+        while (found := self.poll()) is None:
             sleep(poll_s)
         return found
 
-    def notice_silence_now(self) -> None:
+    def check_liveness_now(self) -> None:
         """Observe the driver within this call, for callers that forget what they saw at their last look. Takes some
         heartbeats when it is dead. Raises DriverLostError."""
         view = self.client.view()
@@ -137,11 +137,11 @@ class Watch:
 
 def _lost(client: JobClient, view: JobView, spec: Spec, cause: str) -> DriverLostError:
     """With where the driver was launched, and its last words as far as they can be read from here."""
-    place, tail = last_words(client, spec)
-    return lost_error(view, f"{cause}; {place}", tail)
+    place, tail = lost_driver_report(client, spec)
+    return driver_lost_error(view, f"{cause}; {place}", tail)
 
 
-def look_within_s(options: JobOptions) -> float:
+def read_within_s(options: JobOptions) -> float:
     """In this time more than one look has to be taken at a job, seconds: so soon its driver counts as dead, or it
     misses its owner."""
     owned = options.on_owner_lost != "keep_running"
@@ -156,5 +156,5 @@ def deadline(timeout: timedelta | None, now: Callable[[], float] = time.time) ->
 
 def _slots(view: JobView) -> str:
     """How far a job that waits for slots is."""
-    words = waiting_words(view)
+    words = waiting_text(view)
     return f", {words}" if words else ""

@@ -31,15 +31,15 @@ class WatermarkWait(Wait):
     source: str | None = None
     durable: bool = False
 
-    def look(self, client: JobClient, view: JobView) -> Payload | None:
+    def check(self, client: JobClient, view: JobView) -> Payload | None:
         """The watermark once it is there, and the checkpoint when that was asked for."""
         if self.source is not None:
             refuse_unknown_sources(view, (self.source,))
         if self._all_is_over(view):
             return self._found(view, None, None)
         if self.durable:
-            point = durable_point(view)
-            if point is not None and _mark(point) >= self.at_us:
+            point = durable_watermark_point(view)
+            if point is not None and _watermark(point) >= self.at_us:
                 return self._found(view, point.watermark_us, point.checkpoint_id)
         else:
             watermark_us = self._current(view)
@@ -74,22 +74,22 @@ class WatermarkWait(Wait):
         }
 
 
-def durable_point(view: JobView) -> CheckpointView | None:
+def durable_watermark_point(view: JobView) -> CheckpointView | None:
     """The published checkpoint of the current submission's line that is farthest in event time; None when none tells
     how far it is."""
     line = [c for c in view.completed if c.spec == view.spec_number]
     if view.restored is not None:
         line.append(view.restored)
     told = [c for c in line if c.is_published and c.watermark_us is not None]
-    return max(told, key=_mark, default=None)
+    return max(told, key=_watermark, default=None)
 
 
-def _mark(point: CheckpointView) -> int:
+def _watermark(point: CheckpointView) -> int:
     assert point.watermark_us is not None, "asked of a checkpoint that does not tell how far it is"
     return point.watermark_us
 
 
-def point_us(value: Any, name: str) -> int:
+def event_time_us(value: Any, name: str) -> int:
     """A point in time as microseconds since the epoch.
 
     Args:

@@ -9,33 +9,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.api.draft.column_checks import checked_renames, refuse_duplicates, require_column
-from tidegate.api.draft.graph_draft import DraftNode, place
+from tidegate.api.draft.graph_draft import DraftNode, call_place
 from tidegate.api.stream_base import StreamBase
 from tidegate.errors import PipelineError
-from tidegate.operators.aggregates.aggregate_specs import Agg, AggregateOutput, RunningAggSpec, UnnestRowsSpec
+from tidegate.operators.aggregates.aggregate_specs import (
+    AggregateOutput,
+    BoundAggregate,
+    RunningAggSpec,
+    UnnestRowsSpec,
+)
 from tidegate.operators.row_specs import ProjectSpec
 from tidegate.plan.job_graph import Edge
 from tidegate.state.keys.key_types import stored_field
 
 S = TypeVar("S", bound=StreamBase)
 
-EVERYTHING = "__everything"
+CONSTANT_KEY = "__everything"
 """A key column that is equal everywhere: what has it is in one subtask."""
 RANK = "rank"
 
 
-def with_everything(stream: S, location: str) -> S:
+def with_constant_key(stream: S, location: str) -> S:
     """The stream with a key column that is equal everywhere."""
-    where = place("aggregate", None, location)
-    refuse_duplicates([*stream.schema.names, EVERYTHING], where, remedy=f"Rename the column {EVERYTHING}")
-    schema = stream.schema.append(pa.field(EVERYTHING, pa.int8(), nullable=False))
+    where = call_place("aggregate", None, location)
+    refuse_duplicates([*stream.schema.names, CONSTANT_KEY], where, remedy=f"Rename the column {CONSTANT_KEY}")
+    schema = stream.schema.append(pa.field(CONSTANT_KEY, pa.int8(), nullable=False))
     columns = [(name, pc.field(name)) for name in stream.schema.names]
     zero = pc.scalar(pa.scalar(0, pa.int8()))
-    spec = ProjectSpec((*columns, (EVERYTHING, zero)), schema)
+    spec = ProjectSpec((*columns, (CONSTANT_KEY, zero)), schema)
     return stream._then(DraftNode(None, "project", stream._forward(), schema, location, spec=spec), stream._event_time)
 
 
-def without(stream: S, columns: Sequence[str], location: str) -> S:
+def drop_columns(stream: S, columns: Sequence[str], location: str) -> S:
     """The stream without some columns."""
     kept = [name for name in stream.schema.names if name not in columns]
     schema = pa.schema([stream.schema.field(name) for name in kept])
@@ -43,10 +48,10 @@ def without(stream: S, columns: Sequence[str], location: str) -> S:
     return stream._then(DraftNode(None, "project", stream._forward(), schema, location, spec=spec), stream._event_time)
 
 
-def running(
+def running_aggregate(
     stream: S,
     keys: tuple[str, ...],
-    aggs: tuple[Agg, ...],
+    aggs: tuple[BoundAggregate, ...],
     fields: Sequence[pa.Field],
     input_schema: pa.Schema,
     output: AggregateOutput,
@@ -57,7 +62,7 @@ def running(
     is_partial: bool = False,
 ) -> S:
     """Aggregates without windows of a stream, by key."""
-    where = place("aggregate", uid, location)
+    where = call_place("aggregate", uid, location)
     if output not in get_args(AggregateOutput):
         raise PipelineError(
             f"{output!r} is not an output of aggregates",
@@ -76,12 +81,12 @@ def running(
     spec = RunningAggSpec(keys, aggs, input_schema, schema, output, mapping, is_partial)
     edge = Edge(stream._node_id, "hash", keys)
     node = DraftNode(uid, "aggregate", (edge,), schema, location, stateful=True, spec=spec)
-    return stream._then(node, stream._event_time.gone(f"the {where} gives records of its own"))
+    return stream._then(node, stream._event_time.without_column(f"the {where} gives records of its own"))
 
 
 def top_rows(
     schema: pa.Schema, keys: Sequence[str], n: int, by: str, ascending: bool, time_column: str | None, where: str
-) -> tuple[Agg, pa.Field]:
+) -> tuple[BoundAggregate, pa.Field]:
     """The aggregate that keeps the best rows of a key, and the field of its result: a list of all other columns."""
     require_column(schema, by, where)
     if not isinstance(n, int) or n < 1:
@@ -93,10 +98,10 @@ def top_rows(
     function: Any = "bottom_rows" if ascending else "top_rows"
     name = "__rows"
     columns = [*others, *orders]
-    return Agg(name, function, columns[0], tuple(columns[1:]), n, len(orders)), pa.field(name, type_)
+    return BoundAggregate(name, function, columns[0], tuple(columns[1:]), n, len(orders)), pa.field(name, type_)
 
 
-def unnested(stream: S, column: str, location: str) -> S:
+def unnest(stream: S, column: str, location: str) -> S:
     """A record for each element of a list of structs, with its rank."""
     fields = [field for field in stream.schema if field.name != column]
     structs = list(stream.schema.field(column).type.value_type)

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from tidegate.api.draft.call_site import user_location
 from tidegate.api.draft.column_checks import refuse_duplicates, require_column
-from tidegate.api.draft.graph_draft import place, placed
+from tidegate.api.draft.graph_draft import call_place, with_place
 from tidegate.errors import PipelineError
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.state.aggregates.aggregate_registry import find_aggregate
 from tidegate.state.aggregates.aggregation import AggregateFunction, ArrowAggregate, is_sortable
 
@@ -27,7 +27,7 @@ class Aggregate:
         function: its name in the registry.
         column: what it aggregates; None: rows.
         others: further columns.
-        n: see `Agg`.
+        n: see `BoundAggregate`.
         orders: as many of `others`, at the end, are what rows are ordered by.
         user: of `user_aggregate`.
     """
@@ -163,11 +163,11 @@ def aggregate(name: str, *columns: str, n: int = 0, by: str | None = None) -> Ag
     try:
         find_aggregate(name)
     except PipelineError as error:
-        raise placed(error, place("aggregate", None, user_location())) from error
+        raise with_place(error, call_place("aggregate", None, user_location())) from error
     if by is not None and not columns:
         raise PipelineError(
             f"{name} by {by!r} needs a column",
-            where=place("aggregate", None, user_location()),
+            where=call_place("aggregate", None, user_location()),
             remedy=f'Name it: aggregate({name!r}, "delay", by={by!r})',
         )
     column, others = (columns[0], columns[1:]) if columns else (None, ())
@@ -176,7 +176,7 @@ def aggregate(name: str, *columns: str, n: int = 0, by: str | None = None) -> Ag
 
 def bound_aggregates(
     aggregates: Mapping[str, object], schema: pa.Schema, time_column: str | None, where: str
-) -> tuple[tuple[Agg, ...], list[pa.Field]]:
+) -> tuple[tuple[BoundAggregate, ...], list[pa.Field]]:
     """The aggregates as an operator takes them, and the fields of their results.
 
     Raises:
@@ -184,7 +184,7 @@ def bound_aggregates(
     """
     if not aggregates:
         raise PipelineError("agg of nothing", where=where, remedy="Give at least one: .agg(rows=count(), uid=...)")
-    aggs: list[Agg] = []
+    aggs: list[BoundAggregate] = []
     fields: list[pa.Field] = []
     for name, aggregate in aggregates.items():
         if not isinstance(aggregate, Aggregate):
@@ -199,7 +199,7 @@ def bound_aggregates(
         others, orders = aggregate.others, aggregate.orders
         if time_column is not None and (orders or function.by_time):
             others, orders = (*others, time_column), orders + 1
-        aggs.append(Agg(name, function.name, aggregate.column, others, aggregate.n, orders, aggregate.user))
+        aggs.append(BoundAggregate(name, function.name, aggregate.column, others, aggregate.n, orders, aggregate.user))
     refuse_duplicates((field.name for field in fields), where, remedy="Rename one of them")
     return tuple(aggs), fields
 
@@ -210,7 +210,7 @@ def _result_type(function: AggregateFunction, aggregate: Aggregate, schema: pa.S
     try:
         function.check(aggregate)
     except PipelineError as error:
-        raise placed(error, where) from error
+        raise with_place(error, where) from error
     _check_columns(function, aggregate, where)
     word, types = function.word, [require_column(schema, column, where).type for column in aggregate.columns]
     found = function.result_type(types, aggregate) if types or not function.needs_column else None

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from tidegate.api.draft.call_site import user_location
 from tidegate.api.draft.column_checks import refuse_duplicates, require_column, require_key, same_columns
-from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
+from tidegate.api.draft.graph_draft import DraftNode, call_place, require_uid
 from tidegate.api.draft.side_outputs import checked_side_outputs, declared_schemas
-from tidegate.api.draft.stream_time import EventTime, common_event_time
+from tidegate.api.draft.stream_time import StreamEventTime, common_event_time
 from tidegate.api.process_nodes import keyed_spec, unkeyed_spec
 from tidegate.api.stream_base import BroadcastStream, StreamBase
 from tidegate.errors import PipelineError
@@ -51,7 +51,7 @@ class ConnectedStreams(Generic[AnyStream]):
         Raises:
             PipelineError: no such column, types that differ, or of a type that cannot be a key.
         """
-        where = place("group_by", None, user_location())
+        where = call_place("group_by", None, user_location())
         of_right: tuple[str, ...] = ()
         if not isinstance(self._right, BroadcastStream):
             of_right = keys if right is None else ((right,) if isinstance(right, str) else tuple(right))
@@ -87,10 +87,10 @@ class ConnectedStreams(Generic[AnyStream]):
         Raises:
             PipelineError: not such a process, states or timers that go by key, no schema, or no uid.
         """
-        drawn = _drawn(self._right, uid)
+        drawn = _node_place(self._right, uid)
         where = drawn.where
         inputs = _inputs(self._left, self._right)
-        timeless = _timeless(self._left, self._right)
+        timeless = _without_event_time(self._left, self._right)
         spec = unkeyed_spec(process, inputs, schema, where, timeless)
         second = self._right._node_id
         broadcast = isinstance(self._right, BroadcastStream)
@@ -140,10 +140,10 @@ class ConnectedGroups(Generic[AnyStream]):
         Raises:
             PipelineError: not such a process, its states cannot be told apart, no schema, or no uid.
         """
-        drawn = _drawn(self._right, uid)
+        drawn = _node_place(self._right, uid)
         where = drawn.where
         inputs = _inputs(self._left, self._right, self._keys, self._right_keys)
-        spec = keyed_spec(process, inputs, schema, renamed, where, _timeless(self._left, self._right))
+        spec = keyed_spec(process, inputs, schema, renamed, where, _without_event_time(self._left, self._right))
         broadcast = isinstance(self._right, BroadcastStream)
         second = self._right._node_id
         edges = (
@@ -160,7 +160,7 @@ def process_input(stream: StreamBase, name: Any, keys: tuple[str, ...] = ()) -> 
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _NodePlace:
     """Where a call stands."""
 
     uid: str
@@ -169,13 +169,13 @@ class _Drawn:
 
     @property
     def where(self) -> str:
-        return place(self.kind, self.uid, self.location)
+        return call_place(self.kind, self.uid, self.location)
 
 
-def _drawn(right: StreamBase, uid: str | None) -> _Drawn:
+def _node_place(right: StreamBase, uid: str | None) -> _NodePlace:
     location = user_location()
     kind = "broadcast-process" if isinstance(right, BroadcastStream) else "co-process"
-    return _Drawn(require_uid(uid, kind, location), kind, location)
+    return _NodePlace(require_uid(uid, kind, location), kind, location)
 
 
 def _inputs(
@@ -186,7 +186,7 @@ def _inputs(
     return first, process_input(right, "broadcast" if broadcast else "right", right_keys)
 
 
-def _timeless(left: StreamBase, right: StreamBase) -> tuple[int, ...]:
+def _without_event_time(left: StreamBase, right: StreamBase) -> tuple[int, ...]:
     """Of two of which one has watermarks, the other."""
     with_time = [bool(stream._event_time.assigned) for stream in (left, right)]
     return tuple(n for n, has in enumerate(with_time) if not has) if any(with_time) else ()
@@ -195,7 +195,7 @@ def _timeless(left: StreamBase, right: StreamBase) -> tuple[int, ...]:
 def _result(
     left: AnyStream,
     right: StreamBase,
-    drawn: _Drawn,
+    drawn: _NodePlace,
     edges: tuple[Edge, Edge],
     spec: KeyedProcessSpec | ProcessSpec,
     side_outputs: Mapping[str, pa.Schema] | None,
@@ -205,7 +205,7 @@ def _result(
     times = [stream._event_time for stream in (left, right) if stream._event_time.assigned]
     if isinstance(right, BroadcastStream) and left._event_time.assigned:
         times = times[:1]
-    of_both = common_event_time(times, drawn.where) if times else EventTime()
+    of_both = common_event_time(times, drawn.where) if times else StreamEventTime()
     sides = checked_side_outputs(side_outputs, with_time.schema, of_both, drawn.where)
     node = DraftNode(
         drawn.uid,
@@ -217,7 +217,7 @@ def _result(
         spec=replace(spec, side_outputs=declared_schemas(sides)),
         side_outputs=sides,
     )
-    event_time = of_both.kept_by(same_columns(node.schema, with_time.schema), drawn.where)
+    event_time = of_both.after_projection(same_columns(node.schema, with_time.schema), drawn.where)
     bounded = left.bounded and right.bounded
     return type(left)(left._draft, left._draft.add(node), node.schema, event_time, bounded=bounded)
 

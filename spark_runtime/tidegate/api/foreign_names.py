@@ -14,7 +14,7 @@ _RUN = "tidegate.testing.run(...) on a few rows, or write(sink): nothing is comp
 _STATE = 'group_by("column").process(KeyedProcess()), or .transform_with_state(...)'
 _UNNEST = "map_in_arrow(function, schema=...) with pc.list_parent_indices and pc.list_flatten"
 
-ON_STREAMS = {
+STREAM_NAMES = {
     **dict.fromkeys(("map", "apply", "Map", "ParDo", "pipe", "applymap", "transform"), _EXPRESSIONS),
     **dict.fromkeys(("flat_map", "flatMap", "FlatMap", "map_partitions", "mapPartitions", "mapInPandas"), _FUNCTION),
     **dict.fromkeys(("map_in_pandas", "mapInArrow", "map_batches", "foreach_partition", "foreachPartition"), _FUNCTION),
@@ -51,12 +51,12 @@ ON_STREAMS = {
 """Name -> what to write."""
 
 
-def no_such_name(holder: object, name: str, what: str) -> NoReturn:
+def unknown_name_error(holder: object, name: str, what: str) -> NoReturn:
     """Raise AttributeError for a name that `holder`, such as "a stream", does not have: what to write, else the nearest
     one that it has."""
     message = f"{what} has no {name!r}"
     if not name.startswith("_"):
-        instead = ON_STREAMS.get(name) if what == "a stream" else None
+        instead = STREAM_NAMES.get(name) if what == "a stream" else None
         own = [known for known in dir(type(holder)) if not known.startswith("_")]
         near = difflib.get_close_matches(name, own, n=1)
         if instead is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
 
-from tidegate.api.aggregate_nodes import EVERYTHING, running, top_rows, unnested, without
+from tidegate.api.aggregate_nodes import CONSTANT_KEY, drop_columns, running_aggregate, top_rows, unnest
 from tidegate.api.aggregates import Aggregate, bound_aggregates
 from tidegate.api.connected_streams import ConnectedGroups, process_input
 from tidegate.api.draft.call_site import user_location
@@ -20,10 +20,10 @@ from tidegate.api.draft.column_checks import (
     require_key,
     same_columns,
 )
-from tidegate.api.draft.graph_draft import DraftNode, DraftOutput, place, require_uid
+from tidegate.api.draft.graph_draft import DraftNode, DraftOutput, call_place, require_uid
 from tidegate.api.draft.side_outputs import checked_side_outputs, declared_schemas
-from tidegate.api.draft.stream_time import EventTime
-from tidegate.api.foreign_names import no_such_name
+from tidegate.api.draft.stream_time import StreamEventTime
+from tidegate.api.foreign_names import unknown_name_error
 from tidegate.api.process_nodes import keyed_spec
 from tidegate.api.stateful_processor import initial_columns, processor_spec
 from tidegate.api.stream_base import BroadcastStream, StreamBase
@@ -39,7 +39,7 @@ from tidegate.api.windows import (
     lateness_us,
 )
 from tidegate.errors import PipelineError
-from tidegate.operators.aggregates.aggregate_specs import Agg, AggregateOutput
+from tidegate.operators.aggregates.aggregate_specs import AggregateOutput, BoundAggregate
 from tidegate.operators.functions.keyed_process import KeyedProcess
 from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.operators.windows.window_specs import WindowAggSpec
@@ -58,7 +58,7 @@ class GroupedStream(Generic[S]):
     `.connect(...)`."""
 
     def __init__(self, stream: S, keys: tuple[str, ...], location: str) -> None:
-        where = place("group_by", None, location)
+        where = call_place("group_by", None, location)
         if not keys:
             raise PipelineError("group_by of no columns", where=where, remedy='Name at least one: .group_by("carrier")')
         for key in keys:
@@ -71,7 +71,7 @@ class GroupedStream(Generic[S]):
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise AttributeError naming the nearest call."""
-            no_such_name(self, name, "a grouped stream")
+            unknown_name_error(self, name, "a grouped stream")
 
     def window(self, window: Window, *, allowed_lateness: str | timedelta | None = None) -> WindowedStream[S]:
         """Cut each group into windows over event time or processing time; follow it by `.agg(...)`.
@@ -86,7 +86,7 @@ class GroupedStream(Generic[S]):
             PipelineError: not a window; or a window over event time and there is none: no `with_watermark` upstream, or
                 its column was dropped; or lateness where nothing is late.
         """
-        where = place("window", None, user_location())
+        where = call_place("window", None, user_location())
         if not isinstance(window, Window):
             raise PipelineError(
                 f"a window is needed, got {window!r}",
@@ -121,9 +121,9 @@ class GroupedStream(Generic[S]):
         location = user_location()
         uid = require_uid(uid, "aggregate", location)
         stream = self._stream
-        where = place("aggregate", uid, location)
+        where = call_place("aggregate", uid, location)
         aggs, fields = bound_aggregates(aggregates, stream.schema, stream._event_time.column, where)
-        return running(stream, self._keys, aggs, fields, stream.schema, output, uid, renamed, location)
+        return running_aggregate(stream, self._keys, aggs, fields, stream.schema, output, uid, renamed, location)
 
     def top_n(
         self,
@@ -150,11 +150,11 @@ class GroupedStream(Generic[S]):
         """
         location = user_location()
         uid = require_uid(uid, "top_n", location)
-        where = place("top_n", uid, location)
+        where = call_place("top_n", uid, location)
         stream = self._stream
         agg, field = top_rows(stream.schema, self._keys, n, by, ascending, stream._event_time.column, where)
-        held = running(stream, self._keys, (agg,), (field,), stream.schema, output, uid, None, location)
-        return unnested(held, field.name, location)
+        held = running_aggregate(stream, self._keys, (agg,), (field,), stream.schema, output, uid, None, location)
+        return unnest(held, field.name, location)
 
     def process(
         self,
@@ -182,7 +182,7 @@ class GroupedStream(Generic[S]):
         """
         location = user_location()
         uid = require_uid(uid, "process", location)
-        where = place("process", uid, location)
+        where = call_place("process", uid, location)
         stream = self._stream
         time = stream._event_time
         sides = checked_side_outputs(side_outputs, stream.schema, time, where)
@@ -198,7 +198,7 @@ class GroupedStream(Generic[S]):
             spec=spec,
             side_outputs=sides,
         )
-        return stream._then(node, time.kept_by(same_columns(spec.schema, stream.schema), where))
+        return stream._then(node, time.after_projection(same_columns(spec.schema, stream.schema), where))
 
     def transform_with_state(
         self,
@@ -265,7 +265,7 @@ class GroupedStream(Generic[S]):
     ) -> S:
         location = user_location()
         uid = require_uid(uid, call, location)
-        where = place(call, uid, location)
+        where = call_place(call, uid, location)
         stream = self._stream
         edges = [Edge(stream._node_id, "hash", self._keys)]
         if initial is not None:
@@ -290,8 +290,10 @@ class GroupedStream(Generic[S]):
         node = DraftNode(uid, call, tuple(edges), spec.schema, location, stateful=True, spec=spec)
         time = stream._event_time
         if spec.output_time is not None:
-            return stream._then(node, EventTime(spec.output_time, spec.output_unit, time.assigned))
-        return stream._then(node, time.gone(f"{where} gives rows without event time: eventTimeColumnName is not given"))
+            return stream._then(node, StreamEventTime(spec.output_time, spec.output_unit, time.assigned))
+        return stream._then(
+            node, time.without_column(f"{where} gives rows without event time: eventTimeColumnName is not given")
+        )
 
     def connect(self, other: GroupedStream[S] | BroadcastStream) -> ConnectedGroups[S]:
         """Put two streams, whose columns may differ, into one process of your own, with state and timers per key;
@@ -304,7 +306,7 @@ class GroupedStream(Generic[S]):
         Raises:
             PipelineError: not such a stream, of another pipeline, or keys of other types.
         """
-        where = place("connect", None, user_location())
+        where = call_place("connect", None, user_location())
         stream, keys = (other._stream, other._keys) if isinstance(other, GroupedStream) else (other, ())
         self._stream._require_sibling(stream, where)
         if not isinstance(other, GroupedStream | BroadcastStream):
@@ -337,7 +339,7 @@ class WindowedStream(Generic[S]):
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise AttributeError naming the nearest call."""
-            no_such_name(self, name, "a windowed stream")
+            unknown_name_error(self, name, "a windowed stream")
 
     def agg(self, *, uid: str | None = None, renamed: Mapping[str, str] | None = None, **aggregates: Aggregate) -> S:
         """One record per key and window with records, when the watermark, or over processing time the clock, has passed
@@ -361,7 +363,7 @@ class WindowedStream(Generic[S]):
         """
         location = user_location()
         uid = require_uid(uid, "window", location)
-        where = place("window", uid, location)
+        where = call_place("window", uid, location)
         stream = self._stream
         aggs, fields = bound_aggregates(aggregates, stream.schema, self._time_column, where)
         return self._windowed(aggs, fields, uid, renamed, location)
@@ -381,20 +383,20 @@ class WindowedStream(Generic[S]):
         """
         location = user_location()
         uid = require_uid(uid, "top_n", location)
-        where = place("top_n", uid, location)
+        where = call_place("top_n", uid, location)
         agg, field = top_rows(self._stream.schema, self._keys, n, by, ascending, self._time_column, where)
         held = self._windowed((agg,), (field,), uid, None, location)
-        return unnested(held, field.name, location)
+        return unnest(held, field.name, location)
 
     def _windowed(
         self,
-        aggs: tuple[Agg, ...],
+        aggs: tuple[BoundAggregate, ...],
         fields: Sequence[pa.Field],
         uid: str,
         renamed: Mapping[str, str] | None,
         location: str,
     ) -> S:
-        where = place("window", uid, location)
+        where = call_place("window", uid, location)
         stream = self._stream
         names = [*self._keys, WINDOW_START, WINDOW_END, *(field.name for field in fields)]
         refuse_duplicates(names, where, remedy="Rename the aggregate or the key column")
@@ -412,13 +414,13 @@ class WindowedStream(Generic[S]):
         kind = "window" if self._time_column is not None else "processing-window"
         late = (DraftOutput(LATE, stream.schema, stream._event_time),) if self._time_column is not None else ()
         node = DraftNode(uid, kind, (edge,), schema, location, stateful=True, spec=spec, side_outputs=late)
-        result = stream._then(node, stream._event_time.gone(f"the {where} gives records of its own"))
-        if EVERYTHING in self._keys:
-            result = without(result, (EVERYTHING,), location)
+        result = stream._then(node, stream._event_time.without_column(f"the {where} gives records of its own"))
+        if CONSTANT_KEY in self._keys:
+            result = drop_columns(result, (CONSTANT_KEY,), location)
         return result
 
     def _spec(
-        self, aggs: tuple[Agg, ...], schema: pa.Schema, renamed: tuple[tuple[str, str], ...]
+        self, aggs: tuple[BoundAggregate, ...], schema: pa.Schema, renamed: tuple[tuple[str, str], ...]
     ) -> WindowAggSpec | SessionAggSpec:
         stream, window = self._stream, self._window
         time = (self._time_column, stream._event_time.unit)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidegate.api.draft.column_checks import checked_renames, refuse_duplicates, require_column, require_key
 from tidegate.api.draft.expression_checks import require_boolean, require_expression
-from tidegate.api.draft.stream_time import EventTime
+from tidegate.api.draft.stream_time import StreamEventTime
 from tidegate.api.states import require_storable
 from tidegate.api.stream_base import BroadcastStream, StreamBase
 from tidegate.api.windows import WINDOW_BOUND, WINDOW_END, WINDOW_START, Session, Sliding, Tumbling, signed_us
@@ -20,16 +20,16 @@ from tidegate.operators.joins.join_specs import (
     LEFT,
     RIGHT,
     SPAN_START,
-    AsOf,
-    Between,
+    AsOfMatch,
     Bounds,
     BroadcastJoinSpec,
+    IntervalMatch,
     JoinInput,
     JoinKind,
-    Sessions,
+    SessionMatch,
     StreamJoinKind,
     StreamJoinSpec,
-    Windows,
+    WindowMatch,
 )
 from tidegate.snapshot.parts import OWNER_COLUMN
 from tidegate.state.keys.key_types import stored_field
@@ -55,14 +55,16 @@ class JoinCall:
     renamed: Mapping[str, str] | None
 
 
-def stream_join(left: StreamBase, right: StreamBase, call: JoinCall, where: str) -> tuple[StreamJoinSpec, EventTime]:
+def stream_join(
+    left: StreamBase, right: StreamBase, call: JoinCall, where: str
+) -> tuple[StreamJoinSpec, StreamEventTime]:
     """The operator of a join and the event time of what it gives; PipelineError for anything that does not fit."""
     how = _kind(call.how, where)
     bounds = _bounds(call, where)
     keys = join_keys(left.schema, right.schema, call.on, call.left_on, call.right_on, where)
     if bounds is None:
         _require_ends(how, left.bounded, right.bounded, where)
-    if isinstance(bounds, Between | Windows) and any(mine == SPAN_START for mine, _ in keys):
+    if isinstance(bounds, IntervalMatch | WindowMatch) and any(mine == SPAN_START for mine, _ in keys):
         raise PipelineError(
             f"a key column is named {SPAN_START!r}",
             where=where,
@@ -79,7 +81,7 @@ def stream_join(left: StreamBase, right: StreamBase, call: JoinCall, where: str)
     renamed = checked_renames(call.renamed, names, where)
     schema = pairs
     if how in ("semi", "anti"):
-        added = [WINDOW_START, WINDOW_END] if isinstance(bounds, Windows | Sessions) else []
+        added = [WINDOW_START, WINDOW_END] if isinstance(bounds, WindowMatch | SessionMatch) else []
         schema = pa.schema([pairs.field(name) for name in [*left.schema.names, *added]])
     spec = StreamJoinSpec(how, inputs, bounds, pairs, schema, condition, renamed)
     return spec, _event_time(spec, left._event_time, right._event_time, where)
@@ -87,7 +89,7 @@ def stream_join(left: StreamBase, right: StreamBase, call: JoinCall, where: str)
 
 def as_of_join(
     left: StreamBase, right: StreamBase, call: JoinCall, tolerance: object, where: str
-) -> tuple[StreamJoinSpec, EventTime]:
+) -> tuple[StreamJoinSpec, StreamEventTime]:
     """The same for a join as of a time; of `call` keys, kind, suffix and renamed columns count."""
     if call.how not in ("inner", "left"):
         raise PipelineError(
@@ -101,7 +103,7 @@ def as_of_join(
         raise PipelineError(
             f"no version is in force for {tolerance}", where=where, remedy='Give a tolerance such as "1 day", or none'
         )
-    how, bounds = _kind(call.how, where), AsOf(tolerance_us)
+    how, bounds = _kind(call.how, where), AsOfMatch(tolerance_us)
     keys = join_keys(left.schema, right.schema, call.on, call.left_on, call.right_on, where)
     inputs = _inputs((left, right), keys, call.suffix, bounds, where)
     schema = _pair_schema(inputs, how, bounds, where)
@@ -267,11 +269,11 @@ def _bounds(call: JoinCall, where: str) -> Bounds:
         ttl_us = signed_us(call.ttl, "ttl", where)
         if ttl_us < 0:
             raise PipelineError(f"nothing lives for {call.ttl}", where=where, remedy='Give a ttl such as "1 day"')
-        return Between(-ttl_us, ttl_us)
+        return IntervalMatch(-ttl_us, ttl_us)
     return None if call.window is None else _windows(call.window, where)
 
 
-def _between(between: object, where: str) -> Between:
+def _between(between: object, where: str) -> IntervalMatch:
     if not isinstance(between, tuple | list) or len(between) != 2:
         raise PipelineError(
             f"between is not a pair of durations: {between!r}",
@@ -285,10 +287,10 @@ def _between(between: object, where: str) -> Between:
             where=where,
             remedy=f"Give the earlier bound first: between=({between[1]!r}, {between[0]!r})",
         )
-    return Between(lower_us, upper_us)
+    return IntervalMatch(lower_us, upper_us)
 
 
-def _windows(window: object, where: str) -> Windows | Sessions:
+def _windows(window: object, where: str) -> WindowMatch | SessionMatch:
     if not isinstance(window, Tumbling | Sliding | Session):
         raise PipelineError(
             f"a window is needed, got {window!r}",
@@ -305,10 +307,10 @@ def _windows(window: object, where: str) -> Windows | Sessions:
             remedy="Leave out time=, and say with_watermark on both sides",
         )
     if isinstance(window, Session):
-        return Sessions(window.gap_us)
+        return SessionMatch(window.gap_us)
     slide_us = window.slide_us if isinstance(window, Sliding) else window.size_us
     calendar = window.calendar if isinstance(window, Tumbling) else None
-    return Windows(window.size_us, slide_us, window.offset_us, calendar)
+    return WindowMatch(window.size_us, slide_us, window.offset_us, calendar)
 
 
 def _require_ends(how: StreamJoinKind, left: bool, right: bool, where: str) -> None:
@@ -354,21 +356,21 @@ def _pair_schema(inputs: tuple[JoinInput, JoinInput], how: StreamJoinKind, bound
         for column, name in given.columns:
             field = given.schema.field(column).with_name(name)
             fields.append(field.with_nullable(True) if absent else field)
-    if isinstance(bounds, Windows | Sessions):
+    if isinstance(bounds, WindowMatch | SessionMatch):
         fields += [pa.field(WINDOW_START, WINDOW_BOUND), pa.field(WINDOW_END, WINDOW_BOUND)]
     refuse_duplicates([f.name for f in fields], where, remedy="Rename the column: the join adds it to say the window")
     return pa.schema(fields)
 
 
-def _event_time(spec: StreamJoinSpec, left: EventTime, right: EventTime, where: str) -> EventTime:
+def _event_time(spec: StreamJoinSpec, left: StreamEventTime, right: StreamEventTime, where: str) -> StreamEventTime:
     if spec.bounds is None:
         kept = left if left.column is not None or left.lost else right
-        return kept.gone(f"the {where} gives rows whenever their match comes")
+        return kept.without_column(f"the {where} gives rows whenever their match comes")
     if spec.how == "full":
-        return left.gone(f"the {where} gives rows of which either side may be missing")
+        return left.without_column(f"the {where} gives rows of which either side may be missing")
     if spec.how != "right":
         return left
     column = spec.inputs[RIGHT].time_column
     names = dict(spec.inputs[RIGHT].columns)
     assert column is not None, "a join by time has event times"
-    return EventTime(names.get(column, column), right.unit, right.assigned)
+    return StreamEventTime(names.get(column, column), right.unit, right.assigned)

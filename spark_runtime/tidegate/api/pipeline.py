@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tidegate.api.draft.call_site import user_location
 from tidegate.api.draft.column_checks import refuse_duplicates
-from tidegate.api.draft.graph_draft import DraftNode, DraftOutput, GraphDraft, place, placed, require_uid
-from tidegate.api.draft.stream_time import EventTime
+from tidegate.api.draft.graph_draft import DraftNode, DraftOutput, GraphDraft, call_place, require_uid, with_place
+from tidegate.api.draft.stream_time import StreamEventTime
 from tidegate.api.stream import Stream
 from tidegate.connectors.found_schema import recorded_schema
 from tidegate.connectors.interface import Source
@@ -41,7 +41,7 @@ class Pipeline:
         """
         location = user_location()
         uid = require_uid(uid, "source", location)
-        where = place("source", uid, location)
+        where = call_place("source", uid, location)
         if not isinstance(source, Source):
             raise PipelineError(
                 f"read needs a source, got {source!r}",
@@ -54,7 +54,7 @@ class Pipeline:
                 source = source.with_found_schema(recorded)
             schema = source.schema()
         except PipelineError as error:
-            raise placed(error, where) from error
+            raise with_place(error, where) from error
         if not schema.names:
             raise PipelineError("the source has no columns", where=where, remedy="Look at the files, or give schema=")
         refuse_duplicates(schema.names, where, remedy="Rename one of them in the source")
@@ -68,9 +68,11 @@ class Pipeline:
             stateful=True,
             source=source,
             side_outputs=sides,
-            must_be_read=source.must_be_read(),
+            must_be_read=source.required_side_outputs(),
         )
-        return Stream(self._draft, self._draft.add(node), schema, EventTime(), bounded=source.boundedness == "bounded")
+        return Stream(
+            self._draft, self._draft.add(node), schema, StreamEventTime(), bounded=source.boundedness == "bounded"
+        )
 
     def build(self, *, check_sinks: bool = True) -> JobGraph:
         """The finished graph, as frozen data. May be called again after more calls.
@@ -86,8 +88,8 @@ class Pipeline:
     def explain(self) -> str:
         """A readable tree: sinks, or what nothing reads yet, first, their inputs below them, with schemas and places in
         the user's code. At any time, also before there is a sink."""
-        return explain_graph(self._draft.so_far())
+        return explain_graph(self._draft.partial_graph())
 
     def _repr_html_(self) -> str:
         """A picture of it, for notebooks; at any time."""
-        return graph_html(self._draft.so_far())
+        return graph_html(self._draft.partial_graph())

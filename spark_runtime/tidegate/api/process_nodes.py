@@ -10,7 +10,7 @@ from tidegate.api.states import checked_states
 from tidegate.api.windows import duration_us
 from tidegate.errors import PipelineError
 from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
-from tidegate.operators.functions.context import SubtaskState, UserProcess
+from tidegate.operators.functions.context import ProcessBase, SubtaskState
 from tidegate.operators.functions.keyed_process import KeyedProcess
 from tidegate.operators.functions.process import Process
 from tidegate.operators.functions.process_inputs import ProcessInput, overrides
@@ -18,7 +18,7 @@ from tidegate.operators.processes.process_specs import KeyedProcessSpec, Process
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.raw_state import RawDescriptor
 
-_CALLS: dict[type[UserProcess], str] = {
+_CALLS: dict[type[ProcessBase], str] = {
     Process: "stream.process(...)",
     KeyedProcess: 'stream.group_by("k").process(...)',
     CoProcess: "left.connect(right).process(...)",
@@ -93,7 +93,7 @@ def unkeyed_spec(
     return ProcessSpec(process, tuple(inputs), _of_subtask(states), schema, _every_ms(process, where), tuple(timeless))
 
 
-def require_process(process: object, wanted: type[UserProcess], inputs: Sequence[ProcessInput], where: str) -> None:
+def require_process(process: object, wanted: type[ProcessBase], inputs: Sequence[ProcessInput], where: str) -> None:
     """PipelineError unless it is an instance of a subclass of `wanted`, with a method of its own for each input."""
     given = f"the class {process.__name__}" if inspect.isclass(process) else type(process).__name__
     if isinstance(process, wanted):
@@ -116,7 +116,7 @@ def require_process(process: object, wanted: type[UserProcess], inputs: Sequence
     raise PipelineError(f"process needs a {wanted.__name__}, got {given}", where=where, remedy=remedy)
 
 
-def _states(process: UserProcess, where: str) -> tuple[StateDescriptor | SubtaskState, ...]:
+def _states(process: ProcessBase, where: str) -> tuple[StateDescriptor | SubtaskState, ...]:
     states = checked_states(process.states, where)
     raw = next((state for state in states if isinstance(state, RawDescriptor)), None)
     for method in ("write_raw", "read_raw") if raw is not None else ():

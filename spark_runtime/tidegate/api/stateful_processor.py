@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidegate.api.draft.column_checks import checked_renames, require_column
-from tidegate.api.draft.stream_time import EventTime, time_unit
+from tidegate.api.draft.stream_time import StreamEventTime, time_unit
 from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec, TimeMode
 from tidegate.errors import PipelineError
 
@@ -31,7 +31,7 @@ def processor_spec(
     pandas: bool,
     keys: tuple[str, ...],
     input_schema: pa.Schema,
-    time: EventTime,
+    time: StreamEventTime,
     initial: tuple[pa.Schema | None, tuple[str, ...]],
     renamed: Mapping[str, str] | None,
     where: str,
@@ -130,10 +130,10 @@ def _time_mode(mode: object, where: str) -> TimeMode:
     return known
 
 
-def _output_time(column: object, schema: pa.Schema, time: EventTime, where: str) -> EventTime:
+def _output_time(column: object, schema: pa.Schema, time: StreamEventTime, where: str) -> StreamEventTime:
     """Event time of what the processor gives."""
     if column == "" or column is None:
-        return EventTime()
+        return StreamEventTime()
     if time.column is None:
         raise PipelineError(
             f"eventTimeColumnName is {column!r}, and the stream has no watermark",
@@ -142,4 +142,4 @@ def _output_time(column: object, schema: pa.Schema, time: EventTime, where: str)
             remedy='Say which column holds event time: .with_watermark("time", "10 min")',
         )
     field = require_column(schema, str(column), where)
-    return EventTime(field.name, time_unit(field, None, where), time.assigned)
+    return StreamEventTime(field.name, time_unit(field, None, where), time.assigned)

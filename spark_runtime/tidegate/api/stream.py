@@ -14,7 +14,7 @@ from typing import Literal, Never, Self, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.api.aggregate_nodes import EVERYTHING, RANK, running, with_everything, without
+from tidegate.api.aggregate_nodes import CONSTANT_KEY, RANK, drop_columns, running_aggregate, with_constant_key
 from tidegate.api.aggregates import Aggregate, bound_aggregates
 from tidegate.api.connected_streams import ConnectedStreams, process_input
 from tidegate.api.draft.call_site import user_location
@@ -27,9 +27,9 @@ from tidegate.api.draft.column_checks import (
     same_columns,
 )
 from tidegate.api.draft.expression_checks import passed_column, require_boolean, require_expression, result_fields
-from tidegate.api.draft.graph_draft import UID, DraftNode, DraftOutput, optional_uid, place, require_uid
+from tidegate.api.draft.graph_draft import UID, DraftNode, DraftOutput, call_place, optional_uid, require_uid
 from tidegate.api.draft.side_outputs import checked_side_outputs, declared_schemas
-from tidegate.api.draft.stream_time import EventTime, common_event_time, time_unit
+from tidegate.api.draft.stream_time import StreamEventTime, common_event_time, time_unit
 from tidegate.api.grouped_stream import GroupedStream, WindowedStream
 from tidegate.api.joins import JoinCall, as_of_join, broadcast_join, stream_join
 from tidegate.api.process_nodes import unkeyed_spec
@@ -78,7 +78,7 @@ class Stream(StreamBase):
             PipelineError: no such column, types that do not fit, or a name twice.
         """
         location = user_location()
-        where = place("select", None, location)
+        where = call_place("select", None, location)
         wanted: list[tuple[str, pc.Expression]] = []
         for column in columns:
             name = passed_column(column, self.schema) if isinstance(column, pc.Expression) else column
@@ -101,7 +101,7 @@ class Stream(StreamBase):
             PipelineError: no such column, or types that do not fit.
         """
         location = user_location()
-        where = place("with_columns", None, location)
+        where = call_place("with_columns", None, location)
         checked = {name: require_expression(value, where) for name, value in expressions.items()}
         if not checked:
             raise PipelineError(
@@ -118,7 +118,7 @@ class Stream(StreamBase):
             PipelineError: no such column, or not a boolean.
         """
         location = user_location()
-        where = place("filter", None, location)
+        where = call_place("filter", None, location)
         require_boolean(require_expression(predicate, where), self.schema, where)
         spec = FilterSpec(predicate, self.schema)
         node = DraftNode(None, "filter", self._forward(), self.schema, location, spec=spec)
@@ -149,7 +149,7 @@ class Stream(StreamBase):
         """
         location = user_location()
         uid = optional_uid(uid, "map_in_arrow", location)
-        where = place("map_in_arrow", uid, location)
+        where = call_place("map_in_arrow", uid, location)
         if not callable(fn):
             raise PipelineError(
                 f"map_in_arrow needs a function, got {type(fn).__name__}",
@@ -160,7 +160,7 @@ class Stream(StreamBase):
         sides = checked_side_outputs(side_outputs, self.schema, self._event_time, where)
         spec = MapInArrowSpec(fn, schema, tuple((side.name, side.schema) for side in sides))
         node = DraftNode(uid, "map_in_arrow", self._forward(), schema, location, spec=spec, side_outputs=sides)
-        return self._then(node, self._event_time.kept_by(same_columns(schema, self.schema), where))
+        return self._then(node, self._event_time.after_projection(same_columns(schema, self.schema), where))
 
     def map_async(
         self,
@@ -201,7 +201,7 @@ class Stream(StreamBase):
         """
         location = user_location()
         uid = require_uid(uid, "map_async", location)
-        where = place("map_async", uid, location)
+        where = call_place("map_async", uid, location)
         if not callable(fn):
             raise PipelineError(
                 f"map_async needs a function, got {type(fn).__name__}",
@@ -234,7 +234,7 @@ class Stream(StreamBase):
         node = DraftNode(
             uid, "map_async", self._forward(), schema, location, stateful=True, spec=spec, side_outputs=sides
         )
-        return self._then(node, self._event_time.kept_by(same_columns(schema, self.schema), where))
+        return self._then(node, self._event_time.after_projection(same_columns(schema, self.schema), where))
 
     def union(self, *others: Self) -> Self:
         """The records of all, in order of arrival; columns are matched by name and must have equal types.
@@ -243,7 +243,7 @@ class Stream(StreamBase):
             PipelineError: other columns or types, or no other stream.
         """
         location = user_location()
-        where = place("union", None, location)
+        where = call_place("union", None, location)
         if not others:
             raise PipelineError("union of one stream", where=where, remedy="Give at least one other")
         for other in others:
@@ -264,14 +264,14 @@ class Stream(StreamBase):
         )
 
     def _project(self, columns: Sequence[tuple[str, pc.Expression]], call: str, location: str) -> Self:
-        where = place(call, None, location)
+        where = call_place(call, None, location)
         refuse_duplicates((name for name, _ in columns), where, remedy="Give one of them another name")
         schema = pa.schema(result_fields(columns, self.schema, where))
         node = DraftNode(None, "project", self._forward(), schema, location, spec=ProjectSpec(tuple(columns), schema))
         sources: Mapping[str, str] = {
             name: source for name, value in columns if (source := passed_column(value, self.schema)) is not None
         }
-        return self._then(node, self._event_time.kept_by(sources, where))
+        return self._then(node, self._event_time.after_projection(sources, where))
 
     def _aligned(self, schema: pa.Schema, location: str) -> int:
         """Id of a node that gives this stream's records in exactly `schema`, which has the same names and types."""
@@ -312,21 +312,21 @@ class Stream(StreamBase):
         """
         location = user_location()
         uid = require_uid(uid, "aggregate", location)
-        where = place("aggregate", uid, location)
-        keyed = with_everything(self, location)
+        where = call_place("aggregate", uid, location)
+        keyed = with_constant_key(self, location)
         aggs, fields = bound_aggregates(aggregates, keyed.schema, keyed._event_time.column, where)
         results = pa.schema(fields)
-        key = keyed.schema.field(EVERYTHING)
+        key = keyed.schema.field(CONSTANT_KEY)
         states = [f for agg in aggs for f in agg.bound(keyed.schema, results.field(agg.name).type).state_schema()]
         partial = pa.schema([key, *states])
-        spec = PartialAggSpec((EVERYTHING,), aggs, keyed.schema, partial, results)
-        gone = keyed._event_time.gone(f"the {where} gives records of its own")
+        spec = PartialAggSpec((CONSTANT_KEY,), aggs, keyed.schema, partial, results)
+        gone = keyed._event_time.without_column(f"the {where} gives records of its own")
         node = DraftNode(f"{uid}.batches", "partial-aggregate", keyed._forward(), partial, location, spec=spec)
         batches = keyed._then(node, gone)
-        merged = running(
-            batches, (EVERYTHING,), aggs, fields, keyed.schema, output, uid, renamed, location, is_partial=True
+        merged = running_aggregate(
+            batches, (CONSTANT_KEY,), aggs, fields, keyed.schema, output, uid, renamed, location, is_partial=True
         )
-        return without(merged, (EVERYTHING,), location)
+        return drop_columns(merged, (CONSTANT_KEY,), location)
 
     def window_all(self, window: Window, *, allowed_lateness: str | timedelta | None = None) -> WindowedStream[Self]:
         """Cut the whole stream into windows; follow it by `.agg(...)`. All records go to one subtask.
@@ -334,8 +334,8 @@ class Stream(StreamBase):
         Raises:
             PipelineError: as `GroupedStream.window`.
         """
-        keyed = with_everything(self, user_location())
-        return GroupedStream(keyed, (EVERYTHING,), user_location()).window(window, allowed_lateness=allowed_lateness)
+        keyed = with_constant_key(self, user_location())
+        return GroupedStream(keyed, (CONSTANT_KEY,), user_location()).window(window, allowed_lateness=allowed_lateness)
 
     def deduplicate(
         self,
@@ -367,7 +367,7 @@ class Stream(StreamBase):
         """
         location = user_location()
         uid = require_uid(uid, "deduplicate", location)
-        where = place("deduplicate", uid, location)
+        where = call_place("deduplicate", uid, location)
         keys = (on,) if isinstance(on, str) else tuple(on)
         if not keys:
             raise PipelineError("deduplicate on no columns", where=where, remedy="Name at least one")
@@ -400,7 +400,7 @@ class Stream(StreamBase):
     def _last(
         self, keys: tuple[str, ...], within: str | timedelta | None, ttl: object, uid: str, location: str
     ) -> Self:
-        where = place("deduplicate", uid, location)
+        where = call_place("deduplicate", uid, location)
         if within is None or ttl is not None:
             raise PipelineError(
                 'keep="last" needs within, and takes no ttl',
@@ -410,7 +410,7 @@ class Stream(StreamBase):
             )
         time_column = self._event_time.require(where)
         held = GroupedStream(self, keys, location).window(session(within)).top_n(1, by=time_column, uid=uid)
-        rows = without(held, (WINDOW_START, WINDOW_END, RANK), location)
+        rows = drop_columns(held, (WINDOW_START, WINDOW_END, RANK), location)
         return rows.select(*self.schema.names)
 
     # Joins
@@ -470,7 +470,7 @@ class Stream(StreamBase):
         """
         location = user_location()
         uid = require_uid(uid, "join", location)
-        place_ = place("join", uid, location)
+        place_ = call_place("join", uid, location)
         self._require_sibling(other, place_)
         call = JoinCall(how, on, left_on, right_on, between, window, ttl, where, suffix, renamed)
         if isinstance(other, BroadcastStream):
@@ -515,7 +515,7 @@ class Stream(StreamBase):
         """
         location = user_location()
         uid = require_uid(uid, "join", location)
-        where = place("join", uid, location)
+        where = call_place("join", uid, location)
         self._require_sibling(other, where)
         if isinstance(other, BroadcastStream):
             raise PipelineError(
@@ -533,7 +533,9 @@ class Stream(StreamBase):
         process, for which it need not be: `stream.connect(rules.broadcast())`."""
         return BroadcastStream(self._draft, self._node_id, self.schema, self._event_time, bounded=self.bounded)
 
-    def _joined(self, other: StreamBase, spec: StreamJoinSpec, event_time: EventTime, uid: str, location: str) -> Self:
+    def _joined(
+        self, other: StreamBase, spec: StreamJoinSpec, event_time: StreamEventTime, uid: str, location: str
+    ) -> Self:
         mine, theirs = spec.inputs
         edges = Edge(self._node_id, "hash", mine.keys), Edge(other._node_id, "hash", theirs.keys)
         node = DraftNode(uid, "join", edges, spec.schema, location, stateful=True, spec=spec)
@@ -578,7 +580,7 @@ class Stream(StreamBase):
         """
         location = user_location()
         uid = optional_uid(uid, "watermark", location)
-        where = place("watermark", uid, location)
+        where = call_place("watermark", uid, location)
         field = require_column(self.schema, column, where)
         known = time_unit(field, unit, where)
         delay_us = duration_us(delay, "delay", where)
@@ -595,7 +597,7 @@ class Stream(StreamBase):
             stateful=True,
             spec=WatermarkSpec(column, delay_us, known, None if self.bounded else idle_ms, aligned),
         )
-        return self._then(node, EventTime(column, known, location))
+        return self._then(node, StreamEventTime(column, known, location))
 
     # Processes
 
@@ -622,14 +624,14 @@ class Stream(StreamBase):
         """
         location = user_location()
         uid = require_uid(uid, "process", location)
-        where = place("process", uid, location)
+        where = call_place("process", uid, location)
         sides = checked_side_outputs(side_outputs, self.schema, self._event_time, where)
         spec = unkeyed_spec(process, (process_input(self, ""),), schema, where)
         spec = replace(spec, side_outputs=declared_schemas(sides))
         node = DraftNode(
             uid, "process", self._forward(), spec.schema, location, stateful=True, spec=spec, side_outputs=sides
         )
-        return self._then(node, self._event_time.kept_by(same_columns(spec.schema, self.schema), where))
+        return self._then(node, self._event_time.after_projection(same_columns(spec.schema, self.schema), where))
 
     def connect(self, other: Self | BroadcastStream) -> ConnectedStreams[Self]:
         """Put two streams, whose columns may differ, into one process of your own: follow it by `.process(...)`, or by
@@ -641,7 +643,7 @@ class Stream(StreamBase):
         Raises:
             PipelineError: not a stream, of another pipeline, or a grouped one.
         """
-        return ConnectedStreams(self, other, place("connect", None, user_location()))
+        return ConnectedStreams(self, other, call_place("connect", None, user_location()))
 
     # Side outputs and exchanges
 
@@ -662,13 +664,13 @@ class Stream(StreamBase):
             PipelineError: it has no such output.
         """
         location = user_location()
-        where = place("side_output", None, location)
+        where = call_place("side_output", None, location)
         known = {side.name: side for side in self._draft.node(self._node_id).side_outputs}
         if name not in known:
             raise PipelineError(
                 f"there is no side output {name!r}",
                 where=where,
-                cause=_why_not(self._draft.node(self._node_id), tuple(known.values())),
+                cause=_refusal_reason(self._draft.node(self._node_id), tuple(known.values())),
                 remedy="Call it directly on what the operator's call returned",
             )
         found = known[name]
@@ -692,7 +694,7 @@ class Stream(StreamBase):
             PipelineError: no columns, no such column, or of a type that cannot be a key.
         """
         location = user_location()
-        where = place("repartition", None, location)
+        where = call_place("repartition", None, location)
         if not columns:
             raise PipelineError(
                 "repartition of no columns",
@@ -719,7 +721,7 @@ class Stream(StreamBase):
         if not callable(partitioner):
             raise PipelineError(
                 f"partition_by needs a function, got {type(partitioner).__name__}",
-                where=place("partition_by", None, location),
+                where=call_place("partition_by", None, location),
                 remedy='Give one, such as lambda batch, n: batch["k"].to_numpy() % n; by columns: .repartition("k")',
             )
         return self._exchanged("custom", location, "partition_by", partitioner=partitioner)
@@ -778,7 +780,7 @@ class Stream(StreamBase):
         if not isinstance(sink, Sink):
             raise PipelineError(
                 f"{call} needs a sink, got {sink!r}",
-                where=place("sink", uid, location),
+                where=call_place("sink", uid, location),
                 remedy=f"Write Parquet({sink!r})" if isinstance(sink, str) else "Give one, such as Parquet(path)",
             )
         return DraftNode(uid, "sink", self._forward(), self.schema, location, stateful=sink.two_phase, sink=sink)
@@ -805,7 +807,7 @@ class Stream(StreamBase):
         endless = "the stream is unbounded: " if not self.bounded else ""
         return PipelineError(
             f"a stream cannot be sorted as a whole: {call} is not offered",
-            where=place(call, None, user_location()),
+            where=call_place(call, None, user_location()),
             cause=f"{endless}the first record of an order is known when the last one has come, and subtasks write side "
             "by side",
             remedy="Sort within keys and windows, where there is an end, or when you read what the sink has written",
@@ -874,7 +876,7 @@ def _alignment_group(group: object, max_drift: str | timedelta | None, where: st
     return AlignmentGroup(group, drift_us)
 
 
-def _why_not(node: DraftNode, known: tuple[DraftOutput, ...]) -> str:
+def _refusal_reason(node: DraftNode, known: tuple[DraftOutput, ...]) -> str:
     if not known:
         return f"the {node.where} has none"
     return f"the side outputs of the {node.where} are {', '.join(repr(side.name) for side in known)}"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NoReturn, Self
 import pyarrow as pa
 
 from tidegate.api.draft.graph_draft import DraftNode, GraphDraft
-from tidegate.api.draft.stream_time import EventTime
-from tidegate.api.foreign_names import no_such_name
+from tidegate.api.draft.stream_time import StreamEventTime
+from tidegate.api.foreign_names import unknown_name_error
 from tidegate.errors import PipelineError
 from tidegate.plan.graph_svg import graph_html
 from tidegate.plan.graph_text import explain_graph
@@ -25,7 +25,7 @@ class StreamBase:
     """
 
     def __init__(
-        self, draft: GraphDraft, node_id: int, schema: pa.Schema, event_time: EventTime, *, bounded: bool
+        self, draft: GraphDraft, node_id: int, schema: pa.Schema, event_time: StreamEventTime, *, bounded: bool
     ) -> None:
         self._draft = draft
         self._node_id = node_id
@@ -39,7 +39,7 @@ class StreamBase:
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise AttributeError: what to use in the place of a name of Spark, Flink, Beam or pandas."""
-            no_such_name(self, name, "a stream")
+            unknown_name_error(self, name, "a stream")
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{f.name}: {f.type}" for f in self.schema)
@@ -47,16 +47,16 @@ class StreamBase:
 
     def explain(self) -> str:
         """The pipeline's `explain()`, as far as it has been drawn."""
-        return explain_graph(self._draft.so_far())
+        return explain_graph(self._draft.partial_graph())
 
     def _repr_html_(self) -> str:
         """A picture of the pipeline so far, for notebooks."""
-        return graph_html(self._draft.so_far())
+        return graph_html(self._draft.partial_graph())
 
     def _forward(self) -> tuple[Edge]:
         return (Edge(self._node_id, "forward"),)
 
-    def _then(self, node: DraftNode, event_time: EventTime) -> Self:
+    def _then(self, node: DraftNode, event_time: StreamEventTime) -> Self:
         """The stream that a node with this one as its (first) input gives."""
         return type(self)(self._draft, self._draft.add(node), node.schema, event_time, bounded=self.bounded)
 

@@ -23,7 +23,7 @@ WINDOW_BOUND = pa.timestamp("us")
 """Type of both columns, the bounds of a window; without zone, in UTC."""
 LATE = "late"
 """Side output of a window, and of a deduplication, over event time."""
-LONGEST_YEARS = 100
+MAX_YEARS = 100
 """A calendar window may have so many years: windows around every event time must be dates."""
 _UNITS_PER_YEAR = {"hour": 8760, "day": 365, "week": 52, "month": 12, "quarter": 4, "year": 1}
 
@@ -56,10 +56,8 @@ def calendar_of(
             cause="hours of a calendar are counted from midnight",
             remedy="Give 1, 2, 3, 4, 6, 8, 12 or 24 hours; or leave out timezone for windows of a fixed length",
         )
-    if count > LONGEST_YEARS * _UNITS_PER_YEAR[unit]:
-        raise PipelineError(
-            f"a window of {size} is too long", where=where, remedy=f"Give at most {LONGEST_YEARS} years"
-        )
+    if count > MAX_YEARS * _UNITS_PER_YEAR[unit]:
+        raise PipelineError(f"a window of {size} is too long", where=where, remedy=f"Give at most {MAX_YEARS} years")
     if week_start is not None and (unit != "week" or week_start not in WEEKDAYS):
         raise PipelineError(
             f"week_start={week_start!r} does not apply to windows of {size}"

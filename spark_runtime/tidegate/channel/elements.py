@@ -20,7 +20,7 @@ SMALL_BATCH_BYTES = 4 * 1024
 """What a smaller batch uses of its buffers is not asked for: Arrow takes longer to tell (30 us) than to send it."""
 
 CheckpointKind = Literal["checkpoint", "savepoint", "stop-savepoint", "final"]
-SAVEPOINTS: tuple[CheckpointKind, ...] = ("savepoint", "stop-savepoint")
+SAVEPOINT_KINDS: tuple[CheckpointKind, ...] = ("savepoint", "stop-savepoint")
 """Kinds that belong to the user: self-contained, and never deleted by the runtime."""
 StopMode = Literal["suspend", "drain"]
 
@@ -76,7 +76,7 @@ class EndOfPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitTurn:
+class SplitChanged:
     """Whose records follow, for operators that tell the splits of a source apart (S4.4). Over forward channels alone,
     so that it never leaves its slot, and only where somebody behind them makes watermarks.
 
@@ -89,7 +89,9 @@ class SplitTurn:
     active: frozenset[str]
 
 
-Event: TypeAlias = Watermark | IdleStatus | CheckpointBarrier | CancelBarrier | EndOfData | EndOfPartition | SplitTurn
+Event: TypeAlias = (
+    Watermark | IdleStatus | CheckpointBarrier | CancelBarrier | EndOfData | EndOfPartition | SplitChanged
+)
 Element: TypeAlias = pa.RecordBatch | Event
 
 

@@ -7,7 +7,7 @@ from collections import deque
 import pyarrow as pa
 
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition, batch_bytes
-from tidegate.channel.ports import Announce, in_front_of
+from tidegate.channel.ports import Announce, elements_before_barrier
 
 
 class MemoryChannel:
@@ -56,10 +56,10 @@ class MemoryChannel:
         self._queued_bytes -= size
         return element
 
-    def announce_to(self, announce: Announce) -> None:
-        """See `InputChannel.announce_to`."""
+    def on_barrier_queued(self, announce: Announce) -> None:
+        """See `InputChannel.on_barrier_queued`."""
         self._announce = announce
 
-    def ahead_of(self, checkpoint_id: int) -> list[Element]:
-        """See `InputChannel.ahead_of`."""
-        return in_front_of(checkpoint_id, (element for element, _ in self._queue))
+    def queued_before(self, checkpoint_id: int) -> list[Element]:
+        """See `InputChannel.queued_before`."""
+        return elements_before_barrier(checkpoint_id, (element for element, _ in self._queue))

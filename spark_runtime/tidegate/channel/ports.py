@@ -48,16 +48,16 @@ class InputChannel(Protocol):
     def poll(self) -> Element | None:
         """The next element, or None when none is there now."""
 
-    def announce_to(self, announce: Announce) -> None:
+    def on_barrier_queued(self, announce: Announce) -> None:
         """Call `announce` for every checkpoint barrier, and for the end, once it is in the queue, in their order. It
         may be polled before that call has been looked at. Once, before anything arrives."""
 
-    def ahead_of(self, checkpoint_id: int) -> list[Element]:
+    def queued_before(self, checkpoint_id: int) -> list[Element]:
         """What has arrived and lies in front of barrier `checkpoint_id`, else of the end of the partition, in order,
         without consuming it. One of the two has been announced and was not polled."""
 
 
-def in_front_of(checkpoint_id: int, elements: Iterable[Element]) -> list[Element]:
+def elements_before_barrier(checkpoint_id: int, elements: Iterable[Element]) -> list[Element]:
     """The elements up to barrier `checkpoint_id` or the end of the partition, whichever comes first."""
     front: list[Element] = []
     for element in elements:

@@ -22,7 +22,7 @@ POLL_S = 0.25
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CliEnvironment:
     """The world of one call.
 
     Attributes:

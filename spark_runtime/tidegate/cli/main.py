@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidegate.cli.arguments import Parser
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.output import Output
 from tidegate.cli.verb_registry import VERBS, add_arguments
 from tidegate.errors import OptionError, TidegateError
@@ -61,7 +61,7 @@ def version() -> str:
 
 
 def main(
-    argv: Sequence[str] | None = None, *, make_surroundings: Callable[[Output], Surroundings] | None = None
+    argv: Sequence[str] | None = None, *, make_surroundings: Callable[[Output], CliEnvironment] | None = None
 ) -> int:
     """Run one verb.
 
@@ -75,7 +75,7 @@ def main(
     words = list(sys.argv[1:] if argv is None else argv)
     output = Output(sys.stdout, sys.stderr, as_json="--json" in words)
     try:
-        around = make_surroundings(output) if make_surroundings is not None else Surroundings(output, os.environ)
+        around = make_surroundings(output) if make_surroundings is not None else CliEnvironment(output, os.environ)
         grammar = parser(words)
         grammar.check_verb(words)
         args, unknown = grammar.parse_known_args(words)

@@ -49,7 +49,7 @@ class Output:
             self._stderr.flush()
             self._drawn = False
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """A line for people; nothing with `as_json`."""
         if not self.as_json:
             self.wipe()

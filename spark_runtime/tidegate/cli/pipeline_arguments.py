@@ -25,7 +25,7 @@ def add_pipeline_settings(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def given_arguments(args: argparse.Namespace) -> dict[str, Any] | None:
+def parse_arguments(args: argparse.Namespace) -> dict[str, Any] | None:
     """The arguments; None: none were given. Raises OptionError."""
     if args.arg is None and args.args_json is None:
         return None
@@ -33,7 +33,7 @@ def given_arguments(args: argparse.Namespace) -> dict[str, Any] | None:
     return {**document, **arguments.pairs(args.arg, "--arg")}
 
 
-def given_options(args: argparse.Namespace) -> dict[str, Any] | None:
+def parse_options(args: argparse.Namespace) -> dict[str, Any] | None:
     """The options; None: none were given. Raises OptionError."""
     if args.option is None and args.options is None:
         return None

@@ -18,11 +18,11 @@ from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RelativePaths
 from tidegate.plan.batch_plan import plan_batch
-from tidegate.plan.execution_plan import ExecutionPlan, plan
+from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
 from tidegate.plan.job_graph import JobGraph
 
 
-def validate(
+def validate_pipeline(
     pipeline: str,
     code_root: str | None,
     arguments: Mapping[str, Any],
@@ -45,14 +45,14 @@ def validate(
         (uid, text) of each file sink: what a fresh start does with the files that are there.
     """
     schemas = None if pinned is None else found_schemas(pinned.graph)
-    with built(pipeline, code_root, arguments, options, paths, schemas) as (graph, _):
+    with build_plan(pipeline, code_root, arguments, options, paths, schemas) as (graph, _):
         if starts:
             check_fresh_start(graph, starts)
         return tuple(existing_output(graph))
 
 
 @contextlib.contextmanager
-def built(
+def build_plan(
     pipeline: str,
     code_root: str | None,
     arguments: Mapping[str, Any],
@@ -79,7 +79,7 @@ def built(
             with open(file, "wb") as copy:
                 copy.write(content)
         graph = load_pipeline(folder, target, arguments, paths=paths, schemas=schemas)
-        execution = plan(graph, options.parallelism, options.max_parallelism)
+        execution = make_execution_plan(graph, options.parallelism, options.max_parallelism)
         if options.execution_mode == "batch":
             allowed = options.allow_mode_dependent
             plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)

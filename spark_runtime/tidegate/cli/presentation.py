@@ -11,16 +11,16 @@ from tidegate.jobs.status import CheckpointView, FailureView, JobStatus, JobView
 from tidegate.jobs.status_text import (
     counters_period,
     deletions_words,
-    event_time,
-    failure_words,
+    event_time_text,
+    failure_text,
     records_read,
-    records_words,
-    slots_there,
-    waiting_words,
+    records_text,
+    slots_available,
+    waiting_text,
 )
-from tidegate.jobs.stop_outcomes import COMMITS_PENDING, COMMITTED, STOP_OUTCOMES, remark
+from tidegate.jobs.stop_outcomes import COMMITS_PENDING, COMMITTED, STOP_OUTCOMES, stop_warning
 
-MOST_IDS = 20
+MAX_IDS = 20
 """Of checkpoints that a line names."""
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -37,8 +37,8 @@ def view_document(view: JobView, *, alive: bool | None = None) -> dict[str, Any]
         "generation": view.generation,
         "run_id": view.run_id,
         "restarts": view.restarts,
-        "slots": {"registered": slots_there(view), "needed": view.slots_needed},
-        "watermark": event_time(view.watermark_us),
+        "slots": {"registered": slots_available(view), "needed": view.slots_needed},
+        "watermark": event_time_text(view.watermark_us),
         "watermark_us": view.watermark_us,
         "sources": [_source_document(source) for source in view.sources],
         "latest_checkpoint": _optional(view.completed[-1] if view.completed else None),
@@ -86,7 +86,7 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
         lines.append(f"  driver: {'never began; start it again' if never else gone}")
     lines.append(f"  submission {view.spec_number}, generation {view.generation}, restarts {view.restarts}")
     if view.watermark_us is not None:
-        lines.append(f"  watermark {event_time(view.watermark_us)}")
+        lines.append(f"  watermark {event_time_text(view.watermark_us)}")
     for source in view.sources:
         lines.append(f"  source {source.uid}: {_source_text(source)}")
     for uid, counts in sorted(view.counters.items()):
@@ -125,13 +125,13 @@ def _verdict_lines(view: JobView) -> list[str]:
 
 
 def _ids(checkpoint_ids: Sequence[int]) -> str:
-    more = len(checkpoint_ids) - MOST_IDS
-    return (f"{more} older, " if more > 0 else "") + ", ".join(map(str, checkpoint_ids[-MOST_IDS:]))
+    more = len(checkpoint_ids) - MAX_IDS
+    return (f"{more} older, " if more > 0 else "") + ", ".join(map(str, checkpoint_ids[-MAX_IDS:]))
 
 
 def status_text(view: JobView) -> str:
     """Status with what explains it, on one line."""
-    if words := waiting_words(view):
+    if words := waiting_text(view):
         return f"{view.status} ({words})"
     if view.stop is not None and view.status is JobStatus.STOPPED:
         mode, outcome, path = (view.stop.get(name) for name in ("mode", "outcome", "path"))
@@ -150,7 +150,7 @@ def stop_lines(stop: Mapping[str, Any]) -> list[str]:
     outcome = str(stop.get("outcome", ""))
     known = STOP_OUTCOMES.get(outcome)
     if outcome == COMMITTED or known is None:
-        return [words] if (words := remark(stop)) else []
+        return [words] if (words := stop_warning(stop)) else []
     return [f"{outcome}: {known.meaning}", f"next: {known.next_action}"]
 
 
@@ -159,10 +159,10 @@ def progress_text(view: JobView) -> str:
     parts = [f"{view.job_id} {status_text(view)}"]
     if view.status is JobStatus.RUNNING:
         if (records := records_read(view)) is not None:
-            parts.append(records_words(records))
+            parts.append(records_text(records))
         parts.append(f"{len(view.completed)} snapshots")
         if view.watermark_us is not None:
-            parts.append(f"watermark {event_time(view.watermark_us)}")
+            parts.append(f"watermark {event_time_text(view.watermark_us)}")
     if view.restarts:
         parts.append(f"{view.restarts} restarts")
     return ", ".join(parts)
@@ -182,7 +182,7 @@ def checkpoint_lines(checkpoints: tuple[CheckpointView, ...], *, deleted: bool =
             c.status,
             c.triggered_at,
             "-" if c.duration_ms is None else f"{c.duration_ms:,} ms",
-            size(c.metrics.get("bytes")),
+            size_text(c.metrics.get("bytes")),
             _milliseconds(c.metrics.get("alignment_ms")),
             "taken back" if c.taken_back else "yes" if c.committed else (c.verdict or "-"),
             _path_words(c, deleted),
@@ -210,7 +210,7 @@ def statistics_lines(statistics: CheckpointStatistics) -> list[str]:
         lines.append(_by_code(sum(statistics.refused.values()), "requests refused", statistics.refused))
     figures = (
         ("duration", statistics.duration_ms, _milliseconds),
-        ("size", statistics.size_bytes, size),
+        ("size", statistics.size_bytes, size_text),
         ("alignment", statistics.alignment_ms, _milliseconds),
     )
     headings = ("", "min", "avg", "max", "p50", "p90", "p99")
@@ -232,13 +232,13 @@ def failure_lines(failure: FailureView, status: JobStatus) -> list[str]:
     place = failure.operator or ""
     if failure.subtask is not None:
         place += f"{', ' if place else ''}subtask {failure.subtask}"
-    lines = [f"{failure_words(failure, status)}{f' [{place}]' if place else ''}: {failure.message}"]
+    lines = [f"{failure_text(failure, status)}{f' [{place}]' if place else ''}: {failure.message}"]
     if failure.traceback and not failure.recovered:
         lines += [f"  {line}" for line in failure.traceback.rstrip().splitlines()]
     return lines
 
 
-def size(size_bytes: object) -> str:
+def size_text(size_bytes: object) -> str:
     """Bytes to three digits or so: "1.5 MiB"; "-" for what is no number."""
     if not isinstance(size_bytes, int | float) or isinstance(size_bytes, bool):
         return "-"
@@ -263,7 +263,7 @@ def _source_document(source: SourceView) -> dict[str, Any]:
         "records": source.records,
         "end_of_data": source.end_of_data,
         "played_all": source.played_all,
-        "watermark": event_time(source.watermark_us),
+        "watermark": event_time_text(source.watermark_us),
         "watermark_us": source.watermark_us,
         "details": dict(source.details),
     }
@@ -272,7 +272,7 @@ def _source_document(source: SourceView) -> dict[str, Any]:
 def _source_text(source: SourceView) -> str:
     parts = [source.boundedness]
     if source.records is not None:
-        parts.append(records_words(source.records))
+        parts.append(records_text(source.records))
     if source.end_of_data:
         parts.append("ended")
     elif source.played_all:

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from tidegate.cli.arguments import Parser
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.errors import EnvironmentProblemError
 
 
@@ -64,9 +64,9 @@ VERBS: Mapping[str, Verb] = {
 """By name, in the order of `tidegate --help`."""
 
 RUNTIME: Mapping[str, str] = {
-    "start": "tidegate.cli.pipeline_validation:validate",
-    "restore": "tidegate.cli.pipeline_validation:validate",
-    "fork": "tidegate.cli.pipeline_validation:validate",
+    "start": "tidegate.cli.pipeline_validation:validate_pipeline",
+    "restore": "tidegate.cli.pipeline_validation:validate_pipeline",
+    "fork": "tidegate.cli.pipeline_validation:validate_pipeline",
     "commit-pending": "tidegate.cli.verdicts.pending_commits:run",
     "snapshot inspect": "tidegate.cli.snapshots.snapshot_summary:run",
     "snapshot read": "tidegate.cli.snapshots.state_rows:run",
@@ -96,7 +96,7 @@ def runtime(verb: str) -> Any:
         ) from error
 
 
-def with_runtime(verb: str) -> Callable[[argparse.Namespace, Surroundings], int]:
+def with_runtime(verb: str) -> Callable[[argparse.Namespace, CliEnvironment], int]:
     """A verb's `run` that is of the runtime as a whole."""
     return lambda args, around: int(runtime(verb)(args, around))
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
 from tidegate.connectors.row_pacer import RowPacer
 from tidegate.errors import OptionError, PipelineError
 from tidegate.state.arrow.missing_values import arrow_array
@@ -101,7 +101,7 @@ class DataGen(Source):
             self._function, self._schema, self._rate, self._batch_rows, ctx, bounded=self._rows is not None
         )
 
-    def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
+    def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
         """None: records are made anew."""
         return ()
 
@@ -160,14 +160,14 @@ class DataGenReader(SourceReader):
         self._all = [_OpenSplit(s, self._rate) for s in splits]
         self._turn = deque(s for s in self._all if s.left() != 0)
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """The next batch of the split whose turn it is; `end` when all are read."""
         turn = self._turn
         if not turn:
             return (
-                Polled(state="end")
+                PollResult(state="end")
                 if self._bounded
-                else Polled(state="nothing_now", retry_at_ms=now_ms + 1000, idle=True)
+                else PollResult(state="nothing_now", retry_at_ms=now_ms + 1000, idle=True)
             )
         retry_at_ms = None
         for _ in range(len(turn)):
@@ -184,9 +184,9 @@ class DataGenReader(SourceReader):
                     turn.rotate(-1)
                     continue
             return self._emit(current, wanted, now_ms)
-        return Polled(state="nothing_now", retry_at_ms=retry_at_ms or now_ms)
+        return PollResult(state="nothing_now", retry_at_ms=retry_at_ms or now_ms)
 
-    def _emit(self, current: _OpenSplit, wanted: int, now_ms: int) -> Polled:
+    def _emit(self, current: _OpenSplit, wanted: int, now_ms: int) -> PollResult:
         start = current.first + current.emitted * current.step
         batch = self._make(np.arange(start, start + wanted * current.step, current.step, dtype=np.int64))
         current.emitted += wanted
@@ -196,7 +196,7 @@ class DataGenReader(SourceReader):
             self._turn.popleft()
         elif len(self._turn) > 1:
             self._turn.rotate(-1)
-        return Polled(batch, current.split.split_id)
+        return PollResult(batch, current.split.split_id)
 
     def _make(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
         made = self._function(numbers)

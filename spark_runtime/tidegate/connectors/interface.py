@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import pyarrow as pa
 
 from tidegate.connectors.found_schema import FoundSchema
-from tidegate.connectors.leftovers import Leftovers, StillNeeded
+from tidegate.connectors.leftovers import LeftoverReport, NeededTransactions
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.jobs.client.staged_data import StagedData
@@ -46,7 +46,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Polled:
+class PollResult:
     """Answer of one `SourceReader.poll`.
 
     Attributes:
@@ -78,7 +78,7 @@ class SourceReader(ABC):
         """Take splits: fresh ones (`position` None) or restored ones. Called once, before the first poll."""
 
     @abstractmethod
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """The next batch. The position moves together with the batch (S4.1)."""
 
     @abstractmethod
@@ -144,10 +144,10 @@ class Source(ABC):
         return self
 
     def side_outputs(self) -> Mapping[str, pa.Schema]:
-        """Name -> schema of what `Polled.sides` may hold."""
+        """Name -> schema of what `PollResult.sides` may hold."""
         return {}
 
-    def must_be_read(self) -> Mapping[str, str]:
+    def required_side_outputs(self) -> Mapping[str, str]:
         """Side outputs without a reader of which the pipeline is not built -> why."""
         return {}
 
@@ -159,7 +159,7 @@ class Source(ABC):
     def create_reader(self, ctx: SourceContext) -> SourceReader:
         """A reader, in the slot."""
 
-    def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]] | None:
+    def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]] | None:
         """(split id, why) of those of a snapshot's splits that could not be read on from their positions; None: cannot
         tell, before they are read. For a preflight, not in a slot; may do I/O. Finished splits need nothing.
 
@@ -326,7 +326,7 @@ class SupportsQuarantine(Protocol):
 class CollectsLeftovers(Protocol):
     """A sink that lists and deletes data that no snapshot needs. `tidegate gc` skips other sinks."""
 
-    def collect(self, ctx: SinkContext, needed: StillNeeded, *, dry_run: bool = False) -> Leftovers:
+    def collect(self, ctx: SinkContext, needed: NeededTransactions, *, dry_run: bool = False) -> LeftoverReport:
         """Remove what one lineage of a job left here and `needed` does not name, such as data that failed runs staged
         before a fresh start, and commit markers, without forgetting what these tell of checkpoints from
         `needed.markers_from` on (S2.3). Blocks; idempotent. May be broken off anywhere, run twice at once, and beside a

@@ -11,11 +11,11 @@ from typing import Literal
 from tidegate.connectors.transactions import Committable
 
 ALL_CHECKPOINTS = sys.maxsize
-"""As `StillNeeded.markers_from`: no commit marker is needed."""
+"""As `NeededTransactions.markers_from`: no commit marker is needed."""
 
 
 @dataclass(frozen=True)
-class StillNeeded:
+class NeededTransactions:
     """What may still be asked of a sink in one lineage of a job.
 
     Attributes:
@@ -48,7 +48,7 @@ class Leftover:
 
 
 @dataclass(frozen=True)
-class Leftovers:
+class LeftoverReport:
     """What a collection did in one sink and lineage, or would do. `too_young`: how many files nobody needs and are
     not old enough."""
 

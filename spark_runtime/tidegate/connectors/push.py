@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
 from tidegate.errors import PipelineError
 
 ENTRY_BYTES = 512
@@ -28,7 +28,7 @@ class PushClosedError(Exception):
 
 
 @dataclass(frozen=True)
-class Taken:
+class PushedBatch:
     """What the loop got.
 
     Attributes:
@@ -44,7 +44,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _QueuedBatch:
     """One emission, or the end of a split. `position` is the split's after `batch`."""
 
     split_id: str
@@ -54,7 +54,7 @@ class _Entry:
     size_bytes: int
 
 
-class Handover:
+class PushQueue:
     """A bounded queue between a pusher's threads and the loop, and the positions on the loop's side.
 
     The lock is the subtask's checkpoint lock. An entry holds records and position, so there is no moment at which one
@@ -69,7 +69,7 @@ class Handover:
         self._capacity_bytes = capacity_bytes
         self._wake = wake
         self._condition = condition
-        self._queue: deque[_Entry] = deque()
+        self._queue: deque[_QueuedBatch] = deque()
         self._splits = {split.split_id: split for split in splits}
         self._open = {split.split_id for split in splits if not split.finished}
         self._active = frozenset(self._open)
@@ -83,7 +83,7 @@ class Handover:
     def put(self, split_id: str, batch: pa.RecordBatch, position: Any) -> None:
         """Hand over records and position; waits, without the lock, while the queue is full."""
         text = json.dumps(position)
-        entry = _Entry(split_id, batch, json.loads(text), False, batch.nbytes + len(text) + ENTRY_BYTES)
+        entry = _QueuedBatch(split_id, batch, json.loads(text), False, batch.nbytes + len(text) + ENTRY_BYTES)
         with self._condition:
             while self.queued_bytes >= self._capacity_bytes and not self._closed.is_set():
                 self._condition.wait()
@@ -148,7 +148,7 @@ class Handover:
 
     # ------------------------------------------------------------ the loop
 
-    def take(self) -> Taken:
+    def take(self) -> PushedBatch:
         """The next batch, with its split's position moved behind it; raises what the pusher raised."""
         finished = False
         with self._condition:
@@ -162,9 +162,9 @@ class Handover:
                 if self._queue and self._queue[0].finishes and self._queue[0].split_id == entry.split_id:
                     finished |= self._move(self._queue.popleft())
                 self._condition.notify_all()
-                return Taken(entry.batch, entry.split_id, finished)
+                return PushedBatch(entry.batch, entry.split_id, finished)
             self._condition.notify_all()
-            return Taken(finished=finished, idle=self._idle)
+            return PushedBatch(finished=finished, idle=self._idle)
 
     def snapshot(self) -> list[Split]:
         """All splits with the positions behind what was taken; what waits in the queue is in no snapshot."""
@@ -185,16 +185,16 @@ class Handover:
 
     # ------------------------------------------------------------ with the lock held
 
-    def _append(self, entry: _Entry) -> None:
+    def _append(self, entry: _QueuedBatch) -> None:
         self._queue.append(entry)
         self.queued_bytes += entry.size_bytes
 
     def _finish(self, split_id: str) -> None:
         if split_id in self._open and not self._closed.is_set():
             self._open.discard(split_id)
-            self._append(_Entry(split_id, None, None, True, ENTRY_BYTES))
+            self._append(_QueuedBatch(split_id, None, None, True, ENTRY_BYTES))
 
-    def _move(self, entry: _Entry) -> bool:
+    def _move(self, entry: _QueuedBatch) -> bool:
         """Move the split's position with the entry; True: the split has ended."""
         split = self._splits[entry.split_id]
         self.queued_bytes -= entry.size_bytes
@@ -228,7 +228,7 @@ class PushContext:
             start).
     """
 
-    def __init__(self, splits: Sequence[Split], schema: pa.Schema, where: str, handover: Handover) -> None:
+    def __init__(self, splits: Sequence[Split], schema: pa.Schema, where: str, handover: PushQueue) -> None:
         self.splits = tuple(splits)
         self._schema = schema
         self._where = where
@@ -365,23 +365,23 @@ class PushReader(SourceReader):
         self._make_thread = make_thread
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._handover = Handover((), buffer_bytes, ctx.wake, condition())
+        self._handover = PushQueue((), buffer_bytes, ctx.wake, condition())
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Take splits; the thread starts with the first poll."""
-        self._handover = Handover(splits, self._buffer_bytes, self._ctx.wake, self._condition())
+        self._handover = PushQueue(splits, self._buffer_bytes, self._ctx.wake, self._condition())
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """What was emitted first. Raises what the pusher raised."""
         if self._thread is None and self._handover.active_splits():
             self._start()
         taken = self._handover.take()
         if taken.batch is not None:
-            return Polled(taken.batch, taken.split_id, splits_changed=taken.finished)
+            return PollResult(taken.batch, taken.split_id, splits_changed=taken.finished)
         no_more = not self._handover.active_splits()
         if no_more and self._bounded:
-            return Polled(state="end")
-        return Polled(
+            return PollResult(state="end")
+        return PollResult(
             state="nothing_now",
             retry_at_ms=now_ms + PUSH_RETRY_MS,
             idle=no_more or taken.idle,
@@ -414,7 +414,7 @@ class PushReader(SourceReader):
         finally:
             self._thread.join(self._stop_s)
             if self._thread.is_alive():
-                self._name_the_living(self._thread)
+                self._running_threads_text(self._thread)
 
     def _start(self) -> None:
         open_splits = [split for split in self._handover.snapshot() if not split.finished]
@@ -452,7 +452,7 @@ class PushReader(SourceReader):
     def _where(self) -> str:
         return f"source {self._ctx.uid!r}, subtask {self._ctx.subtask}"
 
-    def _name_the_living(self, thread: threading.Thread) -> None:
+    def _running_threads_text(self, thread: threading.Thread) -> None:
         frame = sys._current_frames().get(thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         print(

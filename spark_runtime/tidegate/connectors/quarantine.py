@@ -16,17 +16,17 @@ from typing import Any
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.storage import is_local, sync_to_disk
-from tidegate.connectors.transactions import TransactionId, token
+from tidegate.connectors.transactions import TransactionId, file_name_token
 from tidegate.errors import AlreadyExistsError
 from tidegate.jobs.client.staged_data import MANIFEST_VERSION, StagedData
-from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.history.verdicts import WithheldRange
 from tidegate.jobs.stores.store import Store
 
 
 class Quarantine:
     """Takes one verdict's data. Every step may be repeated, by this run or a later one, and by two at once."""
 
-    def __init__(self, store: Store, folder: str, withheld: Withheld) -> None:
+    def __init__(self, store: Store, folder: str, withheld: WithheldRange) -> None:
         """Args: folder: `quarantine` of the job, relative to the store."""
         self._store = store
         self._folder = folder
@@ -81,9 +81,9 @@ class Quarantine:
             self._store.create(f"{self._of_sink(made)}/_{_writer(made)}.json", text.encode())
 
     def _of_sink(self, made: TransactionId) -> str:
-        return f"{self._folder}/chk-{self.checkpoint_of(made)}/{token(made.uid)}"
+        return f"{self._folder}/chk-{self.checkpoint_of(made)}/{file_name_token(made.uid)}"
 
 
 def _writer(made: TransactionId) -> str:
     """Part of a name that no two transactions of a sink share."""
-    return f"{made.subtask}-g{made.generation}-{token(made.run_id)}-{made.number}"
+    return f"{made.subtask}-g{made.generation}-{file_name_token(made.run_id)}-{made.number}"

@@ -136,7 +136,7 @@ class Replay(Source):
         """As of `Files`."""
         return self._files.side_outputs()
 
-    def must_be_read(self) -> Mapping[str, str]:
+    def required_side_outputs(self) -> Mapping[str, str]:
         """As of `Files`."""
         return self._files.must_be_read()
 
@@ -163,7 +163,7 @@ class Replay(Source):
             batch_rows=self._batch_rows,
         )
 
-    def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
+    def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
         """All, when a file is gone or was changed: every split reads every file."""
         files = {tuple(file): FoundFile(*file) for split in splits for file in split.data["files"]}
         why = next(filter(None, map(self._files.why_unreadable, files.values())), "")

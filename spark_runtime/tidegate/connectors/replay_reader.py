@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from tidegate.connectors.files.source.bad_records import BAD_RECORDS, bad_batch
 from tidegate.connectors.files.source.file_listing import FoundFile
 from tidegate.connectors.files.source.file_set import FileSet
-from tidegate.connectors.interface import Polled, SourceReader, Split
-from tidegate.connectors.row_pacer import PACING_TICK_MS, RowPacer, Tick
+from tidegate.connectors.interface import PollResult, SourceReader, Split
+from tidegate.connectors.row_pacer import MIN_BATCH_INTERVAL_MS, BatchPacer, RowPacer
 
 AtEnd = Literal["idle", "loop", "end"]
 IDLE_RETRY_MS = 1_000
@@ -25,7 +25,7 @@ IDLE_RETRY_MS = 1_000
 _UNITS_PER_US = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 
 
-class _Recording:
+class _SplitRecords:
     """The records of one split in play order.
 
     Attributes:
@@ -58,10 +58,10 @@ class _Recording:
         return batch.set_column(self._time_index, field, shifted)
 
 
-class _Playing:
+class _SplitPlayback:
     """Where one split stands, and how fast it goes."""
 
-    def __init__(self, split: Split, recording: _Recording, rate: float | None) -> None:
+    def __init__(self, split: Split, recording: _SplitRecords, rate: float | None) -> None:
         self.split = split
         self.recording = recording
         position = split.position or {"loop": 0, "rows": 0}
@@ -69,7 +69,7 @@ class _Playing:
         self.rows: int = position["rows"]
         self.bad: int = position.get("bad", 0)
         self.pacer = None if rate is None else RowPacer(rate / split.data["of"])
-        self.tick = Tick()
+        self.tick = BatchPacer()
 
     def time_us(self) -> int:
         """Time of the next record."""
@@ -102,10 +102,10 @@ class ReplayReader(SourceReader):
         self._loops = at_end == "loop"
         self._ends = at_end == "end"
         self._batch_rows = batch_rows
-        self._all: list[_Playing] = []
+        self._all: list[_SplitPlayback] = []
         self._bad: list[pa.RecordBatch] = []
         self._noted: Counter[str] = Counter()
-        self._turn: deque[_Playing] = deque()
+        self._turn: deque[_SplitPlayback] = deque()
         self._start: tuple[int, int] | None = None
 
     def add_splits(self, splits: Sequence[Split]) -> None:
@@ -113,10 +113,10 @@ class ReplayReader(SourceReader):
         if not splits:
             return
         recordings = self._load(splits)
-        self._all = [_Playing(s, r, self._rate) for s, r in zip(splits, recordings, strict=True)]
+        self._all = [_SplitPlayback(s, r, self._rate) for s, r in zip(splits, recordings, strict=True)]
         self._turn = deque(p for p in self._all if p.rows < p.recording.rows or (self._loops and p.recording.rows))
 
-    def _load(self, splits: Sequence[Split]) -> list[_Recording]:
+    def _load(self, splits: Sequence[Split]) -> list[_SplitRecords]:
         schema = self._files.schema()
         files = [FoundFile(*entry) for entry in splits[0].data["files"]]
         table = pa.Table.from_batches([batch for file in files for batch in self._read(file)], schema)
@@ -130,7 +130,7 @@ class ReplayReader(SourceReader):
             column = own.column(self._time_column)
             known_us = _as_us(column.slice(0, len(column) - column.null_count))
             times_us = np.concatenate([known_us, np.full(column.null_count, last_us, dtype=np.int64)])
-            recordings.append(_Recording(own, self._time_column, times_us, column.null_count, last_us - first_us))
+            recordings.append(_SplitRecords(own, self._time_column, times_us, column.null_count, last_us - first_us))
         return recordings
 
     def _read(self, file: FoundFile) -> Iterator[pa.RecordBatch]:
@@ -142,7 +142,7 @@ class ReplayReader(SourceReader):
     def _note(self, *, missing: Sequence[str], new: Sequence[str]) -> None:
         self._noted.update(missing_fields=len(missing), new_fields=len(new))
 
-    def _bad_polled(self) -> Polled | None:
+    def _bad_polled(self) -> PollResult | None:
         """Every reader reads every file, so the first split alone has the bad records, before its others."""
         first = next((p for p in self._all if p.split.data["index"] == 0), None)
         if first is None:
@@ -154,18 +154,18 @@ class ReplayReader(SourceReader):
                 rest = batch.slice(batch.num_rows - (begin - first.bad))
                 first.bad = begin
                 emits = self._files.policy.on_bad_record == "dead_letter"
-                return Polled(sides={BAD_RECORDS: rest} if emits else {})
+                return PollResult(sides={BAD_RECORDS: rest} if emits else {})
         return None
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """The records that are due, of the split whose turn it is."""
         if self._bad and (bad := self._bad_polled()) is not None:
             return bad
         turn = self._turn
         if not turn and self._ends:
-            return Polled(state="end")
+            return PollResult(state="end")
         if not turn:
-            return Polled(state="nothing_now", retry_at_ms=now_ms + IDLE_RETRY_MS, idle=True)
+            return PollResult(state="nothing_now", retry_at_ms=now_ms + IDLE_RETRY_MS, idle=True)
         if self._start is None:
             for playing in turn:
                 self._begin_loop(playing)
@@ -178,13 +178,13 @@ class ReplayReader(SourceReader):
                 return self._emit(playing, due, now_ms)
             turn.rotate(-1)
             retry_at_ms = again_ms if retry_at_ms is None else min(retry_at_ms, again_ms)
-        return Polled(state="nothing_now", retry_at_ms=now_ms if retry_at_ms is None else retry_at_ms)
+        return PollResult(state="nothing_now", retry_at_ms=now_ms if retry_at_ms is None else retry_at_ms)
 
-    def _begin_loop(self, playing: _Playing) -> None:
+    def _begin_loop(self, playing: _SplitPlayback) -> None:
         if playing.rows == playing.recording.rows:
             playing.loop, playing.rows = playing.loop + 1, 0
 
-    def _due(self, playing: _Playing, now_ms: int) -> tuple[int, int]:
+    def _due(self, playing: _SplitPlayback, now_ms: int) -> tuple[int, int]:
         """(records to emit now, when to ask again when there are none)."""
         left = min(self._batch_rows, playing.recording.rows - playing.rows)
         if playing.pacer is not None:
@@ -197,15 +197,15 @@ class ReplayReader(SourceReader):
         again_ms = start_ms + math.ceil((playing.time_us() - start_us) / (1_000 * self._speedup))
         if not playing.tick.is_open(now_ms):
             return 0, max(playing.tick.opens_ms, again_ms)
-        return min(left, self._played(playing, now_ms)), max(now_ms + PACING_TICK_MS, again_ms)
+        return min(left, self._emitted(playing, now_ms)), max(now_ms + MIN_BATCH_INTERVAL_MS, again_ms)
 
-    def _played(self, playing: _Playing, now_ms: int) -> int:
+    def _emitted(self, playing: _SplitPlayback, now_ms: int) -> int:
         """Records of this loop whose time has come at the speed of `speedup`."""
         assert self._start is not None and self._speedup is not None, "asked of a replay without `speedup`"
         start_ms, start_us = self._start
         return max(0, playing.due_by(start_us + int((now_ms - start_ms) * 1_000 * self._speedup)))
 
-    def _emit(self, playing: _Playing, rows: int, now_ms: int) -> Polled:
+    def _emit(self, playing: _SplitPlayback, rows: int, now_ms: int) -> PollResult:
         batch = playing.recording.cut(playing.rows, rows, playing.loop)
         playing.rows += rows
         if playing.pacer is not None:
@@ -215,11 +215,11 @@ class ReplayReader(SourceReader):
                 self._begin_loop(playing)
             else:
                 self._turn.popleft()
-                return Polled(batch, playing.split.split_id)
+                return PollResult(batch, playing.split.split_id)
         if self._speedup is not None:
-            playing.tick.emitted(now_ms, rows_left=self._played(playing, now_ms) > 0)
+            playing.tick.emitted(now_ms, rows_left=self._emitted(playing, now_ms) > 0)
         self._turn.rotate(-1)
-        return Polled(batch, playing.split.split_id)
+        return PollResult(batch, playing.split.split_id)
 
     def snapshot(self) -> Sequence[Split]:
         """All splits with (loop, records emitted in it). Finished are those without records; of a replay that ends,
@@ -233,7 +233,7 @@ class ReplayReader(SourceReader):
             for p in self._all
         ]
 
-    def _has_bad_for(self, playing: _Playing) -> bool:
+    def _has_bad_for(self, playing: _SplitPlayback) -> bool:
         return playing.split.data["index"] == 0 and playing.bad < sum(batch.num_rows for batch in self._bad)
 
     def active_splits(self) -> frozenset[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-PACING_TICK_MS = 5
+MIN_BATCH_INTERVAL_MS = 5
 """Least time between two batches of one paced split, milliseconds. A batch has a fixed cost in every operator and every
 channel; without the tick a busy loop polls so often that batches shrink to single rows, and that cost keeps it busy."""
 
 
-class Tick:
-    """Keeps the batches of one paced split apart by `PACING_TICK_MS`, however often the source is polled.
+class BatchPacer:
+    """Keeps the batches of one paced split apart by `MIN_BATCH_INTERVAL_MS`, however often the source is polled.
 
     Attributes:
         opens_ms: no batch before this time.
@@ -28,7 +28,7 @@ class Tick:
     def emitted(self, now_ms: int, *, rows_left: bool) -> None:
         """A batch was emitted. `rows_left`: more rows were due than it could hold; a backlog does not wait."""
         if not rows_left:
-            self.opens_ms = now_ms + PACING_TICK_MS
+            self.opens_ms = now_ms + MIN_BATCH_INTERVAL_MS
 
 
 class RowPacer:
@@ -47,7 +47,7 @@ class RowPacer:
         self._per_ms = rows_per_s / 1000.0
         self._start_ms: int | None = None
         self._emitted = 0
-        self._tick = Tick()
+        self._tick = BatchPacer()
 
     def due(self, now_ms: int) -> int:
         """Rows that may be emitted at `now_ms`; the first call starts the clock and gives one row."""
@@ -67,7 +67,7 @@ class RowPacer:
             return now_ms
         next_row_ms = self._start_ms + math.ceil(self._emitted / self._per_ms)
         if self._tick.is_open(now_ms):
-            return max(now_ms + PACING_TICK_MS, next_row_ms)
+            return max(now_ms + MIN_BATCH_INTERVAL_MS, next_row_ms)
         return max(self._tick.opens_ms, next_row_ms)
 
     def _rows_due(self, start_ms: int, now_ms: int) -> int:

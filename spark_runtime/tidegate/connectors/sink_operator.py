@@ -13,7 +13,7 @@ from tidegate.connectors.interface import Sink, SinkWriter, SupportsQuarantine
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import SnapshotError
-from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.history.verdicts import WithheldRange
 from tidegate.jobs.stores.store import Store
 from tidegate.operators.stream_operator import CommitPermit, OperatorContext, Output, StreamOperator
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
@@ -49,7 +49,7 @@ class _Preparation:
         self._told: tuple[Mapping[str, Any], ...] | None = None
         self.withheld = False
 
-    def made(self) -> tuple[Committable, ...]:
+    def run(self) -> tuple[Committable, ...]:
         """The handles; blocks for the work, or for the thread that does it. A failure is final: the transaction's rows
         are in no other, so no later checkpoint may complete without them."""
         with self._lock:
@@ -65,10 +65,10 @@ class _Preparation:
                 self._work = None  # with the writers' files: what is not committed may wait long for its verdict
             return self._made
 
-    def told(self, sink: Sink, ctx: SinkContext) -> tuple[Mapping[str, Any], ...]:
+    def result(self, sink: Sink, ctx: SinkContext) -> tuple[Mapping[str, Any], ...]:
         """What it staged, for the metadata (S7.8); asked of the sink once."""
         if self._told is None:
-            made = self.made()
+            made = self.run()
             self._told = tuple(sink.staged(ctx, self.checkpoint_id, handle).to_json() for handle in made)
         return self._told
 
@@ -120,7 +120,7 @@ class SinkOperator(StreamOperator):
         by_origin: dict[tuple[int, int], list[Committable]] = {}
         for part in parts:
             assert part.name == COMMITTABLES, f"a sink has no state {part.name!r}"
-            for row, handle in zip(part.table.to_pylist(), held_handles([part]), strict=True):
+            for row, handle in zip(part.table.to_pylist(), handles_in_snapshot([part]), strict=True):
                 origin = row["checkpoint_id"], row.get(OWNER_COLUMN, self.ctx.subtask)
                 by_origin.setdefault(origin, []).append(handle)
         with self._lock:
@@ -156,7 +156,7 @@ class SinkOperator(StreamOperator):
             covered = [p for p in self._pending if p.checkpoint_id <= permit.checkpoint_id and not p.withheld]
         return (lambda: self._publish(covered)) if covered else None
 
-    def quarantine(self, withheld: Withheld, folder: Callable[[], tuple[Store, str]]) -> Callable[[], None] | None:
+    def quarantine(self, withheld: WithheldRange, folder: Callable[[], tuple[Store, str]]) -> Callable[[], None] | None:
         """Snapshots hold the handles until the data has moved: a run that restores one moves it, when this one dies."""
         with self._lock:
             covered = [p for p in self._pending if withheld.covers(p.checkpoint_id)]
@@ -164,15 +164,15 @@ class SinkOperator(StreamOperator):
                 p.withheld = True
 
         def work() -> None:
-            self._settle(covered, lambda handles: self._put_away(handles, Quarantine(*folder(), withheld)))
+            self._apply_restored(covered, lambda handles: self._put_away(handles, Quarantine(*folder(), withheld)))
 
         return work if covered else None
 
-    def awaits_permit(self, checkpoint_id: int) -> bool:
+    def needs_commit_permit(self, checkpoint_id: int) -> bool:
         """Whether a transaction that the completed checkpoint covers is not committed."""
         with self._lock:
             covered = [p for p in self._pending if p.checkpoint_id <= checkpoint_id and not p.withheld]
-        return any(p.made() for p in covered)
+        return any(p.run() for p in covered)
 
     def recover(self, permit: CommitPermit | None) -> Callable[[], None]:
         """Work to run once after `restore`, before the first commit of this run: publish what the restored snapshot
@@ -190,22 +190,22 @@ class SinkOperator(StreamOperator):
             waiting = [p for p in self._pending if p not in covered]
 
         def work() -> None:
-            self._settle(covered, self._commit_restored)
+            self._apply_restored(covered, self._commit_restored)
             if self._sink.two_phase:
-                kept = [handle for p in waiting for handle in p.made()]
+                kept = [handle for p in waiting for handle in p.run()]
                 self.writer.recover(permit.checkpoint_id if permit is not None else 0, kept)
 
         return work
 
     def _publish(self, covered: Sequence[_Preparation]) -> None:
-        self._settle(covered, self.writer.commit)
+        self._apply_restored(covered, self.writer.commit)
 
-    def _settle(self, covered: Sequence[_Preparation], do: Callable[[Sequence[Committable]], None]) -> None:
+    def _apply_restored(self, covered: Sequence[_Preparation], do: Callable[[Sequence[Committable]], None]) -> None:
         """Publish or move away what is still open; then nothing holds it any more."""
         with self._publishing:
             with self._lock:
                 open_still = [p for p in covered if p in self._pending]
-            handles = [handle for p in open_still for handle in p.made()]
+            handles = [handle for p in open_still for handle in p.run()]
             if handles:
                 do(handles)
             with self._lock:
@@ -228,14 +228,14 @@ class SinkOperator(StreamOperator):
             ) from error
 
     def _as_parts(self, covered: Sequence[_Preparation]) -> Sequence[StatePart]:
-        made = [(p, h) for p in covered for h in p.made()]
+        made = [(p, h) for p in covered for h in p.run()]
         columns: list[Sequence[Any]] = [
             [p.checkpoint_id for p, _ in made],
             [h.transaction_id for _, h in made],
             [json.dumps(dict(h.data), sort_keys=True) for _, h in made],
             [p.owner for p, _ in made],
         ]
-        told = tuple(d for p in covered for d in p.told(self._sink, self._place)) if self.ctx.gated else ()
+        told = tuple(d for p in covered for d in p.result(self._sink, self._place)) if self.ctx.gated else ()
         return [StatePart(COMMITTABLES, "list", pa.Table.from_arrays(columns, schema=COMMITTABLES_SCHEMA), told)]
 
     def aborted(self, checkpoint_id: int) -> None:
@@ -247,7 +247,7 @@ class SinkOperator(StreamOperator):
             self._writer.close()
 
 
-def held_handles(parts: Sequence[StatePart]) -> list[Committable]:
+def handles_in_snapshot(parts: Sequence[StatePart]) -> list[Committable]:
     """The handles in a sink's snapshot, as `Sink.rewind_to` takes them."""
     rows = [row for part in parts for row in part.table.to_pylist()]
     return [Committable(row["transaction_id"], json.loads(row["data"])) for row in rows]

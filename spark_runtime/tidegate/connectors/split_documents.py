@@ -49,7 +49,7 @@ def splits_from_parts(parts: Sequence[StatePart]) -> list[Split]:
     return [split_from_json(document) for document in split_documents(parts)]
 
 
-def assign(
+def assign_splits(
     splits: Mapping[str, Sequence[Mapping[str, Any]]], parallelism: int
 ) -> dict[str, dict[int, Sequence[Mapping[str, Any]]]]:
     """Splits to subtask indices: heaviest first to the least loaded, deterministic; each exactly once (S4.3).

@@ -47,7 +47,7 @@ def _resolved(text: str, paths: RelativePaths) -> str:
     return path
 
 
-def absolute(path: str | os.PathLike[str]) -> str:
+def absolute_url(path: str | os.PathLike[str]) -> str:
     """A URL as it is; a local path made absolute: in the folder that the submission recorded, so that every driver,
     slot and restore means the same place, wherever it runs; without a submission in the folder of this process."""
     text = os.fspath(path)
@@ -84,7 +84,7 @@ def is_local(filesystem: AbstractFileSystem) -> bool:
 
 def sync_to_disk(path: str) -> None:
     """Make a local file's bytes, or a local folder's entries, durable."""
-    with naming_path(path):
+    with with_path(path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -93,7 +93,7 @@ def sync_to_disk(path: str) -> None:
 
 
 @contextmanager
-def naming_path(path: str) -> Iterator[None]:
+def with_path(path: str) -> Iterator[None]:
     """An error of the operating system says which file it is about: what comes of a full disk (ENOSPC) does not, nor
     what Arrow makes of it."""
     try:

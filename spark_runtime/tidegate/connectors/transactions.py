@@ -104,7 +104,7 @@ def parse_transaction_id(text: str) -> TransactionId:
         raise SinkConflictError("Not a transaction id", where=text, cause="damaged or foreign state of a sink") from e
 
 
-def check_own(ctx: SinkContext, committable: Committable) -> None:
+def check_writer(ctx: SinkContext, committable: Committable) -> None:
     """Raise unless the transaction was written by this job and lineage: a fork touches none of its original's
     (S7.4)."""
     made = parse_transaction_id(committable.transaction_id)
@@ -117,7 +117,7 @@ def check_own(ctx: SinkContext, committable: Committable) -> None:
         )
 
 
-def looks_after(ctx: SinkContext, subtask: int) -> bool:
+def owns_leftovers_of(ctx: SinkContext, subtask: int) -> bool:
     """Whether the staged data of subtask index `subtask` is this writer's to clean up: its own, and when the job ran at
     a higher parallelism that of the indices congruent to it, so that each has exactly one (S7.4)."""
     return subtask % ctx.parallelism == ctx.subtask
@@ -129,10 +129,10 @@ def is_leftover(ctx: SinkContext, transaction: str) -> bool:
     made = parse_transaction_id(transaction)
     if (made.job_id, made.lineage, made.uid) != (ctx.job_id, ctx.lineage, ctx.uid):
         return False
-    return looks_after(ctx, made.subtask) and (made.generation, made.run_id) < (ctx.generation, ctx.run_id)
+    return owns_leftovers_of(ctx, made.subtask) and (made.generation, made.run_id) < (ctx.generation, ctx.run_id)
 
 
-def token(text: str) -> str:
+def file_name_token(text: str) -> str:
     """`text` as a part of a file name: as it is when plain, else cleaned and with a digest, so that no two texts
     share a token. A token holds no separator."""
     if _PLAIN_TOKEN.fullmatch(text) and TOKEN_SEPARATOR not in text:

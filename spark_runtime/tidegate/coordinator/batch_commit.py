@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate.coordinator.driver_job import Job, Splits
-from tidegate.coordinator.late_commit import recover_sink, remove_uncounted, settle
+from tidegate.coordinator.driver_job import DriverJob, Splits
+from tidegate.coordinator.late_commit import publish_restored, recover_sink, remove_duplicate_attempts
 from tidegate.errors import PipelineError
-from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.history.submissions import entries_by_submission
 from tidegate.jobs.records import Decision
 from tidegate.plan.graph_document import graph_document
 from tidegate.snapshot.handles import StateHandle
@@ -23,7 +23,7 @@ from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskS
 
 
 @dataclass(frozen=True)
-class Told:
+class StagedReport:
     """What one subtask of a sink has staged.
 
     Attributes:
@@ -39,7 +39,7 @@ class Told:
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Told:
+    def from_json(cls, document: Mapping[str, Any]) -> StagedReport:
         """As tasks tell it."""
         handle = document["handle"]
         found = None if handle is None else StateHandle.from_json(handle)
@@ -55,7 +55,7 @@ class BatchCommit:
         checkpoint_id, path: of the checkpoint, once it is claimed.
     """
 
-    def __init__(self, job: Job, run_id: str) -> None:
+    def __init__(self, job: DriverJob, run_id: str) -> None:
         self._job = job
         self.run_id = run_id
         self.checkpoint_id = 0
@@ -65,7 +65,7 @@ class BatchCommit:
         """Take the next id (S1.4)."""
         job = self._job
         self.checkpoint_id = job.next_checkpoint_id()
-        self.path = job.layout.checkpoint(self.checkpoint_id, job.reign.generation)
+        self.path = job.layout.checkpoint(self.checkpoint_id, job.generation_log.generation)
         data = {"checkpoint_id": self.checkpoint_id, "kind": "final", "path": self.path}
         self._append("claim", {**data, "triggered_at": job.now_iso()})
 
@@ -74,7 +74,7 @@ class BatchCommit:
         for uid, sink in self._job.two_phase_sinks.items():
             recover_sink(self._job, uid, sink, self.run_id, 0, ())
 
-    def complete(self, told: Sequence[Told], splits: Splits, duration_ms: int) -> None:
+    def complete(self, told: Sequence[StagedReport], splits: Splits, duration_ms: int) -> None:
         """Everything is staged: from now on it is certain that it will be committed (S2.1)."""
         job = self._job
         for node in job.graph.nodes:
@@ -89,7 +89,7 @@ class BatchCommit:
             kind="final",
             job_id=job.spec.job_id,
             lineage=job.spec.lineage,
-            generation=job.reign.generation,
+            generation=job.generation_log.generation,
             run_id=self.run_id,
             parent=None,
             parallelism=job.plan.parallelism,
@@ -119,8 +119,8 @@ class BatchCommit:
         found = self._job.find_restore()
         assert found is not None, "a checkpoint has completed"
         behind_all_tasks = f"{self.run_id}~"
-        settle(self._job, found[1], behind_all_tasks)
-        remove_uncounted(self._job, found[1], behind_all_tasks)
+        publish_restored(self._job, found[1], behind_all_tasks)
+        remove_duplicate_attempts(self._job, found[1], behind_all_tasks)
 
     def committed(self) -> tuple[int, ...]:
         """Say what is committed; gives checkpoints that are not, since they wait for a verdict (S7.8)."""
@@ -136,17 +136,17 @@ class BatchCommit:
         self._append("abort", data)
 
     def _append(self, kind: str, data: Mapping[str, Any]) -> None:
-        self._job.reign.append(kind, data, self.run_id)
+        self._job.generation_log.append(kind, data, self.run_id)
 
 
-def completed_before(decisions: Sequence[Decision], spec_number: int) -> tuple[int, str] | None:
+def was_completed_before(decisions: Sequence[Decision], spec_number: int) -> tuple[int, str] | None:
     """Id and path of the checkpoint that submission `spec_number` has completed already: what is left of the job is to
     commit it. Pure."""
-    own = [e for e in submissions_of(decisions) if e.spec == spec_number and e.kind == "complete"]
+    own = [e for e in entries_by_submission(decisions) if e.spec == spec_number and e.kind == "complete"]
     return (own[-1].data["checkpoint_id"], own[-1].data["path"]) if own else None
 
 
-def refuse_restore(job: Job) -> None:
+def refuse_restore(job: DriverJob) -> None:
     """A batch job begins at the beginning: it has no state to begin with. Raises PipelineError."""
     if job.spec.restore is not None:
         raise PipelineError(
@@ -157,6 +157,6 @@ def refuse_restore(job: Job) -> None:
         )
 
 
-def _subtasks(told: Sequence[Told]) -> tuple[SubtaskState, ...]:
+def _subtasks(told: Sequence[StagedReport]) -> tuple[SubtaskState, ...]:
     ordered = sorted(told, key=lambda one: one.subtask)
     return tuple(SubtaskState(one.subtask, True, one.handle) for one in ordered)

@@ -83,7 +83,7 @@ def check_sink_modes(graph: JobGraph, options: JobOptions) -> None:
     )
 
 
-def waits_for_final(options: JobOptions, commit_only: int | None) -> bool:
+def needs_final_checkpoint(options: JobOptions, commit_only: int | None) -> bool:
     """Whether a subtask that has ended waits for a snapshot, or for the word that none is to come (S7.3). Else it
     finishes at once, which only a run that takes no snapshot can afford: in any other a stop would race with it.
 

@@ -20,21 +20,35 @@ from tidegate.channel.control.protocol import (
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.checkpoint_plan import plan_checkpoint
 from tidegate.coordinator.checkpointing.completed_snapshots import CompletedSnapshots
-from tidegate.coordinator.checkpointing.finished_operators import union_refusal
-from tidegate.coordinator.checkpointing.pending_snapshots import COUNTED, PendingCheckpoint, PendingSnapshots
-from tidegate.coordinator.checkpointing.retention import MAX_OVERDUE_DELETIONS, Completed
+from tidegate.coordinator.checkpointing.finished_operators import union_state_problem
+from tidegate.coordinator.checkpointing.pending_snapshots import COUNT_METRICS, PendingCheckpoint, PendingSnapshots
+from tidegate.coordinator.checkpointing.retention import MAX_OVERDUE_DELETIONS, CompletedCheckpoint
 from tidegate.coordinator.checkpointing.snapshot_requests import RequestQueue
 from tidegate.coordinator.checkpointing.subtask_states import SubtaskStates
-from tidegate.coordinator.checkpointing.trigger import FORCED, Drop, Refuse, Situation, Start, admit, judge
+from tidegate.coordinator.checkpointing.trigger import (
+    FORCED_KINDS,
+    DropRequest,
+    RefuseRequest,
+    StartSnapshot,
+    TriggerConditions,
+    admit_request,
+    decide_start,
+)
 from tidegate.coordinator.commits.commit_gate import CommitGate
-from tidegate.coordinator.events import AbortCode, Action, Event, Request
-from tidegate.coordinator.stop.answers import answer_to, carried_over, job_ended
+from tidegate.coordinator.events import AbortCode, Action, Event, SnapshotRequest
+from tidegate.coordinator.stop.answers import answer_to, job_ended, split_carried_over
 from tidegate.coordinator.stop.final_snapshot import FinalSnapshot
-from tidegate.coordinator.stop.stop_timeout import Scene, savepoint_stays, stop_failed, stop_given_up, stop_untouched
+from tidegate.coordinator.stop.stop_timeout import (
+    StopTimeoutState,
+    answer_failed_stop,
+    answer_kept_savepoint,
+    answer_timed_out_stop,
+    answer_unstarted_stop,
+)
 from tidegate.coordinator.topology import Topology
 
 
-class FailureCount:
+class CheckpointFailureCounter:
     """Counts failed checkpoints. A checkpoint that was triggered after the last failure, and completes, ends the row:
     one from before it proves nothing, and neither does a savepoint, which goes to another place."""
 
@@ -58,7 +72,7 @@ class FailureCount:
         limit = f"tolerable_checkpoint_failures={self._tolerable}"
         return [ev.FailRun(f"more than {limit} checkpoints failed in a row: {reason}")]
 
-    def completed(self, checkpoint_id: int, request: Request) -> None:
+    def completed(self, checkpoint_id: int, request: SnapshotRequest) -> None:
         """A snapshot completed."""
         if request.kind == "checkpoint" and checkpoint_id > self._failed_id:
             self._in_a_row = 0
@@ -93,7 +107,7 @@ class Coordinator:
         *,
         run_id: str,
         first_delay_ms: int,
-        completed: Sequence[Completed] = (),
+        completed: Sequence[CompletedCheckpoint] = (),
         last_committed: int | None = None,
         restored: int | None = None,
         finished: Iterable[Subtask] = (),
@@ -115,7 +129,7 @@ class Coordinator:
         self._subtasks = SubtaskStates(topology, finished)
         self._queue = RequestQueue(options.max_queued)
         self._pending = PendingSnapshots()
-        self._claiming: Request | None = None
+        self._claiming: SnapshotRequest | None = None
         self._shelf = CompletedSnapshots(
             topology, completed, retained=options.retained, last_committed=last_committed, restored=restored, gate=gate
         )
@@ -124,7 +138,7 @@ class Coordinator:
         self._commit_only = commit_only
         self._next_periodic_ms: int | None = None
         self._last_completed_ms: int | None = None
-        self._failures = FailureCount(options.tolerable_failures)
+        self._failures = CheckpointFailureCounter(options.tolerable_failures)
         needed = options.interval_ms is not None or topology.commits
         self._final = FinalSnapshot(needed=needed and not (gate is not None and gate.at_end))
         self._stop: PendingCheckpoint | None = None
@@ -164,9 +178,9 @@ class Coordinator:
                 actions = self._abort(pending, "io", f"could not be completed: {reason}", now_ms)
             case SubtaskCommitted(subtask, checkpoint_id):
                 actions = self._shelf.committed(subtask, checkpoint_id)
-            case ev.Approved() | ev.Quarantined():
-                actions = self._shelf.judged(event)
-            case ev.GiveUpStop():
+            case ev.CheckpointApproved() | ev.CheckpointQuarantined():
+                actions = self._shelf.apply_verdict(event)
+            case ev.TimeOutStop():
                 actions = self._give_up_stop(event)
             case ev.DeletionsOverdue(folders):
                 self._overdue, actions = folders, []
@@ -181,7 +195,7 @@ class Coordinator:
         times += [t for t in (self._next_periodic_ms, self._final.due_ms) if t is not None]
         return min(times, default=None)
 
-    def shut_down(self, reason: str) -> tuple[list[Action], list[Request]]:
+    def shut_down(self, reason: str) -> tuple[list[Action], list[SnapshotRequest]]:
         """The run is over: abort what is pending, answer stops; returns also the user requests that the next run may
         take up again (checkpoints and savepoints; S7.7 tells a stop apart).
 
@@ -189,17 +203,17 @@ class Coordinator:
         reads that can tell (S2.1)."""
         self._over = True
         actions: list[Action] = []
-        again: list[Request] = []
+        again: list[SnapshotRequest] = []
         for pending in self._pending.values():
             if pending.completing:
                 continue
-            actions += pending.give_up(reason, "shutdown")
+            actions += pending.abort_reason(reason, "shutdown")
             again.append(pending.request)
         if self._claiming is not None:
             again.append(self._claiming)
         again += self._queue.drain()
         self._pending.clear()
-        answers, keep = carried_over(again, reason)
+        answers, keep = split_carried_over(again, reason)
         return actions + answers, keep
 
     @property
@@ -244,7 +258,7 @@ class Coordinator:
 
     def _on_ended(self, subtask: Subtask, natural: bool, now_ms: int) -> list[Action]:
         self._subtasks.set(subtask, "ended", natural=natural)
-        self._ask_for_final(now_ms)
+        self._request_final(now_ms)
         return self._note_source_end(subtask[0])
 
     def _on_finished(self, subtask: Subtask, now_ms: int) -> list[Action]:
@@ -256,7 +270,7 @@ class Coordinator:
             actions += self._abort(pending, "subtask_finished", reason + final, now_ms)
         if self._subtasks.all_finished:
             return actions + self._end()
-        self._ask_for_final(now_ms)
+        self._request_final(now_ms)
         return actions
 
     def _end(self) -> list[Action]:
@@ -264,14 +278,14 @@ class Coordinator:
         self._over = True
         actions: list[Action] = []
         for pending in self._pending.values():
-            actions += pending.give_up("the job ended", "job_ended")
+            actions += pending.abort_reason("the job ended", "job_ended")
         waiting = [self._claiming] if self._claiming is not None else []
         actions += job_ended([p.request for p in self._pending.values()], waiting + self._queue.drain())
         self._pending.clear()
         self._claiming = None
         left = self._gate.uncommitted if self._gate is not None else ()
         if self._stop is not None:
-            return [*actions, self._stop.to_end(left)]
+            return [*actions, self._stop.is_ready_to_end(left)]
         if self._commit_only is not None and self._topology.commits and self._gate is None:
             actions.append(ev.RecordCommitted(self._commit_only))
         return [*actions, ev.EndRun(None, None, None, None, left)]
@@ -280,11 +294,11 @@ class Coordinator:
         reached = self._commit_only is None and self._subtasks.reached_end_of_data(chain_id)
         return [ev.RecordSourceEnd(chain_id)] if reached else []
 
-    def _ask_for_final(self, now_ms: int) -> None:
+    def _request_final(self, now_ms: int) -> None:
         """One final snapshot as soon as nothing reads any more; it serves every stage (S7.3)."""
         wanted = self._final.needed and self._commit_only is None and self._options.enabled
         if wanted and self._subtasks.all_ended and not self._ending_is_served():
-            self._final.ask(now_ms)
+            self._final.request(now_ms)
 
     def _may_end_without(self) -> bool:
         """Nothing reads any more, and nobody waits for a snapshot: from here on a stop comes too late."""
@@ -310,14 +324,14 @@ class Coordinator:
         if self._next_periodic_ms is not None and now_ms >= self._next_periodic_ms:
             assert self._options.interval_ms is not None
             self._next_periodic_ms = now_ms + self._options.interval_ms
-            actions += self._request(Request("checkpoint", periodic=True))
+            actions += self._request(SnapshotRequest("checkpoint", periodic=True))
         return actions
 
-    def _situation(self) -> Situation:
+    def _situation(self) -> TriggerConditions:
         kinds = self._pending.kinds
         stopping = self._stop is not None or "stop-savepoint" in kinds
         last_ms = self._last_completed_ms
-        return Situation(
+        return TriggerConditions(
             shut_down=self._over,
             commits_only=self._commit_only is not None,
             checkpointing_off=not self._options.enabled,
@@ -336,27 +350,27 @@ class Coordinator:
             max_uncommitted=self._gate.limit if self._gate is not None else None,
         )
 
-    def _request(self, request: Request) -> list[Action]:
+    def _request(self, request: SnapshotRequest) -> list[Action]:
         if request.kind == "stop-savepoint" and self._commit_only is not None and not self._over:
             return []  # the job is stopping: whoever runs it answers when that is done
-        refusal = admit(request, self._situation())
+        refusal = admit_request(request, self._situation())
         if refusal is not None:
             return self._refuse(request, refusal)
         if request.kind == "stop-savepoint" and (first := self._stop_on_its_way()) is not None:
             text = f"a stop (mode {first.stop}) is on its way already; wait for its end"
-            return self._refuse(request, Refuse("stop_in_progress", text))
+            return self._refuse(request, RefuseRequest("stop_in_progress", text))
         return self._enqueue(request)
 
-    def _enqueue(self, request: Request) -> list[Action]:
+    def _enqueue(self, request: SnapshotRequest) -> list[Action]:
         fell_out = self._queue.add(request)
         text = f"more than {self._options.max_queued} snapshot requests are waiting"
-        return [] if fell_out is None else self._refuse(fell_out, Refuse("too_many_requests", text))
+        return [] if fell_out is None else self._refuse(fell_out, RefuseRequest("too_many_requests", text))
 
-    def _refuse(self, request: Request, refusal: Refuse) -> list[Action]:
+    def _refuse(self, request: SnapshotRequest, refusal: RefuseRequest) -> list[Action]:
         self._refused[refusal.code] += 1
         return answer_to(request, False, refusal.code, refusal.message)
 
-    def _stop_on_its_way(self) -> Request | None:
+    def _stop_on_its_way(self) -> SnapshotRequest | None:
         waiting = [p.request for p in self._pending.values()] + self._queue.savepoints()
         if self._stop is not None:
             waiting.append(self._stop.request)
@@ -367,16 +381,16 @@ class Coordinator:
     def _start_next(self, now_ms: int) -> list[Action]:
         actions: list[Action] = []
         if self._final.take_due(now_ms) and self._subtasks.all_ended and not self._ending_is_served():
-            actions = self._request(Request("final"))
+            actions = self._request(SnapshotRequest("final"))
         while (request := self._queue.next(full=len(self._pending) >= self._options.max_concurrent)) is not None:
-            verdict = judge(request, self._situation(), now_ms)
-            if isinstance(verdict, Start):
+            verdict = decide_start(request, self._situation(), now_ms)
+            if isinstance(verdict, StartSnapshot):
                 self._queue.take(request)
                 self._claiming = request
-                return [*actions, ev.Claim(request)]
-            if isinstance(verdict, Refuse | Drop):
+                return [*actions, ev.ClaimCheckpoint(request)]
+            if isinstance(verdict, RefuseRequest | DropRequest):
                 self._queue.take(request)
-                if isinstance(verdict, Refuse):
+                if isinstance(verdict, RefuseRequest):
                     actions += self._refuse(request, verdict)
                 continue
             if verdict.until_ms is not None:  # the pause is for periodic ones, which come again with the next tick
@@ -410,14 +424,14 @@ class Coordinator:
         request, self._claiming = self._claiming, None
         assert request is not None, "ClaimFailed without Claim"
         if request.data_ended:
-            return stop_failed(request, reason)
+            return answer_failed_stop(request, reason)
         text = f"the {request.kind} could not be started: {reason}"
-        actions = self._refuse(request, Refuse("claim_failed", text))
+        actions = self._refuse(request, RefuseRequest("claim_failed", text))
         if request.kind == "final":
             self._final.failed(now_ms)
         elif request.kind == "stop-savepoint":
-            self._ask_for_final(now_ms)  # in its stead
-        return actions + (self._failures.failed(None, reason) if request.kind not in FORCED else [])
+            self._request_final(now_ms)  # in its stead
+        return actions + (self._failures.failed(None, reason) if request.kind not in FORCED_KINDS else [])
 
     # ------------------------------------------------------------ collecting
 
@@ -425,8 +439,8 @@ class Coordinator:
         pending = self._pending.get(ack.checkpoint_id)
         if pending is None or ack.run_id != self._run_id or not pending.acknowledge(ack, now_ms):
             return []
-        complete = pending.collected(now_ms)
-        refusal = union_refusal(complete, self._topology)
+        complete = pending.completion(now_ms)
+        refusal = union_state_problem(complete, self._topology)
         if refusal is not None:
             return self._abort(pending, "partially_finished", refusal, now_ms)
         pending.completing = True
@@ -453,7 +467,7 @@ class Coordinator:
                 if older.checkpoint_id < checkpoint_id and older.request.kind not in ("savepoint", "stop-savepoint"):
                     actions += self._abort(older, "subsumed", f"subsumed by checkpoint {checkpoint_id}", now_ms)
             last = pending.after_all_data or request.kind == "stop-savepoint"
-            actions += self._shelf.announce(checkpoint_id, log_number, last=last)
+            actions += self._shelf.notify(checkpoint_id, log_number, last=last)
         if request.kind == "stop-savepoint":
             self._stop = pending
             for other in list(self._pending.values()):
@@ -461,7 +475,7 @@ class Coordinator:
         else:
             data = {"checkpoint_id": checkpoint_id, "path": pending.path, "kind": request.kind}
             actions += answer_to(request, True, "completed", f"{request.kind} {checkpoint_id} is complete", data)
-        return actions + self._shelf.add(Completed(checkpoint_id, request.kind, pending.path, request.stop))
+        return actions + self._shelf.add(CompletedCheckpoint(checkpoint_id, request.kind, pending.path, request.stop))
 
     # ------------------------------------------------------------ aborting
 
@@ -470,33 +484,33 @@ class Coordinator:
         if pending is None or self._pending.pop(pending.checkpoint_id, None) is None:
             return []
         request = pending.request
-        counts = code in COUNTED and request.kind not in FORCED
-        actions = pending.give_up(reason, code, counts)
+        counts = code in COUNT_METRICS and request.kind not in FORCED_KINDS
+        actions = pending.abort_reason(reason, code, counts)
         if request.kind in ("checkpoint", "savepoint"):
             actions += answer_to(request, False, "aborted", f"{request.kind} {pending.checkpoint_id} aborted: {reason}")
         if request.kind == "final" and code == "subtask_finished":
-            self._ask_for_final(now_ms)
+            self._request_final(now_ms)
         elif request.kind == "final" and code not in ("subsumed", "job_stops"):
             self._final.failed(now_ms)
         if request.kind == "stop-savepoint":
             afresh = code == "subtask_finished"  # a plan that came too late: what has ended ends with the next (S1.5)
             again = replace(request, data_ended=True)
-            return actions + (self._enqueue(again) if afresh else stop_failed(request, reason))
+            return actions + (self._enqueue(again) if afresh else answer_failed_stop(request, reason))
         return actions + (self._failures.failed(pending.checkpoint_id, reason) if counts else [])
 
-    def _give_up_stop(self, event: ev.GiveUpStop) -> list[Action]:
+    def _give_up_stop(self, event: ev.TimeOutStop) -> list[Action]:
         """The time of a stop is up. Once its savepoint is complete there is no way back (S7.7)."""
-        scene = Scene(self._topology, self._subtasks.by_subtask, event.limit, event.at_work)
+        scene = StopTimeoutState(self._topology, self._subtasks.by_subtask, event.limit, event.at_work)
         if self._stop is not None:
-            return savepoint_stays(event, scene, self._stop.checkpoint_id, self._stop)
+            return answer_kept_savepoint(event, scene, self._stop.checkpoint_id, self._stop)
         if self._commit_only is not None:
-            return savepoint_stays(event, scene, self._commit_only, None)
+            return answer_kept_savepoint(event, scene, self._commit_only, None)
         request = self._stop_on_its_way()
         if request is None or event.request_id not in (None, request.request_id):
             return []
         self._queue.take(request)
         pending = next((p for p in self._pending.values() if p.request is request), None)
         if pending is None:
-            return stop_untouched(request, scene)
+            return answer_unstarted_stop(request, scene)
         del self._pending[pending.checkpoint_id]
-        return stop_given_up(pending, scene)
+        return answer_timed_out_stop(pending, scene)

@@ -16,37 +16,37 @@ from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_co
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
 from tidegate.coordinator.garbage.abandoned_checkpoints import (
-    Garbage,
+    AbandonedFolder,
     claimed_savepoints,
-    find_garbage,
+    find_abandoned_folders,
     named_snapshots,
     restored_checkpoint,
 )
 from tidegate.coordinator.garbage.shared_files import SharedFiles
-from tidegate.coordinator.garbage.unfinished_savepoints import delete_unfinished, existing, unfinished_savepoints
-from tidegate.coordinator.job_run import JobFacts
-from tidegate.coordinator.recovery.fork_check import check_fork, live_sinks, two_phase_sinks
+from tidegate.coordinator.garbage.unfinished_savepoints import delete_unfinished, existing_files, unfinished_savepoints
+from tidegate.coordinator.job_run import RunFacts
+from tidegate.coordinator.recovery.fork_check import check_fork, two_phase_sinks, two_phase_sinks_with_data
 from tidegate.coordinator.recovery.fresh_start import check_first_run
-from tidegate.coordinator.recovery.quarantine_moves import cannot_quarantine, finish_moves
-from tidegate.coordinator.recovery.restore import Restore, check_restore
+from tidegate.coordinator.recovery.quarantine_moves import cannot_quarantine, finish_quarantine_moves
+from tidegate.coordinator.recovery.restore import RestoreState, check_snapshot_fits
 from tidegate.coordinator.recovery.restore_point import (
     RestorePoint,
-    check_abandoned,
+    check_discarded_verdicts,
     check_drained,
     check_verdicts,
     choose_restore_point,
     completed_snapshots,
     last_committed,
 )
-from tidegate.coordinator.recovery.rewind import check_way_back
-from tidegate.coordinator.recovery.sink_rewind import held_by_sinks, take_back
+from tidegate.coordinator.recovery.rewind import plan_rewind
+from tidegate.coordinator.recovery.sink_rewind import rewind_sinks, sink_handles
 from tidegate.coordinator.recovery.source_positions import check_positions, positions_of
-from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
+from tidegate.coordinator.topology import ChainShape, EmitsAtEnd, Topology
 from tidegate.errors import SnapshotError, StoreError, UnclearAnswerError
-from tidegate.jobs.decision_log import DecisionLog, Reign
-from tidegate.jobs.history.rewinds import taken_back
-from tidegate.jobs.history.submissions import submissions_of
-from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
+from tidegate.jobs.decision_log import DecisionLog, GenerationLog
+from tidegate.jobs.history.rewinds import rewound_checkpoints
+from tidegate.jobs.history.submissions import entries_by_submission
+from tidegate.jobs.history.verdicts import Verdicts, find_verdicts
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions, ProcessingTimeOnEnd
 from tidegate.jobs.records import Decision, Spec
@@ -55,18 +55,18 @@ from tidegate.jobs.stores.store import Store
 from tidegate.plan.execution_plan import ExecutionPlan
 from tidegate.plan.graph_document import graph_document
 from tidegate.plan.job_graph import JobGraph
-from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams
 from tidegate.snapshot.location import open_location
 from tidegate.snapshot.metadata import SnapshotMetadata, read_metadata
 
-BEHIND_ALL_RUNS = "~"
+AFTER_ALL_RUNS = "~"
 """An id of a run that comes after all others of its generation."""
 Splits = dict[str, list[dict[str, Any]]]
 """Source uid -> all its splits as JSON."""
 
 
 @dataclass(frozen=True)
-class Job:
+class DriverJob:
     """One submission under one reign."""
 
     root: str
@@ -78,7 +78,7 @@ class Job:
     graph: JobGraph
     plan: ExecutionPlan
     log: DecisionLog
-    reign: Reign
+    generation_log: GenerationLog
     now_iso: Callable[[], str]
     specs: Callable[[], Sequence[Spec]]
 
@@ -93,15 +93,15 @@ class Job:
     @property
     def verdicts(self) -> Verdicts:
         """What the log says of verdicts on the line of this submission (S7.8)."""
-        return verdicts_of(self.specs(), self.reign.decisions, self.spec.number)
+        return find_verdicts(self.specs(), self.generation_log.decisions, self.spec.number)
 
-    def facts(self) -> JobFacts:
+    def facts(self) -> RunFacts:
         """For JobRun."""
-        return JobFacts(
+        return RunFacts(
             store=self.store,
             layout=self.layout,
             spec=self.spec,
-            reign=self.reign,
+            reign=self.generation_log,
             topology=topology_of(self.graph, self.plan, self.options.processing_time_on_end),
             sinks={uid: sink.describe() for uid, sink in self.two_phase_sinks.items()},
             graph_document=graph_document(self.graph),
@@ -114,13 +114,13 @@ class Job:
 
     def status(self, status: str, **data: Any) -> None:
         """Append a status change."""
-        self.reign.append("status", {"status": JobStatus(status).value, **data})
+        self.generation_log.append("status", {"status": JobStatus(status).value, **data})
 
     def next_checkpoint_id(self) -> int:
         """From the log (S1.4)."""
-        return next_checkpoint_id(self.reign.decisions)
+        return next_checkpoint_id(self.generation_log.decisions)
 
-    def find_restore(self) -> tuple[RestorePoint, Restore] | None:
+    def find_restore(self) -> tuple[RestorePoint, RestoreState] | None:
         """The restore point of the next run, read and checked; None: a fresh start. Raises SnapshotError."""
         decisions = self.log.read()
         point = choose_restore_point(decisions, self.specs(), self.spec.number)
@@ -129,16 +129,16 @@ class Job:
             return None
         wanted = self.spec.restore
         if wanted is not None and wanted.fork_of is not None:
-            live = live_sinks(self.store, wanted.fork_of, self.spec.job_id)
+            live = two_phase_sinks_with_data(self.store, wanted.fork_of, self.spec.job_id)
             check_fork(self.graph, self.spec, live, os.path.realpath)
             self.check_fresh_start(decisions)
-        verdicts = verdicts_of(self.specs(), decisions, self.spec.number)
+        verdicts = find_verdicts(self.specs(), decisions, self.spec.number)
         store, folder = open_location(self.store, self.spec, point.location)
         metadata = read_metadata(store, folder)
         way_back = None
         if metadata.job_id == self.spec.job_id:
             n, lineage, sinks = metadata.checkpoint_id, metadata.lineage, self.two_phase_sinks
-            way_back = check_way_back(
+            way_back = plan_rewind(
                 self.specs(),
                 decisions,
                 self.spec,
@@ -149,12 +149,12 @@ class Job:
                 never_committed=verdicts.unapproved | verdicts.rejected,
             )
             known = verdicts.views.get(n)
-            taken = verdicts if known is None else verdicts_of(self.specs(), decisions, known.spec)
+            taken = verdicts if known is None else find_verdicts(self.specs(), decisions, known.spec)
             check_verdicts(verdicts, self.spec, taken, lineage=lineage, checkpoint_id=n, sinks=tuple(sinks))
             if lineage == self.spec.lineage:
-                check_abandoned(self.specs(), decisions, self.spec, taken, n)
+                check_discarded_verdicts(self.specs(), decisions, self.spec, taken, n)
         check_drained(point, self.spec, metadata.drained_kinds)
-        restore = check_restore(
+        restore = check_snapshot_fits(
             point.location,
             metadata,
             self.graph,
@@ -165,7 +165,7 @@ class Job:
             commit_only=point.commit_only,
             state_backend=self.options.state_backend,
         )
-        restore = replace(restore, way_back=way_back, may_share=self._may_share(point, metadata))
+        restore = replace(restore, way_back=way_back, may_share=self._may_share_output(point, metadata))
         if verdicts.gated:
             permitted = min(verdicts.approved, metadata.checkpoint_id)
             restore = replace(restore, permitted=permitted, log_number=verdicts.approved_at)
@@ -177,9 +177,9 @@ class Job:
 
     def check_fresh_start(self, decisions: Sequence[Decision]) -> None:
         """See `fresh_start.check_first_run`. Raises PipelineError."""
-        check_first_run(self.graph, self.spec, self.specs(), decisions, self.reign.generation)
+        check_first_run(self.graph, self.spec, self.specs(), decisions, self.generation_log.generation)
 
-    def _may_share(self, point: RestorePoint, metadata: SnapshotMetadata) -> bool:
+    def _may_share_output(self, point: RestorePoint, metadata: SnapshotMetadata) -> bool:
         """Whether checkpoints may use the restored snapshot's files: it is a checkpoint of this job, and has not been
         named by a submission that did not claim it (S7.4)."""
         if metadata.job_id != self.spec.job_id or not point.location.startswith(f"{self.layout.checkpoints}/"):
@@ -190,7 +190,11 @@ class Job:
         return point.checkpoint_id in self._own_checkpoints()
 
     def _own_checkpoints(self) -> set[int]:
-        own = (e for e in submissions_of(self.reign.decisions) if e.spec == self.spec.number and e.kind == "complete")
+        own = (
+            e
+            for e in entries_by_submission(self.generation_log.decisions)
+            if e.spec == self.spec.number and e.kind == "complete"
+        )
         return {e.data["checkpoint_id"] for e in own}
 
     @property
@@ -198,7 +202,7 @@ class Job:
         """The pipeline's, by uid."""
         return two_phase_sinks(self.graph)
 
-    def go_back(self, restore: Restore | None, run_id: str) -> None:
+    def rewind_sinks(self, restore: RestoreState | None, run_id: str) -> None:
         """Where `restore` goes back past what sinks committed and they are to take it back, they do (S9.3); past what
         was to go to quarantine, it goes there (S7.8). Before a slot of run `run_id` starts; blocks. To be called before
         every run: what a driver that died has left is done again.
@@ -207,26 +211,26 @@ class Job:
             SnapshotError: a sink cannot; nothing was changed. What is to go to quarantine cannot be told.
             StoreError: it has not come off, and is to be repeated; FencedError, UnclearAnswerError: by another driver.
         """
-        self.finish_quarantine(restore, run_id)
+        self.finish_quarantine_moves(restore, run_id)
         if restore is None or restore.way_back is None or not restore.way_back.takes_back:
             return
         way_back = restore.way_back
         before = self.next_checkpoint_id()
-        self.reign.check()  # whoever reigns next claims no id below
+        self.generation_log.check()  # whoever reigns next claims no id below
 
         def record() -> None:
             if not way_back.is_recorded:
                 data = {"checkpoint_id": way_back.checkpoint_id, "sinks": list(way_back.sinks)}
-                self.reign.append("rewind", data, run_id)
+                self.generation_log.append("rewind", data, run_id)
 
         store, folder = open_location(self.store, self.spec, restore.location)
-        held = held_by_sinks(restore.location, restore.metadata, StreamFactory(store, folder))
+        held = sink_handles(restore.location, restore.metadata, SnapshotStreams(store, folder))
         sinks = self._sinks_as_one_subtask(self.spec.lineage, run_id)
-        take_back(sinks, held, way_back.checkpoint_id, before, record)
+        rewind_sinks(sinks, held, way_back.checkpoint_id, before, record)
 
-    def finish_quarantine(self, restore: Restore | None, run_id: str) -> None:
+    def finish_quarantine_moves(self, restore: RestoreState | None, run_id: str) -> None:
         """Move what verdicts withheld, and runs that ended too early have not, out of the way of whoever removes what
-        they left staged. Blocks; idempotent. Raises as `go_back` does.
+        they left staged. Blocks; idempotent. Raises as `rewind_sinks` does.
 
         Args: restore: of the run, whose own subtasks move what that holds, unless its lineage is another.
         """
@@ -235,21 +239,21 @@ class Job:
         read = partial(open_location, self.store, self.spec)
         verdicts, folder = self.verdicts, self.layout.quarantine
         for unmoved in verdicts.unmoved:
-            self.reign.check()
+            self.generation_log.check()
             into = Quarantine(self.store, folder, unmoved.withheld)
-            for remark in finish_moves(unmoved, verdicts.views, restored, read, sinks_of, into):
+            for remark in finish_quarantine_moves(unmoved, verdicts.views, restored, read, sinks_of, into):
                 print(f"tidegate: {remark}", flush=True)
 
     def _sinks_as_one_subtask(self, lineage: str, run_id: str) -> dict[str, tuple[Sink, SinkContext]]:
         """The two-phase sinks by uid, each with the place of a writer that stands for all subtasks there ever were."""
-        job_id, generation = self.spec.job_id, self.reign.generation
+        job_id, generation = self.spec.job_id, self.generation_log.generation
         schemas = {node.uid: node.schema for node in self.graph.nodes}
         return {
             uid: (sink, SinkContext(job_id, lineage, uid, 0, 1, generation, run_id, schemas[uid]))
             for uid, sink in self.two_phase_sinks.items()
         }
 
-    def check_sources(self, point: RestorePoint, restore: Restore) -> None:
+    def check_sources(self, point: RestorePoint, restore: RestoreState) -> None:
         """Whether sources can go on from what a new submission restores; its own checkpoints are for the run to judge.
         Blocks. Raises SnapshotError when one cannot, StoreError when the snapshot cannot be read."""
         if point.checkpoint_id in self._own_checkpoints():
@@ -257,11 +261,11 @@ class Job:
         place = open_location(self.store, self.spec, point.location)
         check_positions(self.graph, restore, restore.moved_splits or self._positions(restore, *place))
 
-    def _positions(self, restore: Restore, store: Store, folder: str) -> Splits:
+    def _positions(self, restore: RestoreState, store: Store, folder: str) -> Splits:
         sources = {node.uid for node in self.graph.nodes if node.source is not None}
-        return positions_of(restore, StreamFactory(store, folder), sources)
+        return positions_of(restore, SnapshotStreams(store, folder), sources)
 
-    def splits(self, restore: Restore | None) -> Splits:
+    def splits(self, restore: RestoreState | None) -> Splits:
         """All splits of all sources: the enumerators' state (S4.3). Discovered, but for sources that the snapshot
         knows."""
         known = restore.metadata.splits if restore is not None else {}
@@ -279,11 +283,11 @@ class Job:
 
     def coordinator(self, run_id: str, first_delay_ms: int, commit_only: int | None = None) -> Coordinator:
         """A fresh coordinator for one run; `commit_only`: the stop-savepoint it only commits."""
-        decisions = self.reign.decisions
+        decisions = self.generation_log.decisions
         options = self.options
         interval = options.checkpoint_interval
         verdicts = self.verdicts
-        gone = taken_back(self.specs(), submissions_of(decisions))
+        gone = rewound_checkpoints(self.specs(), entries_by_submission(decisions))
         claimed = claimed_savepoints(decisions, self.specs(), running=self.spec.number)
         gate = None
         if verdicts.gated:
@@ -317,24 +321,24 @@ class Job:
         taken = next((d.data for d in decisions if d.number == number and d.kind == "complete"), {})
         return {node.uid for node in self.graph.nodes} <= set(taken.get("finished_operators", ()))
 
-    def garbage(self) -> tuple[Garbage, ...]:
+    def garbage(self) -> tuple[AbandonedFolder, ...]:
         """Checkpoint folders that nobody needs any more, as this reign begins (S2.3)."""
-        decisions = self.reign.decisions
-        earlier = [d for d in decisions if d.generation < self.reign.generation]
-        left, problems = existing(self.store, self.spec, [*unfinished_savepoints(earlier)])
+        decisions = self.generation_log.decisions
+        earlier = [d for d in decisions if d.generation < self.generation_log.generation]
+        left, problems = existing_files(self.store, self.spec, [*unfinished_savepoints(earlier)])
         for problem in problems:
             print(f"tidegate: {problem}", flush=True)
-        return find_garbage(
+        return find_abandoned_folders(
             decisions,
             self._owned_folders(claimed_savepoints(decisions, self.specs())) | left,
             self.specs(),
             spec_number=self.spec.number,
-            generation=self.reign.generation,
+            generation=self.generation_log.generation,
             retained=self.options.retained_checkpoints,
             commits=topology_of(self.graph, self.plan).commits,
         )
 
-    def spared(self) -> frozenset[str]:
+    def folders_in_use(self) -> frozenset[str]:
         """Folders that submissions which have come since start from. From any thread."""
         specs = self.specs()
         if specs[-1].number == self.spec.number:
@@ -346,10 +350,10 @@ class Job:
         """What checkpoints share."""
 
         def required() -> frozenset[str]:
-            return named_snapshots(self.reign.decisions, self.specs(), self.spec.number)
+            return named_snapshots(self.generation_log.decisions, self.specs(), self.spec.number)
 
-        generation, check = self.reign.generation, self.reign.check
-        decisions = lambda: self.reign.decisions  # noqa: E731
+        generation, check = self.generation_log.generation, self.generation_log.check
+        decisions = lambda: self.generation_log.decisions  # noqa: E731
         return SharedFiles(self.store, self.layout, generation, decisions=decisions, required=required, check=check)
 
     def delete_snapshot(self, location: str) -> None:
@@ -363,13 +367,13 @@ class Job:
         store, folder = open_location(self.store, self.spec, location)
         if location.startswith(f"{self.layout.checkpoints}/"):
             store.delete_folder(folder)
-        elif savepoint := unfinished_savepoints(self.reign.decisions).get(location):
+        elif savepoint := unfinished_savepoints(self.generation_log.decisions).get(location):
             delete_unfinished(store, folder, savepoint)
             return
-        elif location in claimed_savepoints(self.reign.decisions, self.specs(), running=self.spec.number):
+        elif location in claimed_savepoints(self.generation_log.decisions, self.specs(), running=self.spec.number):
             store.delete_folder(folder)
         self.shared_files.deleted(location)
-        self.shared_files.sweep_or_tell()
+        self.shared_files.sweep_or_report()
 
     def delete_checkpoints(self) -> None:
         """All of them, since the job has ended and keeps none; but for those that submissions which have come since
@@ -384,7 +388,7 @@ class Job:
         verdicts = self.verdicts
         try:
             if verdicts.unmoved:
-                self.finish_quarantine(None, BEHIND_ALL_RUNS)
+                self.finish_quarantine_moves(None, AFTER_ALL_RUNS)
             verdicts = replace(verdicts, unmoved=())
         except UnclearAnswerError:
             raise
@@ -392,8 +396,8 @@ class Job:
             print(f"tidegate: what is to go to quarantine stays where it is: {error}", flush=True)
         pinned = {verdicts.views[n].path for n in verdicts.pinned}
         for folder in sorted(self._checkpoint_folders() - pinned):
-            self.reign.check()
-            if folder not in self.spared():  # asked anew: deleting takes long
+            self.generation_log.check()
+            if folder not in self.folders_in_use():  # asked anew: deleting takes long
                 self.store.delete_folder(folder)
                 self.shared_files.deleted(folder)
         self.shared_files.sweep()
@@ -416,7 +420,7 @@ class Job:
 
 
 def fresh_splits(
-    splits: Mapping[str, Sequence[Mapping[str, Any]]], restore: Restore | None
+    splits: Mapping[str, Sequence[Mapping[str, Any]]], restore: RestoreState | None
 ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     """Those to assign: of sources that start fresh, and at another parallelism all, with their positions. At the same
     one a restored source has its splits in its readers' state."""
@@ -429,7 +433,7 @@ def fresh_splits(
 def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: ProcessingTimeOnEnd = "fire") -> Topology:
     """What the coordinator needs of a plan."""
     chains = []
-    fire_at_end: list[FiresAtEnd] = []
+    fire_at_end: list[EmitsAtEnd] = []
     for chain in plan.chains:
         nodes = [graph.nodes[n] for n in chain.nodes]
         chains.append(
@@ -444,10 +448,10 @@ def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: Pr
         for node in nodes:
             end = "none" if node.spec is None else node.spec.results_at_end(processing_time_on_end)
             if end == "any":
-                fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
+                fire_at_end.append(EmitsAtEnd(node.uid, chain.chain_id))
             elif end != "none":
                 assert node is nodes[0], (
                     f"operator {node.uid!r} distinguishes its inputs, and is not first of its chain"
                 )
-                fire_at_end.append(FiresAtEnd(node.uid, chain.inputs[end].upstream_chain))
+                fire_at_end.append(EmitsAtEnd(node.uid, chain.inputs[end].upstream_chain))
     return Topology(plan.parallelism, tuple(chains), tuple(fire_at_end))

@@ -20,7 +20,7 @@ from tidegate.channel.control.protocol import (
     Trigger,
 )
 from tidegate.channel.elements import CheckpointKind, StopMode
-from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.history.verdicts import WithheldRange
 
 RefusalCode = Literal[
     "shut_down",
@@ -57,7 +57,7 @@ finished and others not (S6.3). `job_stops`: a stop-savepoint completed first, o
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SnapshotRequest:
     """One wish for a snapshot (S1.2).
 
     Attributes:
@@ -87,7 +87,7 @@ without their output."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class Verdict:
     """A person's word on a checkpoint, of the commit gate (S7.8).
 
     Attributes:
@@ -108,7 +108,7 @@ class Ruling:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUpStop:
+class TimeOutStop:
     """The time of a stop is up (S7.7). An event, too.
 
     Attributes:
@@ -125,7 +125,7 @@ class GiveUpStop:
     at_work: Mapping[Subtask, tuple[str, ...]] = field(default_factory=dict, compare=False)
 
 
-Wish: TypeAlias = Request | Ruling | GiveUpStop
+Wish: TypeAlias = SnapshotRequest | Verdict | TimeOutStop
 """What a command asks of a run, and of the next one when none is up."""
 
 # ---------------------------------------------------------------- events
@@ -140,7 +140,7 @@ class Tick:
 class SnapshotRequested:
     """Somebody wants a snapshot."""
 
-    request: Request
+    request: SnapshotRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class DeletionsOverdue:
 
 
 @dataclass(frozen=True, slots=True)
-class Approved:
+class CheckpointApproved:
     """ "commit <= `checkpoint_id`" is in the log, as entry `log_number` (S7.8)."""
 
     checkpoint_id: int
@@ -190,10 +190,10 @@ class Approved:
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantined:
+class CheckpointQuarantined:
     """ "reject" with then=quarantine is in the log (S7.8)."""
 
-    withheld: Withheld
+    withheld: WithheldRange
 
 
 Event: TypeAlias = (
@@ -204,20 +204,20 @@ Event: TypeAlias = (
     | ClaimFailed
     | CompletionDurable
     | CompletionFailed
-    | Approved
-    | Quarantined
+    | CheckpointApproved
+    | CheckpointQuarantined
     | DeletionsOverdue
-    | GiveUpStop
+    | TimeOutStop
 )
 
 # ---------------------------------------------------------------- actions
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimCheckpoint:
     """Claim the next checkpoint id durably, create its location, answer LocationReady or ClaimFailed."""
 
-    request: Request
+    request: SnapshotRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class SendAbort:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class CompleteCheckpoint:
     """Write `_metadata`, then append "complete n"; answer CompletionDurable or CompletionFailed (S2.1)."""
 
     checkpoint_id: int
@@ -265,7 +265,7 @@ class SendPermit:
 class SendQuarantine:
     """Tell every subtask to move away what is `withheld`, and never to commit it (S7.8)."""
 
-    withheld: Withheld
+    withheld: WithheldRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class RecordCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
+class DeleteCheckpoint:
     """A completed checkpoint is no longer needed, or a snapshot of any kind was aborted: its folder goes when its grace
     is over (S2.3)."""
 
@@ -285,7 +285,7 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandAnswer:
     """Answer command `request_id`."""
 
     request_id: str
@@ -324,10 +324,10 @@ class EndRun:
 
 
 Action: TypeAlias = (
-    Claim
+    ClaimCheckpoint
     | Trigger
     | SendAbort
-    | Complete
+    | CompleteCheckpoint
     | NotifyComplete
     | Durable
     | SendPermit
@@ -335,8 +335,8 @@ Action: TypeAlias = (
     | PauseSources
     | LetFinish
     | RecordCommitted
-    | Retire
-    | Answer
+    | DeleteCheckpoint
+    | CommandAnswer
     | FailRun
     | RecordSourceEnd
     | EndRun

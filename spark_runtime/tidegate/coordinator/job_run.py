@@ -30,8 +30,8 @@ from tidegate.channel.control.protocol import (
     Trigger,
 )
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.checkpointing.collected_metadata import drained_operators, operator_states, subtask_history
-from tidegate.coordinator.commits.ruling import is_closing, judge_ruling
+from tidegate.coordinator.checkpointing.collected_metadata import drained_operators, operator_metadata, subtask_history
+from tidegate.coordinator.commits.ruling import decide_verdict, ends_lineage
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.events import Action, Event
 from tidegate.coordinator.recovery.restore_point import rejection_text
@@ -39,9 +39,9 @@ from tidegate.coordinator.recovery.source_counts import EndedSources, SourceCoun
 from tidegate.coordinator.source_alignment import SourceAlignment
 from tidegate.coordinator.topology import Topology
 from tidegate.errors import TidegateError
-from tidegate.jobs.client.savepoint_folder import check_savepoint_place
-from tidegate.jobs.decision_log import Reign
-from tidegate.jobs.history.verdicts import verdicts_of
+from tidegate.jobs.client.savepoint_folder import check_savepoint_folder
+from tidegate.jobs.decision_log import GenerationLog
+from tidegate.jobs.history.verdicts import find_verdicts
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Spec
 from tidegate.jobs.stores.store import Store
@@ -49,7 +49,7 @@ from tidegate.snapshot.location import open_location, probe_location
 from tidegate.snapshot.metadata import SnapshotMetadata, write_metadata
 
 
-class Slots(Protocol):
+class SlotConnections(Protocol):
     """The way to the slots of a run. Does not block."""
 
     def broadcast(self, message: DriverMessage) -> None:
@@ -57,13 +57,13 @@ class Slots(Protocol):
 
 
 @dataclass(frozen=True)
-class JobFacts:
+class RunFacts:
     """What does not change while a driver reigns."""
 
     store: Store
     layout: JobLayout
     spec: Spec
-    reign: Reign
+    reign: GenerationLog
     topology: Topology
     graph_document: Mapping[str, Any]
     max_parallelism: int
@@ -106,7 +106,7 @@ class RunRejected(RunFailed):
 
 
 @dataclass(frozen=True)
-class StopGivenUp(RunFailed):
+class StopTimedOut(RunFailed):
     """The run is given up because the time of a stop was up and its data had ended (S7.7): no failure of anybody."""
 
 
@@ -124,14 +124,14 @@ class JobRun:
         at_work: of subtasks the uids of operators that have not done yet what they were asked for; for people.
     """
 
-    facts: JobFacts
+    facts: RunFacts
     coordinator: Coordinator
-    slots: Slots
+    slots: SlotConnections
     run_id: str
     next_checkpoint_id: int
     splits: Mapping[str, Sequence[Mapping[str, Any]]]
     restored_from: str | None
-    answer: Callable[[ev.Answer], None]
+    answer: Callable[[ev.CommandAnswer], None]
     now_ms: Callable[[], int]
     retire: Callable[[int, str], None]
     on_completed: Callable[[], None]
@@ -171,23 +171,23 @@ class JobRun:
             self._overdue = folders
             self.on_event(ev.DeletionsOverdue(folders))
 
-    def take(self, wish: ev.Wish) -> None:
+    def handle_command(self, wish: ev.Wish) -> None:
         """Take what a command asks for. Raises as `on_event` does."""
-        if isinstance(wish, ev.Request):
+        if isinstance(wish, ev.SnapshotRequest):
             self.on_event(ev.SnapshotRequested(wish))
-        elif isinstance(wish, ev.GiveUpStop):
+        elif isinstance(wish, ev.TimeOutStop):
             self.on_event(replace(wish, at_work=self.at_work()))
         elif self.outcome is None:
-            self._rule(wish)
+            self._apply_ruling(wish)
 
-    def _rule(self, ruling: ev.Ruling) -> None:
+    def _apply_ruling(self, ruling: ev.Verdict) -> None:
         """Judge a verdict by the log, of which this is the only writer; the decision is durable before anything follows
         from it (S7.8)."""
         facts = self.facts
-        verdicts = verdicts_of(facts.specs, facts.reign.decisions, facts.spec.number)
-        closing = is_closing(verdicts, facts.reign.decisions, facts.topology)
-        outcome = judge_ruling(ruling, verdicts, cannot_quarantine=facts.cannot_quarantine, closing=closing)
-        if isinstance(outcome, ev.Answer):
+        verdicts = find_verdicts(facts.specs, facts.reign.decisions, facts.spec.number)
+        closing = ends_lineage(verdicts, facts.reign.decisions, facts.topology)
+        outcome = decide_verdict(ruling, verdicts, cannot_quarantine=facts.cannot_quarantine, closing=closing)
+        if isinstance(outcome, ev.CommandAnswer):
             self.answer(outcome)
             return
         n = outcome.checkpoint_id
@@ -195,11 +195,11 @@ class JobRun:
         if ruling.approves:
             number = self._append("approve", data)
             self.answer(outcome.answer)
-            self.on_event(ev.Approved(n, number))
+            self.on_event(ev.CheckpointApproved(n, number))
         elif outcome.withheld is not None:
             self._append("reject", {**data, "then": ruling.then, **outcome.withheld.to_json()})
             self.answer(outcome.answer)
-            self.on_event(ev.Quarantined(outcome.withheld))
+            self.on_event(ev.CheckpointQuarantined(outcome.withheld))
         else:
             self._append("reject", {**data, "then": ruling.then, "reason": ruling.reason})
             self.answer(outcome.answer)
@@ -227,7 +227,7 @@ class JobRun:
         if self.outcome is None:
             self.outcome = failure
 
-    def shut_down(self, reason: str) -> list[ev.Request]:
+    def shut_down(self, reason: str) -> list[ev.SnapshotRequest]:
         """After the run: aborts and answers that are owed; the requests the next run takes up again."""
         actions, again = self.coordinator.shut_down(reason)
         for action in actions:
@@ -236,7 +236,7 @@ class JobRun:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case ev.Claim(request):
+            case ev.ClaimCheckpoint(request):
                 self._queue.append(self._claim(request))
             case Trigger() | PauseSources() | LetFinish():
                 self.slots.broadcast(action)
@@ -244,7 +244,7 @@ class JobRun:
                 data = {"checkpoint_id": checkpoint_id, "reason": reason, "code": code, "counts": counts}
                 self._append("abort", data)
                 self.slots.broadcast(Abort(checkpoint_id))
-            case ev.Complete():
+            case ev.CompleteCheckpoint():
                 self._queue.append(self._complete(action))
             case ev.NotifyComplete(checkpoint_id, log_number):
                 self.on_completed()
@@ -258,12 +258,12 @@ class JobRun:
                 self.slots.broadcast(Quarantine(self.facts.layout.quarantine, withheld))
             case ev.RecordCommitted(checkpoint_id):
                 self._append("committed", {"checkpoint_id": checkpoint_id})
-            case ev.Retire(checkpoint_id, path):
+            case ev.DeleteCheckpoint(checkpoint_id, path):
                 self.retire(checkpoint_id, path)
-            case ev.Answer():
+            case ev.CommandAnswer():
                 self.answer(action)
             case ev.FailRun(reason, stop_given_up):
-                self.fail(StopGivenUp(reason) if stop_given_up else RunFailed(reason))
+                self.fail(StopTimedOut(reason) if stop_given_up else RunFailed(reason))
             case ev.RecordSourceEnd(chain):
                 self._append("end_of_data", {"source": self.facts.topology.chains[chain].operators[0]})
             case ev.EndRun(stop, checkpoint_id, path, request_id, uncommitted):
@@ -272,7 +272,7 @@ class JobRun:
     def _append(self, kind: str, data: Mapping[str, Any]) -> int:
         return self.facts.reign.append(kind, data, run_id=self.run_id).number
 
-    def _claim(self, request: ev.Request) -> Event:
+    def _claim(self, request: ev.SnapshotRequest) -> Event:
         facts = self.facts
         checkpoint_id = self.next_checkpoint_id
         self.next_checkpoint_id += 1
@@ -281,7 +281,7 @@ class JobRun:
         if request.kind in ("savepoint", "stop-savepoint"):
             parent = request.path or facts.savepoint_directory or facts.layout.savepoints
             path = f"{parent.rstrip('/')}/savepoint-{facts.spec.job_id}-{checkpoint_id}-g{generation}"
-            problem = self._why_not_at(request, path)
+            problem = self._savepoint_location_problem(request, path)
         else:
             path = facts.layout.checkpoint(checkpoint_id, generation)
         data = {
@@ -297,7 +297,7 @@ class JobRun:
         self._append("claim", data if watermark_us is None else {**data, "watermark_us": watermark_us})
         return ev.LocationReady(checkpoint_id, path)
 
-    def _why_not_at(self, request: ev.Request, path: str) -> str | None:
+    def _savepoint_location_problem(self, request: ev.SnapshotRequest, path: str) -> str | None:
         """What keeps a savepoint from being written to a place that people chose. It must be known before the trigger:
         that of a stop ends the data, so that from then on a failure costs a restart (S7.7)."""
         facts = self.facts
@@ -305,16 +305,16 @@ class JobRun:
         if chosen is None:
             return None
         try:
-            check_savepoint_place(facts.store.url, facts.layout, chosen, where="path")
+            check_savepoint_folder(facts.store.url, facts.layout, chosen, where="path")
             probe_location(facts.store, facts.spec, path)
         except TidegateError as error:
             whose = "" if request.path else " (option savepoint_directory)"
             return f"no savepoint can be written to {chosen!r}{whose}: {error}"
         return None
 
-    def _complete(self, complete: ev.Complete) -> Event:
+    def _complete(self, complete: ev.CompleteCheckpoint) -> Event:
         facts = self.facts
-        operators = operator_states(complete, facts.topology)
+        operators = operator_metadata(complete, facts.topology)
         metadata = SnapshotMetadata(
             checkpoint_id=complete.checkpoint_id,
             kind=complete.kind,

@@ -14,27 +14,27 @@ from typing import Any
 
 from tidegate.connectors.interface import Sink, SinkWriter, SupportsQuarantine
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.sink_operator import held_handles
+from tidegate.connectors.sink_operator import handles_in_snapshot
 from tidegate.connectors.transactions import Committable, SinkContext, parse_transaction_id
-from tidegate.coordinator.commits.ruling import Decide, judge_ruling
-from tidegate.coordinator.driver_job import Job
-from tidegate.coordinator.events import Ruling
+from tidegate.coordinator.commits.ruling import AppendVerdict, decide_verdict
+from tidegate.coordinator.driver_job import DriverJob
+from tidegate.coordinator.events import Verdict
 from tidegate.coordinator.recovery.quarantine_moves import cannot_quarantine
-from tidegate.coordinator.recovery.restore import Restore
+from tidegate.coordinator.recovery.restore import RestoreState
 from tidegate.coordinator.recovery.restore_point import choose_restore_point, rejection_text
 from tidegate.coordinator.stop.answers import uncommitted_text
 from tidegate.errors import CommandRefusedError, SnapshotError, StoreError, TidegateError
-from tidegate.jobs.history.verdicts import Verdicts, Withheld
+from tidegate.jobs.history.verdicts import Verdicts, WithheldRange
 from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.status import CheckpointView, JobStatus
 from tidegate.jobs.stop_outcomes import COMMITS_PENDING, COMMITTED, SAVEPOINT_OK
 from tidegate.plan.job_graph import Node
-from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams
 from tidegate.snapshot.location import open_location
 
 
 @dataclass(frozen=True)
-class LateResult:
+class LateCommitResult:
     """What became of it.
 
     Attributes:
@@ -50,7 +50,7 @@ class LateResult:
     quarantined: tuple[int, ...]
 
 
-def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResult:
+def commit_late(job: DriverJob, run_id: str, ruling: Verdict | None = None) -> LateCommitResult:
     """Give the verdict, if there is one; commit what is approved; say so. Blocks; the caller reigns.
 
     Args:
@@ -63,7 +63,7 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
         SnapshotError: the snapshot cannot be read, or does not fit the pinned pipeline.
         TidegateError: a sink could not commit, whatever it raised; call again.
     """
-    _judge(job, ruling)
+    _apply_verdict(job, ruling)
     verdicts = job.verdicts
     if not verdicts.gated:
         return _commit_newest(job, run_id)
@@ -72,13 +72,15 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
     found = job.find_restore() if is_due else None
     if found is not None:
         _publish(job, found[1], run_id)
-    job.finish_quarantine(found[1] if found is not None else None, run_id)
+    job.finish_quarantine_moves(found[1] if found is not None else None, run_id)
     newest = max((n for n in verdicts.line if n <= verdicts.approved), default=0)
     if newest > verdicts.committed:
-        job.reign.append("committed", {"checkpoint_id": newest})
+        job.generation_log.append("committed", {"checkpoint_id": newest})
         verdicts = job.verdicts
-    _say_so(job, verdicts)
-    return LateResult(verdicts.committed, verdicts.waiting, verdicts.uncommitted, tuple(sorted(verdicts.quarantined)))
+    _record_status(job, verdicts)
+    return LateCommitResult(
+        verdicts.committed, verdicts.waiting, verdicts.uncommitted, tuple(sorted(verdicts.quarantined))
+    )
 
 
 def newest_uncommitted(
@@ -97,26 +99,26 @@ def committed_last(verdicts: Verdicts) -> int:
     return max((n for n, view in verdicts.views.items() if view.committed), default=0)
 
 
-def _commit_newest(job: Job, run_id: str) -> LateResult:
+def _commit_newest(job: DriverJob, run_id: str) -> LateCommitResult:
     """A completed snapshot of a job without a gate permits its commit (S7.4)."""
-    pending = newest_uncommitted(job.reign.decisions, job.specs(), job.verdicts)
+    pending = newest_uncommitted(job.generation_log.decisions, job.specs(), job.verdicts)
     found = job.find_restore() if pending is not None else None
     if found is not None:
         _publish(job, found[1], run_id)
-    job.finish_quarantine(found[1] if found is not None else None, run_id)
+    job.finish_quarantine_moves(found[1] if found is not None else None, run_id)
     if pending is not None and found is not None and not found[1].is_fork:
-        job.reign.append("committed", {"checkpoint_id": pending.checkpoint_id})
+        job.generation_log.append("committed", {"checkpoint_id": pending.checkpoint_id})
     verdicts = job.verdicts
-    _say_so(job, verdicts)
-    return LateResult(committed_last(verdicts), (), (), tuple(sorted(verdicts.quarantined)))
+    _record_status(job, verdicts)
+    return LateCommitResult(committed_last(verdicts), (), (), tuple(sorted(verdicts.quarantined)))
 
 
-def _say_so(job: Job, verdicts: Verdicts) -> None:
-    told, rejected = last_status(job.reign.decisions, job.spec.number)
-    status = settled_status(told, verdicts, rejected)
+def _record_status(job: DriverJob, verdicts: Verdicts) -> None:
+    told, rejected = last_status(job.generation_log.decisions, job.spec.number)
+    status = status_after_commit(told, verdicts, rejected)
     if status is None:
         return
-    job.reign.append("status", status)
+    job.generation_log.append("status", status)
     if status["status"] == JobStatus.FINISHED and job.options.retention == "delete":  # no driver comes to do it (S2.3)
         try:
             job.delete_checkpoints()
@@ -124,7 +126,7 @@ def _say_so(job: Job, verdicts: Verdicts) -> None:
             print(f"tidegate: not all checkpoints of the finished job could be deleted: {error}", flush=True)
 
 
-def settled_status(told: Mapping[str, Any], verdicts: Verdicts, rejected: str = "") -> dict[str, Any] | None:
+def status_after_commit(told: Mapping[str, Any], verdicts: Verdicts, rejected: str = "") -> dict[str, Any] | None:
     """The status of a job that has ended, now that less is pending; None: it stays. Pure.
 
     Args:
@@ -168,37 +170,37 @@ def last_status(decisions: Sequence[Decision], spec_number: int) -> tuple[Mappin
     return told, rejected
 
 
-def _judge(job: Job, ruling: Ruling | None) -> None:
+def _apply_verdict(job: DriverJob, ruling: Verdict | None) -> None:
     """Put the verdict into the log, unless it is there."""
     if ruling is None:
         return
     verdicts = job.verdicts
     if ruling.approves and ruling.checkpoint_id is None and not verdicts.waiting and verdicts.uncommitted:
         return  # approved already, by a call that got no further
-    outcome = judge_ruling(ruling, verdicts, cannot_quarantine=cannot_quarantine(job.graph))
-    if not isinstance(outcome, Decide):
+    outcome = decide_verdict(ruling, verdicts, cannot_quarantine=cannot_quarantine(job.graph))
+    if not isinstance(outcome, AppendVerdict):
         if not outcome.ok:
             raise CommandRefusedError(outcome.message, where=f"job {job.spec.job_id}", cause=outcome.code)
         return
     n = outcome.checkpoint_id
     data: dict[str, Any] = {"checkpoint_id": n, "by": ruling.by, "command": ruling.request_id}
     if ruling.approves:
-        job.reign.append("approve", data)
+        job.generation_log.append("approve", data)
         return
     more = {"reason": ruling.reason} if outcome.withheld is None else outcome.withheld.to_json()
-    job.reign.append("reject", {**data, "then": ruling.then, **more})
+    job.generation_log.append("reject", {**data, "then": ruling.then, **more})
 
 
-def _publish(job: Job, restore: Restore, run_id: str) -> None:
+def _publish(job: DriverJob, restore: RestoreState, run_id: str) -> None:
     """A fork has nothing to publish that is its own. Of a batch job nobody else comes who would remove the rest."""
     if restore.is_fork:
         return
-    settle(job, restore, run_id)
+    publish_restored(job, restore, run_id)
     if job.options.execution_mode == "batch":
-        remove_uncounted(job, restore, run_id)
+        remove_duplicate_attempts(job, restore, run_id)
 
 
-def remove_uncounted(job: Job, restore: Restore, run_id: str) -> None:
+def remove_duplicate_attempts(job: DriverJob, restore: RestoreState, run_id: str) -> None:
     """Remove what tasks of a batch job have staged that does not count: of those that Spark ran again, or twice
     (speculation). Behind `settle`; blocks; idempotent.
 
@@ -210,29 +212,31 @@ def remove_uncounted(job: Job, restore: Restore, run_id: str) -> None:
     waits = verdicts.gated and checkpoint_id > verdicts.approved
     for uid, sink in job.two_phase_sinks.items():
         kept = [handle for _, handle in held_transactions(job, uid, restore)] if waits else []
-        job.reign.check()
-        with _told_with_its_place(job.spec.job_id, uid):
+        job.generation_log.check()
+        with _as_store_error(job.spec.job_id, uid):
             recover_sink(job, uid, sink, run_id, checkpoint_id, kept)
 
 
-def recover_sink(job: Job, uid: str, sink: Sink, run_id: str, checkpoint_id: int, kept: Sequence[Committable]) -> None:
+def recover_sink(
+    job: DriverJob, uid: str, sink: Sink, run_id: str, checkpoint_id: int, kept: Sequence[Committable]
+) -> None:
     """Remove what writers before `run_id` left staged, but for `kept`; one writer stands for all subtasks there ever
     were. Args: checkpoint_id: see `SinkWriter.recover`."""
-    generation, schema = job.reign.generation, job.graph.by_uid(uid).schema
+    generation, schema = job.generation_log.generation, job.graph.by_uid(uid).schema
     ctx = SinkContext(job.spec.job_id, job.spec.lineage, uid, 0, 1, generation, run_id, schema)
     with closing(sink.create_writer(ctx)) as writer:
         writer.recover(checkpoint_id, kept)
 
 
-def settle(job: Job, restore: Restore, run_id: str) -> None:
+def publish_restored(job: DriverJob, restore: RestoreState, run_id: str) -> None:
     """Publish what the restored snapshot holds of all sinks and may be published, and move away what is withheld.
     Blocks; idempotent. Raises as `commit_late` does."""
     for node in job.graph.nodes:
         if node.sink is not None and node.sink.two_phase:
-            _settle(job, node, node.sink, restore, run_id)
+            _publish_restored_sink(job, node, node.sink, restore, run_id)
 
 
-def _settle(job: Job, node: Node, sink: Sink, restore: Restore, run_id: str) -> None:
+def _publish_restored_sink(job: DriverJob, node: Node, sink: Sink, restore: RestoreState, run_id: str) -> None:
     """Publish what one sink may, and move away what is withheld. One writer stands for all subtasks there ever were."""
     held = list(held_transactions(job, node.uid, restore))
     if not held:
@@ -243,7 +247,7 @@ def _settle(job: Job, node: Node, sink: Sink, restore: Restore, run_id: str) -> 
         uid=node.uid,
         subtask=0,
         parallelism=1,
-        generation=job.reign.generation,
+        generation=job.generation_log.generation,
         run_id=run_id,
         schema=job.graph.edge_schema(node.inputs[0]),
     )
@@ -255,18 +259,18 @@ def _settle(job: Job, node: Node, sink: Sink, restore: Restore, run_id: str) -> 
                 sink.quarantine(ctx, gone, Quarantine(job.store, restore.quarantine, withheld))
         due = [handle for n, handle in held if n <= permitted and not _is_withheld(n, restore.withheld)]
         if due:
-            job.reign.check()
+            job.generation_log.check()
             writer.commit(due)
 
 
 @contextmanager
 def _writer_of(sink: Sink, ctx: SinkContext) -> Iterator[SinkWriter]:
-    with _told_with_its_place(ctx.job_id, ctx.uid), closing(sink.create_writer(ctx)) as writer:
+    with _as_store_error(ctx.job_id, ctx.uid), closing(sink.create_writer(ctx)) as writer:
         yield writer
 
 
 @contextmanager
-def _told_with_its_place(job_id: str, uid: str) -> Iterator[None]:
+def _as_store_error(job_id: str, uid: str) -> Iterator[None]:
     """What a disk or a client library raises is no bug of ours: it becomes an error with its place and remedy."""
     try:
         yield
@@ -282,22 +286,22 @@ def _told_with_its_place(job_id: str, uid: str) -> Iterator[None]:
         ) from error
 
 
-def _is_withheld(checkpoint_id: int, withheld: Sequence[Withheld]) -> bool:
+def _is_withheld(checkpoint_id: int, withheld: Sequence[WithheldRange]) -> bool:
     return any(one.covers(checkpoint_id) for one in withheld)
 
 
-def held_transactions(job: Job, uid: str, restore: Restore) -> Iterator[tuple[int, Committable]]:
+def held_transactions(job: DriverJob, uid: str, restore: RestoreState) -> Iterator[tuple[int, Committable]]:
     """(barrier, handle) of all transactions that the snapshot holds of a sink, oldest barrier first."""
     operator = restore.metadata.operator(uid)
     if operator is None:
         return
     store, folder = open_location(job.store, job.spec, restore.location)
-    factory = StreamFactory(store, folder)
+    factory = SnapshotStreams(store, folder)
     found: list[Committable] = []
     for state in operator.subtasks:
         if state.handle is not None:
             where = f"snapshot {restore.location}, sink {uid!r}, subtask {state.index}"
             parts = factory.parts(state.handle, where=where)
-            found += held_handles([part for part in parts if part.kind != "channel"])
+            found += handles_in_snapshot([part for part in parts if part.kind != "channel"])
     by_barrier = [(parse_transaction_id(handle.transaction_id).checkpoint_id, handle) for handle in found]
     yield from sorted(by_barrier, key=lambda pair: pair[0])

@@ -27,7 +27,7 @@ class ChainShape:
 
 
 @dataclass(frozen=True)
-class FiresAtEnd:
+class EmitsAtEnd:
     """An operator that gives results because its input has ended, which are early when a drain ended it (S7.5).
 
     Attributes:
@@ -49,7 +49,7 @@ class Topology:
 
     parallelism: int
     chains: tuple[ChainShape, ...]
-    fire_at_end: tuple[FiresAtEnd, ...] = ()
+    fire_at_end: tuple[EmitsAtEnd, ...] = ()
 
     def subtasks(self) -> tuple[Subtask, ...]:
         """All subtasks, chain by chain."""

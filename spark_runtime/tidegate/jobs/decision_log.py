@@ -29,15 +29,15 @@ from tidegate.jobs.stores.store import Store
 SNAPSHOT_ENTRIES = 256
 """Entries in one snapshot of the log. A new reader fetches a log of n entries with n/256 requests and at most 255
 more."""
-MAX_LOST_RACES = 64
+MAX_APPEND_CONFLICTS = 64
 """Fences of other drivers that one driver lets go first before it gives up."""
-MAX_UNCLEAR_ANSWERS = 5
+MAX_AMBIGUOUS_WRITES = 5
 """Attempts at one append when the store gives no clear answer."""
 FIRST_PAUSE_S = 0.1
 """Between the first two of them, seconds; doubles from one to the next."""
 
 
-def pause_before(attempt: int) -> None:
+def retry_delay(attempt: int) -> None:
     """Sleep before `attempt`, from 1, at an append whose answer was unclear."""
     time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
 
@@ -68,7 +68,7 @@ class DecisionLog:
         layout: JobLayout,
         now_iso: Callable[[], str],
         nonce: Callable[[], str],
-        pause: Callable[[int], None] = pause_before,
+        pause: Callable[[int], None] = retry_delay,
         lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         """Args: now_iso: the time, for entries. nonce: a new text at every call, never the same in two processes.
@@ -105,7 +105,7 @@ class DecisionLog:
             self._opened = True
             return self._entries
 
-    def reign(self, *, spec: int, launch: int, only_commits: bool = False) -> Reign:
+    def begin_generation(self, *, spec: int, launch: int, only_commits: bool = False) -> GenerationLog:
         """Begin a reign: append a fence with the next generation.
 
         Args:
@@ -118,18 +118,18 @@ class DecisionLog:
             UnclearAnswerError: the store gives no clear answer; a fence may be there, of a driver that does not live.
             StoreError: the log cannot be read, or too many drivers start at once.
         """
-        for _ in range(MAX_LOST_RACES):
+        for _ in range(MAX_APPEND_CONFLICTS):
             entries = self.read()
             last = last_fence(entries)
             if last is not None and (last.data["spec"], last.data["launch"]) > (spec, launch):
-                raise fenced(self._layout.job_id, f"launch {launch} of submission {spec}", last)
+                raise fenced_error(self._layout.job_id, f"launch {launch} of submission {spec}", last)
             generation = (last.generation if last is not None else 0) + 1
             with suppress(AlreadyExistsError):
                 data = {"spec": spec, "launch": launch, **({"only_commits": True} if only_commits else {})}
                 self._append(len(entries) + 1, "fence", generation, "", data)
                 while self._without_snapshot:
                     self._write_snapshot(self._without_snapshot.pop())
-                return Reign(self, self._layout.job_id, generation)
+                return GenerationLog(self, self._layout.job_id, generation)
         raise StoreError(
             "other drivers keep fencing this one off",
             where=self._layout.decisions,
@@ -171,7 +171,7 @@ class DecisionLog:
         generation = self._entries[-1].generation if self._entries else 0
         for entry in fresh:
             number += 1
-            problem = contradiction(entry, number, generation)
+            problem = reason_it_cannot_follow(entry, number, generation)
             if problem is not None:
                 raise self._contradiction(number, problem)
             generation = entry.generation
@@ -183,11 +183,13 @@ class DecisionLog:
         """Compare-and-swap on `number`. AlreadyExistsError when somebody else's entry is there; an own one, left by an
         attempt without a clear answer, is success (S9.2). UnclearAnswerError when no attempt got a clear answer."""
         entry = Decision(number, kind, generation, run_id, self._now_iso(), self._nonce(), dict(data))
-        problem = contradiction(entry, len(self._entries) + 1, self._entries[-1].generation if self._entries else 0)
+        problem = reason_it_cannot_follow(
+            entry, len(self._entries) + 1, self._entries[-1].generation if self._entries else 0
+        )
         assert problem is None, problem
         path, payload = self._layout.decision(number), encode(entry)
         unclear = ""
-        for attempt in range(MAX_UNCLEAR_ANSWERS):
+        for attempt in range(MAX_AMBIGUOUS_WRITES):
             if attempt:
                 self._pause(attempt)
             try:
@@ -235,7 +237,7 @@ class DecisionLog:
         )
 
 
-class Reign:
+class GenerationLog:
     """One driver's reign. Safe from several threads; blocks on the store.
 
     Attributes:
@@ -287,7 +289,7 @@ class Reign:
         reign. For places that are about to act without an entry; an append needs no check before it."""
         self._refuse_if_fenced(self._log.read())
 
-    def notice(self) -> StoreError | None:
+    def check_quietly(self) -> StoreError | None:
         """`check` for a look now and then: what the store does not tell this time is returned, not raised. RecordError
         is raised: behind an entry that cannot be read nothing can be appended either."""
         try:
@@ -306,7 +308,7 @@ class Reign:
         if entries[-1].generation > self.generation:
             last = last_fence(entries)
             assert last is not None, "a generation begins with a fence"
-            raise fenced(self._job_id, f"generation {self.generation}", last)
+            raise fenced_error(self._job_id, f"generation {self.generation}", last)
 
 
 def last_fence(entries: Sequence[Decision]) -> Decision | None:
@@ -314,7 +316,7 @@ def last_fence(entries: Sequence[Decision]) -> Decision | None:
     return next((entry for entry in reversed(entries) if entry.kind == "fence"), None)
 
 
-def contradiction(entry: Decision, number: int, generation: int) -> str | None:
+def reason_it_cannot_follow(entry: Decision, number: int, generation: int) -> str | None:
     """Why `entry` cannot follow an entry `number - 1` of `generation`; None when it can. Asked before every write and
     after every read."""
     if entry.number != number:
@@ -330,7 +332,7 @@ def contradiction(entry: Decision, number: int, generation: int) -> str | None:
     return None
 
 
-def fenced(job_id: str, who: str, fence: Decision) -> FencedError:
+def fenced_error(job_id: str, who: str, fence: Decision) -> FencedError:
     """The error for `who` that finds `fence`."""
     return FencedError(
         f"{who} is over",

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from tidegate.clock import now_iso
 from tidegate.errors import AlreadyExistsError, FencedError, NotFoundError, StoreError
 from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.os_processes import children, host_name, is_running, process_space, send_signal
+from tidegate.jobs.os_processes import child_processes, host_name, is_running, process_namespace, send_signal
 from tidegate.jobs.records import Launch, decode, encode
 from tidegate.jobs.stores.store import Store
 
 DRIVER_ENTRY = "driver_entry.py"
 """Name of the program that spark-submit is given."""
-MAX_LAUNCH_RACES = 100
+MAX_LAUNCH_CONFLICTS = 100
 """Attempts that other launchers may take first."""
 
 
@@ -49,7 +49,7 @@ class RunningDriver:
         """Send it a signal, SIGTERM asking for a graceful end; False when it is gone. A process that has taken over its
         pid is never touched. The Python program below spark-submit gets the signal first: the JVM has no graceful
         end, and ends with the program."""
-        programs = children(self.pid, DRIVER_ENTRY) if self.is_running() else ()
+        programs = child_processes(self.pid, DRIVER_ENTRY) if self.is_running() else ()
         for pid, started in programs:
             send_signal(pid, started, number)
         if programs and number is not signal.SIGKILL:
@@ -87,9 +87,9 @@ def record_launch(
         launched_at=now_iso(),
         command=(),
         nonce=secrets.token_hex(16),
-        process_space=process_space() if host is None else "",
+        process_space=process_namespace() if host is None else "",
     )
-    for _ in range(MAX_LAUNCH_RACES):
+    for _ in range(MAX_LAUNCH_CONFLICTS):
         if attempt is None:
             launch = replace(launch, attempt=newest_attempt(store, layout, spec_number) + 1)
         launch = replace(launch, command=tuple(command(launch)) if command is not None else ())
@@ -127,20 +127,20 @@ def refuse_if_superseded(store: Store, layout: JobLayout, spec: int, attempt: in
     )
 
 
-def find_local(store: Store, layout: JobLayout, spec_number: int) -> RunningDriver | None:
+def find_local_driver(store: Store, layout: JobLayout, spec_number: int) -> RunningDriver | None:
     """The newest driver of a submission that runs on this machine; None when there is none."""
     for launch in launched_processes(store, layout, spec_number):
-        if is_here(launch) and launch.pid is not None and is_running(launch.pid, launch.process_started):
+        if is_on_this_host(launch) and launch.pid is not None and is_running(launch.pid, launch.process_started):
             return RunningDriver(launch)
     return None
 
 
-def local_death(store: Store, layout: JobLayout, spec_number: int) -> Launch | None:
+def local_driver_death(store: Store, layout: JobLayout, spec_number: int) -> Launch | None:
     """The newest launch of a submission when its process was on this machine and is gone: a certain death. None: it
     lives, runs elsewhere, or was never launched."""
     attempt = newest_attempt(store, layout, spec_number)
     launch = launched_process(store, layout, spec_number, attempt) if attempt else None
-    if launch is None or not is_here(launch) or launch.pid is None:
+    if launch is None or not is_on_this_host(launch) or launch.pid is None:
         return None
     return None if is_running(launch.pid, launch.process_started) else launch
 
@@ -160,7 +160,7 @@ def newest_attempt(store: Store, layout: JobLayout, spec_number: int) -> int:
     return max((attempt for number, attempt in _launches(store, layout) if number == spec_number), default=0)
 
 
-def launch_of(store: Store, layout: JobLayout, spec_number: int, attempt: int) -> Launch:
+def read_launch(store: Store, layout: JobLayout, spec_number: int, attempt: int) -> Launch:
     """A launch, with what it has started as far as that is recorded. Raises NotFoundError."""
     path = layout.launch(spec_number, attempt)
     return launched_process(store, layout, spec_number, attempt) or decode(store.read(path), Launch, path)
@@ -169,7 +169,7 @@ def launch_of(store: Store, layout: JobLayout, spec_number: int, attempt: int) -
 def may_be_queued(store: Store, layout: JobLayout, spec_number: int) -> bool:
     """The newest launch is a cluster's, which may keep its driver waiting in a queue for any time."""
     attempt = newest_attempt(store, layout, spec_number)
-    return attempt > 0 and launch_of(store, layout, spec_number, attempt).external_id is not None
+    return attempt > 0 and read_launch(store, layout, spec_number, attempt).external_id is not None
 
 
 def launched_process(store: Store, layout: JobLayout, spec_number: int, attempt: int) -> Launch | None:
@@ -185,6 +185,6 @@ def _launches(store: Store, layout: JobLayout) -> list[tuple[int, int]]:
     return layout.launch_numbers(store.list(layout.launches))
 
 
-def is_here(launch: Launch) -> bool:
+def is_on_this_host(launch: Launch) -> bool:
     """Whether it was made on this machine, where pids are what its record says."""
-    return launch.host == host_name() and launch.process_space == process_space()
+    return launch.host == host_name() and launch.process_space == process_namespace()

@@ -19,7 +19,7 @@ T = TypeVar("T")
 G = TypeVar("G")
 
 
-class _Setting(Generic[T, G]):
+class OptionType(Generic[T, G]):
     """A field that takes what users write (`G`) and gives what programs use (`T`)."""
 
     def __init__(self, default: G) -> None:
@@ -36,7 +36,7 @@ class _Setting(Generic[T, G]):
     def __get__(self, options: object | None, owner: type) -> T:
         if options is None:
             return self.default
-        return self.used(vars(options)[self.name], options)
+        return self.effective(vars(options)[self.name], options)
 
     def __set__(self, options: object, value: G) -> None:
         vars(options)[self.name] = self.parse(value)
@@ -49,7 +49,7 @@ class _Setting(Generic[T, G]):
         """JSON form that `parse` takes back."""
         return value
 
-    def used(self, value: T, options: object) -> T:
+    def effective(self, value: T, options: object) -> T:
         """What programs get of a stored value. Args: options: the object that holds it."""
         return value
 
@@ -60,7 +60,7 @@ class _Setting(Generic[T, G]):
         )
 
 
-class Count(_Setting[int, int | str]):
+class Count(OptionType[int, int | str]):
     """A whole number within bounds."""
 
     def __init__(self, default: int, least: int, most: int | None = None) -> None:
@@ -68,7 +68,7 @@ class Count(_Setting[int, int | str]):
         super().__init__(default)
 
     def parse(self, value: int | str) -> int:
-        """See `_Setting.parse`."""
+        """See `OptionType.parse`."""
         allowed = f"a whole number from {self._least}" + (f" to {self._most}" if self._most is not None else " upwards")
         try:
             number = int(value) if isinstance(value, str) else value
@@ -80,7 +80,7 @@ class Count(_Setting[int, int | str]):
         return number
 
 
-class OptionalCount(_Setting[int | None, int | str | None]):
+class OptionalCount(OptionType[int | None, int | str | None]):
     """A whole number from `least` upwards, or None: no limit."""
 
     def __init__(self, default: int | None, least: int) -> None:
@@ -88,7 +88,7 @@ class OptionalCount(_Setting[int | None, int | str | None]):
         super().__init__(default)
 
     def parse(self, value: int | str | None) -> int | None:
-        """See `_Setting.parse`."""
+        """See `OptionType.parse`."""
         if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
             return None
         try:
@@ -100,7 +100,7 @@ class OptionalCount(_Setting[int | None, int | str | None]):
         return number
 
 
-class Factor(_Setting[float, float | str]):
+class Factor(OptionType[float, float | str]):
     """A number, `least` or more."""
 
     def __init__(self, default: float, least: float) -> None:
@@ -108,7 +108,7 @@ class Factor(_Setting[float, float | str]):
         super().__init__(default)
 
     def parse(self, value: float | str) -> float:
-        """See `_Setting.parse`."""
+        """See `OptionType.parse`."""
         try:
             number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
@@ -118,11 +118,11 @@ class Factor(_Setting[float, float | str]):
         return number
 
 
-class Flag(_Setting[bool, bool | str]):
+class Flag(OptionType[bool, bool | str]):
     """True or False, also as the words "true" and "false"."""
 
     def parse(self, value: bool | str) -> bool:
-        """See `_Setting.parse`."""
+        """See `OptionType.parse`."""
         if isinstance(value, bool):
             return value
         known = {"true": True, "false": False}
@@ -131,7 +131,7 @@ class Flag(_Setting[bool, bool | str]):
         raise self.refuse(value, "true or false")
 
 
-class Duration(_Setting[timedelta, timedelta | str]):
+class Duration(OptionType[timedelta, timedelta | str]):
     """A duration, at least `least`."""
 
     def __init__(self, default: str, least: str = "0 s") -> None:
@@ -139,25 +139,25 @@ class Duration(_Setting[timedelta, timedelta | str]):
         super().__init__(default)
 
     def parse(self, value: timedelta | str) -> timedelta:
-        """See `_Setting.parse`."""
+        """See `OptionType.parse`."""
         duration = parse_duration(value, where=f"option {self.name}")
         if duration < self._least:
             raise self.refuse(value, f"at least {format_duration(self._least)}")
         return duration
 
     def plain(self, value: timedelta) -> Any:
-        """See `_Setting.plain`."""
+        """See `OptionType.plain`."""
         return format_duration(value)
 
 
-class OptionalDuration(_Setting[timedelta | None, timedelta | str | None]):
+class OptionalDuration(OptionType[timedelta | None, timedelta | str | None]):
     """A duration of at least a millisecond, or None: off."""
 
     OFF = "none"
     """The word that turns the option off."""
 
     def parse(self, value: timedelta | str | None) -> timedelta | None:
-        """See `_Setting.parse`."""
+        """See `OptionType.parse`."""
         if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
             return None
         duration = parse_duration(value, where=f"option {self.name}")
@@ -166,33 +166,33 @@ class OptionalDuration(_Setting[timedelta | None, timedelta | str | None]):
         return duration
 
     def plain(self, value: timedelta | None) -> Any:
-        """See `_Setting.plain`."""
+        """See `OptionType.plain`."""
         return None if value is None else format_duration(value)
 
 
-class OpenDuration(OptionalDuration):
+class AutoDuration(OptionalDuration):
     """An optional duration that users may leave open, "auto": programs get None then, and `JobOptions.left_open` names
     it."""
 
     OFF = "off"
 
     def parse(self, value: timedelta | str | None) -> timedelta | None:
-        """See `_Setting.parse`."""
+        """See `OptionType.parse`."""
         word = value.strip().lower() if isinstance(value, str) else ""
         if word == AUTO:
             return AUTO
         return None if word == self.OFF else super().parse(value)
 
-    def used(self, value: timedelta | None, options: object) -> timedelta | None:
-        """See `_Setting.used`."""
+    def effective(self, value: timedelta | None, options: object) -> timedelta | None:
+        """See `OptionType.used`."""
         return None if value == AUTO else value
 
     def plain(self, value: timedelta | None) -> Any:
-        """See `_Setting.plain`."""
+        """See `OptionType.plain`."""
         return AUTO if value == AUTO else super().plain(value)
 
 
-class OpenCount(OptionalCount):
+class AutoCount(OptionalCount):
     """An optional count that users may leave open, "auto": programs get what `derive` makes of the other options, each
     time again, and records keep "auto", so that a change of those options changes it too."""
 
@@ -201,15 +201,15 @@ class OpenCount(OptionalCount):
         super().__init__(AUTO, least)
 
     def parse(self, value: int | str | None) -> int | None:
-        """See `_Setting.parse`."""
+        """See `OptionType.parse`."""
         return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else super().parse(value)
 
-    def used(self, value: int | None, options: object) -> int | None:
-        """See `_Setting.used`."""
+    def effective(self, value: int | None, options: object) -> int | None:
+        """See `OptionType.used`."""
         return self._derive(options) if value == AUTO else value
 
 
-class Size(_Setting[ByteSize, ByteSize | str]):
+class Size(OptionType[ByteSize, ByteSize | str]):
     """A number of bytes, at least `least`."""
 
     def __init__(self, default: str, least: str = "0 B") -> None:
@@ -217,18 +217,18 @@ class Size(_Setting[ByteSize, ByteSize | str]):
         super().__init__(default)
 
     def parse(self, value: ByteSize | str) -> ByteSize:
-        """See `_Setting.parse`."""
+        """See `OptionType.parse`."""
         size = parse_size(value, where=f"option {self.name}")
         if size < self._least:
             raise self.refuse(value, f"at least {format_size(self._least)}")
         return size
 
     def plain(self, value: ByteSize) -> Any:
-        """See `_Setting.plain`."""
+        """See `OptionType.plain`."""
         return format_size(value)
 
 
-class OptionalSize(_Setting[ByteSize | None, ByteSize | str | None]):
+class OptionalSize(OptionType[ByteSize | None, ByteSize | str | None]):
     """A number of bytes, at least `least`, or None."""
 
     def __init__(self, default: str | None, least: str) -> None:
@@ -236,7 +236,7 @@ class OptionalSize(_Setting[ByteSize | None, ByteSize | str | None]):
         super().__init__(default)
 
     def parse(self, value: ByteSize | str | None) -> ByteSize | None:
-        """See `_Setting.parse`."""
+        """See `OptionType.parse`."""
         if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
             return None
         size = parse_size(value, where=f"option {self.name}")
@@ -245,11 +245,11 @@ class OptionalSize(_Setting[ByteSize | None, ByteSize | str | None]):
         return size
 
     def plain(self, value: ByteSize | None) -> Any:
-        """See `_Setting.plain`."""
+        """See `OptionType.plain`."""
         return None if value is None else format_size(value)
 
 
-class Choice(_Setting[T, T]):
+class Choice(OptionType[T, T]):
     """One of a few words."""
 
     def __init__(self, default: T, *others: T) -> None:
@@ -257,7 +257,7 @@ class Choice(_Setting[T, T]):
         super().__init__(default)
 
     def parse(self, value: T) -> T:
-        """See `_Setting.parse`."""
+        """See `OptionType.parse`."""
         if value in self._allowed:
             return value
         allowed = " or ".join(map(repr, self._allowed))
@@ -265,11 +265,11 @@ class Choice(_Setting[T, T]):
         raise self.refuse(value, f"{allowed}; did you mean {near[0]!r}?" if near else allowed)
 
 
-class OptionalText(_Setting[str | None, str | None]):
+class OptionalText(OptionType[str | None, str | None]):
     """A text that is not empty, or None."""
 
     def parse(self, value: str | None) -> str | None:
-        """See `_Setting.parse`."""
+        """See `OptionType.parse`."""
         if value is not None and (not isinstance(value, str) or not value.strip()):
             raise self.refuse(value, "a text, or leave it out")
         return value

@@ -12,13 +12,13 @@ from typing import Any, Literal
 from tidegate.errors import OptionError
 from tidegate.jobs.option_types import (
     AUTO,
+    AutoCount,
+    AutoDuration,
     Choice,
     Count,
     Duration,
     Factor,
     Flag,
-    OpenCount,
-    OpenDuration,
     OptionalDuration,
     OptionalSize,
     OptionalText,
@@ -31,7 +31,7 @@ __all__ = ["JobOptions", "format_duration", "format_size", "parse_duration", "pa
 MAX_KEY_GROUPS = 32_768
 """Upper bound of `max_parallelism`: key groups travel as uint16, with room to spare."""
 
-STATE_SHARE = 4
+STATE_MEMORY_DIVISOR = 4
 """One such part of `slot_memory` is for RocksDB: Python with Arrow and numba takes some 300 MiB to begin with."""
 
 MEMORY_STREAM_BYTES = 6 * 2**20
@@ -140,7 +140,7 @@ class JobOptions:
     checkpoint_mode: Choice[CheckpointMode] = Choice("exactly_once", "at_least_once", "off")
     unaligned_checkpoints: Flag = Flag(False)
     aligned_checkpoint_timeout: Duration = Duration("0 s")
-    checkpoint_interval: OpenDuration = OpenDuration(AUTO)
+    checkpoint_interval: AutoDuration = AutoDuration(AUTO)
     min_pause_between_checkpoints: Duration = Duration("0 s")
     checkpoint_timeout: Duration = Duration("10 min", least="1 ms")
     max_concurrent_checkpoints: Count = Count(1, 1, 100)
@@ -152,7 +152,7 @@ class JobOptions:
     snapshot_compression: Choice[SnapshotCompression] = Choice("none", "lz4", "zstd")
     local_recovery: Flag = Flag(False)
     restart_strategy: Choice[Restart] = Choice("exponential_delay", "fixed_delay", "failure_rate", "none")
-    restart_attempts: OpenCount = OpenCount(lambda options: options.derived_attempts, 0)
+    restart_attempts: AutoCount = AutoCount(lambda options: options.derived_attempts, 0)
     restart_delay: Duration = Duration("1 s")
     restart_max_delay: Duration = Duration("1 min")
     restart_backoff_multiplier: Factor = Factor(2.0, 1.0)
@@ -275,7 +275,7 @@ class JobOptions:
     @property
     def state_memory_bytes(self) -> int:
         """`state_memory` in bytes, as it was given or derived."""
-        return int(self.slot_memory) // STATE_SHARE if self.state_memory is None else int(self.state_memory)
+        return int(self.slot_memory) // STATE_MEMORY_DIVISOR if self.state_memory is None else int(self.state_memory)
 
     @property
     def state_size_threshold_bytes(self) -> int:

@@ -14,7 +14,7 @@ def host_name() -> str:
     return socket.gethostname()
 
 
-def process_space() -> str:
+def process_namespace() -> str:
     """What pids are unique in, besides the host's name: containers may share that. "" where the system does not
     tell."""
     try:
@@ -23,7 +23,7 @@ def process_space() -> str:
         return ""
 
 
-def process_started(pid: int) -> str | None:
+def process_start_time(pid: int) -> str | None:
     """A text that this very process has for all its life and no other with its pid has; None when there is no such
     process, or it has ended and only waits for its parent."""
     if not os.path.isdir("/proc/self"):
@@ -41,7 +41,7 @@ def process_started(pid: int) -> str | None:
 
 def is_running(pid: int, started: str | None) -> bool:
     """Whether the process that `started` belongs to is running on this machine."""
-    return started is not None and process_started(pid) == started
+    return started is not None and process_start_time(pid) == started
 
 
 def send_signal(pid: int, started: str | None, number: signal.Signals) -> bool:
@@ -54,7 +54,7 @@ def send_signal(pid: int, started: str | None, number: signal.Signals) -> bool:
     return False
 
 
-def children(pid: int, word: str) -> tuple[tuple[int, str | None], ...]:
+def child_processes(pid: int, word: str) -> tuple[tuple[int, str | None], ...]:
     """Processes that this one has started and that have `word` in their command line: pid and start text of each."""
     try:
         answer = subprocess.run(
@@ -64,7 +64,7 @@ def children(pid: int, word: str) -> tuple[tuple[int, str | None], ...]:
         return ()
     rows = [line.split(None, 2) for line in answer.stdout.splitlines()]
     found = [int(row[0]) for row in rows if len(row) == 3 and row[1] == str(pid) and word in row[2]]
-    return tuple((child, process_started(child)) for child in found)
+    return tuple((child, process_start_time(child)) for child in found)
 
 
 def _started_by_ps(pid: int) -> str | None:

@@ -9,11 +9,11 @@ from enum import StrEnum
 from typing import Any
 
 from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views, next_checkpoint_id
-from tidegate.jobs.history.restore_commits import with_restores
-from tidegate.jobs.history.rewinds import taken_back, with_rewinds
+from tidegate.jobs.history.restore_commits import mark_committed_by_restores
+from tidegate.jobs.history.rewinds import mark_rewound, rewound_checkpoints
 from tidegate.jobs.history.statistics import CheckpointStatistics, checkpoint_statistics
-from tidegate.jobs.history.submissions import Entry, followed_by, may_have_run, submissions_of
-from tidegate.jobs.history.verdicts import of_entries, with_verdicts
+from tidegate.jobs.history.submissions import LogEntry, entries_by_submission, may_have_run, next_submission_that_ran
+from tidegate.jobs.history.verdicts import mark_verdicts, verdicts_from_entries
 from tidegate.jobs.records import Decision, Spec, StatusHint
 
 __all__ = [
@@ -232,14 +232,14 @@ def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobV
     makes it anew only when one of the two has grown, and adds the hint of the moment (`with_hint`)."""
     assert specs, "a job has a submission"
     spec = specs[-1]
-    entries = submissions_of(decisions)
+    entries = entries_by_submission(decisions)
     current = [entry for entry in entries if entry.spec == spec.number]
     status, status_data = _status(current)
     views = checkpoint_views(entries, ended=status.is_terminal)
-    followed = followed_by(spec.number + 1, may_have_run(entries))
-    verdicts = of_entries(specs, entries, views, followed)
-    views = with_restores(with_verdicts(views, verdicts), specs, entries)
-    views = with_rewinds(views, taken_back(specs, entries))
+    followed = next_submission_that_ran(spec.number + 1, may_have_run(entries))
+    verdicts = verdicts_from_entries(specs, entries, views, followed)
+    views = mark_committed_by_restores(mark_verdicts(views, verdicts), specs, entries)
+    views = mark_rewound(views, rewound_checkpoints(specs, entries))
     points = RecoveryPoints(specs, entries, views)
     most = _optional_int(spec.options.get("max_uncommitted_checkpoints"))
     full = verdicts.gated and most is not None and len(verdicts.waiting) >= most
@@ -270,7 +270,7 @@ def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobV
         waiting=verdicts.waiting,
         uncommitted=verdicts.uncommitted,
         sources_paused=full and status is JobStatus.RUNNING,
-        driver_generation=max((e.decision.generation for e in current if _begins_to_run(e)), default=0),
+        driver_generation=max((e.decision.generation for e in current if _starts_running(e)), default=0),
     )
 
 
@@ -297,13 +297,13 @@ def with_hint(view: JobView, hint: StatusHint | None) -> JobView:
     )
 
 
-def _status(current: Sequence[Entry]) -> tuple[JobStatus, Mapping[str, Any]]:
+def _status(current: Sequence[LogEntry]) -> tuple[JobStatus, Mapping[str, Any]]:
     """Status and its entry's data. After a later fence, before its driver says anything: RESTARTING."""
     fences = 0
     status = JobStatus.CREATED
     data: Mapping[str, Any] = {}
     for entry in current:
-        if _begins_to_run(entry):
+        if _starts_running(entry):
             fences += 1
             status, data = (JobStatus.WAITING_FOR_SLOTS if fences == 1 else JobStatus.RESTARTING), {}
         elif entry.kind == "status":
@@ -311,21 +311,21 @@ def _status(current: Sequence[Entry]) -> tuple[JobStatus, Mapping[str, Any]]:
     return status, data
 
 
-def _begins_to_run(entry: Entry) -> bool:
+def _starts_running(entry: LogEntry) -> bool:
     return entry.kind == "fence" and not entry.data.get("only_commits")
 
 
-def _restored_from(current: Sequence[Entry]) -> str | None:
+def _restored_from(current: Sequence[LogEntry]) -> str | None:
     newest = next((e for e in reversed(current) if _has_started(e)), None)
     path = None if newest is None else newest.data.get("restored_from")
     return None if path is None else str(path)
 
 
-def _has_started(entry: Entry) -> bool:
+def _has_started(entry: LogEntry) -> bool:
     return entry.kind == "status" and entry.data.get("status") == JobStatus.RUNNING
 
 
-def failure_views(entries: Sequence[Entry]) -> tuple[tuple[int, FailureView], ...]:
+def failure_views(entries: Sequence[LogEntry]) -> tuple[tuple[int, FailureView], ...]:
     """Every failure with its submission, oldest first."""
     started = {entry.spec: at for at, entry in enumerate(entries) if _has_started(entry)}
     return tuple(
@@ -346,7 +346,7 @@ def failure_views(entries: Sequence[Entry]) -> tuple[tuple[int, FailureView], ..
     )
 
 
-def _failure(current: Sequence[Entry]) -> FailureView | None:
+def _failure(current: Sequence[LogEntry]) -> FailureView | None:
     return next((failure for _, failure in reversed(failure_views(current))), None)
 
 

@@ -102,13 +102,13 @@ def stop_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
-def answer_wait(timeout: timedelta) -> timedelta:
+def answer_timeout(timeout: timedelta) -> timedelta:
     """How long whoever asked for a stop with this timeout should wait for the answer: on_timeout=suspend may take as
     long again, and the job a while to restart in between and after it."""
-    return 2 * timeout + ANSWER_SLACK
+    return 2 * timeout + ANSWER_MARGIN
 
 
-ANSWER_SLACK = timedelta(minutes=5)
+ANSWER_MARGIN = timedelta(minutes=5)
 """Restarts in the course of a stop, besides its own time."""
 
 
@@ -118,7 +118,7 @@ def next_action(outcome: str) -> str:
     return known.next_action if known is not None else NEXT_OF_REFUSED.get(outcome, "")
 
 
-def remark(data: Mapping[str, Any]) -> str:
+def stop_warning(data: Mapping[str, Any]) -> str:
     """What to say besides the outcome of a stop that went well; "" when there is nothing."""
     asked, mode = data.get("asked_mode"), data.get("mode")
     parts = []

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.errors import OutageError, PipelineError, TidegateError
-from tidegate.operators.async_requests import at_once, start_requests
+from tidegate.operators.async_requests import run_inline, start_requests
 from tidegate.operators.async_specs import HELD, REQUESTS, TIMED_OUT, AsyncMapSpec
-from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, coalesced
-from tidegate.operators.declared_outputs import checked_outputs
-from tidegate.operators.restored_parts import checked_part
-from tidegate.operators.stream_operator import WAITING, OperatorContext, Output, SideOutput, StreamOperator
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, coalesce_batches
+from tidegate.operators.declared_outputs import check_outputs
+from tidegate.operators.restored_parts import single_part
+from tidegate.operators.stream_operator import EMISSION_PAUSED, OperatorContext, Output, SideOutput, StreamOperator
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
 REQUESTS_TIMED_OUT = "requests_timed_out"
@@ -51,7 +51,7 @@ class AsyncMap(StreamOperator):
 
     def __init__(self, spec: AsyncMapSpec) -> None:
         self._spec = spec
-        self._at_once = at_once(spec.function, spec.capacity)
+        self._at_once = run_inline(spec.function, spec.capacity)
         self._side_outputs = dict(spec.side_outputs)
         self._queue: deque[_Request | Watermark] = deque()
         self._queued = 0  # requests in it
@@ -78,7 +78,7 @@ class AsyncMap(StreamOperator):
         while self._queued >= self._spec.capacity:
             yield from self._progress()
             if self._queued >= self._spec.capacity:
-                yield WAITING
+                yield EMISSION_PAUSED
         self._enqueue(batch)
         yield from self._progress()
 
@@ -97,7 +97,7 @@ class AsyncMap(StreamOperator):
         """While nothing waits."""
         return self._passes_watermarks
 
-    def withholds(self) -> bool:
+    def has_pending_rows(self) -> bool:
         """While requests are in the queue."""
         return self._queued > 0
 
@@ -126,14 +126,14 @@ class AsyncMap(StreamOperator):
     def _all_answered(self) -> Iterator[Output]:
         yield from self._progress()
         while self._queue:
-            yield WAITING
+            yield EMISSION_PAUSED
             yield from self._progress()
 
     def _progress(self) -> Iterator[Output]:
         """Take answers, ask more, and give what is ready."""
         self._take_answers()
         while self._waiting and len(self._asked) < self._at_once:
-            self._ask(self._waiting.popleft())
+            self._submit(self._waiting.popleft())
             self._take_answers()
         self._expire()
         batches: list[pa.RecordBatch] = []
@@ -141,10 +141,10 @@ class AsyncMap(StreamOperator):
             if isinstance(output, pa.RecordBatch):
                 batches.append(output)
             else:
-                yield from coalesced(batches)
+                yield from coalesce_batches(batches)
                 batches = []
                 yield output
-        yield from coalesced(batches)
+        yield from coalesce_batches(batches)
 
     def _take_answers(self) -> None:
         while self._done:
@@ -153,14 +153,14 @@ class AsyncMap(StreamOperator):
             if request is None:
                 continue  # it came too late
             if error is not None:
-                raise error if isinstance(error, Exception) else self._broken_off(error)
+                raise error if isinstance(error, Exception) else self._interrupted(error)
             request.answer = self._checked(answer)
 
-    def _ask(self, request: _Request) -> None:
+    def _submit(self, request: _Request) -> None:
         self._asked[request.number] = request
         if self._spec.timeout_ms is not None:
             request.deadline_ms = self.ctx.processing_time_ms() + self._spec.timeout_ms
-        self._requests.ask(request.number, request.rows)
+        self._requests.submit(request.number, request.rows)
 
     def _expire(self) -> None:
         """What was asked first is due first."""
@@ -228,7 +228,7 @@ class AsyncMap(StreamOperator):
         else:
             raise self._refused(f"it gave a {type(answer).__name__}", "Return a pyarrow.RecordBatch, or several")
         schema, sides = self._spec.schema, self._side_outputs
-        return [output for result in results for output in checked_outputs(result, schema, sides, self._refused)]
+        return [output for result in results for output in check_outputs(result, schema, sides, self._refused)]
 
     # ------------------------------------------------------------ state
 
@@ -247,7 +247,7 @@ class AsyncMap(StreamOperator):
                 held += part.table.column("held_us").to_pylist()
                 continue
             rows = replace(part, table=part.table.drop_columns(OWNER_COLUMN))
-            for batch in checked_part(rows, self._spec.input_schema, self.ctx.uid).table.to_batches():
+            for batch in single_part(rows, self._spec.input_schema, self.ctx.uid).table.to_batches():
                 self._enqueue(pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.input_schema))
         known = [time_us for time_us in held if time_us is not None]
         if self._queue and known and len(known) == len(held):
@@ -272,7 +272,7 @@ class AsyncMap(StreamOperator):
             remedy=remedy,
         )
 
-    def _broken_off(self, error: BaseException) -> TidegateError:
+    def _interrupted(self, error: BaseException) -> TidegateError:
         """Of what must not get any further as it is, such as SystemExit: the slot's loop is not the function's."""
         return TidegateError(
             f"map_async function {self._name} gave no answer",

@@ -11,20 +11,20 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from tidegate.operators.stream_operator import AsyncFunction, Done, Requests
+from tidegate.operators.stream_operator import AsyncFunction, AsyncRequests, Done
 
 MAX_THREADS = 32
 """Of one subtask's plain function, whatever its capacity; a coroutine needs none."""
 
 
-def start_requests(function: AsyncFunction, capacity: int, done: Done) -> Requests:
+def start_requests(function: AsyncFunction, capacity: int, done: Done) -> AsyncRequests:
     """A coroutine function has an event loop on one thread, any other a thread for each request."""
     if is_coroutine(function):
         return LoopRequests(function, done)
-    return ThreadRequests(function, at_once(function, capacity), done)
+    return ThreadRequests(function, run_inline(function, capacity), done)
 
 
-def at_once(function: AsyncFunction, capacity: int) -> int:
+def run_inline(function: AsyncFunction, capacity: int) -> int:
     """How many requests of a function may go on: one that waits for a thread would use up its time for nothing."""
     return capacity if is_coroutine(function) else min(capacity, MAX_THREADS)
 
@@ -48,8 +48,8 @@ class ThreadRequests:
         self._work: queue.SimpleQueue[tuple[int, pa.RecordBatch] | None] = queue.SimpleQueue()
         self._closed = False
 
-    def ask(self, number: int, batch: pa.RecordBatch) -> None:
-        """See `Requests`."""
+    def submit(self, number: int, batch: pa.RecordBatch) -> None:
+        """See `AsyncRequests`."""
         with self._lock:
             self._waiting -= 1
             needs_thread = self._waiting < 0 and self._started < self._threads
@@ -97,13 +97,13 @@ class LoopRequests:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         threading.Thread(target=self._run, name="map-async", daemon=True).start()
 
-    def ask(self, number: int, batch: pa.RecordBatch) -> None:
-        """See `Requests`."""
+    def submit(self, number: int, batch: pa.RecordBatch) -> None:
+        """See `AsyncRequests`."""
         self._loop.call_soon_threadsafe(self._begin, number, batch)
 
     def cancel(self, number: int) -> None:
-        """See `Requests`."""
-        self._loop.call_soon_threadsafe(self._break_off, number)
+        """See `AsyncRequests`."""
+        self._loop.call_soon_threadsafe(self._cancel, number)
 
     def close(self) -> None:
         """Break off what goes on. May come twice."""
@@ -132,7 +132,7 @@ class LoopRequests:
             self._tasks.pop(number, None)
             self._done(number, answer, None)
 
-    def _break_off(self, number: int) -> None:
+    def _cancel(self, number: int) -> None:
         task = self._tasks.pop(number, None)
         if task is not None:
             task.cancel()

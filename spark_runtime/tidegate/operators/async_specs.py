@@ -11,7 +11,7 @@ from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.operator_spec import EndOfInput, OperatorSpec, SideSchemas
 from tidegate.operators.stream_operator import AsyncFunction
-from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.snapshot.evolved_columns import schema_columns
 
 OnTimeout = Literal["fail", "side_output"]
 REQUESTS = "requests"
@@ -54,7 +54,7 @@ class AsyncMapSpec(OperatorSpec):
 
     def states(self) -> tuple[StateShape, ...]:
         """The requests in flight."""
-        return (StateShape(REQUESTS, "list", columns_of(self.input_schema)), StateShape(HELD, "list"))
+        return (StateShape(REQUESTS, "list", schema_columns(self.input_schema)), StateShape(HELD, "list"))
 
     def describe(self) -> str:
         """The function's name, how many at once, and in which order."""

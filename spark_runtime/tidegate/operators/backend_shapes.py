@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.time.passed_watermarks import PASSED_STATE
-from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.snapshot.evolved_columns import schema_columns
 from tidegate.state.evolved_parts import renamed_columns
 from tidegate.state.keyed_state import StateDescriptor, TimerKind
 from tidegate.state.state_layout import KEY_PREFIX, form_of, part_schema, timer_part, timer_schema
@@ -38,8 +38,10 @@ def backend_shapes(
     for descriptor in descriptors:
         schema = part_schema(descriptor, keys)
         renamed = {**renamed_columns(descriptor), **of_keys}
-        shapes.append(StateShape(descriptor.name, "keyed", columns_of(schema), form_of(schema), renamed, drops=drops))
+        shapes.append(
+            StateShape(descriptor.name, "keyed", schema_columns(schema), form_of(schema), renamed, drops=drops)
+        )
     timers = timer_schema(keys)
-    columns, form = columns_of(timers), form_of(timers)
+    columns, form = schema_columns(timers), form_of(timers)
     shapes += [StateShape(timer_part(kind), "keyed", columns, form, of_keys) for kind in get_args(TimerKind)]
     return tuple(shapes)

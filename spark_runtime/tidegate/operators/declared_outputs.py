@@ -14,13 +14,13 @@ Refuse = Callable[[str, str], PipelineError]
 """Makes the error of (cause, remedy)."""
 
 
-def checked_outputs(
+def check_outputs(
     result: object, schema: pa.Schema, side_outputs: Mapping[str, pa.Schema], refuse: Refuse
 ) -> Iterator[Output]:
-    """The result, without being empty, in batches of at most `MAX_BATCH_ROWS`, held against the schema of its output:
+    """The result, without being empty, in batches of at most `ROWS_PER_PIECE`, held against the schema of its output:
     `schema`, or of a `SideOutput` that of its name in `side_outputs`. Raises what `refuse` makes."""
     if not isinstance(result, SideOutput):
-        checked = checked_output(result, schema, refuse)
+        checked = check_output(result, schema, refuse)
         for start in range(0, checked.num_rows, MAX_BATCH_ROWS):
             yield checked.slice(start, MAX_BATCH_ROWS)
         return
@@ -31,14 +31,14 @@ def checked_outputs(
             f"it gave rows for the side output {name!r}; {declared}",
             f"Declare it: side_outputs={{{name!r}: pa.schema(...)}}",
         )
-    checked = checked_output(
+    checked = check_output(
         result.batch, side_outputs[name], lambda cause, remedy: refuse(f"side output {name!r}: {cause}", remedy)
     )
     for start in range(0, checked.num_rows, MAX_BATCH_ROWS):
         yield SideOutput(name, checked.slice(start, MAX_BATCH_ROWS))
 
 
-def checked_output(result: object, schema: pa.Schema, refuse: Refuse) -> pa.RecordBatch:
+def check_output(result: object, schema: pa.Schema, refuse: Refuse) -> pa.RecordBatch:
     """The result with exactly the declared schema; what `refuse` makes, naming the column, when it is not of it."""
     if not isinstance(result, pa.RecordBatch):
         raise refuse(f"it gave a {type(result).__name__}", "Yield pyarrow.RecordBatch objects")

@@ -11,11 +11,11 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.deduplicate_specs import DeduplicateSpec
-from tidegate.operators.keyed_backend import opened_back_end
+from tidegate.operators.keyed_backend import open_keyed_backend
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
-from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.operators.time.late_rows import NULL_TIME_DROPPED, late_rows
-from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks
+from tidegate.operators.time.passed_watermarks import PASSED_STATE, WatermarkByKeyGroup
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.compiler import kernel
 from tidegate.state.evolved_parts import evolved_parts
@@ -27,7 +27,7 @@ KEPT, REPEATED, LATE = 0, 1, 2
 
 
 @kernel("void(i4[], i8[], i8, i8[], i8[]!, u1[]!, u1[]!)")
-def judge_rows(keys: Any, times: Any, within: Any, passed: Any, kept: Any, known: Any, verdicts: Any) -> None:
+def find_repeats(keys: Any, times: Any, within: Any, passed: Any, kept: Any, known: Any, verdicts: Any) -> None:
     """Row after row, in order of arrival.
 
     Row i, of keys[i], repeats the kept one of its key where that is known and not `within` or more older. Where none is
@@ -59,15 +59,15 @@ class Deduplicate(StreamOperator):
 
     def __init__(self, spec: DeduplicateSpec) -> None:
         self._spec = spec
-        self._time = EventTime(spec.time_column, spec.time_unit) if spec.time_column is not None else None
+        self._time = EventTimeColumn(spec.time_column, spec.time_unit) if spec.time_column is not None else None
         self._back_end: KeyedStateBackend | None = None
 
     def open(self, ctx: OperatorContext) -> None:
         """Open the back end."""
         super().open(ctx)
         spec = self._spec
-        self._passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
-        self._back_end = opened_back_end(ctx, spec.key_schema, columns=spec.keys, renamed=spec.renamed)
+        self._passed = WatermarkByKeyGroup(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        self._back_end = open_keyed_backend(ctx, spec.key_schema, columns=spec.keys, renamed=spec.renamed)
         self._seen = self._back_end.value(spec.seen)
         self._timers = self._back_end.timers("event")
 
@@ -144,7 +144,7 @@ class Deduplicate(StreamOperator):
         passed = self._passed.of(keys.groups)
         if self._passed.watermark_us == MAX_WATERMARK:
             passed = np.full(keys.size, MIN_WATERMARK)
-        judge_rows(keys.rows, times_us, self._spec.within_us, passed, kept, known, verdicts)
+        find_repeats(keys.rows, times_us, self._spec.within_us, passed, kept, known, verdicts)
         changed = (known == 1) & (~found.present | (kept != before))
         if changed.any():
             self._seen.put(keys, _times(kept), changed)

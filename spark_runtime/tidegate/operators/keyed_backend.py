@@ -12,7 +12,7 @@ from tidegate.state.backend_registry import new_backend
 from tidegate.state.keyed_state import BackendContext, KeyedStateBackend
 
 
-def opened_back_end(
+def open_keyed_backend(
     ctx: OperatorContext,
     keys: pa.Schema,
     *,

@@ -66,6 +66,6 @@ class OperatorSpec(ABC):
         return ""
 
     @property
-    def cuts_by_key(self) -> bool:
+    def groups_by_key(self) -> bool:
         """Its keys may be processed apart, each with its own end of the input: they share no state."""
         return True

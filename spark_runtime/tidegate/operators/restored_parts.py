@@ -8,11 +8,11 @@ from functools import partial
 
 import pyarrow as pa
 
-from tidegate.snapshot.evolved_columns import Renamed, evolved
+from tidegate.snapshot.evolved_columns import Renamed, evolve_part
 from tidegate.snapshot.parts import Blob, StatePart
 
 
-def checked_part(
+def single_part(
     part: StatePart, wanted: pa.Schema, uid: str, renamed: Renamed | None = None, *, fills: bool = True
 ) -> StatePart:
     """The part with the columns of `wanted`, in order: as it is, or changed as `jobs.restore.state_evolution` allows.
@@ -24,14 +24,14 @@ def checked_part(
     Raises:
         SnapshotError: its columns cannot become those; names the operator, the state, and old and new types.
     """
-    return evolved(part, wanted, uid, renamed, fills=fills)
+    return evolve_part(part, wanted, uid, renamed, fills=fills)
 
 
-def changed_rows(part: StatePart, change: Callable[[pa.Table], pa.Table]) -> StatePart:
+def evolve_rows(part: StatePart, change: Callable[[pa.Table], pa.Table]) -> StatePart:
     """The part, of format "rows", with what `change` makes of its rows, a piece at a time."""
-    blobs = tuple(Blob(blob.id, partial(_changed_blob, blob, change), blob.size_bytes) for blob in part.blobs)
+    blobs = tuple(Blob(blob.id, partial(_evolve_blob, blob, change), blob.size_bytes) for blob in part.blobs)
     return replace(part, table=change(part.table), blobs=blobs)
 
 
-def _changed_blob(blob: Blob, change: Callable[[pa.Table], pa.Table]) -> pa.Table:
+def _evolve_blob(blob: Blob, change: Callable[[pa.Table], pa.Table]) -> pa.Table:
     return change(blob.table())

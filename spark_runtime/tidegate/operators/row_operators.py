@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 from pyarrow import acero
 
 from tidegate.errors import PipelineError
-from tidegate.operators.batch_sizes import one_batch
-from tidegate.operators.declared_outputs import checked_outputs
+from tidegate.operators.batch_sizes import concat_batches
+from tidegate.operators.declared_outputs import check_outputs
 from tidegate.operators.row_specs import FilterSpec, MapInArrowSpec, ProjectSpec, UnionSpec
 from tidegate.operators.stream_operator import Output, StreamOperator
 
@@ -70,13 +70,13 @@ class MapInArrowOperator(StreamOperator):
         self._side_outputs = dict(spec.side_outputs)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """The function's batches, without the empty ones, cut to `MAX_BATCH_ROWS`.
+        """The function's batches, without the empty ones, cut to `ROWS_PER_PIECE`.
 
         Raises:
             PipelineError: a batch is not one, or not of the schema declared for its output; names the column.
         """
         for result in self._function(iter((batch,))):
-            yield from checked_outputs(result, self._schema, self._side_outputs, self._refused)
+            yield from check_outputs(result, self._schema, self._side_outputs, self._refused)
 
     def _refused(self, cause: str, remedy: str) -> PipelineError:
         name = getattr(self._function, "__qualname__", type(self._function).__name__)
@@ -109,4 +109,4 @@ def _run(batch: pa.RecordBatch, kind: str, options: acero.ExecNodeOptions) -> pa
     source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
     plan = acero.Declaration.from_sequence([source, acero.Declaration(kind, options)])
     batches = plan.to_table(use_threads=False).to_batches()
-    return one_batch(batches) if batches else batch.slice(0, 0)
+    return concat_batches(batches) if batches else batch.slice(0, 0)

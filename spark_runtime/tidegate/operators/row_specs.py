@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.operators.functions.mode_dependence import why_batch_sensitive
+from tidegate.operators.functions.mode_dependence import batch_sensitivity_reason
 from tidegate.operators.operator_spec import OperatorSpec, SideSchemas
 from tidegate.operators.stream_operator import SideOutput
 
@@ -67,7 +67,7 @@ class MapInArrowSpec(OperatorSpec):
 
     def mode_dependence(self) -> str:
         """Only when the user says so."""
-        return why_batch_sensitive(self.function)
+        return batch_sensitivity_reason(self.function)
 
     def describe(self) -> str:
         """The function's name."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from tidegate.channel.elements import Watermark
-from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.history.verdicts import WithheldRange
 from tidegate.jobs.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.jobs.stores.store import Store
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
@@ -34,13 +34,13 @@ class SideOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class EmissionPaused:
     """Nothing comes out now, and more will: the emission goes on when the loop is roused (`OperatorContext.wake`), or
     soon. Until it ends the subtask does nothing else, and takes no barrier: only for what has an end of its own."""
 
 
-WAITING = Waiting()
-Output: TypeAlias = pa.RecordBatch | SideOutput | Watermark | Waiting
+EMISSION_PAUSED = EmissionPaused()
+Output: TypeAlias = pa.RecordBatch | SideOutput | Watermark | EmissionPaused
 """What an operator may emit. Only one that does not forward watermarks emits its own; they go to all outputs."""
 
 
@@ -51,10 +51,10 @@ Done: TypeAlias = Callable[[int, object, BaseException | None], None]
 """Takes number, answer and error of a request."""
 
 
-class Requests(Protocol):
+class AsyncRequests(Protocol):
     """Asks a function, several times at once. Called by the slot's loop alone; no call blocks."""
 
-    def ask(self, number: int, batch: pa.RecordBatch) -> None:
+    def submit(self, number: int, batch: pa.RecordBatch) -> None:
         """Begin request `number`; `done` is called when it is over, from any thread."""
 
     def cancel(self, number: int) -> None:
@@ -64,8 +64,8 @@ class Requests(Protocol):
         """No answer is wanted any more."""
 
 
-StartRequests: TypeAlias = Callable[[AsyncFunction, int, Done], Requests]
-"""Makes a `Requests` of a function, for so many at once, that calls `done`."""
+StartRequests: TypeAlias = Callable[[AsyncFunction, int, Done], AsyncRequests]
+"""Makes a `AsyncRequests` of a function, for so many at once, that calls `done`."""
 
 
 @dataclass
@@ -195,13 +195,13 @@ class StreamOperator(ABC):
         windows would be over without them, or find them late (S4.4)."""
         return True
 
-    def withholds(self) -> bool:
+    def has_pending_rows(self) -> bool:
         """True: rows are still to come out though no input brings anything more. Idleness then stops here, since what
         comes from an idle channel may be late (S4.4). May change in `process`, `on_watermark`, `on_processing_time` and
         `end_input`."""
         return False
 
-    def idles(self) -> bool:
+    def is_idle(self) -> bool:
         """True: nothing has come for so long that the watermark made here is not to be waited for: downstream is told
         that this subtask is idle, until a row comes (S4.4). Changes in `process` and `on_processing_time`; asked only
         of operators that override it."""
@@ -229,11 +229,11 @@ class StreamOperator(ABC):
         Idempotent; may come twice, or never for an id when a newer one is complete."""
         return None
 
-    def awaits_permit(self, checkpoint_id: int) -> bool:
+    def needs_commit_permit(self, checkpoint_id: int) -> bool:
         """Checkpoint `checkpoint_id` is complete: whether something that it covers is still to be committed."""
         return False
 
-    def quarantine(self, withheld: Withheld, folder: Callable[[], tuple[Store, str]]) -> Callable[[], None] | None:
+    def quarantine(self, withheld: WithheldRange, folder: Callable[[], tuple[Store, str]]) -> Callable[[], None] | None:
         """What is `withheld` is never committed from now on, whatever permits come. Returns the blocking work that
         moves it into `folder`, a store and a path in it, for a writer thread; or None. May come again at every
         restore."""

@@ -17,7 +17,7 @@ from tidegate.operators.async_specs import AsyncMapSpec
 from tidegate.operators.row_specs import UnionSpec
 from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.operators.time.watermark_specs import TimeUnit
-from tidegate.plan.execution_plan import Chain, plan
+from tidegate.plan.execution_plan import Chain, make_execution_plan
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
 
 Gathering = Literal["splits", "nothing", "rows", "exchange"]
@@ -123,8 +123,8 @@ def plan_batch(
     _refuse_unbounded(graph)
     if not allow_mode_dependent:
         _refuse_mode_dependent(graph)
-    runs = sinks_at_the_end(graph)
-    execution = plan(runs, parallelism, max_parallelism)
+    runs = with_sinks_last(graph)
+    execution = make_execution_plan(runs, parallelism, max_parallelism)
     stages: list[Stage] = []
     for chain in execution.chains:
         stage = _stage(runs, chain)
@@ -134,7 +134,7 @@ def plan_batch(
     return BatchPlan(runs, parallelism, max_parallelism, tuple(stages), execution.digest)
 
 
-def sinks_at_the_end(graph: JobGraph) -> JobGraph:
+def with_sinks_last(graph: JobGraph) -> JobGraph:
     """The graph with every edge out of a sink moved to what the sink reads."""
 
     def behind(edge: Edge) -> Edge:
@@ -162,9 +162,9 @@ def _stage(graph: JobGraph, chain: Chain) -> Stage:
             edge.partitioner,
         )
         (broadcasts if given.exchange == "broadcast" else inputs).append(found)
-    gathers = _gathering(head, inputs)
+    gathers = _gather_kind(head, inputs)
     keyed = all(given.exchange == "hash" and given.keys for given in inputs)
-    cuts_by_key = head.spec is not None and head.spec.cuts_by_key
+    cuts_by_key = head.spec is not None and head.spec.groups_by_key
     by_key = gathers == "exchange" and not broadcasts and keyed and cuts_by_key
     tail = graph.nodes[chain.nodes[-1]]
     read = graph.side_outputs_read(tail.node_id)
@@ -180,7 +180,7 @@ def _keeps_order(graph: JobGraph, stage: Stage) -> bool:
     return not as_they_come and not any(isinstance(node.source, ReadBySpark) for node in nodes)
 
 
-def _gathering(head: Node, inputs: list[StageInput]) -> Gathering:
+def _gather_kind(head: Node, inputs: list[StageInput]) -> Gathering:
     if head.source is not None:
         return "splits"
     if not inputs:

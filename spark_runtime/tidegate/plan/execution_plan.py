@@ -139,7 +139,7 @@ class ExecutionPlan:
         return "\n".join(lines)
 
 
-def plan(graph: JobGraph, parallelism: int, max_parallelism: int) -> ExecutionPlan:
+def make_execution_plan(graph: JobGraph, parallelism: int, max_parallelism: int) -> ExecutionPlan:
     """Chain nodes over forward edges where the consumer has one input and the producer one consumer, of its main
     output.
 
@@ -155,7 +155,7 @@ def plan(graph: JobGraph, parallelism: int, max_parallelism: int) -> ExecutionPl
             cause="there are max_parallelism key groups to share out, at least one for each subtask",
             remedy="Lower parallelism; max_parallelism can be raised only for a new job",
         )
-    members = _cut(graph)
+    members = _cut_chains(graph)
     _refuse_alignment_without_source(graph, members)
     chain_of_tail = {nodes[-1]: chain_id for chain_id, nodes in enumerate(members)}
     outputs: list[list[ChainOutput]] = [[] for _ in members]
@@ -185,7 +185,7 @@ def plan(graph: JobGraph, parallelism: int, max_parallelism: int) -> ExecutionPl
     )
 
 
-def _cut(graph: JobGraph) -> list[tuple[int, ...]]:
+def _cut_chains(graph: JobGraph) -> list[tuple[int, ...]]:
     """Node ids of every chain, by head: an edge goes from a tail to a later head, so this order is topological."""
     consumers = [0] * len(graph.nodes)
     for node in graph.nodes:

@@ -20,7 +20,7 @@ GRAPH_DOCUMENT_VERSION = 5
 of them has `connector`; version 4 has no `found_schema`."""
 
 
-_NO_CONNECTORS = ("ABC", "Generic", "Protocol", "object")
+_NOT_CONNECTOR_CLASSES = ("ABC", "Generic", "Protocol", "object")
 
 
 def schema_text(schema: pa.Schema) -> str:
@@ -32,7 +32,7 @@ def graph_document(graph: JobGraph) -> dict[str, Any]:
     """The graph as a JSON document: pinned in snapshots, compared by a preflight without any runtime (S5.5, S6.4).
 
     Per operator, in topological order: uid, kind, stateful, schema (text), inputs (uids), their exchanges and which
-    outputs of those operators they read, `states` as `jobs.restore.state_shapes.StateShape` documents; null: it does
+    outputs of those operators they read, `states` as `jobs.restore.state_shapes.StateSummary` documents; null: it does
     not tell; and `connector`: of a source or sink the names of its class, of those it is derived from, and former ones;
     and `found_schema`: of a source the schema that it found in its input, which later builds use; null: it found none.
     """
@@ -62,7 +62,7 @@ def _connector(node: Node) -> list[str] | None:
     if connector is None:
         return None
     classes = [cls.__name__ for cls in type(connector).__mro__ if cls not in (Source, PushSource, Sink)]
-    return [*(name for name in classes if name not in _NO_CONNECTORS), *getattr(connector, "former_names", ())]
+    return [*(name for name in classes if name not in _NOT_CONNECTOR_CLASSES), *getattr(connector, "former_names", ())]
 
 
 def _found_schema(node: Node) -> dict[str, Any] | None:

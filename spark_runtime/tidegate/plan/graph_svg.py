@@ -11,7 +11,7 @@ from tidegate.plan.job_graph import Edge, JobGraph, Node
 BOX_WIDTH, BOX_HEIGHT = 230, 52
 GAP_X, GAP_Y = 24, 46
 MARGIN = 12
-LONGEST_TEXT = 34
+MAX_TEXT_CHARACTERS = 34
 """Characters of a line in a box; the whole text is its tooltip."""
 _FILLS = {"source": "#e3f0fb", "sink": "#e7f5e4", "stateful": "#fdf1d8", "": "#f4f4f4"}
 """Ours, not the page's: boxes keep their text readable on a dark page, too."""
@@ -83,4 +83,4 @@ def _line(start: tuple[int, int], end: tuple[int, int], edge: Edge) -> str:
 
 
 def _cut(text: str) -> str:
-    return escape(text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…")
+    return escape(text if len(text) <= MAX_TEXT_CHARACTERS else text[: MAX_TEXT_CHARACTERS - 1] + "…")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tidegate.connectors.interface import ReadBySpark
 from tidegate.operators.stream_operator import MAIN_OUTPUT
-from tidegate.plan.batch_plan import sinks_at_the_end
+from tidegate.plan.batch_plan import with_sinks_last
 from tidegate.plan.graph_document import schema_text
 from tidegate.plan.job_graph import Edge, JobGraph, Node
-from tidegate.plan.spark_pushdown import native_read
+from tidegate.plan.spark_pushdown import plan_spark_read
 
 
 def describe_node(node: Node) -> str:
@@ -44,16 +44,16 @@ def _explain(
     below = rest + ("|  " if node.inputs else "   ")
     lines.append(f"{below}{schema_text(node.schema)}  ({node.location})")
     if isinstance(node.source, ReadBySpark):
-        lines.append(f"{below}in batch Spark reads {_native_text(graph, node)}")
+        lines.append(f"{below}in batch Spark reads {_spark_read_text(graph, node)}")
     for index, given in enumerate(node.inputs):
         last = index == len(node.inputs) - 1
         upstream = graph.nodes[given.upstream]
         _explain(graph, upstream, given, rest + "+- ", rest + ("   " if last else "|  "), seen, lines)
 
 
-def _native_text(graph: JobGraph, source: Node) -> str:
-    runs = sinks_at_the_end(graph)
-    return native_read(runs, runs.nodes[source.node_id]).describe(runs)
+def _spark_read_text(graph: JobGraph, source: Node) -> str:
+    runs = with_sinks_last(graph)
+    return plan_spark_read(runs, runs.nodes[source.node_id]).describe(runs)
 
 
 def _edge_text(edge: Edge) -> str:

@@ -38,8 +38,8 @@ from tidegate.plan.expression_trees import (
 
 MAX_MEMBERS = 1000
 """Of a set that a column is looked up in."""
-_TURNED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
-_SIGNS = dict(zip(COMPARISONS, ("==", "!=", "<", "<=", ">", ">="), strict=True))
+_MIRRORED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
+_OPERATORS = dict(zip(COMPARISONS, ("==", "!=", "<", "<=", ">", ">="), strict=True))
 _DAYS = (-25_567, 2_932_896)
 """From 1900-01-01 to 9999-12-31, since the epoch."""
 _DAY_US = 86_400_000_000
@@ -55,7 +55,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Compare:
+class Comparison:
     """Attributes: function: one of `COMPARISONS`. right: another column of the same type, or a literal of it."""
 
     function: str
@@ -64,7 +64,7 @@ class Compare:
 
 
 @dataclass(frozen=True)
-class Among:
+class IsIn:
     """The column is one of `values`, of its type; null is when `takes_null`. Never null itself."""
 
     column: Field
@@ -73,7 +73,7 @@ class Among:
 
 
 @dataclass(frozen=True)
-class Null:
+class IsNull:
     """The column is null, or is not when `valid`."""
 
     column: Field
@@ -88,14 +88,14 @@ class Not:
 
 
 @dataclass(frozen=True)
-class Junction:
+class BooleanJunction:
     """SQL's AND or OR. Attributes: word: "and", "or"."""
 
     word: str
     conditions: tuple[Condition, ...]
 
 
-Condition: TypeAlias = Field | Compare | Among | Null | Not | Junction
+Condition: TypeAlias = Field | Comparison | IsIn | IsNull | Not | BooleanJunction
 """`Field`: of a column of booleans."""
 Scope: TypeAlias = Mapping[str, Condition | None]
 """What a column in reach is of the source's; None: not known."""
@@ -117,7 +117,7 @@ def condition_of(tree: Tree, scope: Scope, schema: pa.Schema, *, decides: bool =
     if tree.function in ("and_kleene", "or_kleene"):
         parts = [condition_of(argument, scope, schema, decides=decides) for argument in tree.arguments]
         known = tuple(part for part in parts if part is not None)
-        return Junction(tree.function.partition("_")[0], known) if len(known) == len(parts) else None
+        return BooleanJunction(tree.function.partition("_")[0], known) if len(known) == len(parts) else None
     if tree.function == "invert":
         inner = condition_of(tree.arguments[0], scope, schema)
         return None if inner is None else Not(inner)
@@ -130,26 +130,26 @@ def fields_of(condition: Condition) -> frozenset[str]:
     """Names of the source's columns of which it looks at values."""
     if isinstance(condition, Field):
         return frozenset([condition.name])
-    if isinstance(condition, Compare):
+    if isinstance(condition, Comparison):
         right = [condition.right.name] if isinstance(condition.right, Field) else []
         return frozenset([condition.left.name, *right])
-    if isinstance(condition, Among):
+    if isinstance(condition, IsIn):
         return frozenset([condition.column.name])
     if isinstance(condition, Not):
         return fields_of(condition.condition)
-    return frozenset() if isinstance(condition, Null) else frozenset().union(*map(fields_of, condition.conditions))
+    return frozenset() if isinstance(condition, IsNull) else frozenset().union(*map(fields_of, condition.conditions))
 
 
 def text_of(condition: Condition) -> str:
     """For people, as Arrow writes it."""
     if isinstance(condition, Field):
         return condition.name
-    if isinstance(condition, Compare):
+    if isinstance(condition, Comparison):
         right = condition.right.name if isinstance(condition.right, Field) else str(condition.right.value)
-        return f"{condition.left.name} {_SIGNS[condition.function]} {right}"
-    if isinstance(condition, Null):
+        return f"{condition.left.name} {_OPERATORS[condition.function]} {right}"
+    if isinstance(condition, IsNull):
         return f"{condition.column.name} is {'not ' if condition.valid else ''}null"
-    if isinstance(condition, Among):
+    if isinstance(condition, IsIn):
         members = [*map(str, condition.values), *(["null"] if condition.takes_null else [])]
         return f"{condition.column.name} in ({', '.join(members)})"
     if isinstance(condition, Not):
@@ -162,11 +162,11 @@ def _field(tree: Tree, scope: Scope) -> Field | None:
     return found if isinstance(found, Field) else None
 
 
-def _comparison(tree: Call, scope: Scope, schema: pa.Schema, decides: bool) -> Compare | None:
+def _comparison(tree: Call, scope: Scope, schema: pa.Schema, decides: bool) -> Comparison | None:
     function = tree.function
     left, right = tree.arguments
     if not isinstance(left, ColumnRef):
-        left, right, function = right, left, _TURNED.get(function, function)
+        left, right, function = right, left, _MIRRORED.get(function, function)
     column = _field(left, scope)
     if column is None:
         return None
@@ -174,7 +174,7 @@ def _comparison(tree: Call, scope: Scope, schema: pa.Schema, decides: bool) -> C
     if isinstance(right, ColumnRef):
         other = _field(right, scope)
         alike = other is not None and schema.field(other.name).type == kind and not pt.is_floating(kind)
-        return Compare(function, column, other) if other is not None and alike and _is_compared(kind) else None
+        return Comparison(function, column, other) if other is not None and alike and _is_compared(kind) else None
     value = _value(right, kind)
     if value is None:
         return None
@@ -182,7 +182,7 @@ def _comparison(tree: Call, scope: Scope, schema: pa.Schema, decides: bool) -> C
         number = value.as_py()
         if not decides or function == "not_equal" or not math.isfinite(number) or number == 0:
             return None
-    return Compare(function, column, Literal(value))
+    return Comparison(function, column, Literal(value))
 
 
 def _lookup(tree: Call, scope: Scope, schema: pa.Schema) -> Condition | None:
@@ -191,9 +191,9 @@ def _lookup(tree: Call, scope: Scope, schema: pa.Schema) -> Condition | None:
         return None
     kind, options = schema.field(column.name).type, tree.options
     if tree.function == "is_valid":
-        return Null(column, valid=True)
+        return IsNull(column, valid=True)
     if tree.function == "is_null" and options is not None and not options["nan_is_null"].as_py():
-        return Null(column, valid=False)
+        return IsNull(column, valid=False)
     if tree.function != "is_in" or options is None or pt.is_floating(kind):
         return None
     members: Sequence[pa.Scalar] = list(options["value_set"].values)
@@ -203,7 +203,7 @@ def _lookup(tree: Call, scope: Scope, schema: pa.Schema) -> Condition | None:
     known = tuple(value for value in values if value is not None)
     skips_nulls = NULL_MATCHING[options["null_matching_behavior"].as_py()]
     has_null = any(not member.is_valid for member in members)
-    return Among(column, known, has_null and not skips_nulls) if known and len(known) == len(values) else None
+    return IsIn(column, known, has_null and not skips_nulls) if known and len(known) == len(values) else None
 
 
 def _is_compared(kind: pa.DataType) -> bool:
@@ -223,19 +223,19 @@ def _value(tree: Tree, kind: pa.DataType) -> pa.Scalar | None:
     value = tree.value
     if pt.is_floating(kind):
         return _floating(value, kind)
-    if not _are_of_one_sort(value.type, kind):
+    if not _have_comparable_types(value.type, kind):
         return None
     found = _cast(value, kind)
-    return found if found.is_valid and _is_in_a_plain_year(found) else None
+    return found if found.is_valid and _is_year_in_range(found) else None
 
 
-def _is_in_a_plain_year(value: pa.Scalar) -> bool:
+def _is_year_in_range(value: pa.Scalar) -> bool:
     if pt.is_date32(value.type):
         return bool(_DAYS[0] <= value.value <= _DAYS[1])
     return not pt.is_timestamp(value.type) or bool(_DAYS[0] * _DAY_US <= value.value < (_DAYS[1] + 1) * _DAY_US)
 
 
-def _are_of_one_sort(given: pa.DataType, kind: pa.DataType) -> bool:
+def _have_comparable_types(given: pa.DataType, kind: pa.DataType) -> bool:
     if pt.is_integer(kind):
         return bool(pt.is_integer(given))
     if pt.is_timestamp(kind):

@@ -28,7 +28,7 @@ Accepts = Callable[[Condition], bool]
 
 
 @dataclass(frozen=True)
-class NativeRows:
+class SparkRows:
     """How rows of a DataFrame come to a task.
 
     Attributes:
@@ -43,7 +43,7 @@ class NativeRows:
 
 
 @dataclass(frozen=True)
-class NativeRead:
+class SparkRead:
     """What Spark is asked for.
 
     Attributes:
@@ -54,7 +54,7 @@ class NativeRead:
 
     columns: tuple[tuple[str, Condition], ...]
     conditions: tuple[Condition, ...]
-    rows: NativeRows
+    rows: SparkRows
 
     def describe(self, graph: JobGraph) -> str:
         """One line."""
@@ -64,26 +64,26 @@ class NativeRead:
         return f"{', '.join(shown)}{where}{f', which is all of {done}' if done else ''}"
 
 
-def as_it_is(source: Node) -> NativeRead:
+def full_read(source: Node) -> SparkRead:
     """All rows and columns."""
     names = source.schema.names
-    return NativeRead(tuple((name, Field(name)) for name in names), (), NativeRows(source.schema, tuple(names)))
+    return SparkRead(tuple((name, Field(name)) for name in names), (), SparkRows(source.schema, tuple(names)))
 
 
-def native_read(graph: JobGraph, source: Node, accepts: Accepts = lambda condition: True) -> NativeRead:
+def plan_spark_read(graph: JobGraph, source: Node, accepts: Accepts = lambda condition: True) -> SparkRead:
     """What to ask for in place of the rows of `source`, in a graph with its sinks at the end."""
-    found = _Prefix(source, accepts)
-    for node in _followers(graph, source):
+    found = _PushdownPrefix(source, accepts)
+    for node in _sole_consumers(graph, source):
         if not found.takes(node):
             break
     needed = _needed(graph, found.left, found.tail)
     wanted = [name for name in found.schema.names if name in needed] or found.schema.names[:1]
-    rows = NativeRows(found.schema, tuple(wanted), frozenset(found.runs))
-    return NativeRead(tuple((name, found.columns[name]) for name in wanted), tuple(found.conditions), rows)
+    rows = SparkRows(found.schema, tuple(wanted), frozenset(found.runs))
+    return SparkRead(tuple((name, found.columns[name]) for name in wanted), tuple(found.conditions), rows)
 
 
 @dataclass
-class _Prefix:
+class _PushdownPrefix:
     """Operators behind a source, as they are looked at one after the other.
 
     Attributes:
@@ -148,7 +148,7 @@ class _Prefix:
         return None if tree is None else condition_of(tree, self._scope, self.source.schema)
 
 
-def _followers(graph: JobGraph, node: Node) -> Iterator[Node]:
+def _sole_consumers(graph: JobGraph, node: Node) -> Iterator[Node]:
     """The operators of the source's chain, in order."""
     while len(readers := graph.consumers(node.node_id)) == 1:
         node, index = readers[0]
@@ -161,7 +161,7 @@ def _followers(graph: JobGraph, node: Node) -> Iterator[Node]:
 
 def _needed(graph: JobGraph, left: Sequence[Node], tail: Node) -> frozenset[str]:
     """Names of the columns that somebody reads of what comes to the first of `left`."""
-    needed = _read_behind(graph, tail)
+    needed = _read_after(graph, tail)
     for node in reversed(left):
         given = graph.nodes[node.inputs[0].upstream].schema
         if isinstance(node.spec, FilterSpec):
@@ -192,7 +192,7 @@ def _read_by(expression: pc.Expression, given: pa.Schema) -> frozenset[str]:
     return frozenset(given.names) if read is None else read
 
 
-def _read_behind(graph: JobGraph, tail: Node) -> frozenset[str]:
+def _read_after(graph: JobGraph, tail: Node) -> frozenset[str]:
     """Columns that those read who come next; windows say which, all others read all."""
     needed = frozenset() if tail.event_time is None else frozenset([tail.event_time[0]])
     for node, index in graph.consumers(tail.node_id):

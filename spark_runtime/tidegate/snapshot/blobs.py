@@ -111,11 +111,11 @@ def checked_name(name: str) -> str:
     return name
 
 
-def packs(blobs: Iterable[Blob]) -> list[list[Blob]]:
+def plan_blob_files(blobs: Iterable[Blob]) -> list[list[Blob]]:
     """The blobs that go into one file each, by what they tell of their size, in order; as few files as that makes, all
     of about one size, since the largest one is what a snapshot waits for."""
     all_blobs = list(blobs)
-    total = sum(map(_told_bytes, all_blobs))
+    total = sum(map(_reported_bytes, all_blobs))
     target = total / max(1, -(-total // PACK_BYTES))
     found: list[list[Blob]] = []
     room = 0.0
@@ -124,15 +124,15 @@ def packs(blobs: Iterable[Blob]) -> list[list[Blob]]:
             found.append([])
             room = target
         found[-1].append(blob)
-        room -= _told_bytes(blob)
+        room -= _reported_bytes(blob)
     return found
 
 
-def _told_bytes(blob: Blob) -> int:
+def _reported_bytes(blob: Blob) -> int:
     return blob.size_bytes or ASSUMED_BLOB_BYTES
 
 
-def packed(blobs: Iterable[tuple[str, Pieces]]) -> tuple[Pieces, tuple[StoredBlob, ...]]:
+def pack_blobs(blobs: Iterable[tuple[str, Pieces]]) -> tuple[Pieces, tuple[StoredBlob, ...]]:
     """A file of these (id, bytes in pieces), in pieces, and where each lies in it."""
     stored: list[StoredBlob] = []
     pieces: list[Any] = []
@@ -161,7 +161,7 @@ def matches(data: bytes, expected: str) -> bool:
     return hashlib.sha256(data).hexdigest() == expected
 
 
-def still_used(files: Sequence[BlobFile], wanted: Collection[str]) -> tuple[BlobFile, ...]:
+def reused_files(files: Sequence[BlobFile], wanted: Collection[str]) -> tuple[BlobFile, ...]:
     """Of the files that a completed checkpoint has, those that the next one uses again, with the `wanted` blobs alone.
     Left out, for their blobs to be written anew: files mostly out of use, and small ones when they are many."""
     kept: list[BlobFile] = []

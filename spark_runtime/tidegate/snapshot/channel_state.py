@@ -37,7 +37,7 @@ Cut = Callable[[pa.RecordBatch], Sequence[pa.RecordBatch | None]]
 
 
 @dataclass(frozen=True)
-class InFlight:
+class InFlightElement:
     """One element of an input channel.
 
     Attributes:
@@ -71,7 +71,7 @@ class ReplayInput:
     may_replay: bool = True
 
 
-def channel_part(elements: Sequence[InFlight], subtask: int, parallelism: int) -> StatePart:
+def channel_part(elements: Sequence[InFlightElement], subtask: int, parallelism: int) -> StatePart:
     """The part that holds `elements`, each channel's in order. Encodes batches: for a snapshot writer."""
     count = len(elements)
     columns: dict[str, Any] = {
@@ -86,9 +86,9 @@ def channel_part(elements: Sequence[InFlight], subtask: int, parallelism: int) -
     return StatePart(PART_NAME, "channel", pa.table(columns, schema=SCHEMA))
 
 
-def replay_for(
+def replay_elements(
     parts: Sequence[StatePart], inputs: Mapping[int, ReplayInput], subtask: int, parallelism: int, *, where: str
-) -> list[InFlight]:
+) -> list[InFlightElement]:
     """What subtask `subtask` of `parallelism` must process before anything new comes from its channels.
 
     At the parallelism of the snapshot: its own, channel by channel, watermarks among the records. At another: of hash
@@ -107,17 +107,17 @@ def replay_for(
     """
     rows = [row for part in parts if part.kind == "channel" for row in part.table.to_pylist()]
     rows.sort(key=lambda row: (row["subtask"], row["sequence"]))
-    replay: list[InFlight] = []
+    replay: list[InFlightElement] = []
     for row in rows:
         element = row["watermark_us"] if row["batch"] is None else _decode(row["batch"], where)
         given = _checked_input(inputs, row["input"], element, where)
         if row["parallelism"] == parallelism:
             if row["subtask"] == subtask:
-                replay.append(InFlight(row["input"], row["source"], element))
+                replay.append(InFlightElement(row["input"], row["source"], element))
         elif isinstance(element, pa.RecordBatch):
             mine = _share(given, element, row["subtask"], subtask, parallelism)
             if mine is not None and mine.num_rows:
-                replay.append(InFlight(row["input"], 0, mine))
+                replay.append(InFlightElement(row["input"], 0, mine))
     return replay
 
 
@@ -135,9 +135,11 @@ def _checked_input(
     given = inputs.get(index)
     if given is None or not given.may_replay:
         change = "is gone from the pipeline" if given is None else "is a forward or broadcast one in the pipeline"
-        raise _misfit(f"records in flight to its input {index}, which {change}", where)
+        raise _schema_mismatch(f"records in flight to its input {index}, which {change}", where)
     if isinstance(element, pa.RecordBatch) and not _same_columns(element.schema, given.schema):
-        raise _misfit(f"records in flight to its input {index} with other columns ({element.schema.names})", where)
+        raise _schema_mismatch(
+            f"records in flight to its input {index} with other columns ({element.schema.names})", where
+        )
     return given
 
 
@@ -154,7 +156,7 @@ def _without_nullability(data_type: pa.DataType) -> str:
     return str(data_type).replace(" not null", "")
 
 
-def _misfit(what: str, where: str) -> SnapshotError:
+def _schema_mismatch(what: str, where: str) -> SnapshotError:
     return SnapshotError(
         f"the snapshot holds {what}",
         where=where,

@@ -11,7 +11,7 @@ from functools import partial
 import pyarrow as pa
 
 from tidegate.errors import SnapshotError
-from tidegate.jobs.restore.state_evolution import Column, Evolution, evolution
+from tidegate.jobs.restore.state_evolution import Evolution, StateColumn, evolution
 from tidegate.snapshot.parts import Blob, StatePart
 
 log = logging.getLogger(__name__)
@@ -20,12 +20,12 @@ Renamed = Mapping[str, str]
 """Old column -> new column, as the user knows them."""
 
 
-def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
+def schema_columns(schema: pa.Schema) -> tuple[StateColumn, ...]:
     """The columns as `jobs.restore.state_evolution` takes them."""
-    return tuple(Column(field.name, str(field.type), field.nullable) for field in schema)
+    return tuple(StateColumn(field.name, str(field.type), field.nullable) for field in schema)
 
 
-def evolved(
+def evolve_part(
     part: StatePart,
     wanted: pa.Schema,
     uid: str,
@@ -45,7 +45,7 @@ def evolved(
     Raises:
         SnapshotError: they cannot become those; names the operator, the state and each column.
     """
-    how = evolution(columns_of(part.table.schema), columns_of(wanted), renamed, fills=fills, drops=drops)
+    how = evolution(schema_columns(part.table.schema), schema_columns(wanted), renamed, fills=fills, drops=drops)
     where = f"operator {uid!r}, state {part.name!r}"
     if how.refused:
         raise SnapshotError(
@@ -66,7 +66,7 @@ def evolved(
             remedy="Take a savepoint with the former pipeline and restore that: its states are rows",
         )
     change = partial(_evolved_table, wanted=wanted, how=how, where=where)
-    blobs = tuple(Blob(blob.id, partial(_evolved_rows, blob, change)) for blob in part.blobs)
+    blobs = tuple(Blob(blob.id, partial(_evolve_rows, blob, change)) for blob in part.blobs)
     return replace(part, table=change(part.table), blobs=blobs)
 
 
@@ -88,5 +88,5 @@ def _evolved_table(table: pa.Table, wanted: pa.Schema, how: Evolution, where: st
     return pa.table(columns, schema=wanted)
 
 
-def _evolved_rows(blob: Blob, change: Callable[[pa.Table], pa.Table]) -> pa.Table:
+def _evolve_rows(blob: Blob, change: Callable[[pa.Table], pa.Table]) -> pa.Table:
     return change(blob.table())

@@ -14,7 +14,7 @@ from typing import Any, Self
 from tidegate.errors import NotFoundError, SnapshotError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.stores.store import Store
-from tidegate.snapshot.blobs import BlobFile, Pieces, StoredBlob, checked_name, matches, packed
+from tidegate.snapshot.blobs import BlobFile, Pieces, StoredBlob, checked_name, matches, pack_blobs
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import StateFormat, StateKind, StatePart
 from tidegate.snapshot.streams import decode_parts
@@ -97,12 +97,12 @@ class StateHandle:
         )
 
 
-def joined(folder: str, name: str) -> str:
+def relative_location(folder: str, name: str) -> str:
     """Path of `name` in `folder` of a store; `folder` may be empty: the store's root."""
     return f"{folder.rstrip('/')}/{name}" if folder else name
 
 
-class StreamFactory:
+class SnapshotStreams:
     """Writes and reads the state streams of one snapshot folder; hides whether they are files or inline (S5.4).
 
     Blocks on the store: for snapshot writer threads and restores, never the loop. Safe from several threads, as its
@@ -168,7 +168,7 @@ class StreamFactory:
             AlreadyExistsError: there is a file of this name.
             StoreError: the store cannot write.
         """
-        pieces, stored = packed(blobs)
+        pieces, stored = pack_blobs(blobs)
         size_bytes = sum(blob.size_bytes for blob in stored)
         if size_bytes < self._threshold_bytes:
             return BlobFile(None, b"".join(pieces), False, size_bytes, stored)
@@ -214,7 +214,7 @@ class StreamFactory:
         """
         what = f"state file {handle.path or '(inline)'}"
         if handle.inline is not None:
-            where = f"{joined(self._folder, '_metadata')}, inline state"
+            where = f"{relative_location(self._folder, '_metadata')}, inline state"
             return _checked(handle.inline, handle.size_bytes, handle.sha256, what, where)
         assert handle.path is not None
         if (copy := self._copy(handle.path, 0, handle.size_bytes, handle.sha256)) is not None:
@@ -225,11 +225,11 @@ class StreamFactory:
     def local_size(self, name: str, *, shared: bool = False) -> int | None:
         """Bytes of a file on this machine's file system; None: it is not there, or the store has none."""
         store, folder = self._folder_of(shared)
-        path = store.local_path(joined(folder, checked_name(name)))
+        path = store.local_path(relative_location(folder, checked_name(name)))
         return Path(path).stat().st_size if path is not None and Path(path).is_file() else None
 
     def _create(self, store: Store, folder: str, name: str, pieces: Pieces) -> None:
-        store.create_joined(joined(folder, checked_name(name)), pieces)
+        store.create_from_pieces(relative_location(folder, checked_name(name)), pieces)
         if self._copies is not None:
             self._copies.put(name, pieces)
 
@@ -253,7 +253,7 @@ class StreamFactory:
     def _read(self, name: str, *, shared: bool = False, part: StoredBlob | None = None) -> tuple[str, bytes]:
         """Path and bytes of a file, or of one blob in it."""
         store, folder = self._folder_of(shared)
-        path = joined(folder, checked_name(name))
+        path = relative_location(folder, checked_name(name))
         try:
             return path, store.read(path) if part is None else store.read_range(path, part.offset, part.size_bytes)
         except NotFoundError as error:

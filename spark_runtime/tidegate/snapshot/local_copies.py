@@ -61,7 +61,7 @@ class LocalCopies:
                     return file.read(size_bytes)
         return None
 
-    def wrote(self, checkpoint_id: int, names: Collection[str]) -> None:
+    def on_written(self, checkpoint_id: int, names: Collection[str]) -> None:
         """Checkpoint `checkpoint_id` uses these files, of one subtask."""
         with self._lock:
             self._written.setdefault(checkpoint_id, set()).update(names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidegate.errors import StoreError
 from tidegate.jobs.records import Spec
-from tidegate.jobs.stores.store import Store, checked_path
+from tidegate.jobs.stores.store import Store, check_path
 from tidegate.jobs.stores.store_registry import open_store
 
 
@@ -14,7 +14,7 @@ def open_location(root: Store, spec: Spec, location: str) -> tuple[Store, str]:
     if "://" in location or location.startswith("/"):
         parent, _, folder = location.rstrip("/").rpartition("/")
         return open_store(parent or "/", spec.storage_options), folder
-    return root, checked_path(location.rstrip("/"))
+    return root, check_path(location.rstrip("/"))
 
 
 def probe_location(root: Store, spec: Spec, location: str) -> None:

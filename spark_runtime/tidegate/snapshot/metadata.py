@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from tidegate.errors import NotFoundError, SnapshotError
 from tidegate.jobs.stores.store import Store
-from tidegate.snapshot.handles import OpenLocation, StateHandle, StreamFactory, joined
+from tidegate.snapshot.handles import OpenLocation, SnapshotStreams, StateHandle, relative_location
 
 METADATA_NAME = "_metadata"
 METADATA_VERSION = 4
@@ -194,7 +194,7 @@ def write_metadata(store: Store, folder: str, metadata: SnapshotMetadata) -> Non
         AlreadyExistsError: the folder is a snapshot already.
         StoreError: the store cannot write.
     """
-    store.create(joined(folder, METADATA_NAME), encode_metadata(metadata))
+    store.create(relative_location(folder, METADATA_NAME), encode_metadata(metadata))
 
 
 def read_metadata(store: Store, folder: str) -> SnapshotMetadata:
@@ -204,7 +204,7 @@ def read_metadata(store: Store, folder: str) -> SnapshotMetadata:
         SnapshotError: no `_metadata` there, or it is damaged or of a newer version.
         StoreError: the store cannot read.
     """
-    path = joined(folder, METADATA_NAME)
+    path = relative_location(folder, METADATA_NAME)
     try:
         data = store.read(path)
     except NotFoundError as error:
@@ -227,7 +227,7 @@ def verify(open_location: OpenLocation, location: str) -> SnapshotMetadata:
         SnapshotError: names the first file that is missing or damaged.
     """
     metadata = read_metadata(*open_location(location))
-    streams = StreamFactory.at(location, open_location)
+    streams = SnapshotStreams.at(location, open_location)
     for handle in metadata.handles():
         if handle.path is None or streams.local_size(handle.path) != handle.size_bytes:
             streams.load(handle)

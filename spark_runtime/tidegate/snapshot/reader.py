@@ -12,16 +12,16 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from tidegate.errors import OptionError, SnapshotError
-from tidegate.jobs.restore.snapshot_lookup import open_snapshot
+from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
-from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams, StateHandle
 from tidegate.snapshot.metadata import OperatorState, read_metadata
 from tidegate.snapshot.parts import StateFormat, StateKind, StatePart
 
 
 @dataclass(frozen=True)
-class StateShape:
+class StateSummary:
     """One state of an operator, over all its subtasks.
 
     Attributes:
@@ -43,7 +43,7 @@ class StateShape:
     format: StateFormat
 
 
-class NativeFiles(Protocol):
+class BackendFiles(Protocol):
     """What looks into parts of a back end's own format."""
 
     def schemas(self, part: StatePart) -> Mapping[str, pa.Schema]:
@@ -62,7 +62,7 @@ class SnapshotReader:
         storage_options: Mapping[str, Any] | None = None,
         *,
         root: Store | None = None,
-        native: Mapping[str, NativeFiles] | None = None,
+        native: Mapping[str, BackendFiles] | None = None,
     ) -> None:
         """Args: path: of the folder, or a URL; a relative one is below `root`, without one below the working directory.
         native: by format; parts of another one are told, but not read.
@@ -74,10 +74,10 @@ class SnapshotReader:
         self.path = path.rstrip("/") or path
         if root is None and "://" not in path:
             self.path = os.path.abspath(os.path.expanduser(self.path))
-        open_location = partial(open_snapshot, root or open_store("/"), storage_options or {})
+        open_location = partial(open_snapshot_folder, root or open_store("/"), storage_options or {})
         self._native = dict(native or {})
         self.metadata = read_metadata(*open_location(self.path))
-        self._streams = StreamFactory.at(self.path, open_location)
+        self._streams = SnapshotStreams.at(self.path, open_location)
 
     def operator(self, uid: str) -> OperatorState:
         """Operator `uid`; OptionError naming the nearest when there is none."""
@@ -87,9 +87,9 @@ class SnapshotReader:
             raise _unknown("operator", uid, known, f"snapshot {self.path}")
         return found
 
-    def states(self, uid: str) -> tuple[StateShape, ...]:
+    def states(self, uid: str) -> tuple[StateSummary, ...]:
         """The states of operator `uid`, in the order it wrote them."""
-        by_name: dict[str, list[StateShape]] = {}
+        by_name: dict[str, list[StateSummary]] = {}
         for handle in _handles(self.operator(uid)).values():
             for part in self._parts(uid, handle):
                 for shape in self._shapes(part):
@@ -144,19 +144,19 @@ class SnapshotReader:
         native = self._native.get(part.format)
         return [part.name] if native is None else list(native.schemas(part))
 
-    def _shapes(self, part: StatePart) -> Iterator[StateShape]:
+    def _shapes(self, part: StatePart) -> Iterator[StateSummary]:
         """The states in a part of one subtask."""
         native = self._native.get(part.format)
         if native is not None:
             for name, schema in native.schemas(part).items():
-                yield StateShape(name, part.kind, _columns(schema), None, None, 1, part.format)
+                yield StateSummary(name, part.kind, _columns(schema), None, None, 1, part.format)
         elif part.format != "rows":
-            yield StateShape(part.name, part.kind, (), None, None, 1, part.format)
+            yield StateSummary(part.name, part.kind, (), None, None, 1, part.format)
         else:
             rows = size_bytes = 0
             for table in part.tables():
                 rows, size_bytes = rows + table.num_rows, size_bytes + table.nbytes
-            yield StateShape(part.name, part.kind, _columns(part.table.schema), rows, size_bytes, 1, part.format)
+            yield StateSummary(part.name, part.kind, _columns(part.table.schema), rows, size_bytes, 1, part.format)
 
     def _rows(self, part: StatePart, state: str, where: str) -> Iterator[pa.Table]:
         if part.format == "rows":
@@ -179,7 +179,7 @@ def _handles(operator: OperatorState) -> dict[int, StateHandle]:
     return {s.index: s.handle for s in sorted(held, key=lambda s: s.finished) if s.handle is not None}
 
 
-def _together(shapes: Sequence[StateShape]) -> StateShape:
+def _together(shapes: Sequence[StateSummary]) -> StateSummary:
     """A state over its subtasks. Of broadcast state, which all hold alike, the rows of one."""
     counted = shapes[:1] if shapes[0].kind == "broadcast" else shapes
     return replace(

@@ -1,6 +1,6 @@
 """From the subtasks of a snapshot to those of a restore, whatever their number (S5.5, S6.2, S6.3). Pure.
 
-Two steps: `share_of` says in the driver which state streams a new subtask loads, `redistributed` cuts in the slot what
+Two steps: `restore_share` says in the driver which state streams a new subtask loads, `redistributed` cuts in the slot what
 it loaded. By kind of part, p being the new parallelism:
 
 - keyed: rows whose key group the new subtask owns.
@@ -59,7 +59,7 @@ class Rescale:
         """Of the new subtask."""
         return key_group_range(self.index, self.parallelism, self.max_parallelism)
 
-    def takes(self, kind: StateKind, former_index: int, broadcast_from: int | None) -> bool:
+    def receives_from(self, kind: StateKind, former_index: int, broadcast_from: int | None) -> bool:
         """Whether rows of this kind may come to the new subtask from old subtask `former_index`."""
         if kind == "keyed":
             theirs, mine = key_group_range(former_index, self.former, self.max_parallelism), self.key_groups
@@ -70,7 +70,7 @@ class Rescale:
 
 
 @dataclass(frozen=True)
-class Share:
+class RestoreShare:
     """What a new subtask loads of one operator.
 
     Attributes:
@@ -86,13 +86,13 @@ class Share:
         return {"handles": [[i, h.to_json()] for i, h in self.handles], "broadcast_from": self.broadcast_from}
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Share:
+    def from_json(cls, document: Mapping[str, Any]) -> RestoreShare:
         """Inverse of `to_json`."""
         handles = tuple((int(i), StateHandle.from_json(h)) for i, h in document["handles"])
         return cls(handles, document["broadcast_from"])
 
 
-def share_of(operator: OperatorState, place: Rescale) -> Share | None:
+def restore_share(operator: OperatorState, place: Rescale) -> RestoreShare | None:
     """The streams the new subtask needs; None: no state of this operator concerns it."""
     held = {state.index: state.handle for state in operator.subtasks if state.handle is not None}
     replicas = [index for index, handle in held.items() if "broadcast" in (handle.kinds or KINDS_BEFORE_RESCALE)]
@@ -100,9 +100,9 @@ def share_of(operator: OperatorState, place: Rescale) -> Share | None:
     source = _broadcast_source(running or replicas, place)
     needed: list[tuple[int, StateHandle]] = []
     for former_index, handle in sorted(held.items()):
-        if any(place.takes(kind, former_index, source) for kind in handle.kinds or KINDS_BEFORE_RESCALE):
+        if any(place.receives_from(kind, former_index, source) for kind in handle.kinds or KINDS_BEFORE_RESCALE):
             needed.append((former_index, handle))
-    return Share(tuple(needed), source) if needed else None
+    return RestoreShare(tuple(needed), source) if needed else None
 
 
 def redistributed(
@@ -112,7 +112,7 @@ def redistributed(
     each name and old subtask. Blobs are cut when they are read.
 
     Args:
-        former: old subtask -> its parts; every old subtask that `share_of` named.
+        former: old subtask -> its parts; every old subtask that `restore_share` named.
         broadcast_from: see Share.
         where: what to name in errors.
 
@@ -129,7 +129,7 @@ def redistributed(
     by_name: dict[str, list[StatePart]] = {}
     for former_index in sorted(former):
         for part in former[former_index]:
-            if place.takes(part.kind, former_index, sources.get(part.name)):
+            if place.receives_from(part.kind, former_index, sources.get(part.name)):
                 by_name.setdefault(part.name, []).append(part)
     return [part for name, found in by_name.items() for part in _merged(name, found, place, where)]
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.jobs.options import SnapshotCompression
 
-MAX_BATCH_ROWS = 256 * 1024
+ROWS_PER_PIECE = 256 * 1024
 """Rows per Arrow batch in a stream: bounds what a reader must decompress at once."""
 
 
@@ -19,7 +19,7 @@ def stream_of(table: pa.Table, compression: SnapshotCompression = "none") -> Seq
     pieces = _Pieces()
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression, use_threads=False)
     with pa.ipc.new_stream(pa.PythonFile(pieces, mode="w"), table.schema, options=options) as writer:
-        writer.write_table(table, max_chunksize=MAX_BATCH_ROWS)
+        writer.write_table(table, max_chunksize=ROWS_PER_PIECE)
     return pieces.buffers
 
 

@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from tidegate.errors import SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StateFormat, StateKind, StatePart
-from tidegate.snapshot.row_streams import MAX_BATCH_ROWS
+from tidegate.snapshot.row_streams import ROWS_PER_PIECE
 
 MAGIC = b"TGSTATE\n"
 STREAM_VERSION = 4
@@ -175,7 +175,7 @@ def _to_ipc(table: pa.Table) -> pa.Buffer:
         compression="lz4" if held_bytes >= COMPRESSED_BYTES else None, use_threads=held_bytes >= THREADED_BYTES
     )
     with pa.ipc.new_stream(out, table.schema, options=options) as writer:
-        writer.write_table(table.combine_chunks(), max_chunksize=MAX_BATCH_ROWS)
+        writer.write_table(table.combine_chunks(), max_chunksize=ROWS_PER_PIECE)
     return out.getvalue()
 
 

@@ -26,33 +26,33 @@ from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.clock import now_iso
 from tidegate.connectors.found_schema import FoundSchemas
 from tidegate.coordinator.checkpoint_mode import options_in_effect
-from tidegate.coordinator.events import Answer
+from tidegate.coordinator.events import CommandAnswer
 from tidegate.coordinator.recovery.fork_check import two_phase_sinks
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
 from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
-from tidegate.coordinator.supervision.supervisor import EXIT_TERMINATED, terminated_text
+from tidegate.coordinator.supervision.supervisor import EXIT_TERMINATED, termination_message
 from tidegate.errors import FencedError, StoreError, TidegateError, UnclearAnswerError
-from tidegate.jobs.artifacts.artifact import materialise
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph, pinned_graph
+from tidegate.jobs.artifacts.artifact import unpack_artifact
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, read_pinned_graph, write_pinned_graph
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.decision_log import DecisionLog, Reign
+from tidegate.jobs.decision_log import DecisionLog, GenerationLog
 from tidegate.jobs.launches import refuse_if_superseded
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.process_environment import STORAGE_OPTIONS_VARIABLE, storage_options_from
 from tidegate.jobs.records import Spec, decode
 from tidegate.jobs.stores.store_registry import open_store
-from tidegate.plan.execution_plan import ExecutionPlan, plan
+from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
 from tidegate.plan.graph_document import graph_document
 from tidegate.plan.job_graph import JobGraph
-from tidegate.spark.driver_loop.batch_loop import BatchSupervision
-from tidegate.spark.driver_loop.checkpoint_deletion import Retiring
+from tidegate.spark.driver_loop.batch_loop import BatchLoop
+from tidegate.spark.driver_loop.checkpoint_deletion import CheckpointDeletion
 from tidegate.spark.driver_loop.command_desk import CommandDesk
 from tidegate.spark.driver_loop.owner_observer import OwnerObserver
-from tidegate.spark.driver_loop.row_materialisation import Materialising
-from tidegate.spark.driver_loop.spark_job import Job
+from tidegate.spark.driver_loop.row_materialisation import RowMaterialisation
+from tidegate.spark.driver_loop.spark_job import SparkJob
 from tidegate.spark.driver_loop.status_hint import HintWriter
-from tidegate.spark.driver_loop.streaming_loop import Supervision
+from tidegate.spark.driver_loop.streaming_loop import StreamingLoop
 
 EXIT_BUG = 70
 """Exit code of an internal error."""
@@ -95,21 +95,21 @@ class Driver:
         self._launch = launch
         self._terminated = threading.Event()
         self._is_building = False
-        self._supervision: Supervision | None = None
+        self._supervision: StreamingLoop | None = None
 
     def run(self) -> int:
         """The whole life of this driver; its exit code."""
         log = DecisionLog(self._store, self._layout, now_iso=now_iso, nonce=lambda: secrets.token_hex(8))
         self._listen_to_signals()
         refuse_if_superseded(self._store, self._layout, self._spec.number, self._launch)
-        reign = log.reign(spec=self._spec.number, launch=self._launch)
+        reign = log.begin_generation(spec=self._spec.number, launch=self._launch)
         print(
             f"tidegate: generation {reign.generation} of job {self._spec.job_id}, spec {self._spec.number}", flush=True
         )
         hint = HintWriter(self._store, self._layout, reign.generation, self._heartbeat_s(), now_iso)
         hint.start()
         desk = CommandDesk(self._store, self._layout, self._spec, reign.generation, now_iso, time.time)
-        retiring = Retiring(self._store, reign.check)
+        retiring = CheckpointDeletion(self._store, reign.check)
         retiring.start()
         try:
             return self._reign(log, reign, hint, desk, retiring)
@@ -126,14 +126,16 @@ class Driver:
             traceback.print_exc()
             return EXIT_BUG
         except _TerminatedError:
-            self._record_failure(reign, desk, terminated_text("before the pipeline was built"), "")
+            self._record_failure(reign, desk, termination_message("before the pipeline was built"), "")
             return EXIT_TERMINATED
         finally:
             desk.close()
             retiring.close()
             hint.close()
 
-    def _reign(self, log: DecisionLog, reign: Reign, hint: HintWriter, desk: CommandDesk, retiring: Retiring) -> int:
+    def _reign(
+        self, log: DecisionLog, reign: GenerationLog, hint: HintWriter, desk: CommandDesk, retiring: CheckpointDeletion
+    ) -> int:
         options = JobOptions.from_mapping(self._spec.options)
         with tempfile.TemporaryDirectory(prefix="tidegate-driver-") as scratch:
             client = JobClient(self._root, self._spec.job_id, self._storage_options)
@@ -141,7 +143,7 @@ class Driver:
             graph, execution = self._build(options, os.path.join(scratch, "artifact"), schemas)
             print(execution.explain(), flush=True)
             options = self._pin(options, graph)
-            materialising = Materialising(
+            materialising = RowMaterialisation(
                 store=self._store,
                 layout=self._layout,
                 spec=self._spec,
@@ -151,7 +153,7 @@ class Driver:
                 now_iso=now_iso,
                 session=self._session,
             )
-            job = Job(
+            job = SparkJob(
                 root=self._root,
                 storage_options=self._storage_options,
                 store=self._store,
@@ -161,7 +163,7 @@ class Driver:
                 graph=graph,
                 plan=execution,
                 log=log,
-                reign=reign,
+                generation_log=reign,
                 hint=hint,
                 desk=desk,
                 retiring=retiring,
@@ -169,9 +171,9 @@ class Driver:
                 now_iso=now_iso,
                 specs=client.specs,
             )
-            retiring.spared, retiring.delete = job.spared, job.delete_snapshot
+            retiring.spared, retiring.delete = job.folders_in_use, job.delete_snapshot
             with OwnerObserver(client, self._spec.number, options):
-                new_supervision = BatchSupervision if options.execution_mode == "batch" else Supervision
+                new_supervision = BatchLoop if options.execution_mode == "batch" else StreamingLoop
                 self._supervision = new_supervision(job, self._terminated)
                 return self._supervision.run()
 
@@ -192,7 +194,7 @@ class Driver:
         try:
             if self._terminated.is_set():
                 raise _TerminatedError
-            materialise(self._store, self._layout, self._spec.artifact, code)
+            unpack_artifact(self._store, self._layout, self._spec.artifact, code)
             graph = load_pipeline(
                 code,
                 self._spec.pipeline,
@@ -200,7 +202,7 @@ class Driver:
                 paths=self._spec.relative_paths,
                 schemas=schemas,
             )
-            return graph, plan(graph, options.parallelism, options.max_parallelism)
+            return graph, make_execution_plan(graph, options.parallelism, options.max_parallelism)
         finally:
             self._is_building = False
 
@@ -208,11 +210,11 @@ class Driver:
         """Record what the submission runs: its graph, and the options in effect, which are returned. An earlier driver
         of the submission may have."""
         number, limits = self._spec.number, (options.parallelism, options.max_parallelism)
-        before = pinned_graph(self._store, self._layout, number) if options.left_open else None
+        before = read_pinned_graph(self._store, self._layout, number) if options.left_open else None
         options = options_in_effect(options, graph, before.options if before is not None else {})
         sinks = {uid: sink.describe() for uid, sink in two_phase_sinks(graph).items()}
         document, used = graph_document(graph), options.to_mapping()
-        pin_graph(self._store, self._layout, PinnedGraph(number, *limits, document, now_iso(), sinks, used))
+        write_pinned_graph(self._store, self._layout, PinnedGraph(number, *limits, document, now_iso(), sinks, used))
         return options
 
     def _session(self) -> SparkSession:
@@ -237,13 +239,15 @@ class Driver:
         install(signal.SIGTERM, on_signal)
         install(signal.SIGINT, on_signal)
 
-    def _record_failure(self, reign: Reign, desk: CommandDesk, message: str, trace: str, code: str = "") -> None:
+    def _record_failure(
+        self, reign: GenerationLog, desk: CommandDesk, message: str, trace: str, code: str = ""
+    ) -> None:
         try:
             reign.append(
                 "failure", {"message": message, "operator": None, "subtask": None, "traceback": trace, "code": code}
             )
             reign.append("status", {"status": "FAILED", "reason": message})
-            desk.answer_all(AnswerAllOpen(Answer("", False, "job_failed", message)))
+            desk.answer_all(AnswerAllOpen(CommandAnswer("", False, "job_failed", message)))
         except TidegateError as error:
             if isinstance(error, FencedError | UnclearAnswerError):
                 desk.abandon()

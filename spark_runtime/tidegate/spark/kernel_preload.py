@@ -28,7 +28,7 @@ _MODULES = (
 )
 
 
-def compile_all() -> None:
+def preload_kernels() -> None:
     """Compile every kernel, or load it from the cache; to be called before READY. Seconds the first time on a machine,
     a fraction of one afterwards. May be called twice."""
     for name in _MODULES:

@@ -13,7 +13,7 @@ from pathlib import Path
 _NAME = re.compile(r"tidegate-slot[0-9]+-([0-9]+)-[a-z0-9_]{8}")
 
 
-class Scratch:
+class ScratchFolder:
     """A new folder. Its name tells the process, and the process holds a lock on it: a process id alone means nothing to
     another container that has the same disk."""
 

@@ -143,7 +143,7 @@ class SlotWait:
         self._since_s = monotonic()
         self.offered = 0
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Whether they are there; `offered` is how many are.
 
         Raises SlotsUnavailableError naming slots needed, slots there and what to change; at once on a local master.

@@ -35,24 +35,24 @@ from tidegate.channel.tcp.data_transport import DataTransport
 from tidegate.clock import steady_clock
 from tidegate.connectors.found_schema import FoundSchemas
 from tidegate.errors import PipelineError, TidegateError
-from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.jobs.artifacts.artifact import unpack_artifact
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec, decode
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
-from tidegate.plan.execution_plan import ExecutionPlan, plan
+from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.location import open_location
-from tidegate.spark.kernel_preload import compile_all
-from tidegate.spark.scratch import Scratch
+from tidegate.spark.kernel_preload import preload_kernels
+from tidegate.spark.scratch import ScratchFolder
 from tidegate.spark.versions import check_versions, own_versions
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.failure_codes import SLOT_MEMORY, failure_code
-from tidegate.subtask.slot import Slot, Wake
-from tidegate.subtask.snapshots.restored_state import load_restored
+from tidegate.subtask.slot import LoopSignal, Slot
+from tidegate.subtask.snapshots.restored_state import load_restored_state
 
 
 class SlotMail:
@@ -71,7 +71,7 @@ class SlotMail:
         """From the driver."""
         with self._switch:
             if self._slot is not None:
-                self._slot.tell(message)
+                self._slot.post(message)
             else:
                 self._queue.put(message)
 
@@ -80,13 +80,13 @@ class SlotMail:
         with self._switch:
             self._slot = slot
             while not self._queue.empty():
-                slot.tell(self._queue.get())
+                slot.post(self._queue.get())
 
     def close(self) -> None:
         """The loop has ended: from now on all goes into the queue. To be called before the driver hears of the end."""
         with self._switch:
             if self._slot is not None:
-                for message in self._slot.untaken():
+                for message in self._slot.unhandled():
                     self._queue.put(message)
             self._slot = None
 
@@ -147,7 +147,7 @@ def slot_main(parameters: SlotParameters, _partition: Iterable[int]) -> Iterator
     host = parameters.bind_host or context.getTaskInfos()[index].address.rsplit(":", 1)[0]
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    process = SlotProcess(parameters, index, host)
+    process = SlotRuntime(parameters, index, host)
     try:
         process.run()
     finally:
@@ -155,17 +155,17 @@ def slot_main(parameters: SlotParameters, _partition: Iterable[int]) -> Iterator
     yield f"slot {index} ended"
 
 
-class SlotProcess:
+class SlotRuntime:
     """Connections, threads and directories of one slot; `run` returns when every subtask has finished."""
 
     def __init__(self, parameters: SlotParameters, index: int, host: str) -> None:
         self._parameters = parameters
         self._index = index
-        self._wake = Wake()
+        self._wake = LoopSignal()
         self._mail = SlotMail()
         self._slot: Slot | None = None
         self._over = threading.Event()
-        self._scratch = Scratch(index)
+        self._scratch = ScratchFolder(index)
         self._writers = ThreadPoolExecutor(SNAPSHOT_WRITERS, thread_name_prefix="snapshot-writer")
         self._store: Store = open_store(parameters.root, parameters.storage_options)
         self._layout = JobLayout(parameters.job_id)
@@ -201,7 +201,7 @@ class SlotProcess:
             where = f"job {self._parameters.job_id}, slot {self._index} on {socket.gethostname()}"
             check_versions(self._parameters.versions, own_versions(), where)
             graph, execution = self._build()
-            compile_all()
+            preload_kernels()
             self._control.send(Hello(*self._address, os.getpid(), socket.gethostname(), sys.version.split()[0]))
             message = self._mail.take(DEPLOY_TIMEOUT_S)
             if isinstance(message, Deploy) and self._loop(graph, execution, message):
@@ -218,7 +218,7 @@ class SlotProcess:
     def _build(self) -> tuple[JobGraph, ExecutionPlan]:
         """The pipeline, rebuilt from the pinned artifact: nothing is unpickled."""
         code = os.path.join(self._scratch.path, "artifact")
-        materialise(self._store, self._layout, self._spec.artifact, code)
+        unpack_artifact(self._store, self._layout, self._spec.artifact, code)
         graph = load_pipeline(
             code,
             self._spec.pipeline,
@@ -227,7 +227,7 @@ class SlotProcess:
             paths=self._spec.relative_paths,
             schemas=self._parameters.schemas,
         )
-        execution = plan(graph, self._options.parallelism, self._options.max_parallelism)
+        execution = make_execution_plan(graph, self._options.parallelism, self._options.max_parallelism)
         if execution.digest != self._parameters.digest:
             raise PipelineError(
                 "this slot builds another pipeline than the driver",
@@ -273,7 +273,7 @@ class SlotProcess:
             wait_for_final=message.wait_for_final,
             channel_capacity_bytes=self._options.channel_capacity_bytes,
             splits={uid: {self._index: splits} for uid, splits in message.splits.items()},
-            restored=load_restored(restored, self._open_location, execution, copies),
+            restored=load_restored_state(restored, self._open_location, execution, copies),
             idle_after_ms=_milliseconds(self._options.idle_after),
             scratch=self._scratch.path,
             unaligned_after_ms=self._options.unaligned_after_ms,

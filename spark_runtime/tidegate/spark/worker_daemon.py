@@ -17,11 +17,11 @@ def main() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     from pyspark.daemon import manager
 
-    from tidegate.spark.kernel_preload import compile_all
+    from tidegate.spark.kernel_preload import preload_kernels
 
     importlib.import_module("tidegate.spark.slot_entry")
     importlib.import_module("tidegate.spark.batch.worker_task")
-    compile_all()
+    preload_kernels()
 
     manager()
 

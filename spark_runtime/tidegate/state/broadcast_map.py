@@ -81,14 +81,14 @@ class BroadcastMap:
         self._rows[entries] = np.arange(self._held, self._held + batch.num_rows)
         self._batches.append(batch)
         self._held += batch.num_rows
-        self._settle()
+        self._apply_pending()
 
     def remove(self, keys: pa.RecordBatch) -> None:
         """Remove these keys; what is not there is passed over. Raises as `get` and `put` do."""
         self._require_writable("remove")
         entries = self._entries(self._fitting(keys, self._key, "keys", by_name=False))
         self._rows[entries[entries >= 0]] = -1
-        self._settle()
+        self._apply_pending()
 
     def clear(self) -> None:
         """Remove everything. Raises PipelineError: the state is read-only here."""
@@ -131,7 +131,7 @@ class BroadcastMap:
             self._batches = [pa.concat_batches(self._batches) if self._batches else empty]
         return self._batches[0]
 
-    def _settle(self) -> None:
+    def _apply_pending(self) -> None:
         """Count, and drop what is dead once it is most of what is held."""
         self._live = len(self._live_rows())
         if self._held > 2 * self._live + SPARE_ROWS:

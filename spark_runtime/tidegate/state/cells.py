@@ -1,6 +1,6 @@
 """Flat arrays that are written while a frozen version of them is read: copy-on-write by chunk (S5.2).
 
-`Cells` are named numpy arrays of one length, indexed by entry number; kernels work on them directly. Entries are seen
+`CopyOnWriteArrays` are named numpy arrays of one length, indexed by entry number; kernels work on them directly. Entries are seen
 in chunks of `CHUNK_ENTRIES`. `freeze` only notes how many entries there are and remembers the arrays, whatever their
 size.
 Whoever writes says first which entries it will write (`touch`): chunks of a frozen version that were not read yet are
@@ -30,7 +30,7 @@ Arrays: TypeAlias = Mapping[str, Array]
 Entries: TypeAlias = npt.NDArray[np.int32]
 
 
-class Cells:
+class CopyOnWriteArrays:
     """Named arrays of one length. See the module."""
 
     def __init__(self, capacity: int) -> None:
@@ -40,7 +40,7 @@ class Cells:
         self.stamps = np.zeros(_chunks(capacity), np.int64)
         self._fill: dict[str, Any] = {}
         self._epoch = 1
-        self._frozen: list[weakref.ref[FrozenCells]] = []
+        self._frozen: list[weakref.ref[FrozenArrays]] = []
         self._lock = threading.Lock()
 
     def add(self, name: str, dtype: np.dtype[Any] | type[Any], fill: Any = 0) -> None:
@@ -81,33 +81,33 @@ class Cells:
         """Say that `entries` will be written; to be called before they are."""
         stamp_chunks(entries, CHUNK_SHIFT, self._epoch, self.stamps)
         if self._frozen:
-            self._keep()
+            self._copy_chunk()
 
     def touch_all(self, size: int) -> None:
         """Say that any of entries 0..size - 1 will be written."""
         self.stamps[: _chunks(size)] = self._epoch
         if self._frozen:
-            self._keep()
+            self._copy_chunk()
 
-    def freeze(self, size: int) -> FrozenCells:
+    def freeze(self, size: int) -> FrozenArrays:
         """Entries 0..size - 1 as they are now. A frozen version costs nothing once nobody refers to it."""
-        frozen = FrozenCells(self, size, self._lock)
-        self._frozen = [*(ref for ref, _ in self._waiting()), weakref.ref(frozen)]
+        frozen = FrozenArrays(self, size, self._lock)
+        self._frozen = [*(ref for ref, _ in self._pending_freezes()), weakref.ref(frozen)]
         self._epoch += 1
         return frozen
 
-    def _waiting(self) -> list[tuple[weakref.ref[FrozenCells], FrozenCells]]:
+    def _pending_freezes(self) -> list[tuple[weakref.ref[FrozenArrays], FrozenArrays]]:
         return [(ref, frozen) for ref in self._frozen if (frozen := ref()) is not None and not frozen.is_read]
 
-    def _keep(self) -> None:
-        alive = self._waiting()
+    def _copy_chunk(self) -> None:
+        alive = self._pending_freezes()
         for _, frozen in alive:
             frozen.keep()
         self._frozen = [ref for ref, _ in alive]
 
 
-class FrozenCells:
-    """A version of `Cells`. Any thread may read it.
+class FrozenArrays:
+    """A version of `CopyOnWriteArrays`. Any thread may read it.
 
     Attributes:
         size: number of entries.
@@ -115,8 +115,8 @@ class FrozenCells:
             versions of the same Cells.
     """
 
-    def __init__(self, cells: Cells, size: int, lock: threading.Lock) -> None:
-        """Args: as `Cells.freeze` has them."""
+    def __init__(self, cells: CopyOnWriteArrays, size: int, lock: threading.Lock) -> None:
+        """Args: as `CopyOnWriteArrays.freeze` has them."""
         self.size = size
         self.stamps = cells.stamps[: _chunks(size)].copy()
         self._cells = cells
@@ -148,7 +148,7 @@ class FrozenCells:
             return copied
 
     def keep(self) -> None:
-        """Copy aside the chunks that are about to be written. For `Cells`."""
+        """Copy aside the chunks that are about to be written. For `CopyOnWriteArrays`."""
         wanted = np.flatnonzero(self._is_newer() & ~self._safe)
         live = self._cells.arrays
         if not wanted.size or not any(live.get(name) is array for name, array in self._arrays.items()):

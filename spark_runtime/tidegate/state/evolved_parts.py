@@ -8,7 +8,7 @@ from typing import get_args
 import pyarrow as pa
 
 from tidegate.errors import SnapshotError
-from tidegate.snapshot.evolved_columns import evolved
+from tidegate.snapshot.evolved_columns import evolve_part
 from tidegate.snapshot.parts import StatePart
 from tidegate.state.keyed_state import StateDescriptor, TimerKind
 from tidegate.state.state_layout import (
@@ -66,7 +66,7 @@ def evolved_parts(
                 cause=f"it was {was}, now {now}",
                 remedy="Give the state another name, or restore with the former declaration",
             )
-        out.append(evolved(part, declared, uid, renamed.get(part.name, keys), fills=fills, drops=drops))
+        out.append(evolve_part(part, declared, uid, renamed.get(part.name, keys), fills=fills, drops=drops))
     return out
 
 

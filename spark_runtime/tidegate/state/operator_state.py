@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from tidegate.errors import PipelineError, SnapshotError
-from tidegate.snapshot.evolved_columns import evolved
+from tidegate.snapshot.evolved_columns import evolve_part
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.broadcast_map import BroadcastMap
 from tidegate.state.operator_descriptor import OperatorDescriptor, OperatorKind
@@ -179,7 +179,7 @@ class OperatorStates:
         """The broadcast state of this name that goes by keys."""
         return self._state(name, KeyedBroadcastState).map
 
-    def let_broadcast(self, writable: bool) -> None:
+    def allow_broadcast_writes(self, writable: bool) -> None:
         """Whether broadcast states that go by keys may be written from now on."""
         for state in self._states.values():
             if isinstance(state, KeyedBroadcastState):
@@ -214,7 +214,7 @@ class OperatorStates:
                     cause=f"the snapshot has {was}, the pipeline {now}",
                     remedy="Give the state another name, or declare the former kind",
                 )
-            changed = evolved(part, declared.schema, self._uid, declared.renamed)
+            changed = evolve_part(part, declared.schema, self._uid, declared.renamed)
             rows = pa.concat_tables([table.replace_schema_metadata(None) for table in changed.tables()])
             state.restore(rows, *self._place)
 

@@ -84,7 +84,7 @@ def marked_schema(form: str, columns: pa.Schema) -> pa.Schema:
     return columns.with_metadata({_KIND: form.encode()})
 
 
-def require_same(name: str, found: pa.Schema, declared: pa.Schema, uid: str) -> None:
+def require_same_columns(name: str, found: pa.Schema, declared: pa.Schema, uid: str) -> None:
     """Compare the rows in a snapshot with what the operator declares: kind, names, types and order of columns.
 
     Args:
@@ -117,7 +117,7 @@ def unknown_state(name: str, uid: str) -> SnapshotError:
     )
 
 
-def foreign_files(part: StatePart, states: Sequence[str], uid: str) -> SnapshotError:
+def foreign_format_error(part: StatePart, states: Sequence[str], uid: str) -> SnapshotError:
     """The error for a part that is files of another back end. Args: states: that the operator declares."""
     names = ", ".join(map(repr, states)) or repr(part.name)
     return SnapshotError(

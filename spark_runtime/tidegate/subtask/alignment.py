@@ -27,7 +27,7 @@ AlignmentMode = Literal["exactly_once", "at_least_once", "off"]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockChannel:
     """Do not process `channel` until UnblockAll."""
 
     channel: int
@@ -64,7 +64,7 @@ class CaptureQueued:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordChannel:
     """What is polled from `channel` from now on belongs to the channel's state of `checkpoint_id`, until CaptureQueued
     or StopRecording."""
 
@@ -103,12 +103,12 @@ class ForwardCancel:
 
 
 AlignmentAction: TypeAlias = (
-    Block
+    BlockChannel
     | UnblockAll
     | TakeSnapshot
     | TakeUnaligned
     | CaptureQueued
-    | Record
+    | RecordChannel
     | StopRecording
     | CaptureComplete
     | AlignmentAborted
@@ -126,7 +126,7 @@ class _Alignment:
     first_ms: int
     phase: Literal["aligning", "taking", "capturing"] = "aligning"
     arrived: set[int] = field(default_factory=set)
-    announced: set[int] = field(default_factory=set)
+    on_barrier_queued: set[int] = field(default_factory=set)
     missing: set[int] = field(default_factory=set)
     overtaken_by: int | None = None
 
@@ -169,22 +169,22 @@ class BarrierAligner:
             return []
         if self._is_simple:
             self._newest_done = n
-            self._forget_old()
+            self._drop_old()
             return [TakeSnapshot(barrier, now_ms)]
         if self._mode == "off":
-            return self._give_up(n, "checkpointing is off")
+            return self._abort(n, "checkpointing is off")
         alignment = self._begin(barrier, now_ms)
         if alignment is None:
             return []
-        actions = self._give_up_older(channel, n)
+        actions = self._abort_older(channel, n)
         alignment.arrived.add(channel)
         if alignment.phase == "capturing":
             return actions + self._captured(n, channel, StopRecording(n, channel))
-        alignment.announced.add(channel)
+        alignment.on_barrier_queued.add(channel)
         if self._is_complete(alignment):
             return actions + self._complete(n)
         if self._exactly_once:
-            actions.append(Block(channel))
+            actions.append(BlockChannel(channel))
         return actions
 
     def end_of_partition(self, channel: int) -> list[AlignmentAction]:
@@ -211,24 +211,24 @@ class BarrierAligner:
 
     # ------------------------------------------------------------ unaligned
 
-    def announced(self, channel: int, barrier: CheckpointBarrier, now_ms: int) -> list[AlignmentAction]:
+    def on_barrier_queued(self, channel: int, barrier: CheckpointBarrier, now_ms: int) -> list[AlignmentAction]:
         """A barrier has arrived in the queue of `channel`. Never an action that emits or blocks: may be told at any
         time, also within an emission."""
         n = barrier.checkpoint_id
         if self._is_over(n):
             return []
         alignment = self._begin(barrier, now_ms)
-        if alignment is None or channel in alignment.announced:
+        if alignment is None or channel in alignment.on_barrier_queued:
             return []
         for m, older in self._current.items():
-            if m < n and channel not in older.announced:
+            if m < n and channel not in older.on_barrier_queued:
                 older.overtaken_by = n
         if alignment.phase == "capturing":
             return self._captured(n, channel, CaptureQueued(n, channel))
-        alignment.announced.add(channel)
+        alignment.on_barrier_queued.add(channel)
         return []
 
-    def end_announced(self, channel: int) -> list[AlignmentAction]:
+    def on_end_queued(self, channel: int) -> list[AlignmentAction]:
         """The end has arrived in the queue of `channel`: no barrier follows. Actions as of `announced`."""
         self._ending.add(channel)
         actions: list[AlignmentAction] = []
@@ -255,13 +255,13 @@ class BarrierAligner:
                 return alignment.first_ms + self._unaligned_after_ms if may_overtake else None
         return None
 
-    def due(self, now_ms: int) -> list[AlignmentAction]:
+    def due_action(self, now_ms: int) -> list[AlignmentAction]:
         """What time or announcements have brought about. Between emissions alone: it may snapshot."""
         actions: list[AlignmentAction] = []
         for n, alignment in list(self._current.items()):
             newer = alignment.overtaken_by
             if newer is not None:
-                actions += self._give_up(n, f"barrier {newer} came before all barriers {n}")
+                actions += self._abort(n, f"barrier {newer} came before all barriers {n}")
         due_ms = self.due_ms
         if due_ms is None or now_ms < due_ms:
             return actions
@@ -291,7 +291,7 @@ class BarrierAligner:
             and all(a.phase == "capturing" for a in self._current.values())
         )
 
-    def taken(self, checkpoint_id: int) -> list[AlignmentAction]:
+    def on_snapshot_taken(self, checkpoint_id: int) -> list[AlignmentAction]:
         """The snapshot that TakeUnaligned asked for has just been taken, and nothing was polled since it was asked for.
         [] when it has been aborted meanwhile."""
         alignment = self._current.get(checkpoint_id)
@@ -302,11 +302,11 @@ class BarrierAligner:
         for channel in range(self._channels):
             if channel in alignment.arrived or channel in self._closed:
                 continue
-            if channel in alignment.announced or channel in self._ending:
+            if channel in alignment.on_barrier_queued or channel in self._ending:
                 actions.append(CaptureQueued(checkpoint_id, channel))
             else:
                 alignment.missing.add(channel)
-                actions.append(Record(checkpoint_id, channel))
+                actions.append(RecordChannel(checkpoint_id, channel))
         return actions if alignment.missing else actions + self._capture_complete(checkpoint_id)
 
     # ------------------------------------------------------------ inside
@@ -321,14 +321,14 @@ class BarrierAligner:
             alignment = self._current[n] = _Alignment(barrier, now_ms)
         return alignment
 
-    def _give_up_older(self, channel: int, checkpoint_id: int) -> list[AlignmentAction]:
+    def _abort_older(self, channel: int, checkpoint_id: int) -> list[AlignmentAction]:
         """Exactly-once: older ones that cannot complete any more, since `channel` has passed their barrier over (S3.4).
         While one is aligned, a channel that did bring it is blocked: any newer barrier tells so."""
         actions: list[AlignmentAction] = []
         if self._exactly_once and len(self._current) > 1:
             for m, older in list(self._current.items()):
-                if m < checkpoint_id and (older.phase == "aligning" or channel not in older.announced):
-                    actions += self._give_up(m, f"barrier {checkpoint_id} came before all barriers {m}")
+                if m < checkpoint_id and (older.phase == "aligning" or channel not in older.on_barrier_queued):
+                    actions += self._abort(m, f"barrier {checkpoint_id} came before all barriers {m}")
         return actions
 
     def _is_over(self, checkpoint_id: int) -> bool:
@@ -339,7 +339,7 @@ class BarrierAligner:
 
     def _captured(self, checkpoint_id: int, channel: int, action: AlignmentAction) -> list[AlignmentAction]:
         alignment = self._current[checkpoint_id]
-        alignment.announced.add(channel)
+        alignment.on_barrier_queued.add(channel)
         if channel not in alignment.missing:
             return []
         alignment.missing.discard(channel)
@@ -364,10 +364,10 @@ class BarrierAligner:
             actions.append(ForwardCancel(checkpoint_id))
         return actions
 
-    def _give_up(self, checkpoint_id: int, reason: str) -> list[AlignmentAction]:
+    def _abort(self, checkpoint_id: int, reason: str) -> list[AlignmentAction]:
         actions = [*self._drop(checkpoint_id), *self._report(checkpoint_id, reason)]
         self._newest_done = max(self._newest_done, checkpoint_id)
-        self._forget_old()
+        self._drop_old()
         return actions
 
     def _is_complete(self, alignment: _Alignment) -> bool:
@@ -388,9 +388,9 @@ class BarrierAligner:
             for older in [n for n in self._current if n < checkpoint_id]:
                 del self._current[older]
         self._newest_done = max(self._newest_done, checkpoint_id)
-        self._forget_old()
+        self._drop_old()
 
-    def _forget_old(self) -> None:
+    def _drop_old(self) -> None:
         if self._cancelled or self._forwarded:
             self._cancelled = {n for n in self._cancelled if n > self._newest_done}
             self._forwarded = {n for n in self._forwarded if n > self._newest_done}

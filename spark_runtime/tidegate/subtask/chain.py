@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from tidegate.channel.elements import MAX_WATERMARK, SplitTurn, Watermark
-from tidegate.jobs.history.verdicts import Withheld
+from tidegate.channel.elements import MAX_WATERMARK, SplitChanged, Watermark
+from tidegate.jobs.history.verdicts import WithheldRange
 from tidegate.jobs.stores.store import Store
-from tidegate.operators.stream_operator import CommitPermit, Output, SideOutput, StreamOperator, Waiting
+from tidegate.operators.stream_operator import CommitPermit, EmissionPaused, Output, SideOutput, StreamOperator
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.failure_codes import failure_code
 
@@ -49,11 +49,11 @@ class OperatorChain:
             for index, operator in enumerate(self.operators)
             if type(operator).next_processing_time_ms is not StreamOperator.next_processing_time_ms
         ]
-        self._idling = [o for o in self.operators if type(o).idles is not StreamOperator.idles]
+        self._idling = [o for o in self.operators if type(o).is_idle is not StreamOperator.is_idle]
         self._at: int | None = None
         self._writing: list[str] = []
 
-    def at_work(self) -> tuple[str, ...]:
+    def busy_operators(self) -> tuple[str, ...]:
         """Uids of the operators that have not done yet what they were asked for: one that is called on the loop or that
         keeps it waiting, and those whose state is being written or committed. From any thread."""
         at, writing = self._at, tuple(self._writing)
@@ -71,7 +71,7 @@ class OperatorChain:
         """Push a watermark in at the head."""
         yield from self._through(0, Watermark(time_us))
 
-    def turn(self, turn: SplitTurn) -> Iterator[SplitTurn]:
+    def begin_split(self, turn: SplitChanged) -> Iterator[SplitChanged]:
         """The source in front of the chain, its only input, has come to another split."""
         for operator in self.operators:
             operator.ctx.current_split, operator.ctx.active_splits = turn.split, turn.active
@@ -83,18 +83,18 @@ class OperatorChain:
             for out in self._guarded(0, self.operators[0].end_input(input_index)):
                 yield from self._through(1, out)
 
-    def withholds(self) -> bool:
+    def has_pending_rows(self) -> bool:
         """Some operator keeps rows back that are still to come out."""
-        return any(operator.withholds() for operator in self.operators)
+        return any(operator.has_pending_rows() for operator in self.operators)
 
     def hold_input(self, held: bool) -> None:
         """Whether input channels wait for a checkpoint, as those need to know that tell silence from it (S4.4)."""
         for operator in self._idling:
             operator.ctx.input_held = held
 
-    def idles(self) -> bool:
+    def is_idle(self) -> bool:
         """Some operator makes watermarks that are not to be waited for."""
-        return any(operator.idles() for operator in self._idling)
+        return any(operator.is_idle() for operator in self._idling)
 
     def next_processing_time_ms(self) -> int | None:
         """When `processing_time` has something to do; None: nothing waits for the clock. Cheap where nothing can."""
@@ -147,7 +147,7 @@ class OperatorChain:
         found = ((uid, operator.commit(permit)) for uid, operator in zip(self._uids, self.operators, strict=True))
         return [partial(self._do, uid, work) for uid, work in found if work is not None]
 
-    def quarantines(self, withheld: Withheld, folder: Callable[[], tuple[Store, str]]) -> list[Callable[[], None]]:
+    def quarantines(self, withheld: WithheldRange, folder: Callable[[], tuple[Store, str]]) -> list[Callable[[], None]]:
         """The blocking work that moves what is withheld into `folder` (S7.8); its failure names the operator."""
         both = zip(self._uids, self.operators, strict=True)
         found = ((uid, operator.quarantine(withheld, folder)) for uid, operator in both)
@@ -155,7 +155,7 @@ class OperatorChain:
 
     def awaits_permit(self, checkpoint_id: int) -> bool:
         """Something that the completed checkpoint covers is not committed (S7.8)."""
-        return any(operator.awaits_permit(checkpoint_id) for operator in self.operators)
+        return any(operator.needs_commit_permit(checkpoint_id) for operator in self.operators)
 
     def _do(self, uid: str, work: Callable[[], None]) -> None:
         try:
@@ -192,7 +192,7 @@ class OperatorChain:
             else:
                 context.count(SIDE_OUTPUT_DROPPED, element.batch.num_rows)
             return
-        if index == len(self.operators) or isinstance(element, Waiting):
+        if index == len(self.operators) or isinstance(element, EmissionPaused):
             yield element
             return
         operator = self.operators[index]

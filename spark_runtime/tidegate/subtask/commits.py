@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.history.verdicts import WithheldRange
 from tidegate.jobs.stores.store import Store
 from tidegate.operators.stream_operator import CommitPermit
 from tidegate.subtask.chain import OperatorChain
@@ -12,7 +12,7 @@ from tidegate.subtask.host import SubtaskHost
 from tidegate.subtask.lifecycle import SubtaskLifecycle
 
 
-class Commits:
+class CommitState:
     """Hands commits out, and tells the lifecycle when a subtask that has ended may finish on a snapshot."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Commits:
 
         self._host.commit(self._subtask, permit.checkpoint_id, work, done)
 
-    def quarantine(self, withheld: Withheld, folder: Callable[[], tuple[Store, str]]) -> None:
+    def quarantine(self, withheld: WithheldRange, folder: Callable[[], tuple[Store, str]]) -> None:
         """Commit nothing of what is `withheld` any more; it is moved away before the subtask may finish (S7.8)."""
         work = self._chain.quarantines(withheld, folder) if self._lifecycle.phase != "finished" else []
         if not work:

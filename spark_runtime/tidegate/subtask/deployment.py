@@ -23,17 +23,17 @@ from tidegate.operators.stream_operator import OperatorContext, StartRequests, S
 from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.plan.execution_plan import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.job_graph import JobGraph, Node
-from tidegate.snapshot.channel_state import Cut, InFlight, ReplayInput, replay_for
+from tidegate.snapshot.channel_state import Cut, InFlightElement, ReplayInput, replay_elements
 from tidegate.state.keys.key_hash import partition_hash
 from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain, OperatorFailure
-from tidegate.subtask.partitioner import custom_cut
+from tidegate.subtask.partitioner import partition_batch
 from tidegate.subtask.router import OutputEdge, Router
-from tidegate.subtask.snapshots.restored_state import Restored
-from tidegate.subtask.source import ReadOut, SourceInput
+from tidegate.subtask.snapshots.restored_state import RestoredState
+from tidegate.subtask.source import ExhaustedReader, SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask, SubtaskHost
 
-REPLAYABLE = ("hash", "rebalance")
+REPLAYABLE_KINDS = ("hash", "rebalance")
 """Exchanges whose in-flight records may become state. Of a forward one they would lose their order per key at another
 parallelism, of a broadcast one the copies would differ, and a user's partitioner might then give a record to two
 subtasks or to none: subtasks with such an input always align (S3.7)."""
@@ -74,7 +74,7 @@ class Deployment:
     wait_for_final: bool
     channel_capacity_bytes: int
     splits: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]]
-    restored: Restored | None = None
+    restored: RestoredState | None = None
     idle_after_ms: int | None = None
     scratch: str = ""
     unaligned_after_ms: int | None = None
@@ -151,7 +151,7 @@ def _deploy_subtask(
     deployment: Deployment,
     host: SubtaskHost,
     channels: _Channels,
-    replay: Sequence[InFlight],
+    replay: Sequence[InFlightElement],
 ) -> Subtask:
     restored = deployment.restored
     finished = restored is not None and (chain.chain_id, index) in restored.finished
@@ -169,7 +169,7 @@ def _deploy_subtask(
     source = None
     if nodes[0].source is not None:
         place = SourceContext(nodes[0].uid, index, plan.parallelism, host.wake)
-        reader = ReadOut() if finished else nodes[0].source.create_reader(place)
+        reader = ExhaustedReader() if finished else nodes[0].source.create_reader(place)
         group = next((n.spec.group for n in nodes if isinstance(n.spec, WatermarkSpec) and n.spec.group), None)
         read = graph.side_outputs_read(nodes[0].node_id)
         source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms, group, read)
@@ -177,11 +177,11 @@ def _deploy_subtask(
             source.start(_splits(nodes[0].uid, index, deployment))
     router = _router(graph, plan, chain, index, channels)
     if source is not None:
-        router.tell_turn(source.turn)
+        router.announce_split(source.turn)
     head = nodes[0].spec
     timeless = head.timeless_inputs if isinstance(head, KeyedProcessSpec | ProcessSpec) else ()
     ports = _input_ports(plan, chain, index, channels, timeless)
-    never_overtaken = any(given.exchange not in REPLAYABLE for given in chain.inputs)
+    never_overtaken = any(given.exchange not in REPLAYABLE_KINDS for given in chain.inputs)
     return Subtask(
         (chain.chain_id, index),
         OperatorChain(operators, uids, index),
@@ -238,7 +238,7 @@ def _context(
 
 
 def _open_operator(
-    node: Node, is_read: bool, index: int, context: OperatorContext, restored: Restored | None
+    node: Node, is_read: bool, index: int, context: OperatorContext, restored: RestoredState | None
 ) -> StreamOperator:
     try:
         operator: StreamOperator
@@ -252,14 +252,14 @@ def _open_operator(
             parts = restored.parts.get((node.uid, index), ())
             operator.restore([part for part in parts if part.kind != "channel"])
         if isinstance(operator, SinkOperator):
-            _into_quarantine(operator, restored)  # before recovery takes it for leftovers
+            _quarantine_for(operator, restored)  # before recovery takes it for leftovers
             operator.recover(restored.permit if restored is not None else None)()
         return operator
     except Exception as error:
         raise OperatorFailure(node.uid, index, error) from error
 
 
-def _into_quarantine(operator: SinkOperator, restored: Restored | None) -> None:
+def _quarantine_for(operator: SinkOperator, restored: RestoredState | None) -> None:
     """What the snapshot holds and a verdict withheld since; of a fork nothing, whose transactions are another's."""
     if restored is None or restored.permit is None or restored.quarantine is None:
         return
@@ -284,25 +284,25 @@ def _input_ports(
 
 
 def _in_flight(
-    graph: JobGraph, plan: ExecutionPlan, chain: Chain, index: int, restored: Restored | None
-) -> list[InFlight]:
+    graph: JobGraph, plan: ExecutionPlan, chain: Chain, index: int, restored: RestoredState | None
+) -> list[InFlightElement]:
     """What was on its way to this subtask when the snapshot was taken (S3.7)."""
     if restored is None:
         return []
     inputs = {
-        given.input_index: ReplayInput(given.schema, _cut(plan, given), given.exchange in REPLAYABLE)
+        given.input_index: ReplayInput(given.schema, _cut(plan, given), given.exchange in REPLAYABLE_KINDS)
         for given in chain.inputs
     }
-    replay: list[InFlight] = []
+    replay: list[InFlightElement] = []
     for position, node_id in enumerate(chain.nodes):
         uid = graph.nodes[node_id].uid
         parts = restored.parts.get((uid, index), ())
         mine = inputs if position == 0 else {}
-        replay += replay_for(parts, mine, index, plan.parallelism, where=f"operator {uid!r}, subtask {index}")
+        replay += replay_elements(parts, mine, index, plan.parallelism, where=f"operator {uid!r}, subtask {index}")
     return replay
 
 
-def _by_port(replay: Sequence[InFlight], ports: Sequence[InputPort]) -> list[tuple[int, Element]]:
+def _by_port(replay: Sequence[InFlightElement], ports: Sequence[InputPort]) -> list[tuple[int, Element]]:
     number = {(port.input_index, port.source): n for n, port in enumerate(ports)}
     return [
         (number[(e.input_index, e.source)], Watermark(e.element) if isinstance(e.element, int) else e.element)
@@ -319,13 +319,13 @@ def _cut(plan: ExecutionPlan, edge: ChainInput | ChainOutput) -> Cut | None:
     )
 
 
-def _tells_splits(graph: JobGraph, plan: ExecutionPlan, out: ChainOutput) -> bool:
+def _announces_splits(graph: JobGraph, plan: ExecutionPlan, out: ChainOutput) -> bool:
     """Somebody behind a forward edge makes watermarks, and all that comes to it comes over such edges, one by one."""
     target = plan.chains[out.target_chain]
     if out.exchange != "forward" or len(target.inputs) > 1:
         return False
     makes_watermarks = any(isinstance(graph.nodes[n].spec, WatermarkSpec) for n in target.nodes)
-    return makes_watermarks or any(_tells_splits(graph, plan, further) for further in target.outputs)
+    return makes_watermarks or any(_announces_splits(graph, plan, further) for further in target.outputs)
 
 
 def _router(graph: JobGraph, plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) -> Router:
@@ -339,7 +339,7 @@ def _router(graph: JobGraph, plan: ExecutionPlan, chain: Chain, index: int, chan
         cut = _cut(plan, out)
         if out.partitioner is not None:
             reader = graph.nodes[plan.chains[out.target_chain].nodes[0]].uid
-            cut = custom_cut(out.partitioner, plan.parallelism, reader, index)
-        in_turn, tells_splits = out.exchange == "rebalance", _tells_splits(graph, plan, out)
+            cut = partition_batch(out.partitioner, plan.parallelism, reader, index)
+        in_turn, tells_splits = out.exchange == "rebalance", _announces_splits(graph, plan, out)
         edges.append(OutputEdge(ends, cut, in_turn, out.output, index % len(ends), tells_splits))
     return Router(edges)

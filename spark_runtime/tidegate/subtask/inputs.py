@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from tidegate.channel.elements import Element
 from tidegate.channel.ports import Announce, Announced
 from tidegate.subtask.input_port import InputPort
-from tidegate.subtask.snapshots.in_flight_capture import Captures
+from tidegate.subtask.snapshots.in_flight_capture import InFlightCaptures
 
 
 class Inputs:
@@ -17,11 +17,11 @@ class Inputs:
     Attributes:
         ports: by channel number.
         news: (channel number, barrier or end) that arrived in a queue; filled by any thread, emptied by the subtask.
-        recording: which channels are being captured; see `Captures`.
+        recording: which channels are being captured; see `InFlightCaptures`.
     """
 
     def __init__(
-        self, ports: Sequence[InputPort], captures: Captures, replay: Iterable[tuple[int, Element]] = ()
+        self, ports: Sequence[InputPort], captures: InFlightCaptures, replay: Iterable[tuple[int, Element]] = ()
     ) -> None:
         """Args: replay: (channel number, element) in the order in which they are taken."""
         self.ports = list(ports)
@@ -34,7 +34,7 @@ class Inputs:
     def listen(self) -> None:
         """From now on learn of barriers and ends as they arrive. Once, before anything does."""
         for number, port in enumerate(self.ports):
-            port.channel.announce_to(self._announce(number))
+            port.channel.on_barrier_queued(self._announce(number))
 
     def take(self) -> tuple[int, Element] | None:
         """(channel number, element), or None when no channel that may be processed has any. A barrier is never taken

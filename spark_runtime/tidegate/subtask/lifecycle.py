@@ -29,7 +29,7 @@ class SubtaskLifecycle:
 
     A subtask may finish when it has ended, every input channel has reached EndOfPartition, every part that it took of a
     snapshot is acknowledged, declined or aborted, and a snapshot that started after the end has completed and been
-    committed; with `wait_for_final` False, or after `let_finish`, the last condition falls away.
+    committed; with `wait_for_final` False, or after `allow_finish`, the last condition falls away.
     """
 
     def __init__(self, channel_inputs: Sequence[int], *, wait_for_final: bool) -> None:
@@ -72,19 +72,19 @@ class SubtaskLifecycle:
         """EndOfPartition on `channel`."""
         self._open_partitions.discard(channel)
 
-    def passed_on(self) -> None:
+    def end_of_data_sent(self) -> None:
         """EndOfData has been sent to every output."""
         assert self._phase == "running", self._phase
         self._phase = "ended"
 
-    def snapshot_taken(self, checkpoint_id: int) -> None:
+    def on_snapshot_taken(self, checkpoint_id: int) -> None:
         """A snapshot was taken; counts as final when the subtask had ended before. Its part keeps the subtask from
-        finishing until `part_over`: a closed subtask would abort a snapshot that it takes part in (S7.3)."""
+        finishing until `snapshot_settled`: a closed subtask would abort a snapshot that it takes part in (S7.3)."""
         self._unwritten.add(checkpoint_id)
         if self._phase == "ended":
             self._snapshots_after_end.add(checkpoint_id)
 
-    def part_over(self, checkpoint_id: int) -> None:
+    def snapshot_settled(self, checkpoint_id: int) -> None:
         """The part of snapshot `checkpoint_id` is acknowledged, declined or aborted. May come repeatedly."""
         self._unwritten.discard(checkpoint_id)
 
@@ -93,7 +93,7 @@ class SubtaskLifecycle:
         if checkpoint_id in self._snapshots_after_end:
             self._final_done = True
 
-    def let_finish(self) -> None:
+    def allow_finish(self) -> None:
         """No snapshot is to come."""
         self._wait_for_final = False
 

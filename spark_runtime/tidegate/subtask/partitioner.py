@@ -13,7 +13,7 @@ from tidegate.state.keys.key_hash import cut_by_target
 from tidegate.subtask.chain import OperatorFailure
 
 
-def custom_cut(partitioner: Partitioner, parallelism: int, uid: str, subtask: int) -> Cut:
+def partition_batch(partitioner: Partitioner, parallelism: int, uid: str, subtask: int) -> Cut:
     """Cuts batches as the partitioner says. It is asked also where there is one subtask, so that its mistakes show
     early: what it raises, and anything that it gives but a subtask for each row, is an OperatorFailure.
 
@@ -32,30 +32,30 @@ def custom_cut(partitioner: Partitioner, parallelism: int, uid: str, subtask: in
 def targets_of(
     partitioner: Partitioner, batch: pa.RecordBatch, parallelism: int, uid: str, subtask: int
 ) -> npt.NDArray[np.int32]:
-    """The subtask of each row. Args and errors: as of `custom_cut`."""
+    """The subtask of each row. Args and errors: as of `partition_batch`."""
     try:
-        targets = _targets(partitioner(batch, parallelism), batch.num_rows, parallelism, partitioner)
+        targets = _checked_targets(partitioner(batch, parallelism), batch.num_rows, parallelism, partitioner)
     except Exception as error:
         raise OperatorFailure(uid, subtask, error) from error
     return targets.astype(np.int32)
 
 
-def _targets(given: object, rows: int, parallelism: int, partitioner: Partitioner) -> npt.NDArray[np.uint16]:
+def _checked_targets(given: object, rows: int, parallelism: int, partitioner: Partitioner) -> npt.NDArray[np.uint16]:
     if isinstance(given, pa.ChunkedArray):
         given = given.combine_chunks()
     if isinstance(given, pa.Array):
         if given.null_count:
-            raise _refused(partitioner, f"it gave {given.null_count} nulls", "Give every row a subtask")
+            raise _partitioner_error(partitioner, f"it gave {given.null_count} nulls", "Give every row a subtask")
         given = given.to_numpy(zero_copy_only=False)
     numbers = np.asarray(given)
     if numbers.shape != (rows,) or (rows and numbers.dtype.kind not in "iu"):
-        raise _refused(
+        raise _partitioner_error(
             partitioner,
             f"it gave an array of shape {numbers.shape} and type {numbers.dtype} for {rows} rows",
             "Give a whole number for each row, such as batch['k'].to_numpy() % n",
         )
     if rows and (numbers.min() < 0 or numbers.max() >= parallelism):
-        raise _refused(
+        raise _partitioner_error(
             partitioner,
             f"it gave subtasks {numbers.min()}..{numbers.max()} of {parallelism}",
             f"Give numbers from 0 to n - 1; n, its second argument, is {parallelism} here",
@@ -63,6 +63,6 @@ def _targets(given: object, rows: int, parallelism: int, partitioner: Partitione
     return numbers.astype(np.uint16)
 
 
-def _refused(partitioner: Partitioner, cause: str, remedy: str) -> PipelineError:
+def _partitioner_error(partitioner: Partitioner, cause: str, remedy: str) -> PipelineError:
     name = getattr(partitioner, "__qualname__", type(partitioner).__name__)
     return PipelineError(f"the partitioner {name} does not say whose the rows are", cause=cause, remedy=remedy)

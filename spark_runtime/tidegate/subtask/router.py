@@ -8,13 +8,13 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from tidegate.channel.elements import Element, SplitTurn
+from tidegate.channel.elements import Element, SplitChanged
 from tidegate.channel.ports import OutputChannel
-from tidegate.operators.stream_operator import MAIN_OUTPUT, SideOutput, Waiting
+from tidegate.operators.stream_operator import MAIN_OUTPUT, EmissionPaused, SideOutput
 
 Partitioner = Callable[[pa.RecordBatch], Sequence[pa.RecordBatch | None]]
 """Cuts a batch into one batch (or None) per channel."""
-Emitted: TypeAlias = Element | SideOutput | Waiting
+Emitted: TypeAlias = Element | SideOutput | EmissionPaused
 """What a subtask emits: an element of its main output, rows of another, or that it waits."""
 
 
@@ -71,9 +71,9 @@ class Router:
 
     edges: Sequence[OutputEdge]
     rows_out: int = 0
-    _turn: SplitTurn | None = None
+    _turn: SplitChanged | None = None
 
-    def tell_turn(self, turn: SplitTurn) -> None:
+    def announce_split(self, turn: SplitChanged) -> None:
         """In front of the records that follow; needs no room. Nothing where it has been told."""
         if turn is not self._turn:
             self._turn = turn
@@ -98,7 +98,7 @@ class Router:
             self._records(MAIN_OUTPUT, element)
         elif isinstance(element, SideOutput):
             self._records(element.name, element.batch)
-        elif isinstance(element, SplitTurn):
+        elif isinstance(element, SplitChanged):
             for edge in self.edges:
                 if edge.tells_splits:
                     edge.send(element)

@@ -41,18 +41,18 @@ from tidegate.channel.control.protocol import (
     SubtaskRunning,
     Trigger,
 )
-from tidegate.channel.elements import MAX_WATERMARK, SAVEPOINTS, CheckpointBarrier
+from tidegate.channel.elements import MAX_WATERMARK, SAVEPOINT_KINDS, CheckpointBarrier
 from tidegate.jobs.options import SnapshotCompression
 from tidegate.operators.stream_operator import CommitPermit
 from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.handles import OpenLocation
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import AsyncSnapshot
-from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
-from tidegate.subtask.snapshots.writer_threads import side_by_side
+from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, WrittenSnapshot
+from tidegate.subtask.snapshots.writer_threads import run_concurrently
 from tidegate.subtask.subtask import Subtask
 
-TELL_EVERY_MS = 200
+REPORT_INTERVAL_MS = 200
 """How often a slot tells the driver of its sources' watermarks at most: how far a source may run beyond its drift."""
 PAUSED = "ahead of its alignment group"
 """Why such a source is not read."""
@@ -74,7 +74,7 @@ class AlignedSources:
         self._told_ms: int | None = None
         self._lows: dict[str, GroupWatermark] = {}
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Once each round of the loop."""
         if not self._members:
             return
@@ -83,17 +83,17 @@ class AlignedSources:
             wait_for_us = low.others_us if low.of == subtask.subtask else low.low_us
             source.pause(PAUSED, subtask.watermark_us - group.max_drift_us > wait_for_us)
         now_ms = self._now_ms()
-        if self._told_ms is None or now_ms - self._told_ms >= TELL_EVERY_MS:
-            self._tell(now_ms)
+        if self._told_ms is None or now_ms - self._told_ms >= REPORT_INTERVAL_MS:
+            self._report(now_ms)
 
     def take(self, groups: Mapping[str, GroupWatermark]) -> None:
         """The driver reports how far groups are, by name."""
         self._lows |= groups
 
-    def _tell(self, now_ms: int) -> None:
+    def _report(self, now_ms: int) -> None:
         news = []
         for subtask, _, group in self._members:
-            mark = (subtask.watermark_us, subtask.watermarks.told_idle)
+            mark = (subtask.watermark_us, subtask.watermarks.reported_idle)
             if self._told.get(subtask.subtask) != mark:
                 self._told[subtask.subtask] = mark
                 news.append(SourceWatermark(subtask.subtask, group.name, *mark))
@@ -112,13 +112,13 @@ batches. The bound keeps a slot's other subtasks from starving."""
 INPUT_TURN_MS = 10
 """How long such a turn may last, milliseconds: behind slow operators a round must not take as long as a full queue."""
 
-UNCOMMITTED = "too much is not committed"
+COMMIT_PENDING = "too much is not committed"
 """Why sources are not read while a commit gate holds too much back (S7.8)."""
 MAX_KNOWN_PLACES = 1_024
 """Snapshot locations a slot remembers; more than can be pending at once, since the coordinator bounds those."""
 
 
-class Wake:
+class LoopSignal:
     """The one wake primitive of a slot's loop."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Slot:
         threshold_bytes: int,
         writers: Executor,
         now_ms: Callable[[], int],
-        wake: Wake,
+        wake: LoopSignal,
         transport_failure: Callable[[], BaseException | None] = lambda: None,
         copies: LocalCopies | None = None,
         compression: SnapshotCompression = "none",
@@ -241,9 +241,9 @@ class Slot:
 
         def committed(_: object) -> None:
             self._send(SubtaskCommitted(subtask, checkpoint_id))
-            self.tell(done)
+            self.post(done)
 
-        side_by_side(self._writers, work, committed, lambda error: self.tell(lambda: _raise(error)))
+        run_concurrently(self._writers, work, committed, lambda error: self.post(lambda: _raise(error)))
 
     def _write(
         self,
@@ -257,16 +257,16 @@ class Slot:
         checkpoint_id = place.checkpoint_id
         counters = self._last_counts(subtask) if finished else {}
 
-        def written(made: Written) -> None:
+        def written(made: WrittenSnapshot) -> None:
             operators = {uid: handle.to_json() for uid, handle in made.handles.items()}
             measured = {**metrics, **made.metrics}
             self._send(Acknowledged(subtask, checkpoint_id, self._run_id, operators, measured, finished, counters))
-            self.tell(partial(over, checkpoint_id))
+            self.post(partial(over, checkpoint_id))
 
         def failed(error: Exception) -> None:
             traceback.print_exception(error)
             self.decline(subtask, checkpoint_id, f"state could not be written: {type(error).__name__}: {error}")
-            self.tell(partial(over, checkpoint_id))
+            self.post(partial(over, checkpoint_id))
 
         self._writer.write(subtask[1], place, parts, written, failed)
 
@@ -277,12 +277,12 @@ class Slot:
 
     # ------------------------------------------------------------ messages
 
-    def tell(self, message: DriverMessage | Callable[[], None]) -> None:
+    def post(self, message: DriverMessage | Callable[[], None]) -> None:
         """Queue a message of the driver, or a call, for the loop; from any thread."""
         self._inbox.append(message)
         self._wake.set()
 
-    def untaken(self) -> Sequence[DriverMessage]:
+    def unhandled(self) -> Sequence[DriverMessage]:
         """Messages of the driver that came too late for the loop, which has ended; they are no longer here."""
         rest = [message for message in self._inbox if not callable(message)]
         self._inbox.clear()
@@ -333,7 +333,7 @@ class Slot:
             case PauseSources(paused):
                 for subtask in self._subtasks:
                     if subtask.source_input is not None:
-                        subtask.source_input.pause(UNCOMMITTED, paused)
+                        subtask.source_input.pause(COMMIT_PENDING, paused)
             case AlignSources(groups):
                 self._aligned.take(groups)
             case LetFinish():
@@ -348,7 +348,7 @@ class Slot:
 
     def _on_trigger(self, message: Trigger) -> None:
         checkpoint_id = message.checkpoint_id
-        contained = message.kind in SAVEPOINTS
+        contained = message.kind in SAVEPOINT_KINDS
         place = self._places[checkpoint_id] = SnapshotPlace(checkpoint_id, message.path, contained)
         self._newest_trigger = max(self._newest_trigger, checkpoint_id)
         while len(self._places) > MAX_KNOWN_PLACES:
@@ -373,7 +373,7 @@ class Slot:
         """The driver cancelled the run."""
         return self._cancelled
 
-    def pump(self) -> bool:
+    def run_round(self) -> bool:
         """One round: messages, then a turn of every subtask, downstream ones first, so that what waits in the queues is
         processed before sources add to it. False: nothing could be done now."""
         self.rounds += 1
@@ -381,16 +381,16 @@ class Slot:
         failure = self._transport_failure()
         if failure is not None and not self._cancelled:
             raise failure
-        self._aligned.look()
+        self._aligned.update()
         for subtask in self._subtasks:
             # What the driver has said reaches every subtask before queues are drained: no barrier waits for them.
-            if subtask.step() if told else self._turn(subtask):
+            if subtask.step() if told else self._step_subtasks(subtask):
                 progressed = True
         if progressed:
             self.progress += 1
         return progressed
 
-    def _turn(self, subtask: Subtask) -> bool:
+    def _step_subtasks(self, subtask: Subtask) -> bool:
         """One step of a source; of another subtask as many as its inputs have elements, up to the bounds. A message of
         the driver (a trigger, an abort) ends the turn early: it does not wait for a whole queue."""
         until_ms = self._now_ms() + INPUT_TURN_MS
@@ -405,7 +405,7 @@ class Slot:
     def run(self) -> None:
         """Pump until over. Sleeps only when no subtask could do anything."""
         while not self.is_over:
-            if not self.pump():
+            if not self.run_round():
                 self._wake.wait(self._sleep_s())
 
     def _sleep_s(self) -> float:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from tidegate.channel.control.protocol import SourceMetrics
-from tidegate.channel.elements import SplitTurn
-from tidegate.connectors.interface import Polled, SourceReader, Split
+from tidegate.channel.elements import SplitChanged
+from tidegate.connectors.interface import PollResult, SourceReader, Split
 from tidegate.connectors.split_documents import splits_part
 from tidegate.errors import SnapshotError
 from tidegate.operators.stream_operator import OperatorContext, SideOutput
@@ -16,16 +16,16 @@ from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
 
 
-class ReadOut(SourceReader):
+class ExhaustedReader(SourceReader):
     """Stands for the reader of a source that had finished when the restored snapshot was taken: none of the source's
     own code runs (S6.2)."""
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         """None are left."""
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """The end."""
-        return Polled(state="end")
+        return PollResult(state="end")
 
     def snapshot(self) -> Sequence[Split]:
         """None."""
@@ -65,7 +65,7 @@ class SourceInput:
         self._subtask = subtask
         self._split: str | None = None
         self._restored: str | None = None
-        self.turn = SplitTurn(None, frozenset())
+        self.turn = SplitChanged(None, frozenset())
         self._idle = False
 
     def start(self, splits: Sequence[Split]) -> None:
@@ -74,9 +74,9 @@ class SourceInput:
         self._guard(lambda: self._reader.add_splits(splits))
         self._learn_splits(None)
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """The next batch, with the contexts told of its split."""
-        polled: Polled = self._guard(lambda: self._reader.poll(now_ms))
+        polled: PollResult = self._guard(lambda: self._reader.poll(now_ms))
         if polled.batch is not None:
             self.records += polled.batch.num_rows
         split_id = self._split if polled.batch is None else polled.split_id
@@ -84,11 +84,11 @@ class SourceInput:
             self._learn_splits(split_id)
         return polled
 
-    def sides(self, polled: Polled) -> list[SideOutput]:
+    def sides(self, polled: PollResult) -> list[SideOutput]:
         """Rows of side outputs that somebody reads; the source itself counts the others, if they matter."""
         return [SideOutput(name, batch) for name, batch in polled.sides.items() if name in self._side_outputs]
 
-    def is_idle(self, polled: Polled, now_ms: int) -> bool:
+    def is_idle(self, polled: PollResult, now_ms: int) -> bool:
         """It has had nothing for so long that nobody is to wait for it, or says so itself (S4.4). Silence begins with
         the first poll that brings nothing: before it the subtask may have stood still, with a batch in hand."""
         if polled.batch is not None:
@@ -140,7 +140,7 @@ class SourceInput:
     def _learn_splits(self, split_id: str | None) -> None:
         self._split = split_id
         active = self._reader.active_splits()
-        self.turn = SplitTurn(split_id, active)
+        self.turn = SplitChanged(split_id, active)
         for context in self._contexts:
             context.current_split = split_id
             context.active_splits = active

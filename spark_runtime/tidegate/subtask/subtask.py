@@ -19,44 +19,44 @@ import pyarrow as pa
 from tidegate.channel.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
-    SAVEPOINTS,
+    SAVEPOINT_KINDS,
     CancelBarrier,
     CheckpointBarrier,
     Element,
     EndOfData,
     EndOfPartition,
     IdleStatus,
-    SplitTurn,
+    SplitChanged,
     Watermark,
     batch_bytes,
 )
-from tidegate.operators.stream_operator import CommitPermit, OperatorContext, Output, SideOutput, Waiting
+from tidegate.operators.stream_operator import CommitPermit, EmissionPaused, OperatorContext, Output, SideOutput
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.alignment import (
     AlignmentAborted,
     AlignmentAction,
     AlignmentMode,
     BarrierAligner,
-    Block,
+    BlockChannel,
     ForwardCancel,
     TakeSnapshot,
     TakeUnaligned,
     UnblockAll,
 )
 from tidegate.subtask.chain import OperatorChain
-from tidegate.subtask.commits import Commits
+from tidegate.subtask.commits import CommitState
 from tidegate.subtask.host import SubtaskHost
 from tidegate.subtask.input_port import InputPort
 from tidegate.subtask.inputs import Inputs
 from tidegate.subtask.lifecycle import InputEnded, SubtaskLifecycle
 from tidegate.subtask.router import Emitted, Router
-from tidegate.subtask.snapshots.in_flight_capture import Capture, Captures, snapshot_metrics
-from tidegate.subtask.snapshots.unaligned_barrier import Overtaking
+from tidegate.subtask.snapshots.in_flight_capture import InFlightCapture, InFlightCaptures, snapshot_metrics
+from tidegate.subtask.snapshots.unaligned_barrier import UnalignedSwitch
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.watermarks import WatermarkTracker
 
 
-class Timers:
+class SubtaskTimers:
     """Processing-time work of the chain's operators, requested before every step. It ends with the data: after a
     real end nothing is left that waits (S7.6), after a suspend it stays in the savepoint (S7.2)."""
 
@@ -115,10 +115,10 @@ class Subtask:
         """Args: unaligned_after_ms: from a checkpoint's first barrier to overtaking what is queued; None: never (S3.7).
         replay: (number of the port, element) to process before anything from the ports."""
         self.subtask = subtask
-        self._chain, self.at_work = chain, chain.at_work
+        self._chain, self.at_work = chain, chain.busy_operators
         self._uids = tuple(uids)
         head_uid = self._uids[0] if self._uids else ""
-        self._captures = Captures(inputs, subtask[1], parallelism, head_uid, self._give_up)
+        self._captures = InFlightCaptures(inputs, subtask[1], parallelism, head_uid, self._abort_capture)
         self._inputs = Inputs(inputs, self._captures, replay)
         self._router, self._host = router, host
         self._source = source
@@ -126,11 +126,11 @@ class Subtask:
         self._aligner = BarrierAligner(len(inputs), mode, unaligned_after_ms)
         self._aligning = self._aligner.aligning
         self._overtakes = unaligned_after_ms is not None
-        self._overtaking = Overtaking(unaligned_after_ms, self._aligner, router, host)
+        self._overtaking = UnalignedSwitch(unaligned_after_ms, self._aligner, router, host)
         self.watermarks = WatermarkTracker(len(inputs), [n for n, port in enumerate(inputs) if port.timeless])
         self._lifecycle = SubtaskLifecycle([port.input_index for port in inputs], wait_for_final=wait_for_final)
-        self.commits = Commits(subtask, chain, self._lifecycle, host)
-        self._timers = Timers(chain, self._lifecycle, host, self._inputs if source is None else None)
+        self.commits = CommitState(subtask, chain, self._lifecycle, host)
+        self._timers = SubtaskTimers(chain, self._lifecycle, host, self._inputs if source is None else None)
         self._restored_finished = restored_finished
         self._triggers = self._overtaking.triggers
         self._emission: Iterator[Emitted] | None = None
@@ -191,7 +191,7 @@ class Subtask:
         for action in self._aligner.abort(checkpoint_id):
             if isinstance(action, UnblockAll):
                 self._inputs.unblock()
-        self._forget(checkpoint_id)
+        self._drop_checkpoint(checkpoint_id)
         for operator in self._chain.operators:
             operator.aborted(checkpoint_id)
 
@@ -208,7 +208,7 @@ class Subtask:
 
     def let_finish(self) -> None:
         """No final snapshot is to come (S7.3)."""
-        self._lifecycle.let_finish()
+        self._lifecycle.allow_finish()
 
     def close(self) -> None:
         """Release the operators and the reader, whatever the state."""
@@ -220,7 +220,7 @@ class Subtask:
     def step(self) -> bool:
         """Do one thing. False: nothing could be done now."""
         if self._overtakes:
-            self._take_news()
+            self._handle_announcements()
         if self._emission is not None:
             return self._pull()
         if self.is_finished:
@@ -230,7 +230,7 @@ class Subtask:
         elif self._triggers and self._lifecycle.all_partitions_ended:
             self._poll_at_ms = None
             barrier, since_ms = self._triggers.popleft()
-            self._overtaking.begins(barrier, since_ms)
+            self._overtaking.starts(barrier, since_ms)
             self._emission = self._on_trigger(barrier)
         elif self._lifecycle.may_finish and not self.commits.busy and not self._triggers:
             self._emission = self._finish()
@@ -270,9 +270,9 @@ class Subtask:
             if element is None:
                 self._emission = None
                 if self._overtakes:
-                    overtaking.emission_over()
+                    overtaking.on_emission_ended()
                 return True
-            if isinstance(element, Waiting):
+            if isinstance(element, EmissionPaused):
                 return pulled > 0
             router.send(element)
             if isinstance(element, Watermark):
@@ -284,7 +284,7 @@ class Subtask:
         assert self._source is not None
         now_ms = self._host.now_ms()
         polled = self._source.poll(now_ms)
-        self._router.tell_turn(self._source.turn)
+        self._router.announce_split(self._source.turn)
         self._poll_at_ms = polled.retry_at_ms if polled.state == "nothing_now" else None
         self._silent = self._source.is_idle(polled, now_ms)
         sides, rows = self._source.sides(polled), polled.batch
@@ -301,7 +301,7 @@ class Subtask:
 
     def _batch(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Emitted]:
         rows = self._chain.batch(batch, input_index)
-        return one_after_another((IdleStatus(False),), rows) if self.watermarks.wakes() else rows
+        return one_after_another((IdleStatus(False),), rows) if self.watermarks.reactivates() else rows
 
     # ------------------------------------------------------------ elements
 
@@ -315,8 +315,8 @@ class Subtask:
         match element:
             case Watermark(time_us):
                 return self._on_progress(self.watermarks.watermark(index, time_us))
-            case SplitTurn():
-                return self._chain.turn(element)
+            case SplitChanged():
+                return self._chain.begin_split(element)
             case IdleStatus(idle):
                 return self._on_progress(self.watermarks.idle(index, idle))
             case CheckpointBarrier():
@@ -344,7 +344,9 @@ class Subtask:
         yield from self._idle_change()
 
     def _idle_change(self) -> Iterator[Emitted]:
-        idle = self.watermarks.idle_change(withheld=self._chain.withholds(), silent=self._silent or self._chain.idles())
+        idle = self.watermarks.idle_change(
+            withheld=self._chain.has_pending_rows(), silent=self._silent or self._chain.is_idle()
+        )
         if idle is not None:
             yield IdleStatus(idle)
 
@@ -364,15 +366,15 @@ class Subtask:
         what it unblocks must stay so (S2.2)."""
         for action in actions:
             match action:
-                case Block(channel):
+                case BlockChannel(channel):
                     self._inputs.ports[channel].blocked = True
                 case UnblockAll():
                     self._inputs.unblock()
                 case AlignmentAborted(checkpoint_id, reason):
-                    self._forget(checkpoint_id)
+                    self._drop_checkpoint(checkpoint_id)
                     self._host.decline(self.subtask, checkpoint_id, reason, "alignment_aborted")
                 case TakeSnapshot(barrier, first_ms) | TakeUnaligned(barrier, first_ms):
-                    self._overtaking.begins(barrier, first_ms)
+                    self._overtaking.starts(barrier, first_ms)
                 case _:
                     self._capture(action)
         return self._emit_alignment(actions)
@@ -387,15 +389,15 @@ class Subtask:
 
     # ------------------------------------------------------------ unaligned (S3.7)
 
-    def _take_news(self) -> None:
+    def _handle_announcements(self) -> None:
         """Barriers and ends that have arrived in the queues; also while an emission is parked."""
         news = self._inputs.news
         while news:
             number, event = news.popleft()
             if isinstance(event, EndOfPartition):
-                actions = self._aligner.end_announced(number)
+                actions = self._aligner.on_end_queued(number)
             else:
-                actions = self._aligner.announced(number, event, self._host.now_ms())
+                actions = self._aligner.on_barrier_queued(number, event, self._host.now_ms())
             for action in actions:
                 self._capture(action)
 
@@ -404,15 +406,15 @@ class Subtask:
         if done is not None:
             self._write(done)
 
-    def _give_up(self, checkpoint_id: int, reason: str) -> None:
+    def _abort_capture(self, checkpoint_id: int, reason: str) -> None:
         self._aligner.abort(checkpoint_id)
-        self._forget(checkpoint_id)
+        self._drop_checkpoint(checkpoint_id)
         self._host.decline(self.subtask, checkpoint_id, reason)
 
-    def _forget(self, checkpoint_id: int) -> None:
+    def _drop_checkpoint(self, checkpoint_id: int) -> None:
         self._captures.drop(checkpoint_id)
         self._alignment_bytes.pop(checkpoint_id, None)
-        self._lifecycle.part_over(checkpoint_id)
+        self._lifecycle.snapshot_settled(checkpoint_id)
 
     # ------------------------------------------------------------ snapshot and end
 
@@ -432,23 +434,23 @@ class Subtask:
         parts: list[tuple[str, AsyncSnapshot]] = []
         if self._source is not None:
             parts.append((self._source.uid, self._source.snapshot()))
-        parts += self._chain.snapshot(checkpoint_id, portable=barrier.kind in SAVEPOINTS)
-        self._lifecycle.snapshot_taken(checkpoint_id)
+        parts += self._chain.snapshot(checkpoint_id, portable=barrier.kind in SAVEPOINT_KINDS)
+        self._lifecycle.on_snapshot_taken(checkpoint_id)
         metrics = snapshot_metrics(barrier, first_ms, started_ms, self._host.now_ms(), unaligned=unaligned)
-        capture = Capture(checkpoint_id, parts, metrics, self._ended_naturally)
+        capture = InFlightCapture(checkpoint_id, parts, metrics, self._ended_naturally)
         if unaligned:
             self._captures.begin(capture, self._inputs.replay_left())
-            actions = self._aligner.taken(checkpoint_id)
+            actions = self._aligner.on_snapshot_taken(checkpoint_id)
             for action in actions:
                 self._capture(action)
             if not actions:
-                self._forget(checkpoint_id)  # aborted while its barrier waited for room
+                self._drop_checkpoint(checkpoint_id)  # aborted while its barrier waited for room
         else:
             self._write(capture)
 
-    def _write(self, done: Capture) -> None:
+    def _write(self, done: InFlightCapture) -> None:
         done.metrics["alignment_bytes"] = float(self._alignment_bytes.pop(done.checkpoint_id, 0))
-        over = self._lifecycle.part_over
+        over = self._lifecycle.snapshot_settled
         self._host.write_snapshot(self.subtask, done.checkpoint_id, done.parts, done.metrics, done.finished, over)
 
     def _end(self, *, drain: bool, natural: bool) -> Iterator[Emitted]:
@@ -462,7 +464,7 @@ class Subtask:
             yield from self._chain.finish()
         yield EndOfData(drain)
         self._ended_naturally = drain and natural
-        self._lifecycle.passed_on()
+        self._lifecycle.end_of_data_sent()
         self._host.ended(self.subtask, self._ended_naturally)
 
     def _finish(self) -> Iterator[Emitted]:

@@ -20,7 +20,7 @@ class WatermarkTracker:
         self._told_idle = False
 
     @property
-    def told_idle(self) -> bool:
+    def reported_idle(self) -> bool:
         """Downstream takes the subtask for idle."""
         return self._told_idle
 
@@ -51,7 +51,7 @@ class WatermarkTracker:
         self._told_idle = idle
         return idle
 
-    def wakes(self) -> bool:
+    def reactivates(self) -> bool:
         """A row has come: whether downstream is to be told first that the subtask is active again."""
         told, self._told_idle = self._told_idle, False
         return told

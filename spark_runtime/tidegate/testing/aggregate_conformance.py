@@ -24,9 +24,9 @@ from tidegate.connectors.datagen import DataGen
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.aggregates.aggregation import Aggregation, Selection
-from tidegate.state.cells import Cells, Entries
+from tidegate.state.cells import CopyOnWriteArrays, Entries
 from tidegate.testing.batch import InProcessBatch
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.pipeline_run import run
 from tidegate.testing.script import Checkpoint, Crash
 
@@ -164,7 +164,7 @@ class AggregateConformance(ABC):
             job.commit()
         for uid, sink in sinks.items():
             self._require_rows(uid, collected(sink).table().to_pylist(), rows)
-            forget_collected(sink)
+            clear_collected(sink)
 
     def _aggregation(self) -> Aggregation:
         """Bound as a window binds it."""
@@ -252,7 +252,7 @@ class _Held:
 
     def __init__(self, aggregation: Aggregation) -> None:
         self._aggregation = aggregation
-        self._cells = Cells(1)
+        self._cells = CopyOnWriteArrays(1)
         self._accumulator = aggregation.accumulator(self._cells)
         self._numbers: dict[str, int] = {}
 

@@ -14,20 +14,20 @@ import pyarrow.compute as pc
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.interface import ReadBySpark, Sink
-from tidegate.connectors.sink_operator import held_handles
-from tidegate.connectors.split_documents import assign, split_to_json
+from tidegate.connectors.sink_operator import handles_in_snapshot
+from tidegate.connectors.split_documents import assign_splits, split_to_json
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.batch_plan import plan_batch
 from tidegate.plan.job_graph import JobGraph, Node
-from tidegate.plan.spark_pushdown import NativeRows
-from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.plan.spark_pushdown import SparkRows
+from tidegate.snapshot.handles import SnapshotStreams, StateHandle
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
 from tidegate.spark.batch.exchange import SORTED_BY, TARGET
 from tidegate.spark.batch.stage_compiler import compile_batch
-from tidegate.spark.batch.stage_task import INDEX_SCHEMA, OUTPUT, BatchJob, Counters, Task, summed
+from tidegate.spark.batch.stage_task import INDEX_SCHEMA, OUTPUT, BatchJob, Counters, Task, sum_counters
 
 MAX_ROWS_PER_BATCH = 10_000
 """As Spark hands them to Python by default."""
@@ -59,17 +59,17 @@ class LocalFrames:
     job: BatchJob
     batch_rows: int = MAX_ROWS_PER_BATCH
 
-    def indices(self) -> Partitions:
+    def subtask_indices(self) -> Partitions:
         """See `Frames`."""
         return [[pa.record_batch([[i]], schema=INDEX_SCHEMA)] for i in range(self.job.plan.parallelism)]
 
-    def native(self, graph: JobGraph, source: Node) -> tuple[Partitions, NativeRows]:
+    def read_spark(self, graph: JobGraph, source: Node) -> tuple[Partitions, SparkRows]:
         """There is no Spark here; raises as the source does."""
         assert source.source is not None, f"{source.uid!r} is no source"
         source.source.discover(self.job.plan.parallelism)
         raise AssertionError("a DataFrame was read without Spark")
 
-    def mapped(self, frame: Partitions, task: Task, schema: pa.Schema) -> Partitions:
+    def map(self, frame: Partitions, task: Task, schema: pa.Schema) -> Partitions:
         """See `Frames`."""
         made = []
         for index, batches in enumerate(frame):
@@ -78,11 +78,11 @@ class LocalFrames:
             made.append(results)
         return made
 
-    def together(self, frames: Sequence[Partitions]) -> Partitions:
+    def union(self, frames: Sequence[Partitions]) -> Partitions:
         """See `Frames`."""
         return [list(itertools.chain(*parts)) for parts in zip(*frames, strict=True)]
 
-    def exchanged(self, frames: Sequence[Partitions], schema: pa.Schema) -> Partitions:
+    def exchange(self, frames: Sequence[Partitions], schema: pa.Schema) -> Partitions:
         """See `Frames`."""
         rows = pa.Table.from_batches([b for frame in frames for part in frame for b in part], schema=schema)
         rows = rows.sort_by([(TARGET, "ascending"), *((name, "ascending") for name in SORTED_BY)]).combine_chunks()
@@ -91,7 +91,7 @@ class LocalFrames:
         parts = [rows.slice(low, high - low) for low, high in itertools.pairwise(bounds.tolist())]
         return [part.to_batches(max_chunksize=self.batch_rows) for part in parts]
 
-    def picked(self, frame: Partitions, number: int, columns: int) -> Partitions:
+    def select_output(self, frame: Partitions, number: int, columns: int) -> Partitions:
         """See `Frames`."""
         names = [f"c{n}" for n in range(columns)]
 
@@ -101,16 +101,16 @@ class LocalFrames:
 
         return [[of_output(batch) for batch in part] for part in frame]
 
-    def kept(self, frame: Partitions) -> Partitions:
+    def cache(self, frame: Partitions) -> Partitions:
         """See `Frames`."""
         return frame
 
-    def everywhere(self, frame: Partitions) -> LocalRows:
+    def broadcast(self, frame: Partitions) -> LocalRows:
         """See `Frames`."""
         return LocalRows([batch for part in frame for batch in part])
 
 
-def told_of(ends: Sequence[Partitions]) -> list[dict[str, Any]]:
+def run_and_collect(ends: Sequence[Partitions]) -> list[dict[str, Any]]:
     """What the sinks' subtasks tell, as JSON."""
     return [json.loads(text) for end in ends for part in end for b in part for text in b.column(0).to_pylist()]
 
@@ -141,7 +141,7 @@ class InProcessBatch:
         graph = self.build().build()
         allowed = options.allow_mode_dependent
         plan = plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
-        self._factory = StreamFactory(open_store(f"memory://in-process-batch-{next(_names)}"), "checkpoint")
+        self._factory = SnapshotStreams(open_store(f"memory://in-process-batch-{next(_names)}"), "checkpoint")
         stages: list[Counters] = []
         job = BatchJob(
             plan=plan,
@@ -162,10 +162,10 @@ class InProcessBatch:
             for uid, source in sources.items()
             if not isinstance(source, ReadBySpark)
         }
-        ends = compile_batch(plan, assign(splits, plan.parallelism), LocalFrames(job, self.batch_rows))
+        ends = compile_batch(plan, assign_splits(splits, plan.parallelism), LocalFrames(job, self.batch_rows))
         self._plan = plan
-        self._told = told_of(ends)
-        self.counters = summed([self.counters, *stages, *(told["counters"] for told in self._told)])
+        self._told = run_and_collect(ends)
+        self.counters = sum_counters([self.counters, *stages, *(told["counters"] for told in self._told)])
 
     def commit(self) -> None:
         """What all sinks have staged."""
@@ -177,7 +177,7 @@ class InProcessBatch:
         handles: list[Committable] = []
         for told in self._told:
             if told["uid"] == uid and told["handle"] is not None:
-                handles += held_handles(self._factory.parts(StateHandle.from_json(told["handle"])))
+                handles += handles_in_snapshot(self._factory.parts(StateHandle.from_json(told["handle"])))
         writer = sink.create_writer(
             SinkContext(self.job_id, self.lineage, uid, 0, 1, 1, f"{self.run_id}~", schema, self.scratch)
         )

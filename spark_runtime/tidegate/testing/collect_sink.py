@@ -14,7 +14,7 @@ from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import (
     Committable,
     SinkContext,
-    check_own,
+    check_writer,
     is_leftover,
     parse_transaction_id,
     transaction_id,
@@ -92,7 +92,7 @@ class Collection:
             self.committed[transaction] = batches
             self.publications[transaction] += 1
 
-    def put_away(self, transaction: str) -> None:
+    def move_to_quarantine(self, transaction: str) -> None:
         """Move a staged transaction to the quarantined ones, idempotently."""
         with self._lock:
             batches = self.staged.pop(transaction, None)
@@ -126,7 +126,7 @@ def collected(name: str) -> Collection:
         return _registry.setdefault(name, Collection())
 
 
-def forget_collected(name: str) -> None:
+def clear_collected(name: str) -> None:
     """Empty the collection of this name."""
     with _registry_lock:
         _registry.pop(name, None)
@@ -154,7 +154,7 @@ class CollectSink(Sink):
 
     def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
         """Puts the rows among `collected(name).quarantined`."""
-        put_away(collected(self.name), ctx, committables)
+        move_to_quarantine(collected(self.name), ctx, committables)
 
     def rewind_to(
         self,
@@ -211,13 +211,13 @@ class CollectWriter(SinkWriter):
     def commit(self, committables: Sequence[Committable]) -> None:
         """Publish."""
         for handle in committables:
-            check_own(self._ctx, handle)
+            check_writer(self._ctx, handle)
             self._collection.publish(handle.transaction_id)
 
     def abort(self, committables: Sequence[Committable]) -> None:
         """Drop."""
         for handle in committables:
-            check_own(self._ctx, handle)
+            check_writer(self._ctx, handle)
             self._collection.drop(handle.transaction_id)
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
@@ -228,11 +228,11 @@ class CollectWriter(SinkWriter):
                 self._collection.drop(transaction)
 
 
-def put_away(collection: Collection, ctx: SinkContext, committables: Sequence[Committable]) -> None:
+def move_to_quarantine(collection: Collection, ctx: SinkContext, committables: Sequence[Committable]) -> None:
     """What `Sink.quarantine` does for a sink into `collection`."""
     for handle in committables:
-        check_own(ctx, handle)
-        collection.put_away(handle.transaction_id)
+        check_writer(ctx, handle)
+        collection.move_to_quarantine(handle.transaction_id)
 
 
 def rewind_of(

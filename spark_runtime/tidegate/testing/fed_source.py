@@ -11,7 +11,7 @@ import pyarrow.types as pt
 
 from tidegate.api.draft.column_checks import missing_column
 from tidegate.channel.elements import MIN_WATERMARK, Watermark
-from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
 from tidegate.errors import PipelineError
 from tidegate.operators.operator_spec import OperatorSpec
 from tidegate.operators.stream_operator import Output, StreamOperator
@@ -180,7 +180,7 @@ class _FedReader(SourceReader):
         start = min((s.position or 0 for s in splits), default=0)
         self._restored_us = max((i for i in self._feed.items[:start] if isinstance(i, int)), default=None)
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """The next batch of its own, or a watermark."""
         items = self._feed.items
         if self._restored_us is not None:
@@ -197,14 +197,14 @@ class _FedReader(SourceReader):
             number = sum(isinstance(i, pa.RecordBatch) for i in items[:place])
             for split in mine:
                 if number % split.data["of"] == split.data["index"]:
-                    return Polled(item, split.split_id)
+                    return PollResult(item, split.split_id)
         over = self._feed.ended or not self._splits
-        return Polled(state="end") if over else Polled(state="nothing_now", retry_at_ms=now_ms)
+        return PollResult(state="end") if over else PollResult(state="nothing_now", retry_at_ms=now_ms)
 
-    def _mark(self, time_us: int) -> Polled:
+    def _mark(self, time_us: int) -> PollResult:
         schema = self._feed.schema
         empty = schema.with_metadata({MARK: str(time_us).encode()}).empty_table()
-        return Polled(pa.RecordBatch.from_arrays([c.combine_chunks() for c in empty.columns], schema=empty.schema))
+        return PollResult(pa.RecordBatch.from_arrays([c.combine_chunks() for c in empty.columns], schema=empty.schema))
 
     def snapshot(self) -> Sequence[Split]:
         """All splits with what is behind them."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tidegate.api.draft.column_checks import nearest
-from tidegate.api.draft.graph_draft import place
+from tidegate.api.draft.graph_draft import call_place
 from tidegate.errors import PipelineError
 from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.plan.job_graph import Edge, JobGraph, Node
@@ -33,7 +33,7 @@ def check_fed(graph: JobGraph, uids: Collection[str]) -> None:
         if uid not in uids and source.boundedness == "unbounded":
             raise PipelineError(
                 f"source {uid!r} is unbounded and is fed nothing",
-                where=place("source", uid, graph.by_uid(uid).location),
+                where=call_place("source", uid, graph.by_uid(uid).location),
                 cause="the run would never come to its end",
                 remedy=f'Feed it: inputs={{"{uid}": [...]}}, which may be empty',
             )
@@ -93,7 +93,7 @@ def substituted(graph: JobGraph, feeds: Mapping[str, Feed], marked: Collection[s
 def _mixed(node: Node) -> PipelineError:
     return PipelineError(
         "this with_watermark reads a source with fed watermarks and one without",
-        where=place(node.kind, node.uid, node.location),
+        where=call_place(node.kind, node.uid, node.location),
         remedy="Feed Watermark(...) to all of its sources, or to none",
     )
 

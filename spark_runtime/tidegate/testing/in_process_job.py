@@ -20,27 +20,27 @@ from tidegate.api.pipeline import Pipeline
 from tidegate.channel.control.protocol import DriverMessage, SlotMessage
 from tidegate.channel.control.protocol_codec import received
 from tidegate.connectors.found_schema import using_found_schemas
-from tidegate.connectors.split_documents import assign
+from tidegate.connectors.split_documents import assign_splits
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.checkpoint_mode import waits_for_final
-from tidegate.coordinator.driver_job import Job, fresh_splits
+from tidegate.coordinator.checkpoint_mode import needs_final_checkpoint
+from tidegate.coordinator.driver_job import DriverJob, fresh_splits
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.recovery.fork_check import two_phase_sinks
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
-from tidegate.jobs.decision_log import DecisionLog, Reign
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, write_pinned_graph
+from tidegate.jobs.decision_log import DecisionLog, GenerationLog
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.operators.stream_operator import StartRequests
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import make_execution_plan
 from tidegate.plan.graph_document import graph_document
 from tidegate.snapshot.location import open_location
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.slot import Slot, Wake
-from tidegate.subtask.snapshots.restored_state import load_restored
+from tidegate.subtask.slot import LoopSignal, Slot
+from tidegate.subtask.snapshots.restored_state import load_restored_state
 from tidegate.testing.inline_requests import InlineRequests
 
 MAX_ROUNDS = 200_000
@@ -95,7 +95,7 @@ class InProcessJob:
     scratch: str = ""
     requests: StartRequests = InlineRequests
     input_steps: int = 1
-    answers: dict[str, ev.Answer] = field(default_factory=dict)
+    answers: dict[str, ev.CommandAnswer] = field(default_factory=dict)
     deletes: bool = True
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class InProcessJob:
         self.now_ms = 1_700_000_000_000
         self._nonce = itertools.count(1)
         self._spec_number = 0
-        self.last_job: Job | None = None
+        self.last_job: DriverJob | None = None
         self.specs: list[Spec] = []
         self.log = self._open_log()
 
@@ -142,7 +142,7 @@ class InProcessJob:
     def relaunch(self) -> InProcessRun:
         """A new driver for the current submission: a new generation, with its own view of the log."""
         self.log = self._open_log()
-        self.reign = self.log.reign(spec=self._spec_number, launch=1)
+        self.reign = self.log.begin_generation(spec=self._spec_number, launch=1)
         return self.rerun()
 
     def rerun(self) -> InProcessRun:
@@ -153,19 +153,19 @@ class InProcessJob:
 class InProcessRun:
     """One run: pump it, ask it for snapshots, crash it."""
 
-    def __init__(self, owner: InProcessJob, spec: Spec, reign: Reign) -> None:
+    def __init__(self, owner: InProcessJob, spec: Spec, reign: GenerationLog) -> None:
         self.owner = owner
         self.writers = InlineExecutor()
         options = JobOptions.from_mapping(spec.options)
         schemas = schemas_in_effect(owner.store, owner.layout, spec, owner.specs, owner.log)
         with using_found_schemas(schemas):
             graph = owner.build().build()
-        execution = plan(graph, options.parallelism, options.max_parallelism)
+        execution = make_execution_plan(graph, options.parallelism, options.max_parallelism)
         document, sinks = graph_document(graph), {uid: s.describe() for uid, s in two_phase_sinks(graph).items()}
         limits = options.parallelism, options.max_parallelism
         pinned = PinnedGraph(spec.number, *limits, document, owner.now_iso(), sinks, options.to_mapping())
-        pin_graph(owner.store, owner.layout, pinned)
-        job = Job(
+        write_pinned_graph(owner.store, owner.layout, pinned)
+        job = DriverJob(
             root=owner.root,
             storage_options={},
             store=owner.store,
@@ -175,11 +175,11 @@ class InProcessRun:
             graph=graph,
             plan=execution,
             log=owner.log,
-            reign=reign,
+            generation_log=reign,
             now_iso=owner.now_iso,
             specs=lambda: owner.specs,
         )
-        if owner.last_job is not None and owner.last_job.reign is reign:
+        if owner.last_job is not None and owner.last_job.generation_log is reign:
             job = owner.last_job  # a driver that runs its job again knows what it has deleted
         self._job = owner.last_job = job
         found = job.find_restore()
@@ -188,7 +188,7 @@ class InProcessRun:
         commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
         facts = job.facts()
         run_id = f"r{next(owner._nonce):06d}"
-        job.go_back(restore, run_id)
+        job.rewind_sinks(restore, run_id)
         interval = options.checkpoint_interval
         self.run = JobRun(
             facts=facts,
@@ -213,7 +213,7 @@ class InProcessRun:
             threshold_bytes=options.state_size_threshold_bytes,
             writers=self.writers,
             now_ms=lambda: owner.now_ms,
-            wake=Wake(),
+            wake=LoopSignal(),
             compression=options.snapshot_compression,
             input_steps=owner.input_steps,
         )
@@ -227,10 +227,10 @@ class InProcessRun:
             run_id=run_id,
             indices=indices,
             mode=options.checkpoint_mode,
-            wait_for_final=waits_for_final(options, commit_only),
+            wait_for_final=needs_final_checkpoint(options, commit_only),
             channel_capacity_bytes=options.channel_capacity_bytes,
-            splits=assign(fresh_splits(splits, restore), options.parallelism),
-            restored=load_restored(
+            splits=assign_splits(fresh_splits(splits, restore), options.parallelism),
+            restored=load_restored_state(
                 {i: json.loads(json.dumps(restore.for_slot(i))) for i in indices} if restore is not None else {},
                 lambda location: open_location(owner.store, spec, location),
                 execution,
@@ -252,7 +252,7 @@ class InProcessRun:
 
     def broadcast(self, message: DriverMessage) -> None:
         """Driver to slot."""
-        self.slot.tell(received(message))
+        self.slot.post(received(message))
 
     def _from_slot(self, message: SlotMessage) -> None:
         self._to_driver.append(received(message))
@@ -303,7 +303,7 @@ class InProcessRun:
         """Slot and driver take `rounds` turns; False: the last one could do nothing."""
         progressed = False
         for _ in range(rounds):
-            progressed = self.slot.pump()
+            progressed = self.slot.run_round()
             progressed = self._deliver() or progressed
         return progressed
 
@@ -329,16 +329,16 @@ class InProcessRun:
         assert self.outcome is not None
         return self.outcome
 
-    def ask(self, request: ev.Request) -> ev.Answer | None:
+    def ask(self, request: ev.SnapshotRequest) -> ev.CommandAnswer | None:
         """Ask for a snapshot and pump until it is answered (a stop: until the run is over)."""
-        self.run.take(request)
+        self.run.handle_command(request)
         if request.kind == "stop-savepoint":
             self.until(lambda: self.outcome is not None or request.request_id in self.owner.answers)
         else:
             self.until(lambda: request.request_id in self.owner.answers)
         return self.owner.answers.get(request.request_id or "")
 
-    def crash(self) -> list[ev.Request]:
+    def crash(self) -> list[ev.SnapshotRequest]:
         """Every subtask dies on the spot; the driver notices."""
         self.slot.close()
         self.run.fail(RunFailed("crashed by the test"))

@@ -20,7 +20,7 @@ class InlineRequests:
         self._function = function
         self._done = done
 
-    def ask(self, number: int, batch: pa.RecordBatch) -> None:
+    def submit(self, number: int, batch: pa.RecordBatch) -> None:
         """Call the function; of a coroutine function wait for the end."""
         try:
             answer: Any = self._function(batch)
@@ -52,7 +52,7 @@ class HeldRequests(InlineRequests):
         self.held: dict[int, pa.RecordBatch] = {}
         self.most = 0
 
-    def ask(self, number: int, batch: pa.RecordBatch) -> None:
+    def submit(self, number: int, batch: pa.RecordBatch) -> None:
         """Keep it."""
         self.held[number] = batch
         self.most = max(self.most, len(self.held))
@@ -60,7 +60,7 @@ class HeldRequests(InlineRequests):
     def answer(self, position: int = 0) -> None:
         """Answer the request that is at `position` among those held."""
         number = list(self.held)[position]
-        super().ask(number, self.held.pop(number))
+        super().submit(number, self.held.pop(number))
 
     def cancel(self, number: int) -> None:
         """It is not answered."""

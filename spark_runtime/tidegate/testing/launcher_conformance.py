@@ -18,9 +18,9 @@ import pytest
 from tidegate.errors import AlreadyExistsError, EnvironmentProblemError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.launcher import DriverState, Launcher, World
-from tidegate.jobs.launch.launcher_registry import FoundDriver, find_driver
+from tidegate.jobs.launch.launcher_registry import RunningDriver, find_running_driver
 from tidegate.jobs.launch.programs import Answer
-from tidegate.jobs.launches import find_local, launch_of, launched_process, record_launch
+from tidegate.jobs.launches import find_local_driver, launched_process, read_launch, record_launch
 from tidegate.jobs.records import Launch, Spec
 
 END_LIMIT_S = 60.0
@@ -86,15 +86,15 @@ class LauncherConformance(ABC):
         assert (launch.launcher, launch.spec, launch.attempt) == (launcher.kind, 1, 1)
         assert (launch.pid is None) != (launch.external_id is None), "a process of this host, or the cluster's id"
         assert (launch.pid is not None) == launcher.runs_on_this_host
-        assert (find_local(self.job.store, self.job.layout, 1) is not None) == launcher.runs_on_this_host
+        assert (find_local_driver(self.job.store, self.job.layout, 1) is not None) == launcher.runs_on_this_host
 
     def test_a_driver_is_found_again_by_its_record(self) -> None:
         """S9.2: by another process with the same settings."""
         launch = self._launch(self.make_launcher())
         again = self.make_launcher()
         assert again.state(launch) is DriverState.RUNNING
-        found = find_driver(JobClient(self.job.root, self.job.job_id), self.spec, {again.kind: again})
-        assert found == FoundDriver(launch, again)
+        found = find_running_driver(JobClient(self.job.root, self.job.job_id), self.spec, {again.kind: again})
+        assert found == RunningDriver(launch, again)
 
     def test_a_launch_is_recorded_before_anything_starts(self) -> None:
         """S9.2: no driver runs that the job directory knows nothing of."""
@@ -162,7 +162,7 @@ class LauncherConformance(ABC):
         return launch
 
     def _recorded(self, attempt: int) -> Launch:
-        return launch_of(self.job.store, self.job.layout, 1, attempt)
+        return read_launch(self.job.store, self.job.layout, 1, attempt)
 
     def _wait_until_gone(self, launcher: Launcher, launch: Launch) -> None:
         deadline = time.monotonic() + END_LIMIT_S

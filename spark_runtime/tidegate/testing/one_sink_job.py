@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from tidegate.connectors.interface import CollectsLeftovers, Sink, SupportsRewind
-from tidegate.connectors.leftovers import ALL_CHECKPOINTS, StillNeeded
-from tidegate.connectors.sink_operator import SinkOperator, held_handles
+from tidegate.connectors.leftovers import ALL_CHECKPOINTS, NeededTransactions
+from tidegate.connectors.sink_operator import SinkOperator, handles_in_snapshot
 from tidegate.connectors.transactions import SinkContext, parse_transaction_id
 from tidegate.operators.stream_operator import CommitPermit, OperatorContext
 from tidegate.snapshot.parts import StatePart
@@ -19,7 +19,7 @@ REWIND_ACTIONS = (*CRASH_ACTIONS, "checkpoint", "rewind")
 COLLECT_ACTIONS = ("collect", "collect then commit again")
 
 
-class Reign:
+class TestWriter:
     """Who writes in `SinkConformance`: a job's lineage, and the generation and run it is in."""
 
     schema = pa.schema([("n", pa.int64())])
@@ -60,8 +60,8 @@ class Reign:
 
 
 def numbers(first: int, count: int) -> pa.RecordBatch:
-    """Records first, first + 1, ... as a batch of `Reign.schema`."""
-    return pa.record_batch([pa.array(range(first, first + count), pa.int64())], schema=Reign.schema)
+    """Records first, first + 1, ... as a batch of `TestWriter.schema`."""
+    return pa.record_batch([pa.array(range(first, first + count), pa.int64())], schema=TestWriter.schema)
 
 
 class OneSinkJob:
@@ -70,7 +70,7 @@ class OneSinkJob:
 
     def __init__(self, make_sink: Callable[[], Sink]) -> None:
         self._make_sink = make_sink
-        self._reign = Reign()
+        self._reign = TestWriter()
         self._next_checkpoint = 1
         self._history: list[tuple[int, int, list[StatePart]]] = [(0, 0, [])]
         self._late: list[tuple[int, int, Callable[[], Sequence[StatePart]]]] = []
@@ -143,20 +143,20 @@ class OneSinkJob:
         if claimed:
             sink, everybody = self._make_sink(), self._reign.context(0, parallelism=1)
             assert isinstance(sink, SupportsRewind)
-            sink.rewind_to(everybody, claimed, held_handles(parts))()
+            sink.rewind_to(everybody, claimed, handles_in_snapshot(parts))()
 
     def _collect(self, number: int, again: bool) -> None:
         """Beside the run; first old snapshots go, others may be restored. `again`: then one of these is, by a zombie
         that commits and knows of nothing newer."""
         if number:
             del self._history[1 : max(1, len(self._history) - 2 * number)]
-        snapshots = [(claimed, held_handles(parts)) for claimed, _, parts in self._history if claimed]
+        snapshots = [(claimed, handles_in_snapshot(parts)) for claimed, _, parts in self._history if claimed]
         asked = [parse_transaction_id(h.transaction_id).checkpoint_id for _, held in snapshots for h in held]
         oldest = min((*(claimed + 1 for claimed, _ in snapshots), *asked), default=ALL_CHECKPOINTS)
         everybody = self._reign.context(0, parallelism=1)
         sink = self._make_sink()
         assert isinstance(sink, CollectsLeftovers)
-        sink.collect(everybody, StillNeeded(None, oldest, datetime.max.replace(tzinfo=UTC)))
+        sink.collect(everybody, NeededTransactions(None, oldest, datetime.max.replace(tzinfo=UTC)))
         if again and snapshots:
             writer = self._make_sink().create_writer(self._reign.context())
             writer.commit(snapshots[number % len(snapshots)][1])

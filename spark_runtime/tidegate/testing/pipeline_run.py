@@ -24,7 +24,7 @@ from tidegate.errors import PipelineError, TidegateError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.plan.job_graph import JobGraph
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect_sink import collected, forget_collected
+from tidegate.testing.collect_sink import clear_collected, collected
 from tidegate.testing.fed_source import Feed
 from tidegate.testing.graph_substitution import MARKS, check_fed, ends_early, substituted
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
@@ -117,7 +117,7 @@ def run(
     steps, fed = steps_of(inputs), fed_uids(inputs)
     check_fed(graph, fed)
     with tempfile.TemporaryDirectory(prefix="tidegate-trial-") as scratch:
-        trial = _Trial(graph, fed, steps, options, moment_us(clock, "clock") // 1000, scratch)
+        trial = _PipelineRun(graph, fed, steps, options, moment_us(clock, "clock") // 1000, scratch)
         try:
             return trial.play(drain=drain)
         except OperatorFailure as failure:
@@ -138,7 +138,7 @@ class _Built(Pipeline):
         return self._graph
 
 
-class _Trial:
+class _PipelineRun:
     """One job on its script."""
 
     def __init__(
@@ -180,7 +180,7 @@ class _Trial:
             for feed in self._feeds.values():
                 feed.ended = True
         elif self._run.outcome is None:
-            self._run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+            self._run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
         self._run.to_end()
         self._refuse_failure()
         tables = {uid: collected(self._prefix + uid).table() for uid in self._sinks}
@@ -190,7 +190,7 @@ class _Trial:
     def forget(self) -> None:
         """Drop what the process keeps of it."""
         for uid in self._sinks:
-            forget_collected(self._prefix + uid)
+            clear_collected(self._prefix + uid)
         for path in self._job.store.walk(""):
             self._job.store.delete(path)
 
@@ -227,7 +227,7 @@ class _Trial:
         return any(decision.kind == "complete" for decision in self._job.log.read())
 
     def _checkpoint(self) -> None:
-        request = ev.Request("checkpoint", request_id=f"checkpoint-{len(self._checkpoints) + 1}")
+        request = ev.SnapshotRequest("checkpoint", request_id=f"checkpoint-{len(self._checkpoints) + 1}")
         watermarks = _moments(self._run.watermarks())
         answer = self._run.ask(request)
         self._settle()

@@ -19,19 +19,19 @@ from hypothesis import strategies as st
 from pyarrow import dataset
 
 from tidegate.connectors.interface import CollectsLeftovers, Sink, SinkWriter, SupportsQuarantine, SupportsRewind
-from tidegate.connectors.leftovers import StillNeeded
+from tidegate.connectors.leftovers import NeededTransactions
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, parse_transaction_id
 from tidegate.errors import TidegateError
-from tidegate.jobs.client.staged_data import StagedData, merged, quarantined_data
-from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.client.staged_data import StagedData, merge_staged, quarantined_data
+from tidegate.jobs.history.verdicts import WithheldRange
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.testing.one_sink_job import (
     COLLECT_ACTIONS,
     CRASH_ACTIONS,
     REWIND_ACTIONS,
     OneSinkJob,
-    Reign,
+    TestWriter,
     numbers,
 )
 
@@ -65,7 +65,7 @@ class SinkConformance(ABC):
 
     def test_nothing_is_visible_before_the_commit_and_everything_after(self) -> None:
         """S7.4."""
-        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         handles = self._prepared(writer, 1, 0, 5)
         assert self.visible() == []
         writer.commit(handles)
@@ -73,7 +73,7 @@ class SinkConformance(ABC):
 
     def test_records_after_the_barrier_belong_to_the_next_transaction(self) -> None:
         """S3.6: also when the asynchronous part of the first runs after them."""
-        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         writer.write(numbers(0, 2))
         stage = writer.prepare_commit(1)
         writer.write(numbers(2, 2))
@@ -85,7 +85,7 @@ class SinkConformance(ABC):
 
     def test_a_handle_tells_who_wrote_it_for_which_checkpoint(self) -> None:
         """S7.4, S7.8: by its id, which `transaction_id` makes: verdicts on a checkpoint find its transactions so."""
-        ctx = Reign().context(3, parallelism=4)
+        ctx = TestWriter().context(3, parallelism=4)
         writer = self.make_sink(fresh=True).create_writer(ctx)
         handles = [handle for n in (1, 2) for handle in self._prepared(writer, n, 10 * n, 2)]
         told = [parse_transaction_id(handle.transaction_id) for handle in handles]
@@ -98,7 +98,7 @@ class SinkConformance(ABC):
 
     def test_what_was_written_before_the_end_of_the_input_is_committed_as_ever(self) -> None:
         """S7.2: also when nothing but the last snapshot comes behind it, and nothing of it is seen before."""
-        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         writer.commit(self._prepared(writer, 1, 0, 2))
         writer.write(numbers(2, 3))
         writer.end_input()
@@ -111,7 +111,7 @@ class SinkConformance(ABC):
 
     def test_what_was_written_before_the_end_of_the_input_is_dropped_without_a_snapshot(self) -> None:
         """S7.4: the run has failed, and the next one writes it again."""
-        reign = Reign()
+        reign = TestWriter()
         writer = self.make_sink(fresh=True).create_writer(reign.context())
         writer.write(numbers(0, 3))
         writer.end_input()
@@ -124,19 +124,19 @@ class SinkConformance(ABC):
 
     def test_an_empty_transaction_has_no_handle(self) -> None:
         """Idle checkpoints leave nothing behind."""
-        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         assert list(writer.prepare_commit(1)()) == []
 
     def test_what_is_staged_can_be_read_before_its_commit(self) -> None:
         """S7.8: at the place that the sink tells for its handle, which goes through JSON as in a snapshot."""
-        ctx = Reign().context()
+        ctx = TestWriter().context()
         sink = self.make_sink(fresh=True)
         writer = sink.create_writer(ctx)
         self._prepared(writer, 1, 0, 3)
         handles = self._prepared(writer, 2, 3, 4)
         told = [StagedData.from_json(json.loads(json.dumps(sink.staged(ctx, 2, h).to_json()))) for h in handles]
         assert {(t.uid, t.checkpoint_id) for t in told} == {(ctx.uid, 2)}
-        (staged,) = merged(told)
+        (staged,) = merge_staged(told)
         found = self.read_staged(staged)
         assert found is None or sorted(found) == [3, 4, 5, 6]
         assert staged.rows == (4 if found is not None else staged.rows)
@@ -144,7 +144,7 @@ class SinkConformance(ABC):
 
     def test_committing_again_changes_nothing(self) -> None:
         """Idempotence: in the same run, and by the one that restores."""
-        reign = Reign()
+        reign = TestWriter()
         writer = self.make_sink(fresh=True).create_writer(reign.context())
         handles = self._prepared(writer, 1, 0, 3)
         writer.commit(handles)
@@ -155,7 +155,7 @@ class SinkConformance(ABC):
 
     def test_a_later_run_commits_what_an_earlier_one_prepared(self) -> None:
         """A crash between completion and commit."""
-        reign = Reign()
+        reign = TestWriter()
         first = self.make_sink(fresh=True).create_writer(reign.context())
         handles = self._prepared(first, 1, 0, 3)
         first.close()
@@ -167,7 +167,7 @@ class SinkConformance(ABC):
 
     def test_a_transaction_with_neither_marker_nor_data_is_a_loud_failure(self) -> None:
         """S7.4: never "already done"."""
-        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         handles = self._prepared(writer, 1, 0, 3)
         writer.abort(handles)
         writer.abort(handles)
@@ -176,7 +176,7 @@ class SinkConformance(ABC):
 
     def test_aborting_a_committed_transaction_takes_nothing_away(self) -> None:
         """Published is published."""
-        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         handles = self._prepared(writer, 1, 0, 3)
         writer.commit(handles)
         writer.abort(handles)
@@ -184,7 +184,7 @@ class SinkConformance(ABC):
 
     def test_recovery_removes_what_failed_runs_left_but_not_what_awaits_a_verdict(self) -> None:
         """S7.4, S7.8."""
-        reign = Reign()
+        reign = TestWriter()
         first = self.make_sink(fresh=True).create_writer(reign.context())
         waiting, garbage = self._prepared(first, 1, 0, 2), self._prepared(first, 2, 2, 2)
         reign.run = 2
@@ -198,14 +198,14 @@ class SinkConformance(ABC):
 
     def test_what_is_in_quarantine_can_be_read_and_never_committed(self, tmp_path: Path) -> None:
         """S7.8: whoever repeats the move, in this run or a later one. Recovery leaves it; the rest is committed."""
-        reign = Reign()
+        reign = TestWriter()
         sink = self.make_sink(fresh=True)
         if not isinstance(sink, SupportsQuarantine):
             return
         first = sink.create_writer(reign.context())
         kept, gone, late = (self._prepared(first, n, 10 * n, 3) for n in (1, 2, 3))
         store = open_store(str(tmp_path))
-        into = Quarantine(store, "job/quarantine", Withheld(1, (2,), "anna", "wrong prices"))
+        into = Quarantine(store, "job/quarantine", WithheldRange(1, (2,), "anna", "wrong prices"))
         sink.quarantine(reign.context(), gone, into)
         sink.quarantine(reign.context(), gone, into)
         reign.generation = 2
@@ -224,12 +224,12 @@ class SinkConformance(ABC):
     def test_a_zombie_that_recovers_late_does_not_harm_its_successor(self) -> None:
         """S9.2: fenced by generation, and by the order of the runs of one."""
         for newer in ("generation", "run"):
-            reign = Reign()
+            reign = TestWriter()
             zombie = self.make_sink(fresh=True).create_writer(reign.context())
             setattr(reign, newer, 2)
             self._recovered_late(zombie, reign)
 
-    def _recovered_late(self, zombie: SinkWriter, reign: Reign) -> None:
+    def _recovered_late(self, zombie: SinkWriter, reign: TestWriter) -> None:
         writer = self.make_sink(fresh=False).create_writer(reign.context())
         handles = self._prepared(writer, 1, 0, 2)
         zombie.recover(0)
@@ -238,7 +238,7 @@ class SinkConformance(ABC):
 
     def test_recovery_leaves_other_subtasks_alone(self) -> None:
         """Each cleans its own."""
-        reign = Reign()
+        reign = TestWriter()
         other = self.make_sink(fresh=True).create_writer(reign.context(subtask=1))
         handles = self._prepared(other, 1, 0, 2)
         reign.generation = 2
@@ -248,7 +248,7 @@ class SinkConformance(ABC):
 
     def test_a_rescaled_run_commits_what_subtasks_that_are_no_more_prepared(self) -> None:
         """S5.5, S7.4: subtask 3 of 4 is looked after by subtask 1 of 2, that one later by subtask 1 of 3."""
-        reign = Reign()
+        reign = TestWriter()
         first = self.make_sink(fresh=True).create_writer(reign.context(3, parallelism=4))
         early, late = self._prepared(first, 1, 0, 2), self._prepared(first, 2, 2, 2)
         first.close()
@@ -263,7 +263,7 @@ class SinkConformance(ABC):
 
     def test_leftovers_of_subtasks_that_are_no_more_are_removed_by_who_looks_after_them(self) -> None:
         """S7.4: of subtask 3 of 4 by subtask 1 of 2; what this one stages itself stays."""
-        reign = Reign()
+        reign = TestWriter()
         first = self.make_sink(fresh=True).create_writer(reign.context(3, parallelism=4))
         garbage = self._prepared(first, 2, 0, 2)
         reign.generation = 2
@@ -276,7 +276,7 @@ class SinkConformance(ABC):
 
     def test_a_stranger_leaves_what_another_looks_after(self) -> None:
         """S7.4: what subtask 3 of 4 prepared outlives the recovery of subtask 0 of 2."""
-        reign = Reign()
+        reign = TestWriter()
         first = self.make_sink(fresh=True).create_writer(reign.context(3, parallelism=4))
         handles = self._prepared(first, 2, 0, 2)
         reign.generation = 2
@@ -286,9 +286,9 @@ class SinkConformance(ABC):
 
     def test_a_fork_touches_nothing_of_its_original(self) -> None:
         """S7.4."""
-        original = self.make_sink(fresh=True).create_writer(Reign().context())
+        original = self.make_sink(fresh=True).create_writer(TestWriter().context())
         handles = self._prepared(original, 1, 0, 2)
-        fork = Reign("lineage-2")
+        fork = TestWriter("lineage-2")
         fork.generation = 5
         writer = self.make_sink(fresh=False).create_writer(fork.context())
         writer.recover(1)
@@ -300,24 +300,24 @@ class SinkConformance(ABC):
 
     def test_closing_drops_what_was_not_prepared(self) -> None:
         """And keeps what was."""
-        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         handles = self._prepared(writer, 1, 0, 2)
         writer.write(numbers(2, 2))
         writer.close()
-        self.make_sink(fresh=False).create_writer(Reign().context()).commit(handles)
+        self.make_sink(fresh=False).create_writer(TestWriter().context()).commit(handles)
         assert sorted(self.visible()) == [0, 1]
 
     def test_rewinding_takes_back_what_was_published_behind_the_snapshot(self) -> None:
         """S9.3: by every subtask. What the snapshot covers stays, published or held; so does what a fork wrote."""
-        reign = Reign()
+        reign = TestWriter()
         sink = self.make_sink(fresh=True)
-        later = Reign()
+        later = TestWriter()
         later.generation = 2
         everybody = later.context(0, parallelism=1)
         if not isinstance(sink, SupportsRewind):
             return
         first, second = (sink.create_writer(reign.context(subtask)) for subtask in (0, 1))
-        fork = sink.create_writer(Reign("lineage-2").context())
+        fork = sink.create_writer(TestWriter("lineage-2").context())
         first.commit(self._prepared(first, 1, 0, 2))
         held = self._prepared(second, 2, 2, 2)
         first.commit(self._prepared(first, 3, 4, 2))
@@ -335,7 +335,7 @@ class SinkConformance(ABC):
 
     def test_a_rewind_leaves_alone_what_a_newer_driver_has_begun(self) -> None:
         """S9.2, S9.3: the driver that rewinds may have been replaced, and not know it."""
-        reign = Reign()
+        reign = TestWriter()
         sink = self.make_sink(fresh=True)
         if not isinstance(sink, SupportsRewind):
             return
@@ -357,19 +357,19 @@ class SinkConformance(ABC):
     def test_collecting_removes_what_no_snapshot_needs(self) -> None:
         """S2.3, S7.4: what one holds is committed as ever, what is committed never again; nor is another lineage
         touched."""
-        reign = Reign()
+        reign = TestWriter()
         sink = self.make_sink(fresh=True)
         if not isinstance(sink, CollectsLeftovers):
             return
         first, second = (sink.create_writer(reign.context(subtask)) for subtask in (0, 1))
-        fork = sink.create_writer(Reign("lineage-2").context())
+        fork = sink.create_writer(TestWriter("lineage-2").context())
         done = self._prepared(first, 1, 0, 2)
         first.commit(done)
         held, lost = self._prepared(second, 2, 2, 2), self._prepared(first, 3, 4, 2)
         other = self._prepared(fork, 3, 6, 2)
-        needed = StillNeeded(held, 1, datetime.max.replace(tzinfo=UTC))
+        needed = NeededTransactions(held, 1, datetime.max.replace(tzinfo=UTC))
         everybody = reign.context(0, parallelism=1)
-        assert sink.collect(everybody, StillNeeded(held, 1, datetime.min.replace(tzinfo=UTC))).found == ()
+        assert sink.collect(everybody, NeededTransactions(held, 1, datetime.min.replace(tzinfo=UTC))).found == ()
         would = sink.collect(everybody, needed, dry_run=True)
         assert sum(one.size_bytes for one in would.found if one.why == "staged") > 0
         assert sink.collect(everybody, needed) == would

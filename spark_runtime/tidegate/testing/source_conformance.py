@@ -15,7 +15,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidegate.connectors.interface import Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import PollResult, Source, SourceContext, SourceReader, Split
 
 MAX_BATCH_ROWS = 65_536
 _settings = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -83,8 +83,8 @@ class SourceConformance(ABC):
         uninterrupted = _play(source, reader, self.enough_rows)
         whole, counters = _by_split(uninterrupted), dict(reader.counters())
         reader, taken = _reader(source, splits), list(splits)
-        kept: list[Polled] = []
-        seen: list[Polled] = []
+        kept: list[PollResult] = []
+        seen: list[PollResult] = []
         now_ms = 0
         for action in data.draw(
             st.lists(st.sampled_from(["poll", "poll", "poll", "snapshot", "restore"]), max_size=30)
@@ -125,10 +125,10 @@ def _reader(source: Source, splits: Sequence[Split]) -> SourceReader:
     return reader
 
 
-def _play(source: Source, reader: SourceReader, enough_rows: int, now_ms: int = 0) -> list[Polled]:
+def _play(source: Source, reader: SourceReader, enough_rows: int, now_ms: int = 0) -> list[PollResult]:
     """Polls, with a clock that moves as the reader asks: to the end, to idleness, or until an unbounded source has
     given `enough_rows` of each split."""
-    seen: list[Polled] = []
+    seen: list[PollResult] = []
     missing = {split.split_id: enough_rows for split in reader.snapshot()}
     while source.boundedness == "bounded" or any(rows > 0 for rows in missing.values()):
         polled = reader.poll(now_ms)
@@ -146,7 +146,7 @@ def _play(source: Source, reader: SourceReader, enough_rows: int, now_ms: int = 
     return seen
 
 
-def _side_rows(seen: Sequence[Polled]) -> dict[str, list[object]]:
+def _side_rows(seen: Sequence[PollResult]) -> dict[str, list[object]]:
     """Rows of side outputs, in order."""
     rows: dict[str, list[object]] = {}
     for polled in seen:
@@ -155,7 +155,7 @@ def _side_rows(seen: Sequence[Polled]) -> dict[str, list[object]]:
     return rows
 
 
-def _by_split(seen: Sequence[Polled]) -> dict[str, pa.Table]:
+def _by_split(seen: Sequence[PollResult]) -> dict[str, pa.Table]:
     batches: dict[str, list[pa.RecordBatch]] = {}
     for polled in seen:
         if polled.batch is None:

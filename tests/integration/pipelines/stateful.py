@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from tidegate import Parquet, Pipeline
-from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
 
 EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
 INPUT = pa.schema([("k", pa.string()), ("item", pa.string()), ("n", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
@@ -260,16 +260,16 @@ class DeliveredReader(SourceReader):
         for split in splits:
             self._next = int(split.position or 0)
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """The next batch."""
         if self._next is None or self._next >= len(self._source.rows):
-            return Polled(state="end")
+            return PollResult(state="end")
         if now_ms < self._not_before_ms:
-            return Polled(state="nothing_now", retry_at_ms=self._not_before_ms)
+            return PollResult(state="nothing_now", retry_at_ms=self._not_before_ms)
         self._not_before_ms = now_ms + 5
         self._next += 1
         rows = pa.RecordBatch.from_pylist(list(self._source.rows[self._next - 1]), schema=self._source.columns)
-        return Polled(rows, "all")
+        return PollResult(rows, "all")
 
     def snapshot(self) -> Sequence[Split]:
         """The position."""

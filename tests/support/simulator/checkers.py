@@ -20,9 +20,9 @@ from simulator.stop_checker import StopChecker
 from simulator.store import Disk
 from simulator.timelines import Timelines
 from simulator.workload import Workload
-from tidegate.channel.elements import SAVEPOINTS
+from tidegate.channel.elements import SAVEPOINT_KINDS
 from tidegate.connectors.transactions import parse_transaction_id
-from tidegate.jobs.decision_log import contradiction
+from tidegate.jobs.decision_log import reason_it_cannot_follow
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Command, CommandResult, Decision, Spec, decode
 from tidegate.snapshot.blobs import matches
@@ -118,7 +118,7 @@ class Checkers:
 
     def _decided(self, entry: Decision, path: str, by: str) -> None:
         last = self.decisions[-1] if self.decisions else None
-        problem = contradiction(entry, len(self.decisions) + 1, last.generation if last else 0)
+        problem = reason_it_cannot_follow(entry, len(self.decisions) + 1, last.generation if last else 0)
         self._demand("log", problem is None, f"entry {entry.number} by {by}: {problem}")
         self.decisions.append(entry)
         self.timeline.append((self._disk.created_ms[path], entry))
@@ -177,7 +177,7 @@ class Checkers:
 
     def _check_shared(self, n: int, metadata: SnapshotMetadata) -> None:
         """Every file of blobs is there with what the snapshot uses of it, whoever wrote it."""
-        savepoint = metadata.kind in SAVEPOINTS
+        savepoint = metadata.kind in SAVEPOINT_KINDS
         for file in (file for handle in metadata.handles() for file in handle.files if file.name is not None):
             self._demand("self-contained", file.shared is not savepoint, f"{n} has {file.name} in the wrong place")
             folder = self._layout.shared if file.shared else self._completed[n].data["path"]

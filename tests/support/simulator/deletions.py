@@ -11,7 +11,7 @@ from tidegate.jobs.records import Decision
 
 WEIGHT = 16
 """Folders of a real job that one folder here stands for: a seed completes some ten checkpoints, and the limit is 32."""
-LOOK_MS = 40
+POLL_MS = 40
 """How often it is looked whether something is due, milliseconds."""
 SLOW_PHASE_MS = 3_000
 """By how much longer faults strike where deletions are slow: a folder is due after more than a second."""

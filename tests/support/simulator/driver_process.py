@@ -15,18 +15,18 @@ from simulator.scheduler import Mutex, Process, Task, current_task
 from simulator.slot_process import STALL_MS, ZOMBIE_MS
 from simulator.store import SimulatedStore
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.driver_job import Job
+from tidegate.coordinator.driver_job import DriverJob
 from tidegate.coordinator.job_run import JobRun, RunFailed
-from tidegate.coordinator.recovery.restore_point import RestorePoint, choose_restore_point, ended_as
+from tidegate.coordinator.recovery.restore_point import RestorePoint, choose_restore_point, end_status
 from tidegate.coordinator.supervision import supervision_events as sv
-from tidegate.coordinator.supervision.command_book import Accept, CommandBook, Refuse
+from tidegate.coordinator.supervision.command_book import AcceptCommand, CommandBook, RefuseCommand
 from tidegate.coordinator.supervision.supervisor import Supervisor
 from tidegate.errors import AlreadyExistsError, FencedError, NotFoundError, SnapshotError, StoreError
 from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Command, CommandResult, Spec, decode, encode
-from tidegate.spark.driver_loop.checkpoint_deletion import Retiring
+from tidegate.spark.driver_loop.checkpoint_deletion import CheckpointDeletion
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -68,8 +68,8 @@ class DriverProcess:
         self._splits: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
         self._exit_code: int | None = None
         self._unjudged: list[Command] = []
-        self._retiring: Retiring | None = None
-        self._job: Job
+        self._retiring: CheckpointDeletion | None = None
+        self._job: DriverJob
 
     def start(self) -> None:
         """Begin, as a task."""
@@ -97,7 +97,7 @@ class DriverProcess:
             self._reign()
             self.ended = "over"
         except FencedError:
-            self._book.abandon()
+            self._book.discard()
             self.ended = "fenced"
         except StoreError as error:
             self.ended = f"store: {error}"
@@ -117,8 +117,8 @@ class DriverProcess:
             pause=lambda n: self._task().pause(10 * 2**n),
             lock=Mutex(),
         )
-        reign = log.reign(spec=self.spec.number, launch=self._launch)
-        self._job = Job(
+        reign = log.begin_generation(spec=self.spec.number, launch=self._launch)
+        self._job = DriverJob(
             root=self._store.url,
             storage_options={},
             store=self._store,
@@ -128,15 +128,15 @@ class DriverProcess:
             graph=world.workload.graph,
             plan=world.plan_of(self.spec),
             log=log,
-            reign=reign,
+            generation_log=reign,
             now_iso=world.now_iso,
             specs=lambda: world.specs,
         )
         if world.deletion_ms is not None:
             self._retiring = self._slow_retiring()
         for left in self._job.garbage():
-            self._retire(left.path, at_once=left.at_once, inherited=True)
-        self._feed(sv.Begin(ended_as(reign.decisions, self.spec.number)))
+            self._retire(left.path, at_once=left.without_grace, inherited=True)
+        self._feed(sv.BeginSupervision(end_status(reign.decisions, self.spec.number)))
         if self._exit_code is not None:
             return
         self.process.spawn(self._poll_commands, world.scheduler.upto(POLL_MS))
@@ -159,12 +159,12 @@ class DriverProcess:
         match action:
             case sv.WaitForSlots():
                 delay_ms = self._world.scheduler.upto(60)
-                self._world.scheduler.after(delay_ms, lambda: self._post("event", sv.SlotsThere()), self.process)
+                self._world.scheduler.after(delay_ms, lambda: self._post("event", sv.SlotsAvailable()), self.process)
             case sv.StartRun():
                 self._start = action
-            case sv.CheckReign():
-                job.reign.notice()
-            case sv.Deliver(request):
+            case sv.CheckGeneration():
+                job.generation_log.check_quietly()
+            case sv.DeliverToRun(request):
                 assert self._current is not None, "a request for no run"
                 self._hand(self._current.run, request)
             case sv.JudgeStop(command_id):
@@ -177,7 +177,7 @@ class DriverProcess:
             case sv.RecordStatus(status, data):
                 job.status(status, **data)
             case sv.RecordFailure(failure):
-                job.reign.append("failure", {"message": failure.message, "code": failure.code})
+                job.generation_log.append("failure", {"message": failure.message, "code": failure.code})
             case sv.AnswerCommand(answer):
                 if self._book.answer(answer):
                     self._write_result(answer)
@@ -206,24 +206,26 @@ class DriverProcess:
             raise
         except StoreError as error:
             failure = RunFailed(f"what the run starts from could not be read: {error}")
-            self._feed(sv.RunOver(failure, start.requests, self._stop_point(), latest=self._latest()))
+            self._feed(sv.RunTornDown(failure, start.requests, self._stop_point(), latest=self._latest()))
             return
         except SnapshotError as error:
             newest = self._world.checkers.decisions[-1].generation
-            if newest > self._job.reign.generation:  # it has read what its successor decided, and can say nothing
+            if (
+                newest > self._job.generation_log.generation
+            ):  # it has read what its successor decided, and can say nothing
                 raise FencedError(f"generation {newest} took over", where=self.process.name) from error
             self._world.failed(self.process.name, error)
-            self._feed(sv.CannotGoOn(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point()))
+            self._feed(sv.RunImpossible(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point()))
             return
         for request in requests:
             self._hand(self._current.run, request)
 
     def _hand(self, run: JobRun, wish: ev.Wish) -> None:
         """One that has its outcome takes nothing more."""
-        if isinstance(wish, ev.Request) and wish.stop is not None and wish.request_id is not None:
-            self._world.checkers.stop_taken(wish.request_id, self._job.reign.generation)
+        if isinstance(wish, ev.SnapshotRequest) and wish.stop is not None and wish.request_id is not None:
+            self._world.checkers.stop_taken(wish.request_id, self._job.generation_log.generation)
         if run.outcome is None:
-            run.take(wish)
+            run.handle_command(wish)
         else:
             self._late.append(wish)
 
@@ -235,7 +237,7 @@ class DriverProcess:
         again: list[ev.Wish] = [*requests, *self._late]
         self._late, self._current = [], None
         draw = self._world.scheduler.random.random()
-        self._feed(sv.RunOver(outcome, tuple(again), self._stop_point(), draw, self._latest()))
+        self._feed(sv.RunTornDown(outcome, tuple(again), self._stop_point(), draw, self._latest()))
 
     def _stop_point(self) -> sv.StopPoint | None:
         return stop_point(self._next_point())
@@ -245,7 +247,7 @@ class DriverProcess:
         return None if point is None else (point.checkpoint_id, point.location)
 
     def _next_point(self) -> RestorePoint | None:
-        return choose_restore_point(self._job.reign.decisions, self._world.specs, self.spec.number)
+        return choose_restore_point(self._job.generation_log.decisions, self._world.specs, self.spec.number)
 
     def _retire(self, path: str, *, at_once: bool = False, inherited: bool = False) -> None:
         if self._retiring is not None:
@@ -254,7 +256,7 @@ class DriverProcess:
 
         def work() -> None:
             try:
-                self._job.reign.check()
+                self._job.generation_log.check()
                 self._job.delete_snapshot(path)
             except (FencedError, StoreError, SnapshotError):
                 return
@@ -263,16 +265,16 @@ class DriverProcess:
 
     # ------------------------------------------------------------ a store that deletes slowly
 
-    def _slow_retiring(self) -> Retiring:
+    def _slow_retiring(self) -> CheckpointDeletion:
         """The runtime's own, which deletes one folder after the other."""
         job, scheduler = self._job, self._world.scheduler
         grace_s = grace_ms(job.options) / 1000
-        retiring = Retiring(self._store, job.reign.check, grace_s, lambda: scheduler.now_ms / 1000)
-        retiring.spared, retiring.delete = job.spared, self._delete_slowly
+        retiring = CheckpointDeletion(self._store, job.generation_log.check, grace_s, lambda: scheduler.now_ms / 1000)
+        retiring.spared, retiring.delete = job.folders_in_use, self._delete_slowly
 
         def work() -> None:
             while True:
-                self._task().pause(deletions.LOOK_MS)
+                self._task().pause(deletions.POLL_MS)
                 retiring.delete_due()
                 self._post("deleted", None)
 
@@ -363,22 +365,22 @@ class DriverProcess:
                 command = decode(self._store.read(self._layout.command(command_id)), Command)
             except NotFoundError:
                 continue
-            if self._book.found(command):
+            if self._book.register(command):
                 self._unjudged.append(command)
         while self._unjudged:
             verdict = self._judge(self._unjudged[0].command_id)
             command = self._unjudged.pop(0)
-            if isinstance(verdict, Accept):
+            if isinstance(verdict, AcceptCommand):
                 self._world.checkers.accepted(command)
                 self._post("event", sv.CommandArrived(command))
-            elif isinstance(verdict, Refuse):
+            elif isinstance(verdict, RefuseCommand):
                 self._write_result(verdict.answer)
 
     def _judge(self, command_id: str) -> Any:
         withdrawn = self._exists(self._layout.withdrawn(command_id))
         answered = self._exists(self._layout.result(command_id))
         now_ms = self._world.scheduler.now_ms
-        return self._book.judge(command_id, now_ms, withdrawn=withdrawn, answered=answered)
+        return self._book.decide(command_id, now_ms, withdrawn=withdrawn, answered=answered)
 
     def _exists(self, path: str) -> bool:
         for _ in range(5):
@@ -390,14 +392,14 @@ class DriverProcess:
 
     def _is_wanted(self, command_id: str) -> bool:
         verdict = self._judge(command_id)
-        if isinstance(verdict, Refuse):
+        if isinstance(verdict, RefuseCommand):
             self._write_result(verdict.answer)
-        return isinstance(verdict, Accept)
+        return isinstance(verdict, AcceptCommand)
 
-    def _write_result(self, answer: ev.Answer) -> None:
+    def _write_result(self, answer: ev.CommandAnswer) -> None:
         """Until the store has taken it."""
         data = dict(answer.data)
-        generation = self._job.reign.generation
+        generation = self._job.generation_log.generation
         result = CommandResult(
             answer.request_id, answer.ok, answer.code, answer.message, data, generation, self._world.now_iso()
         )

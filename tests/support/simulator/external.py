@@ -13,7 +13,7 @@ from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import StoreError
-from tidegate.testing.collect_sink import Collection, CollectWriter, put_away, rewind_of
+from tidegate.testing.collect_sink import Collection, CollectWriter, move_to_quarantine, rewind_of
 
 
 class External(Collection):
@@ -61,14 +61,14 @@ class External(Collection):
         self._step()
         super().drop(transaction)
 
-    def put_away(self, transaction: str) -> None:
-        """See `Collection.put_away`."""
+    def move_to_quarantine(self, transaction: str) -> None:
+        """See `Collection.move_to_quarantine`."""
         self._step()
         if self._faults.strikes("commit_error"):
             raise StoreError("the external system moved nothing", where=transaction)
         if transaction in self.staged:
             self._on_put_away(transaction)
-        super().put_away(transaction)
+        super().move_to_quarantine(transaction)
         self._step()
 
     def take_back(self, transaction: str) -> None:
@@ -104,7 +104,7 @@ class ExternalSink(Sink):
 
     def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
         """Puts the rows away."""
-        put_away(self._external, ctx, committables)
+        move_to_quarantine(self._external, ctx, committables)
 
     def rewind_to(
         self,

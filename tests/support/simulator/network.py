@@ -12,7 +12,7 @@ from simulator.faults import Faults
 from simulator.scheduler import Process, Scheduler
 from tidegate.channel.control.protocol_codec import M, received
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition, Watermark
-from tidegate.channel.ports import Announce, Announced, in_front_of
+from tidegate.channel.ports import Announce, Announced, elements_before_barrier
 
 ROW_BYTES = 48
 """Size of a row, for the credit of channels: asking Arrow costs more than sending the batch."""
@@ -84,14 +84,14 @@ class DataChannel:
             self._announcements.append(element)
             self._scheduler.after(self._last_ms - self._scheduler.now_ms, self._tell, self.receiver)
 
-    def announce_to(self, announce: Announce) -> None:
-        """See `InputChannel.announce_to`."""
+    def on_barrier_queued(self, announce: Announce) -> None:
+        """See `InputChannel.on_barrier_queued`."""
         self._announce = announce
 
-    def ahead_of(self, checkpoint_id: int) -> list[Element]:
-        """See `InputChannel.ahead_of`."""
+    def queued_before(self, checkpoint_id: int) -> list[Element]:
+        """See `InputChannel.queued_before`."""
         now_ms = self._scheduler.now_ms
-        return in_front_of(checkpoint_id, (element for at_ms, element, _ in self._queue if at_ms <= now_ms))
+        return elements_before_barrier(checkpoint_id, (element for at_ms, element, _ in self._queue if at_ms <= now_ms))
 
     def _tell(self) -> None:
         """One for each call: a stalled receiver learns of them late, in order."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from simulator.pieces import keyed_in_pieces
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
 from tidegate.operators.operator_registry import register_operator
 from tidegate.operators.operator_spec import OperatorSpec
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
@@ -190,14 +190,14 @@ class CountingReader(SourceReader):
             self._splits[split.split_id] = (split.data["split"], int(split.position or 0))
         self._turn = [s for s in self._splits if not self._is_finished(s)]
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """Up to 8 rows of the next split."""
         if not self._turn:
             if self._source.rows is None:
-                return Polled(state="nothing_now", retry_at_ms=now_ms + 1_000)
-            return Polled(state="end")
+                return PollResult(state="nothing_now", retry_at_ms=now_ms + 1_000)
+            return PollResult(state="end")
         if now_ms < self._next_ms:
-            return Polled(state="nothing_now", retry_at_ms=self._next_ms)
+            return PollResult(state="nothing_now", retry_at_ms=self._next_ms)
         self._next_ms = now_ms + 1 + int(self._source.random() * self._source.pause_ms)
         split_id = self._turn.pop(0)
         split, seq = self._splits[split_id]
@@ -208,7 +208,7 @@ class CountingReader(SourceReader):
         if not self._is_finished(split_id):
             self._turn.append(split_id)
         batch = batch_of([row_of(self._source.src, split, k, 0) for k in range(seq, end)])
-        return Polled(batch, split_id)
+        return PollResult(batch, split_id)
 
     def snapshot(self) -> Sequence[Split]:
         """Positions."""

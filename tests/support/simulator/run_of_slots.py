@@ -11,17 +11,17 @@ from simulator.scheduler import Process
 from simulator.slot_process import SlotProcess, Transport
 from simulator.store import SimulatedStore
 from tidegate.channel.control.protocol import Cancel, Deployed, DriverMessage, Failed, Over, SlotMessage, Start
-from tidegate.connectors.split_documents import assign
+from tidegate.connectors.split_documents import assign_splits
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.checkpoint_mode import waits_for_final
-from tidegate.coordinator.driver_job import Job, fresh_splits
+from tidegate.coordinator.checkpoint_mode import needs_final_checkpoint
+from tidegate.coordinator.driver_job import DriverJob, fresh_splits
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
-from tidegate.coordinator.recovery.restore import Restore
+from tidegate.coordinator.recovery.restore import RestoreState
 from tidegate.coordinator.recovery.restore_point import RestorePoint
 from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.snapshot.location import open_location
 from tidegate.subtask.deployment import Deployment
-from tidegate.subtask.snapshots.restored_state import load_restored
+from tidegate.subtask.snapshots.restored_state import load_restored_state
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -42,8 +42,8 @@ class RunOfSlots:
         self,
         world: World,
         process: Process,
-        job: Job,
-        found: tuple[RestorePoint, Restore] | None,
+        job: DriverJob,
+        found: tuple[RestorePoint, RestoreState] | None,
         splits: Mapping[str, Sequence[Mapping[str, Any]]],
         post: Post,
         retire: Callable[[str], None],
@@ -63,7 +63,7 @@ class RunOfSlots:
         interval = job.options.checkpoint_interval
         interval_ms = int(interval.total_seconds() * 1000) if interval else 0
         run_id = world.nonce()
-        job.go_back(restore, run_id)
+        job.rewind_sinks(restore, run_id)
         facts = job.facts()
         self.run = JobRun(
             facts=facts,
@@ -76,15 +76,15 @@ class RunOfSlots:
             answer=lambda answer: post("event", sv.RunAnswered(answer, self.run.outcome is not None)),
             now_ms=lambda: world.scheduler.now_ms,
             retire=lambda _id, path: retire(path),
-            on_completed=lambda: post("event", sv.Progress()),
+            on_completed=lambda: post("event", sv.RunProgressed()),
         )
-        world.on_run(run_id, job.plan.parallelism, job.reign.generation)
-        to_assign = assign(fresh_splits(splits, restore), job.plan.parallelism)
-        self._launch_slots(restore, to_assign, waits_for_final(job.options, commit_only_id))
+        world.on_run(run_id, job.plan.parallelism, job.generation_log.generation)
+        to_assign = assign_splits(fresh_splits(splits, restore), job.plan.parallelism)
+        self._launch_slots(restore, to_assign, needs_final_checkpoint(job.options, commit_only_id))
 
     def _launch_slots(
         self,
-        restore: Restore | None,
+        restore: RestoreState | None,
         splits: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]],
         wait_for_final: bool,
     ) -> None:
@@ -99,7 +99,7 @@ class RunOfSlots:
             return Deployment(
                 job_id=job.spec.job_id,
                 lineage=job.spec.lineage,
-                generation=job.reign.generation,
+                generation=job.generation_log.generation,
                 run_id=run_id,
                 indices=(index,),
                 mode="exactly_once" if options.checkpoint_mode == "exactly_once" else "at_least_once",
@@ -108,7 +108,7 @@ class RunOfSlots:
                 unaligned_after_ms=unaligned_after_ms,
                 processing_time_on_end=options.processing_time_on_end,
                 splits={uid: {index: by_index.get(index, ())} for uid, by_index in splits.items()},
-                restored=load_restored(document, slot.open_location, job.plan),
+                restored=load_restored_state(document, slot.open_location, job.plan),
                 gated=options.commit == "on_request",
             )
 
@@ -116,7 +116,7 @@ class RunOfSlots:
             slot = SlotProcess(
                 world.scheduler,
                 world.faults,
-                f"slot-{job.reign.generation}-{run_id}-{index}",
+                f"slot-{job.generation_log.generation}-{run_id}-{index}",
                 index,
                 world.failed,
                 lambda lost: self._post("lost", lost),
@@ -180,7 +180,7 @@ class RunOfSlots:
         outcome = self.run.outcome
         return isinstance(outcome, RunFailed) or (outcome is not None and len(self._over) == len(self._slots))
 
-    def take_down(self) -> tuple[RunEnded | RunFailed, list[ev.Request]]:
+    def take_down(self) -> tuple[RunEnded | RunFailed, list[ev.SnapshotRequest]]:
         """The outcome, and the requests that the next run takes up again."""
         self.abandon(politely=True)
         outcome = self.run.outcome

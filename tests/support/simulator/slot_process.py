@@ -31,7 +31,7 @@ from tidegate.snapshot.handles import OpenLocation
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.slot import INPUT_STEPS_PER_ROUND, Slot, Wake
+from tidegate.subtask.slot import INPUT_STEPS_PER_ROUND, LoopSignal, Slot
 
 ROUND_MS = 8
 """A slot's loop takes a round at most so often, milliseconds: elements that arrive in between are taken together."""
@@ -70,7 +70,7 @@ class Writer(Executor):
         self._working = False
 
 
-class _Wake(Wake):
+class _Wake(LoopSignal):
     def __init__(self, call: Callable[[float], None]) -> None:
         super().__init__()
         self._call = call
@@ -263,7 +263,7 @@ class SlotProcess:
             self._started = True
             self.wake(0)
         elif self._slot is not None:
-            self._slot.tell(message)
+            self._slot.post(message)
 
     def _step(self, at_ms: int) -> None:
         if self._scheduled_ms != at_ms:
@@ -291,7 +291,7 @@ class SlotProcess:
                 self.send(Failed("lost a peer", secondary=True))
                 self._started = False
                 return
-            progressed = slot.pump()
+            progressed = slot.run_round()
         except Crashed:
             return
         except Exception as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from simulator.faults import Faults
 from simulator.scheduler import Process, current_task
 from tidegate.errors import AlreadyExistsError, NotFoundError, StoreError
-from tidegate.jobs.stores.store import Names, Store, checked_folder, checked_path, joined
+from tidegate.jobs.stores.store import Names, Store, check_folder, check_path, join_path
 
 STALE_LIST_MS = 40
 """How long a listing may lag behind, milliseconds."""
@@ -101,7 +101,7 @@ class SimulatedStore(Store):
 
     def delete_folder(self, path: str) -> None:
         """See `Store.delete_folder`: object by object, so that a crash leaves some."""
-        prefix = self._prefix(checked_path(path))
+        prefix = self._prefix(check_path(path))
         self._wait("delete")
         for key in [key for key in self._disk.objects if key.startswith(prefix)]:
             self._remove(key)
@@ -110,7 +110,7 @@ class SimulatedStore(Store):
 
     def child(self, folder: str) -> SimulatedStore:
         """See `Store.child`."""
-        return SimulatedStore(self._disk, self._process, self._faults, joined(self._base, checked_path(folder)))
+        return SimulatedStore(self._disk, self._process, self._faults, join_path(self._base, check_path(folder)))
 
     def local_path(self, path: str) -> str | None:
         """None."""
@@ -180,10 +180,10 @@ class SimulatedStore(Store):
             raise StoreError("the store did not answer", where=self.url)
 
     def _key(self, path: str) -> str:
-        return joined(self._base, checked_path(path))
+        return join_path(self._base, check_path(path))
 
     def _prefix(self, folder: str) -> str:
-        key = joined(self._base, checked_folder(folder)) if folder else self._base
+        key = join_path(self._base, check_folder(folder)) if folder else self._base
         return f"{key}/" if key else ""
 
 

@@ -25,7 +25,7 @@ from tidegate.connectors.interface import Sink, SourceContext, Split
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Decision, Spec
 from tidegate.operators.stream_operator import OperatorContext
-from tidegate.plan.execution_plan import ExecutionPlan, plan
+from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
 
 MAX_PARALLELISM = 8
 MAX_STEPS = 60_000
@@ -227,7 +227,7 @@ class World:
         """The graph, planned for the submission's parallelism."""
         parallelism = int(spec.options["parallelism"])
         if parallelism not in self._plans:
-            self._plans[parallelism] = plan(self.workload.graph, parallelism, MAX_PARALLELISM)
+            self._plans[parallelism] = make_execution_plan(self.workload.graph, parallelism, MAX_PARALLELISM)
         return self._plans[parallelism]
 
     def nonce(self) -> str:

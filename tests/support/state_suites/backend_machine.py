@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from state_suites.backend_tests import KEY_CASES
 from state_suites.everything import DESCRIPTORS, Everything
 from state_suites.model_backend import ModelBackend
-from state_suites.plain_states import MAX_PARALLELISM, FakeClock, PlainBackend, Row, Shelf, plain
+from state_suites.plain_states import MAX_PARALLELISM, FakeClock, PlainBackend, Row, SnapshotShelf, plain
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import KeyedStateBackend, StateDescriptor, TimeToLive
@@ -114,7 +114,7 @@ class Subtask:
     """A running subtask: its states, its blobs, and the ids that completed checkpoints have."""
 
     driven: Driven
-    shelf: Shelf = field(default_factory=Shelf)
+    shelf: SnapshotShelf = field(default_factory=SnapshotShelf)
     known: frozenset[str] = frozenset()
 
 

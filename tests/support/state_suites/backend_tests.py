@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from state_suites.plain_states import FakeClock, PlainBackend, Row, Shelf
+from state_suites.plain_states import FakeClock, PlainBackend, Row, SnapshotShelf
 from tidegate.state.keyed_state import KeyedStateBackend, StateDescriptor
 
 NAN = math.nan
@@ -102,7 +102,7 @@ class Rig:
 
     def __init__(self, make: Callable[[], KeyedStateBackend], directory: Path) -> None:
         self.clock = FakeClock()
-        self.shelf = Shelf()
+        self.shelf = SnapshotShelf()
         self._make = make
         self._directory = directory
         self._opened: list[PlainBackend] = []

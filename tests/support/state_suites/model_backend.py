@@ -34,7 +34,7 @@ from tidegate.state.state_layout import (
     KEY_PREFIX,
     TIME_COLUMN,
     part_schema,
-    require_same,
+    require_same_columns,
     result_schema,
     timer_part,
     timer_schema,
@@ -116,7 +116,7 @@ class ModelBackend(KeyedStateBackend):
             schema = self._ctx.key_schema
             declared = timer_schema(schema) if kinds else part_schema(self._states[part.name].descriptor, schema)
             for table in part.tables():
-                require_same(part.name, table.schema, declared, self._ctx.uid)
+                require_same_columns(part.name, table.schema, declared, self._ctx.uid)
                 for batch in table.combine_chunks().to_batches():
                     self._take_back(part.name, kinds, batch)
 

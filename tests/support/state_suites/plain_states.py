@@ -68,7 +68,7 @@ class FakeClock:
         return self.ms
 
 
-class Shelf:
+class SnapshotShelf:
     """Blobs as a store keeps them: by id, each content once."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class PlainBackend:
         """Canonical bytes of keys."""
         return set(row_ids(batch_of(keys, self.key_schema)))
 
-    def taken(self, checkpoint_id: int, shelf: Shelf, *, portable: bool = False) -> Sequence[StatePart]:
+    def taken(self, checkpoint_id: int, shelf: SnapshotShelf, *, portable: bool = False) -> Sequence[StatePart]:
         """A snapshot, written to `shelf`."""
         return shelf.take(self.backend.snapshot(checkpoint_id, portable=portable)())
 

@@ -13,7 +13,7 @@ import pytest
 from state_suites.backend_tests import KEY_CASES, VALUE_CASES, BackendTests, Rig, described, value_state
 from state_suites.everything import DESCRIPTORS, LATEST, Everything
 from state_suites.model_backend import ModelBackend
-from state_suites.plain_states import INT_KEY, MAX_PARALLELISM, PlainBackend, Row, Shelf, plain
+from state_suites.plain_states import INT_KEY, MAX_PARALLELISM, PlainBackend, Row, SnapshotShelf, plain
 from tidegate.errors import SnapshotError
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
@@ -103,7 +103,7 @@ class RestoreTests(BackendTests):
         former = [Everything(rig.opened(index=i, parallelism=before)) for i in range(before)]
         for subtask in former:
             subtask.write(subtask.backend.mine(KEYS), 1)
-        taken = [(i, subtask.backend.taken(1, Shelf(), portable=portable)) for i, subtask in enumerate(former)]
+        taken = [(i, subtask.backend.taken(1, SnapshotShelf(), portable=portable)) for i, subtask in enumerate(former)]
         later = [restored(rig, taken, place=(i, after)) for i in range(after)]
         assert _together(later) == _together(former)
         for name, ids in former[0].all_keys().items():
@@ -131,7 +131,7 @@ class RestoreTests(BackendTests):
             everything.write(KEYS[::3], 2)
         expected = model.read(KEYS)
         assert mine.read(KEYS) == expected
-        ours, theirs = (e.backend.taken(1, Shelf(), portable=True) for e in (mine, model))
+        ours, theirs = (e.backend.taken(1, SnapshotShelf(), portable=True) for e in (mine, model))
         assert restored(rig, [(0, theirs)]).read(KEYS) == expected
         assert restored(rig, [(0, ours)], make=ModelBackend).read(KEYS) == expected
         for parts, make in ((theirs, None), (ours, ModelBackend)):
@@ -149,7 +149,7 @@ class RestoreTests(BackendTests):
             for everything in (model, going):
                 everything.write(KEYS[step * 3 : step * 3 + 15], step)
                 everything.wipe(KEYS[step * 5 : step * 5 + 3])
-            parts = going.backend.taken(step + 1, Shelf(), portable=step % 2 == 1)
+            parts = going.backend.taken(step + 1, SnapshotShelf(), portable=step % 2 == 1)
             going = restored(rig, [(0, parts)])
             assert going.read(KEYS) == model.read(KEYS)
         assert list(going.event.all_due(LATEST, 100)) == list(model.event.all_due(LATEST, 100))
@@ -180,7 +180,7 @@ class IsolationTests(BackendTests):
             for step in range(2, 10):
                 before = going.read(KEYS)
                 write = going.backend.backend.snapshot(step, portable=portable)
-                shelf = Shelf()
+                shelf = SnapshotShelf()
                 writing = pool.submit(_written, write, shelf)
                 going.write(KEYS[step:], step)
                 going.write([(n,) for n in range(1_000 * step, 1_000 * step + 400)], step)
@@ -201,7 +201,7 @@ class IsolationTests(BackendTests):
             assert restored(rig, [(0, rig.shelf.take(write()))]).read(KEYS) == before
 
     def test_pieces_of_unchanged_state_keep_their_ids_and_are_not_read_again(self, rig: Rig) -> None:
-        """S5.2: one id, one content; `Shelf` compares the bytes."""
+        """S5.2: one id, one content; `SnapshotShelf` compares the bytes."""
         backend, many = rig.opened(), self.many_keys
         state = backend.value(value_state())
         state.put([((n,), (n,)) for n in range(many)])
@@ -239,7 +239,7 @@ class LayoutTests(BackendTests):
         going = Everything(rig.opened())
         for keys in ([], KEYS):
             going.write(keys, 1)
-            parts = {part.name: part for part in going.backend.taken(1, Shelf(), portable=True)}
+            parts = {part.name: part for part in going.backend.taken(1, SnapshotShelf(), portable=True)}
             declared = {descriptor.name: part_schema(descriptor, INT_KEY) for descriptor in DESCRIPTORS}
             timers = {f"timers:{kind}": timer_schema(INT_KEY) for kind in ("event", "processing")}
             assert declared.keys() <= parts.keys() <= declared.keys() | timers.keys()
@@ -374,7 +374,7 @@ def _due(*subtasks: Everything) -> dict[str, list[int]]:
     }
 
 
-def _written(write: AsyncSnapshot, shelf: Shelf) -> Sequence[StatePart]:
+def _written(write: AsyncSnapshot, shelf: SnapshotShelf) -> Sequence[StatePart]:
     return shelf.take(write())
 
 

@@ -43,10 +43,10 @@ class StoreConformance:
 
     def test_buffers_are_created_as_one_object_which_no_second_create_changes(self, store: Store) -> None:
         pieces: list[bytes | memoryview] = [b"12", memoryview(bytearray(b"345")), b"", bytes(range(256)) * 1000]
-        store.create_joined("a/object", pieces)
+        store.create_from_pieces("a/object", pieces)
         assert store.read("a/object") == b"".join(pieces)
         with pytest.raises(AlreadyExistsError):
-            store.create_joined("a/object", [b"other"])
+            store.create_from_pieces("a/object", [b"other"])
         assert store.list("a") == ["object"] and store.stat("a/object").size_bytes == 256_005
 
     def test_a_range_of_an_object_is_read_and_ends_where_the_object_does(self, store: Store) -> None:

@@ -49,7 +49,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triggers look again as soon as the test asks them to."""
-    monkeypatch.setattr("airflow_tidegate.waits.shared_reader.SHORTEST_PAUSE_S", 0.0)
+    monkeypatch.setattr("airflow_tidegate.waits.shared_reader.MIN_PAUSE_S", 0.0)
 
 
 @pytest.fixture

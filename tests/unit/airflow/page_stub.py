@@ -13,7 +13,7 @@ from airflow.models.dag import DagModel
 from fastapi.testclient import TestClient
 
 from airflow_tidegate.plugins import access
-from airflow_tidegate.plugins.job_cache import Jobs
+from airflow_tidegate.plugins.job_cache import JobCache
 from airflow_tidegate.plugins.page_app import make_app
 
 HOST = "http://airflow.example"
@@ -93,7 +93,7 @@ class Page:
     """The page and its auth manager."""
 
     auth: StubAuth
-    jobs: Jobs
+    jobs: JobCache
     client: TestClient
 
     def user(self, name: str | None, *rights: tuple[str, str]) -> Browser:
@@ -116,5 +116,5 @@ def make_page(monkeypatch: pytest.MonkeyPatch, monotonic: Any) -> Page:
         monkeypatch.setattr(module, "get_auth_manager", lambda: auth)
     monkeypatch.setattr(DagModel, "get_team_name", staticmethod(lambda dag_id: None))
     monkeypatch.setattr(access.Connection, "get_team_name", staticmethod(lambda conn_id: None))
-    jobs = Jobs(monotonic=monotonic)
+    jobs = JobCache(monotonic=monotonic)
     return Page(auth, jobs, TestClient(make_app(jobs), base_url=HOST))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.decision_log import DecisionLog, Reign
+from tidegate.jobs.decision_log import DecisionLog, GenerationLog
 from tidegate.jobs.records import CommandResult, StatusHint, encode
 
 NOW = "2026-01-01T00:00:00.000+00:00"
@@ -25,7 +25,7 @@ class ScriptedDriver:
         self.client = client
         numbers = itertools.count()
         log = DecisionLog(client.store, client.layout, lambda: NOW, lambda: f"{spec}-{launch}-{next(numbers)}")
-        self.reign: Reign = log.reign(spec=spec, launch=launch)
+        self.reign: GenerationLog = log.begin_generation(spec=spec, launch=launch)
         self._beats = 0
 
     def status(self, status: str, **data: Any) -> None:

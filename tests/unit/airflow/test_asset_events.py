@@ -16,13 +16,13 @@ from airflow_tidegate.assets import checkpoint_asset, end_of_data_asset, waterma
 from airflow_tidegate.triggers import event_triggers
 from airflow_tidegate.triggers.event_kinds import EVENTS_AT_ONCE
 from airflow_tidegate.triggers.event_triggers import (
+    EventSender,
     JobEventTrigger,
-    Teller,
     TidegateCheckpointEventTrigger,
     TidegateEndOfDataEventTrigger,
     TidegateWatermarkEventTrigger,
 )
-from airflow_tidegate.waits.job_reader import JobReader, Look
+from airflow_tidegate.waits.job_reader import JobObservation, JobReader
 from tidegate.errors import OptionError, StoreError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.watch_cursors import read_cursor
@@ -49,16 +49,16 @@ LOOKS = 4
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_triggers, "RETRY_S", 0.01)
-    monkeypatch.setattr(event_triggers, "HANDED_OVER_S", 0.0)
+    monkeypatch.setattr(event_triggers, "DELIVERY_GRACE_S", 0.0)
 
 
 @pytest.fixture(autouse=True)
 def looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts the looks that a trigger begins."""
-    real = JobReader.look
+    real = JobReader.read
     _looks.clear()
 
-    def look(self: JobReader) -> Look:
+    def look(self: JobReader) -> JobObservation:
         _looks.append(self.client.job_id)
         return real(self)
 
@@ -89,8 +89,8 @@ def hours(**arguments: Any) -> TidegateWatermarkEventTrigger:
     return TidegateWatermarkEventTrigger(**{"job_id": "j1", "every": "1 h", "poll_interval": "10 ms", **arguments})
 
 
-def new_teller(trigger: JobEventTrigger) -> Teller:
-    return Teller(trigger.happenings(), trigger.cursor_id, least_s=trigger.least_s, poll_s=trigger.poll_s)
+def new_teller(trigger: JobEventTrigger) -> EventSender:
+    return EventSender(trigger.job_events(), trigger.cursor_id, least_s=trigger.least_s, poll_s=trigger.poll_s)
 
 
 def cursor(job: Job, trigger: JobEventTrigger) -> Any:
@@ -172,7 +172,7 @@ def test_what_happened_while_no_triggerer_ran_is_told_afterwards_and_nothing_bef
 def test_an_event_that_airflow_may_not_have_written_down_is_told_again_with_the_same_key(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_triggers, "HANDED_OVER_S", 1000.0)
+    monkeypatch.setattr(event_triggers, "DELIVERY_GRACE_S", 1000.0)
     trigger = checkpoints()
     [first] = watch(job, trigger, [lambda: driver.checkpoint(1)], 1)
     [second] = watch(job, trigger, [], 1)
@@ -190,17 +190,17 @@ def test_the_cursor_follows_also_when_events_never_cease(
 ) -> None:
     """Each event settles by itself: a newer one does not put off an older one."""
     now = [0.0]
-    monkeypatch.setattr(event_triggers, "HANDED_OVER_S", 15.0)
+    monkeypatch.setattr(event_triggers, "DELIVERY_GRACE_S", 15.0)
     monkeypatch.setattr(event_triggers.time, "monotonic", lambda: now[0])
     trigger = checkpoints()
     teller, reader = new_teller(trigger), JobReader(job.client)
-    assert teller.see(job.client, reader.look()) is None
+    assert teller.evaluate(job.client, reader.read()) is None
     for n in range(1, 5):
         driver.checkpoint(n)
-        [happening] = teller.see(job.client, reader.look()) or []
-        teller.handed_over(happening)
+        [happening] = teller.evaluate(job.client, reader.read()) or []
+        teller.on_delivered(happening)
         now[0] += 10.0
-    assert teller.see(job.client, reader.look()) is None
+    assert teller.evaluate(job.client, reader.read()) is None
     third = job.client.view().checkpoint(3)
     assert third is not None
     assert cursor(job, trigger) == {"entry": third.settled_by}
@@ -253,16 +253,16 @@ def test_with_a_least_interval_what_happens_in_between_is_told_as_one(
     monkeypatch.setattr(event_triggers.time, "time", lambda: now[0])
     trigger = checkpoints(min_interval="10 min")
     teller, reader = new_teller(trigger), JobReader(job.client)
-    teller.see(job.client, reader.look())
+    teller.evaluate(job.client, reader.read())
     driver.checkpoint(1)
-    [first] = teller.see(job.client, reader.look()) or []
-    teller.handed_over(first)
+    [first] = teller.evaluate(job.client, reader.read()) or []
+    teller.on_delivered(first)
     for n in range(2, 6):
         driver.checkpoint(n)
     now[0] += 599.0
-    assert teller.see(job.client, reader.look()) is None
+    assert teller.evaluate(job.client, reader.read()) is None
     now[0] += 1.0
-    [rest] = teller.see(job.client, reader.look()) or []
+    [rest] = teller.evaluate(job.client, reader.read()) or []
     assert (rest.payload["checkpoint_id"], rest.payload["count"]) == (5, 4)
 
 
@@ -287,12 +287,12 @@ def test_hours_may_begin_at_a_chosen_time_and_come_in_bounded_portions(job: Job,
     told = watch(job, hours(start="2013-01-01T06:30:00Z"), [], 100)
     assert told[0]["interval_start"] == "2013-01-01T06:00:00.000Z"
     assert [t["intervals"] for t in told] == [1] * 100
-    trigger = hours(start="2013-01-01T06:30:00Z").happenings()
-    look = JobReader(job.client).look()
-    begun = trigger.beginning(look)
+    trigger = hours(start="2013-01-01T06:30:00Z").job_events()
+    look = JobReader(job.client).read()
+    begun = trigger.initial_cursor(look)
     assert begun is not None
-    assert len(trigger.since(look, begun, as_one=False)) == EVENTS_AT_ONCE
-    [all_of_it] = trigger.since(look, begun, as_one=True)
+    assert len(trigger.events_since(look, begun, as_one=False)) == EVENTS_AT_ONCE
+    [all_of_it] = trigger.events_since(look, begun, as_one=True)
     assert all_of_it.payload["intervals"] == 100
 
 
@@ -419,16 +419,16 @@ def test_a_watcher_without_start_tells_the_hours_of_a_job_that_is_begun_afresh(
     trigger = hours()
     driver.beat(watermark_us=SIX_US + 3 * HOUR_US)
     teller, reader = new_teller(trigger), JobReader(job.client)
-    assert teller.see(job.client, reader.look()) is None
+    assert teller.evaluate(job.client, reader.read()) is None
     driver.status("FINISHED")
     job.submit("afresh")
     second = ScriptedDriver(job.client, spec=2)
     second.status("RUNNING")
     second.beat(watermark_us=SIX_US + 1)
-    assert teller.see(job.client, reader.look()) is None
+    assert teller.evaluate(job.client, reader.read()) is None
     for alive in (teller, new_teller(trigger)):
         second.beat(watermark_us=SIX_US + HOUR_US)
-        [told] = alive.see(job.client, reader.look()) or []
+        [told] = alive.evaluate(job.client, reader.read()) or []
         assert told.payload["interval_start"] == "2013-01-01T06:00:00.000Z"
 
 
@@ -437,11 +437,11 @@ def test_a_watcher_with_a_least_interval_loses_nothing_to_one_without(job: Job, 
     fast, slow = checkpoints(), checkpoints(min_interval="1 ms")
     reader, tellers = JobReader(job.client), [new_teller(fast), new_teller(slow)]
     for teller in tellers:
-        assert teller.see(job.client, reader.look()) is None
+        assert teller.evaluate(job.client, reader.read()) is None
     driver.checkpoint(1)
-    [told] = tellers[0].see(job.client, reader.look()) or []
-    tellers[0].handed_over(told)
-    assert tellers[0].see(job.client, reader.look()) is None
+    [told] = tellers[0].evaluate(job.client, reader.read()) or []
+    tellers[0].on_delivered(told)
+    assert tellers[0].evaluate(job.client, reader.read()) is None
     time.sleep(0.01)
-    [late] = new_teller(slow).see(job.client, reader.look()) or []
+    [late] = new_teller(slow).evaluate(job.client, reader.read()) or []
     assert late.payload["checkpoint_id"] == 1

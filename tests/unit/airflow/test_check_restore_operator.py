@@ -15,7 +15,7 @@ from scripted_job import NOW, Job, ScriptedDriver
 
 from airflow_tidegate.operators.check_restore import TidegateCheckRestoreOperator
 from airflow_tidegate.version_compat import AirflowException, AirflowFailException
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, write_pinned_graph
 from tidegate.jobs.client import preflight
 from tidegate.jobs.codec import canonical, encode, to_document
 from tidegate.snapshot.metadata import METADATA_VERSION
@@ -65,7 +65,7 @@ def driver(job: Job) -> ScriptedDriver:
     job.submit()
     made = ScriptedDriver(job.client)
     made.status("RUNNING")
-    pin_graph(job.client.store, job.client.layout, PinnedGraph(1, 1, 128, graph(WINDOWS), NOW))
+    write_pinned_graph(job.client.store, job.client.layout, PinnedGraph(1, 1, 128, graph(WINDOWS), NOW))
     return made
 
 

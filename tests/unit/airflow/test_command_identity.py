@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_tidegate.task_identity import ask_id
+from airflow_tidegate.task_identity import make_command_id
 from tidegate.jobs.layout import JobLayout
 
 
@@ -24,7 +24,7 @@ def context(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_retry_asks_under_the_same_name() -> None:
-    assert ask_id(context(try_number=1), "stop") == ask_id(context(try_number=2), "stop")
+    assert make_command_id(context(try_number=1), "stop") == make_command_id(context(try_number=2), "stop")
 
 
 @pytest.mark.parametrize(
@@ -33,19 +33,21 @@ def test_a_retry_asks_under_the_same_name() -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_another_task_instance_or_a_clear_asks_under_another_name(other: dict[str, Any]) -> None:
-    assert ask_id(context(**other), "stop") != ask_id(context(), "stop")
+    assert make_command_id(context(**other), "stop") != make_command_id(context(), "stop")
 
 
 def test_another_verb_of_the_same_task_instance_has_another_name() -> None:
-    assert ask_id(context(), "cancel") != ask_id(context(), "submit")
+    assert make_command_id(context(), "cancel") != make_command_id(context(), "submit")
 
 
 def test_parts_that_run_together_are_told_apart() -> None:
-    assert ask_id(context(dag_id="ab", run_id="c"), "stop") != ask_id(context(dag_id="a", run_id="bc"), "stop")
+    assert make_command_id(context(dag_id="ab", run_id="c"), "stop") != make_command_id(
+        context(dag_id="a", run_id="bc"), "stop"
+    )
 
 
 def test_a_name_is_a_legal_command_id_whatever_the_task_is_called() -> None:
-    name = ask_id(context(task_id="größe/../x" * 30), "stop")
+    name = make_command_id(context(task_id="größe/../x" * 30), "stop")
     assert JobLayout("j").command(name).endswith(f"{name}.json")
     assert name.isascii()
     assert len(name) < 100
@@ -54,4 +56,4 @@ def test_a_name_is_a_legal_command_id_whatever_the_task_is_called() -> None:
 def test_a_context_without_a_clear_number_counts_as_never_cleared() -> None:
     bare = context()
     bare["dag_run"] = SimpleNamespace()
-    assert ask_id(bare, "stop") == ask_id(context(), "stop")
+    assert make_command_id(bare, "stop") == make_command_id(context(), "stop")

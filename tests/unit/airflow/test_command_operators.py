@@ -12,7 +12,7 @@ from scripted_job import Job, ScriptedDriver
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator, TidegateTriggerSavepointOperator
 from airflow_tidegate.operators.stop import TidegateCancelJobOperator, TidegateStopJobOperator
 from airflow_tidegate.version_compat import AirflowException, AirflowFailException
-from tidegate.jobs.stop_outcomes import next_action, remark
+from tidegate.jobs.stop_outcomes import next_action, stop_warning
 
 Steps = list[Callable[[], None]]
 
@@ -255,7 +255,7 @@ def test_a_stop_with_commits_pending_succeeds_with_a_warning(
     operator = stop()
     assert operator.execute(job.context("stop")) == facts
     assert operator.finish(job.client, facts) == facts
-    words = remark(facts)
+    words = stop_warning(facts)
     assert "checkpoints 3, 4" in words and "Approve or reject" in words
 
 

@@ -17,9 +17,9 @@ from airflow_tidegate.operators.start import TidegateStartJobOperator
 from airflow_tidegate.version_compat import AirflowFailException
 from tidegate.errors import EnvironmentProblemError, JobFailedError
 from tidegate.jobs.launch import cluster
-from tidegate.jobs.launch.desired_state import desired_of
+from tidegate.jobs.launch.desired_state import read_desired
 from tidegate.jobs.launch.programs import Answer
-from tidegate.jobs.launches import launch_of, record_launch
+from tidegate.jobs.launches import read_launch, record_launch
 
 APPLICATION = "application_1700000000000_0007"
 
@@ -67,7 +67,7 @@ def test_with_an_agent_the_operator_records_the_wish_and_waits(
     connection(launcher="agent", master="spark://host:7077")
 
     def an_agent_launches() -> None:
-        desired = desired_of(job.client)
+        desired = read_desired(job.client)
         assert desired is not None and (desired.state, desired.spec, desired.launch) == ("running", 1, 1)
         record_launch(job.client.store, job.client.layout, job.client.spec(1).number, launcher="local", attempt=1)
         runs(job)
@@ -97,7 +97,7 @@ def test_a_retry_of_a_failed_job_asks_the_agent_for_another_driver(
         start().execute(job.context())
     between_looks.append(launches(2, "RUNNING"))
     assert start().execute(job.context())["generation"] == 2
-    desired = desired_of(job.client)
+    desired = read_desired(job.client)
     assert desired is not None and desired.launch == 2
 
 
@@ -109,7 +109,7 @@ def test_a_driver_that_lives_is_not_asked_for_again(job: Job, connection: Any, m
     monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: True)
     operator = start()
     assert ensure_driver(job.client, job.client.spec(1), operator.job_root()) == 0
-    assert desired_of(job.client) is None
+    assert read_desired(job.client) is None
 
 
 def test_yarn_is_handed_one_driver_and_a_retry_finds_it(
@@ -150,7 +150,7 @@ def test_a_cancelled_submission_is_launched_by_nobody(job: Job, connection: Any)
     ScriptedDriver(job.client, 1).status("CANCELED")
     with pytest.raises(JobFailedError, match="was cancelled"):
         ensure_driver(job.client, spec, start().job_root())
-    assert desired_of(job.client) is None
+    assert read_desired(job.client) is None
 
 
 def test_a_launcher_of_another_package_is_named_by_a_connection(
@@ -165,6 +165,6 @@ def test_a_launcher_of_another_package_is_named_by_a_connection(
         between_looks.append(lambda: runs(job))
         assert start().execute(job.context())["status"] == "RUNNING"
         assert start().execute(job.context())["status"] == "RUNNING"
-    launch = launch_of(job.client.store, job.client.layout, 1, 1)
+    launch = read_launch(job.client.store, job.client.layout, 1, 1)
     assert (launch.launcher, launch.host) == ("nomad", "http://here:4646")
     assert job.client.launches() == [(1, 1)] and job.launches == []

@@ -10,7 +10,7 @@ from scripted_job import PIPELINE, Job, ScriptedDriver
 from airflow_tidegate.operators.start import TidegateRunJobOperator
 from airflow_tidegate.waits.job_waits import StatusWait
 from airflow_tidegate.waits.step_waits import SuperviseWait
-from airflow_tidegate.waits.watch import Watch
+from airflow_tidegate.waits.watch import WaitRunner
 from tidegate.errors import CommandRefusedError, NotFoundError, StoreError
 from tidegate.jobs.records import Owner, decode
 
@@ -59,9 +59,9 @@ def test_the_owner_renews_six_times_within_its_time_however_often_it_looks(
     marks: list[Owner | None] = []
     now_s = 0.0
     wait = StatusWait(spec=spec.number, statuses=("FINISHED",), owner="me")
-    watch = Watch(job.client, wait, deadline_at=None, timeout_s=0.0, monotonic=lambda: now_s)
+    watch = WaitRunner(job.client, wait, deadline_at=None, timeout_s=0.0, monotonic=lambda: now_s)
     for _ in range(60):
-        watch.step()
+        watch.poll()
         marks.append(owner_of(job))
         now_s += 1
     assert len({owner.mark for owner in marks if owner is not None}) == 6
@@ -70,24 +70,24 @@ def test_the_owner_renews_six_times_within_its_time_however_often_it_looks(
 def test_who_supervises_a_job_owns_whatever_submission_is_the_newest(job: Job) -> None:
     job.submit(options=OPTIONS)
     waits = (SuperviseWait(owner="me"), StatusWait(spec=1, statuses=("FINISHED",), owner="other"))
-    supervisor, starter = (Watch(job.client, wait, deadline_at=None, timeout_s=0.0) for wait in waits)
-    assert starter.step() is None and supervisor.step() is None
+    supervisor, starter = (WaitRunner(job.client, wait, deadline_at=None, timeout_s=0.0) for wait in waits)
+    assert starter.poll() is None and supervisor.poll() is None
     first = owner_of(job)
     assert first is not None and (first.spec, first.by) == (1, "me")
     ScriptedDriver(job.client).status("FAILED")
     job.submit("again", options=OPTIONS)
     with pytest.raises(CommandRefusedError):
-        starter.step()
+        starter.poll()
     assert owner_of(job) == first
-    assert supervisor.step() is None
+    assert supervisor.poll() is None
     second = owner_of(job)
     assert second is not None and (second.spec, second.by) == (2, "me")
 
 
 def test_a_supervisor_of_a_job_that_keeps_running_writes_nothing(job: Job) -> None:
     job.submit(options={})
-    watch = Watch(job.client, SuperviseWait(owner="me"), deadline_at=None, timeout_s=0.0)
-    assert watch.step() is None
+    watch = WaitRunner(job.client, SuperviseWait(owner="me"), deadline_at=None, timeout_s=0.0)
+    assert watch.poll() is None
     assert owner_of(job) is None
 
 
@@ -97,20 +97,20 @@ def test_making_a_watch_touches_no_store(job: Job, monkeypatch: pytest.MonkeyPat
     for verb in ("read", "list", "create", "replace", "exists"):
         monkeypatch.setattr(job.client.store, verb, None)
     wait = StatusWait(spec=1, statuses=("FINISHED",), owner="me")
-    assert Watch(job.client, wait, deadline_at=None, timeout_s=0.0) is not None
+    assert WaitRunner(job.client, wait, deadline_at=None, timeout_s=0.0) is not None
 
 
 def test_a_store_that_does_not_take_the_renewal_ends_no_wait(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = job.submit(options=OPTIONS)
     wait = StatusWait(spec=spec.number, statuses=("FINISHED",), owner="me")
-    watch = Watch(job.client, wait, deadline_at=None, timeout_s=0.0, monotonic=lambda: 0.0)
+    watch = WaitRunner(job.client, wait, deadline_at=None, timeout_s=0.0, monotonic=lambda: 0.0)
     with monkeypatch.context() as away:
 
         def replace(path: str, data: bytes) -> None:
             raise StoreError("away", where=path)
 
         away.setattr(job.client.store, "replace", replace)
-        assert watch.step() is None
+        assert watch.poll() is None
     assert owner_of(job) is None
-    assert watch.step() is None
+    assert watch.poll() is None
     assert owner_of(job) is not None

@@ -14,11 +14,11 @@ from fastapi.testclient import TestClient
 from page_stub import HOST, NONCE, Page, make_page
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.plugins.job_cache import LOOK_S
+from airflow_tidegate.plugins.job_cache import READ_INTERVAL_S
 from airflow_tidegate.plugins.page_app import make_app
 from airflow_tidegate.plugins.plugin import LazyPage, TidegatePlugin, views
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.desired_state import desired_of
+from tidegate.jobs.launch.desired_state import read_desired
 from tidegate.jobs.launches import record_launch
 from tidegate.jobs.layout import stable_id
 from tidegate.jobs.records import Launch, encode
@@ -311,7 +311,7 @@ def test_a_restore_submits_what_was_submitted_before_and_launches_its_driver(
 ) -> None:
     assert page.viewer().get(JOB).json()["restore_problem"] == "", "nobody asks while a driver runs"
     ended(job)
-    clock.seconds += LOOK_S
+    clock.seconds += READ_INTERVAL_S
     assert page.viewer().get(JOB).json()["restore_problem"] == ""
     body = {"nonce": NONCE, "spec": 1, "checkpoint_id": 1, "allow_drained": True}
     for _ in range(2):
@@ -352,7 +352,7 @@ def test_a_restore_leaves_the_launch_to_an_agent_where_there_is_one(
     ended(job, "spark-submit", "elsewhere")
     answer = page.editor().post(f"{JOB}/restore")
     assert answer.status_code == 202 and "agent" in answer.json()["done"]
-    wish = desired_of(job.client)
+    wish = read_desired(job.client)
     assert wish is not None and (wish.state, wish.spec) == ("running", 2)
     assert job.launches == []
 
@@ -397,7 +397,7 @@ def test_html_in_what_is_shown_stays_text_in_the_page_and_in_the_answer(page: Pa
     driver = ScriptedDriver(job.client, launch=2)
     driver.reign.append("failure", {"message": evil, "operator": None, "subtask": None, "traceback": None})
     driver.status("FAILED", reason=evil)
-    clock.seconds += LOOK_S
+    clock.seconds += READ_INTERVAL_S
     shell = page.viewer().get("/ui/jobs/tidegate_default/j1")
     assert "<img" not in shell.text and shell.headers["content-type"].startswith("text/html")
     answer = page.viewer().get(JOB)
@@ -415,7 +415,7 @@ def test_a_failure_says_whether_the_job_has_run_since_and_slots_are_those_it_nee
     driver.beat(slots_registered=2, slots_needed=1)
     for status, words in (("WAITING_FOR_SLOTS", "not recovered from yet"), ("RUNNING", "since recovered")):
         driver.status(status)
-        clock.seconds += LOOK_S
+        clock.seconds += READ_INTERVAL_S
         document = page.viewer().get(JOB).json()
         assert document["failures"][0]["words"] == f"last failure, {words}"
         assert document["slots"] == {"registered": 1, "needed": 1}
@@ -431,7 +431,7 @@ def test_a_page_says_in_words_that_checkpoints_wait_for_deletions(page: Page, jo
         (0, ""),
     ):
         driver.beat(waits_for_deletions=waits)
-        clock.seconds += LOOK_S
+        clock.seconds += READ_INTERVAL_S
         document = page.viewer().get(JOB).json()
         assert document["deletions"].partition(";")[0] == words
     script = Path(inspect.getfile(TidegatePlugin)).with_name("static") / "job.js"
@@ -447,7 +447,7 @@ def test_many_open_pages_cost_one_read(page: Page, job: Job, clock: Clock, monke
         viewer.get(JOB)
         viewer.get("/api/jobs")
     assert reads == ["j1"]
-    clock.seconds += LOOK_S
+    clock.seconds += READ_INTERVAL_S
     viewer.get(JOB)
     assert reads == ["j1", "j1"]
 
@@ -461,7 +461,7 @@ def test_throughput_is_that_of_two_hints_of_one_run_by_the_drivers_clock(
     def rate(at: str, records: int) -> Any:
         monkeypatch.setattr("scripted_job.NOW", at)
         driver.beat(sources={"flights": {"boundedness": "bounded", "records": records}})
-        clock.seconds += LOOK_S
+        clock.seconds += READ_INTERVAL_S
         return page.viewer().get(JOB).json()["sources"][0]["rate"]
 
     assert rate("2026-01-01T00:00:00.000Z", 100) is None

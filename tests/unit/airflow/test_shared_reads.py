@@ -16,9 +16,15 @@ from scripted_job import Job, ScriptedDriver
 
 from airflow_tidegate.triggers.job_triggers import TidegateCheckpointTrigger, TidegateCommandTrigger
 from airflow_tidegate.waits import shared_reader
-from airflow_tidegate.waits.job_reader import LIVENESS_REQUESTS, REQUESTS_PER_LOOK, JobReader, Look
+from airflow_tidegate.waits.job_reader import LIVENESS_REQUESTS, REQUESTS_PER_READ, JobObservation, JobReader
 from airflow_tidegate.waits.job_waits import CheckpointWait, CommandWait
-from airflow_tidegate.waits.shared_reader import LONGEST_PAUSE_S, LOOKS_AT_ONCE, STORE_RETRIES, Pace, shared_job
+from airflow_tidegate.waits.shared_reader import (
+    MAX_CONCURRENT_READS,
+    MAX_PAUSE_S,
+    STORE_RETRIES,
+    PollInterval,
+    shared_job,
+)
 from tidegate.errors import StoreError
 from tidegate.jobs.client.job_client import JobClient
 
@@ -58,12 +64,12 @@ def requests(job: Job, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 class Ask:
     """An observer that answers when `condition` holds, and notes what it saw."""
 
-    def __init__(self, condition: Callable[[Look], Any] = lambda look: None, poll_s: float = POLL_S) -> None:
+    def __init__(self, condition: Callable[[JobObservation], Any] = lambda look: None, poll_s: float = POLL_S) -> None:
         self.condition, self.poll_s = condition, poll_s
         self.deadline_at: float | None = None
-        self.looks: list[Look] = []
+        self.looks: list[JobObservation] = []
 
-    def see(self, client: JobClient, look: Look) -> Any:
+    def evaluate(self, client: JobClient, look: JobObservation) -> Any:
         self.looks.append(look)
         return self.condition(look)
 
@@ -102,12 +108,12 @@ def test_a_look_at_a_living_job_costs_three_requests_however_long_its_log(
     for number in range(1, 40):
         driver.checkpoint(number)
     reader = JobReader(JobClient(str(job.root), "j1"))
-    reader.look()
+    reader.read()
     for _ in range(3):
         driver.beat()
         requests.clear()
-        assert not reader.look().moved
-        assert requests == {"read": REQUESTS_PER_LOOK}
+        assert not reader.read().moved
+        assert requests == {"read": REQUESTS_PER_READ}
 
 
 def test_a_look_asks_for_the_process_of_a_driver_that_gives_no_sign_of_life_for_three_intervals(
@@ -119,30 +125,30 @@ def test_a_look_asks_for_the_process_of_a_driver_that_gives_no_sign_of_life_for_
     for quiet_s, asks in ((0.0, True), (2.9, False), (0.1, True), (1.0, True)):
         now[0] += quiet_s
         requests.clear()
-        moved = reader.look().moved
+        moved = reader.read().moved
         assert moved is asks, "a silent job is to be looked at again soon"
-        more = sum(requests.values()) - REQUESTS_PER_LOOK
+        more = sum(requests.values()) - REQUESTS_PER_READ
         assert 1 <= more <= LIVENESS_REQUESTS if asks else more == 0
     driver.beat()
     requests.clear()
-    assert not reader.look().moved
-    assert requests == {"read": REQUESTS_PER_LOOK}
+    assert not reader.read().moved
+    assert requests == {"read": REQUESTS_PER_READ}
 
 
 def test_a_new_entry_of_the_log_costs_one_request_once(
     job: Job, driver: ScriptedDriver, requests: Counter[str]
 ) -> None:
     reader = JobReader(job.client)
-    reader.look()
+    reader.read()
     driver.checkpoint(1)
     driver.beat()
     requests.clear()
-    assert reader.look().moved
-    assert requests == {"read": REQUESTS_PER_LOOK + 2}
+    assert reader.read().moved
+    assert requests == {"read": REQUESTS_PER_READ + 2}
     driver.beat()
     requests.clear()
-    assert not reader.look().moved
-    assert requests == {"read": REQUESTS_PER_LOOK}
+    assert not reader.read().moved
+    assert requests == {"read": REQUESTS_PER_READ}
 
 
 def test_fifty_waits_on_a_job_cost_no_more_than_one(job: Job, driver: ScriptedDriver, requests: Counter[str]) -> None:
@@ -162,7 +168,7 @@ def test_fifty_waits_on_a_job_cost_no_more_than_one(job: Job, driver: ScriptedDr
     log_length, opening = 5, 20
     assert (
         requests["read"] + requests["list"]
-        <= len(looks) * (REQUESTS_PER_LOOK + LIVENESS_REQUESTS) + log_length + opening
+        <= len(looks) * (REQUESTS_PER_READ + LIVENESS_REQUESTS) + log_length + opening
     )
 
 
@@ -170,31 +176,31 @@ def test_a_command_that_is_waited_for_costs_one_request_a_look(
     job: Job, driver: ScriptedDriver, requests: Counter[str]
 ) -> None:
     reader, wait = JobReader(job.client), CommandWait(command_id="c")
-    reader.look()
+    reader.read()
     driver.beat()
     requests.clear()
-    look = reader.look()
-    assert wait.look(job.client, look.view) is None
-    assert requests == {"read": REQUESTS_PER_LOOK + 1}
+    look = reader.read()
+    assert wait.check(job.client, look.view) is None
+    assert requests == {"read": REQUESTS_PER_READ + 1}
 
 
 def test_there_is_one_look_at_a_job_at_a_time_and_never_more_than_the_limit_over_all_jobs(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = [f"job-{n}" for n in range(LOOKS_AT_ONCE + 4)]
+    ids = [f"job-{n}" for n in range(MAX_CONCURRENT_READS + 4)]
     for job_id in ids:
         client = JobClient(str(job.root), job_id)
         Job(job.root, job.dag_file, client).submit()
         ScriptedDriver(client).status("RUNNING")
     lock, now, most, full = threading.Lock(), Counter[str](), Counter[str](), threading.Event()
-    real = JobReader.look
+    real = JobReader.read
 
-    def look(self: JobReader) -> Look:
+    def look(self: JobReader) -> JobObservation:
         with lock:
             now[self.client.job_id] += 1
             most[self.client.job_id] = max(most[self.client.job_id], now[self.client.job_id])
             most["all"] = max(most["all"], sum(now.values()))
-            if most["all"] == LOOKS_AT_ONCE:
+            if most["all"] == MAX_CONCURRENT_READS:
                 full.set()
         assert full.wait(PATIENCE_S), "looks at several jobs are not taken side by side"
         try:
@@ -213,7 +219,7 @@ def test_there_is_one_look_at_a_job_at_a_time_and_never_more_than_the_limit_over
         await asyncio.gather(*(one(job_id) for job_id in ids))
 
     run(everything())
-    assert most.pop("all") == LOOKS_AT_ONCE
+    assert most.pop("all") == MAX_CONCURRENT_READS
     assert set(most.values()) == {1}
 
 
@@ -221,20 +227,20 @@ def test_there_is_one_look_at_a_job_at_a_time_and_never_more_than_the_limit_over
 
 
 def test_pauses_double_while_nothing_changes_up_to_a_limit_and_begin_anew_after_a_change() -> None:
-    pace = Pace()
+    pace = PollInterval()
     pauses = [pace.next_pause_s(1.0, 60.0, moved=False) for _ in range(6)]
-    assert pauses == [1.0, 2.0, 4.0, 8.0, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+    assert pauses == [1.0, 2.0, 4.0, 8.0, MAX_PAUSE_S, MAX_PAUSE_S]
     assert pace.next_pause_s(1.0, 60.0, moved=True) == 1.0
     assert pace.next_pause_s(1.0, 60.0, moved=False) == 2.0
 
 
 def test_a_driver_that_may_be_silent_for_a_short_time_only_is_looked_at_more_often() -> None:
-    pace = Pace()
+    pace = PollInterval()
     assert max(pace.next_pause_s(1.0, 8.0, moved=False) for _ in range(9)) == 4.0
 
 
 def test_nobody_is_asked_more_often_than_the_most_impatient_wants() -> None:
-    pace = Pace()
+    pace = PollInterval()
     assert pace.next_pause_s(60.0, 30.0, moved=True) == 60.0
     assert pace.next_pause_s(5.0, 30.0, moved=False) == 15.0
 
@@ -301,7 +307,7 @@ def test_a_store_that_keeps_failing_is_told_to_everybody_after_some_tries(
 ) -> None:
     looks: list[int] = []
 
-    def failing(self: JobReader) -> Look:
+    def failing(self: JobReader) -> JobObservation:
         looks.append(1)
         raise StoreError("503")
 
@@ -312,7 +318,7 @@ def test_a_store_that_keeps_failing_is_told_to_everybody_after_some_tries(
 
 
 def test_an_observer_that_breaks_ends_alone(job: Job, driver: ScriptedDriver) -> None:
-    def breaks(look: Look) -> Any:
+    def breaks(look: JobObservation) -> Any:
         raise ZeroDivisionError
 
     answers = first(job, Ask(breaks), Ask(lambda look: "fine"))
@@ -356,9 +362,9 @@ def test_a_deadline_is_kept_although_looks_are_rare(job: Job, driver: ScriptedDr
 def test_neither_newcomers_nor_a_deadline_use_up_the_tries_at_a_failing_store(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, failing = JobReader.look, [True]
+    real, failing = JobReader.read, [True]
 
-    def look(self: JobReader) -> Look:
+    def look(self: JobReader) -> JobObservation:
         if failing[0]:
             raise StoreError("503")
         return real(self)
@@ -383,9 +389,9 @@ def test_a_store_that_hangs_holds_up_neither_another_root_nor_the_loops_own_thre
     job: Job, driver: ScriptedDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released, hanging = threading.Event(), threading.Semaphore(0)
-    real = JobReader.look
+    real = JobReader.read
 
-    def look(self: JobReader) -> Look:
+    def look(self: JobReader) -> JobObservation:
         if self.client.job_id.startswith("stuck"):
             hanging.release()
             released.wait(PATIENCE_S)
@@ -400,7 +406,7 @@ def test_a_store_that_hangs_holds_up_neither_another_root_nor_the_loops_own_thre
     async def live() -> tuple[Any, int]:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
-        stuck = [asyncio.create_task(ask(tmp_path / "other", f"stuck-{n}")) for n in range(2 * LOOKS_AT_ONCE)]
+        stuck = [asyncio.create_task(ask(tmp_path / "other", f"stuck-{n}")) for n in range(2 * MAX_CONCURRENT_READS)]
         while sum(hanging.acquire(blocking=False) for _ in stuck) == 0:
             await asyncio.sleep(0.01)
         try:

@@ -13,9 +13,9 @@ from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
 from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from tidegate.coordinator.recovery.restore_point import choose_restore_point
-from tidegate.coordinator.recovery.rewind import check_way_back
+from tidegate.coordinator.recovery.rewind import plan_rewind
 from tidegate.errors import SnapshotError
-from tidegate.jobs.launch.driver_requirements import require_machine
+from tidegate.jobs.launch.driver_requirements import require_driver_machine
 from tidegate.jobs.records import RelativePaths
 from tidegate.testing.collect_sink import CollectSink
 
@@ -54,7 +54,7 @@ def test_start_returns_once_the_job_runs(job: Job, between_looks: list[Any]) -> 
 
 def test_what_this_host_lacks_is_said_before_anything_is_submitted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection's master is local[2]."""
-    monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.require_machine", require_machine)
+    monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.require_machine", require_driver_machine)
     with pytest.raises(AirflowException, match=r"local\[2\] has 2 of 3 slots, all of which parallelism 3 needs"):
         start(options={"parallelism": 3}).execute(job.context())
     monkeypatch.setenv("JAVA_HOME", str(job.root))
@@ -256,10 +256,10 @@ def test_a_cleared_restore_names_its_snapshot_anew(job: Job, from_: Any) -> None
     given = {"location": point.location, "checkpoint_id": point.checkpoint_id, "sinks": sinks}
     given["lineage"] = specs[2].lineage
     if from_ == "latest":
-        assert check_way_back(specs, decisions, specs[2], **given) is None
+        assert plan_rewind(specs, decisions, specs[2], **given) is None
     else:
         with pytest.raises(SnapshotError, match=r"checkpoints \[2\] were completed after"):
-            check_way_back(specs, decisions, specs[2], **given)
+            plan_rewind(specs, decisions, specs[2], **given)
 
 
 def test_a_cleared_restore_is_refused_while_the_job_lives(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

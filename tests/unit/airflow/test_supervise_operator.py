@@ -17,8 +17,8 @@ from airflow_tidegate.triggers.job_triggers import STEP_TRIGGERS
 from airflow_tidegate.version_compat import AirflowFailException, TaskDeferred
 from airflow_tidegate.waits.step_waits import SuperviseWait
 from tidegate.clock import iso
-from tidegate.jobs.launch.desired_state import meant_to_end_by
-from tidegate.jobs.os_processes import host_name, process_space
+from tidegate.jobs.launch.desired_state import stop_requested_by
+from tidegate.jobs.os_processes import host_name, process_namespace
 from tidegate.jobs.records import Desired, Launch, encode
 
 Steps = list[Callable[[], None]]
@@ -41,9 +41,9 @@ def launch(job: Job, dead_pid: int, monkeypatch: pytest.MonkeyPatch) -> Callable
     def record(spec: int = 1, ago: timedelta = timedelta(0)) -> None:
         attempt = 1 + sum(number == spec for number, _ in job.client.launches())
         at = iso(datetime.now(UTC) - ago)
-        made = Launch(spec, attempt, "local", host_name(), at, (), "n", process_space=process_space())
+        made = Launch(spec, attempt, "local", host_name(), at, (), "n", process_space=process_namespace())
         job.client.store.create(job.client.layout.launch(spec, attempt), encode(made))
-        there = Launch(spec, attempt, "local", host_name(), at, (), "n", dead_pid, "then", process_space())
+        there = Launch(spec, attempt, "local", host_name(), at, (), "n", dead_pid, "then", process_namespace())
         job.client.store.create(job.client.layout.launched_process(spec, attempt), encode(there))
         driver = ScriptedDriver(job.client, spec, attempt)
         driver.status("RUNNING")
@@ -126,21 +126,21 @@ def test_a_job_whose_driver_died_while_it_was_stopped_is_not_relaunched(
 def test_who_wants_a_job_to_be_over(job: Job, launch: Any) -> None:
     """S7.7, S9.4: a stop that was refused, withdrawn or never begun in time leaves the job as it was."""
     launch()
-    assert meant_to_end_by(job.client, 1) == ""
+    assert stop_requested_by(job.client, 1) == ""
     for verb in ("checkpoint", "stop", "cancel"):
         job.client.send(verb, {}, command_id=verb, issued_by=f"by-{verb}")
-        assert meant_to_end_by(job.client, 2) == "", "another submission is not meant"
-    assert meant_to_end_by(job.client, 1) == "by-cancel"
+        assert stop_requested_by(job.client, 2) == "", "another submission is not meant"
+    assert stop_requested_by(job.client, 1) == "by-cancel"
     launch.drivers[0].answer("cancel", ok=False, code="refused")
-    assert meant_to_end_by(job.client, 1) == "by-stop"
+    assert stop_requested_by(job.client, 1) == "by-stop"
     job.client.withdraw("stop")
-    assert meant_to_end_by(job.client, 1) == ""
+    assert stop_requested_by(job.client, 1) == ""
     job.client.send("stop", {}, command_id="late", expires_in=timedelta(0), issued_by="x")
-    assert meant_to_end_by(job.client, 1) == ""
+    assert stop_requested_by(job.client, 1) == ""
     for state, spec, by in (("running", 1, ""), ("stopped", 2, ""), ("stopped", 1, "agent")):
         wish = Desired("stopped" if state == "stopped" else "running", spec, iso(datetime.now(UTC)), "agent")
         job.client.store.replace(job.client.layout.desired, encode(wish))
-        assert meant_to_end_by(job.client, 1) == by
+        assert stop_requested_by(job.client, 1) == by
 
 
 @pytest.mark.parametrize("status", ["FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED", "CANCELED"])
@@ -170,7 +170,7 @@ def test_no_progress_is_no_checkpoint_and_no_record_for_too_long(job: Job) -> No
     def look(seconds: float, records: int) -> Any:
         now[0] += seconds
         driver.beat(sources={"in": {"boundedness": "unbounded", "records": records}})
-        return wait.look(job.client, job.client.view())
+        return wait.check(job.client, job.client.view())
 
     assert look(500, 5) is None, "the first look sees the job for the first time"
     assert look(59, 5) is None
@@ -180,9 +180,9 @@ def test_no_progress_is_no_checkpoint_and_no_record_for_too_long(job: Job) -> No
     assert (found["action"], "for 1 min" in found["why"]) == ("fail", True)
     driver.checkpoint(1)  # completed long ago, by the scripted clock of the job
     now[0] = job_time() + 59
-    assert wait.look(job.client, job.client.view()) is None
+    assert wait.check(job.client, job.client.view()) is None
     now[0] = job_time() + 60
-    assert wait.look(job.client, job.client.view()) is not None
+    assert wait.check(job.client, job.client.view()) is not None
 
 
 def job_time() -> float:
@@ -211,7 +211,7 @@ def test_deferred_each_watch_is_held_by_the_triggerer(job: Job, launch: Any) -> 
     trigger: Any = caught.value.trigger
     path, arguments = trigger.serialize()
     assert path.endswith("TidegateSuperviseTrigger")
-    assert STEP_TRIGGERS["supervise"](**arguments).question() == SuperviseWait(
+    assert STEP_TRIGGERS["supervise"](**arguments).job_wait() == SuperviseWait(
         no_progress_s=1800.0, owner="airflow:d/r1/s"
     )
     lost = {"wait": trigger.wait, "failure": {"code": "driver_lost", "message": "gone", "final": False}}

@@ -7,14 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_tidegate.waits.supervision_policy import Limits, Seen, decide
+from airflow_tidegate.waits.supervision_policy import DriverObservation, SupervisionLimits, decide_supervision
 
-LIMITS = Limits(max_relaunches=2, window=timedelta(hours=1), no_progress=timedelta(minutes=30))
-DEAD = Seen(now_s=10_000.0, lost="its process 7 is gone", launched_s=[1_000.0], progressed_s=9_999.0)
+LIMITS = SupervisionLimits(max_relaunches=2, window=timedelta(hours=1), no_progress=timedelta(minutes=30))
+DEAD = DriverObservation(now_s=10_000.0, lost="its process 7 is gone", launched_s=[1_000.0], progressed_s=9_999.0)
 
 
-def action(seen: Seen, limits: Limits = LIMITS) -> str:
-    return decide(seen, limits).action
+def action(seen: DriverObservation, limits: SupervisionLimits = LIMITS) -> str:
+    return decide_supervision(seen, limits).action
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_relaunches_are_counted_within_the_window(launched_s: list[float], expec
 
 
 def test_a_spent_budget_says_how_often_and_what_to_do() -> None:
-    decision = decide(replace(DEAD, launched_s=[1_000.0, 9_000.0, 9_900.0]), LIMITS)
+    decision = decide_supervision(replace(DEAD, launched_s=[1_000.0, 9_000.0, 9_900.0]), LIMITS)
     assert "relaunched 2 times within 1 h already, of 2" in decision.why
     assert "restore the job" in decision.remedy
 
@@ -51,7 +51,7 @@ def test_a_driver_that_may_still_be_starting_is_given_its_time() -> None:
 
 
 def test_a_job_that_is_meant_to_be_over_is_not_relaunched() -> None:
-    decision = decide(replace(DEAD, meant_to_end_by="cli"), LIMITS)
+    decision = decide_supervision(replace(DEAD, meant_to_end_by="cli"), LIMITS)
     assert (decision.action, "cli wants" in decision.why) == ("end", True)
 
 
@@ -61,12 +61,12 @@ def test_the_end_goes_before_everything() -> None:
 
 @pytest.mark.parametrize(("progressed_s", "expected"), [(8_200.1, "watch"), (8_200.0, "fail")])
 def test_a_job_that_lives_and_does_not_move_wakes_somebody(progressed_s: float, expected: str) -> None:
-    alive = Seen(now_s=10_000.0, progressed_s=progressed_s)
+    alive = DriverObservation(now_s=10_000.0, progressed_s=progressed_s)
     assert action(alive) == expected
     assert action(alive, replace(LIMITS, no_progress=None)) == "watch"
 
 
 def test_a_job_that_stands_still_for_want_of_a_verdict_says_so() -> None:
     """S7.8."""
-    decision = decide(Seen(now_s=10_000.0, progressed_s=0.0, waits_for_verdict=True), LIMITS)
+    decision = decide_supervision(DriverObservation(now_s=10_000.0, progressed_s=0.0, waits_for_verdict=True), LIMITS)
     assert "Approve or reject" in decision.remedy

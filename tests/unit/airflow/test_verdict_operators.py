@@ -301,4 +301,4 @@ def test_both_waits_can_be_held_by_the_triggerer(kind: str) -> None:
     trigger = TRIGGERS[kind](root="/r", job_id="j1", wait={"command_id": "c"} if kind == "commit" else {})
     path, arguments = trigger.serialize()
     assert path.endswith(type(trigger).__name__)
-    assert TRIGGERS[kind](**arguments).question() == trigger.question()
+    assert TRIGGERS[kind](**arguments).job_wait() == trigger.job_wait()

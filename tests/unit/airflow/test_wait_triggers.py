@@ -77,7 +77,7 @@ def test_a_trigger_made_again_from_its_serialised_form_waits_for_the_same(job: J
 def test_every_kind_of_wait_has_its_own_trigger_class_and_survives_serialisation(job: Job) -> None:
     wait = EndOfDataWait(sources=("a", "b"), played_all=("c",))
     trigger = TRIGGERS["end_of_data"](root=str(job.root), job_id="j1", wait=wait.fields())
-    assert again(trigger).question() == wait
+    assert again(trigger).job_wait() == wait
     assert len(set(TRIGGERS.values())) == len(TRIGGERS) == 10
 
 
@@ -200,7 +200,7 @@ def test_a_trigger_in_a_triggerer_holds_its_event_back_until_the_scheduler_has_h
 
     driver.checkpoint(1)
     trigger = checkpoint_trigger(job)
-    monkeypatch.setattr("airflow_tidegate.triggers.job_triggers.LETTING_GO_S", 10.0)
+    monkeypatch.setattr("airflow_tidegate.triggers.job_triggers.CANCEL_GRACE_S", 10.0)
     monkeypatch.setattr("airflow_tidegate.triggers.job_triggers.asyncio.sleep", sleep)
     assert "found" in fire(trigger)
     assert pauses == [], "`dag.test` runs triggers by itself"

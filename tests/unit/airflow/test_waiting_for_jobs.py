@@ -13,14 +13,14 @@ from airflow_tidegate.operators.snapshots import TidegateTriggerSavepointOperato
 from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
 from airflow_tidegate.sensors.end_of_data import TidegateEndOfDataSensor
 from airflow_tidegate.version_compat import (
-    TRIGGER_SLACK,
+    TRIGGER_TIMEOUT_MARGIN,
     AirflowException,
     AirflowFailException,
     AirflowSensorTimeout,
     TaskDeferred,
 )
 from airflow_tidegate.waits.job_waits import CheckpointWait, CommandWait, StatusWait
-from airflow_tidegate.waits.watch import LAUNCH_GRACE_S, Watch
+from airflow_tidegate.waits.watch import LAUNCH_GRACE_S, WaitRunner
 from tidegate.errors import DriverLostError, JobFailedError, WaitTimeoutError
 from tidegate.jobs.launches import record_launch, record_process
 from tidegate.jobs.records import Launch
@@ -49,8 +49,8 @@ class Clocks:
     def __init__(self) -> None:
         self.wall, self.monotonic = 1000.0, 5.0
 
-    def watch(self, job: Job, wait: Any, deadline_at: float | None = None) -> Watch:
-        return Watch(
+    def watch(self, job: Job, wait: Any, deadline_at: float | None = None) -> WaitRunner:
+        return WaitRunner(
             job.client,
             wait,
             deadline_at=deadline_at,
@@ -183,15 +183,15 @@ def test_a_rescheduled_sensor_notices_a_dead_driver_within_one_poke(
 def test_a_driver_whose_heartbeat_stands_still_is_noticed(job: Job, driver: ScriptedDriver) -> None:
     clocks = Clocks()
     watch = clocks.watch(job, CheckpointWait(count=1))
-    assert watch.step() is None
+    assert watch.poll() is None
     clocks.monotonic += 29
     driver.beat()
-    assert watch.step() is None
+    assert watch.poll() is None
     clocks.monotonic += 29
-    assert watch.step() is None
+    assert watch.poll() is None
     clocks.monotonic += 2
     with pytest.raises(DriverLostError, match="no heartbeat for 31 s; no launch of it is recorded"):
-        watch.step()
+        watch.poll()
 
 
 def test_a_driver_whose_process_here_is_gone_is_noticed_at_the_second_look(
@@ -200,9 +200,9 @@ def test_a_driver_whose_process_here_is_gone_is_noticed_at_the_second_look(
     gone = Launch(1, 1, "local", "here", NOW, (), "n", pid=4711)
     monkeypatch.setattr("airflow_tidegate.waits.job_reader.local_death", lambda *_: gone)
     watch = Clocks().watch(job, CheckpointWait(count=1))
-    assert watch.step() is None, "its last words may have come after the first look"
+    assert watch.poll() is None, "its last words may have come after the first look"
     with pytest.raises(DriverLostError, match="4711"):
-        watch.step()
+        watch.poll()
 
 
 def test_last_words_of_a_process_that_is_gone_are_heard(
@@ -211,21 +211,21 @@ def test_last_words_of_a_process_that_is_gone_are_heard(
     gone = Launch(1, 1, "local", "here", NOW, (), "n", pid=4711)
     monkeypatch.setattr("airflow_tidegate.waits.job_reader.local_death", lambda *_: gone)
     watch = Clocks().watch(job, StatusWait(spec=1, statuses=("FINISHED",)))
-    assert watch.step() is None
+    assert watch.poll() is None
     driver.status("FINISHED")
-    assert watch.step() is not None
+    assert watch.poll() is not None
 
 
 def test_a_driver_that_never_begins_is_noticed(job: Job) -> None:
     job.submit()
     clocks = Clocks()
     watch = clocks.watch(job, StatusWait(spec=1, statuses=("RUNNING",)))
-    assert watch.step() is None
+    assert watch.poll() is None
     clocks.monotonic += LAUNCH_GRACE_S - 1
-    assert watch.step() is None
+    assert watch.poll() is None
     clocks.monotonic += 1
     with pytest.raises(DriverLostError, match="has not begun"):
-        watch.step()
+        watch.poll()
 
 
 def test_a_driver_that_waits_in_a_clusters_queue_is_not_lost(job: Job) -> None:
@@ -234,19 +234,19 @@ def test_a_driver_that_waits_in_a_clusters_queue_is_not_lost(job: Job) -> None:
     record_process(job.client.store, job.client.layout, replace(launch, external_id="application_1_2"))
     clocks = Clocks()
     watch = clocks.watch(job, StatusWait(spec=1, statuses=("RUNNING",)))
-    assert watch.step() is None
+    assert watch.poll() is None
     clocks.monotonic += 100 * LAUNCH_GRACE_S
-    assert watch.step() is None
+    assert watch.poll() is None
 
 
 def test_a_wait_ends_at_its_deadline_and_not_before(job: Job, driver: ScriptedDriver) -> None:
     clocks = Clocks()
     watch = clocks.watch(job, CheckpointWait(count=1), deadline_at=1060.0)
     clocks.wall = 1059.9
-    assert watch.step() is None
+    assert watch.poll() is None
     clocks.wall = 1060.0
     with pytest.raises(WaitTimeoutError, match="60 s"):
-        watch.step()
+        watch.poll()
 
 
 def test_an_answer_that_came_before_the_deadline_was_noticed_counts(job: Job, driver: ScriptedDriver) -> None:
@@ -254,20 +254,20 @@ def test_an_answer_that_came_before_the_deadline_was_noticed_counts(job: Job, dr
     job.client.send("savepoint", command_id="c", issued_by="t")
     watch = clocks.watch(job, CommandWait(command_id="c"), deadline_at=1000.0)
     driver.answer("c", path="p")
-    assert watch.step() is not None
+    assert watch.poll() is not None
 
 
 def test_a_status_wait_ends_when_a_newer_submission_takes_over(job: Job, driver: ScriptedDriver) -> None:
     driver.status("FINISHED")
     job.submit("second")
     with pytest.raises(Exception, match="submission 2 took over"):
-        Clocks().watch(job, StatusWait(spec=1, statuses=("RUNNING",))).step()
+        Clocks().watch(job, StatusWait(spec=1, statuses=("RUNNING",))).poll()
 
 
 def test_a_job_that_failed_is_a_job_failed_error(job: Job, driver: ScriptedDriver) -> None:
     driver.status("FAILED", reason="boom")
     with pytest.raises(JobFailedError, match="boom"):
-        Clocks().watch(job, StatusWait(spec=1, statuses=("RUNNING",))).step()
+        Clocks().watch(job, StatusWait(spec=1, statuses=("RUNNING",))).poll()
 
 
 def test_a_sensor_that_takes_too_long_times_out_as_airflow_sensors_do(job: Job, driver: ScriptedDriver) -> None:
@@ -282,7 +282,7 @@ def test_airflow_ends_a_deferred_sensor_that_nobody_answers_some_time_after_its_
     """A store that hangs, or no triggerer."""
     with pytest.raises(TaskDeferred) as deferred:
         checkpoint_sensor(timeout=60, deferrable=True).execute(job.context("s"))
-    assert deferred.value.timeout == timedelta(seconds=60) + TRIGGER_SLACK
+    assert deferred.value.timeout == timedelta(seconds=60) + TRIGGER_TIMEOUT_MARGIN
 
 
 def test_airflows_setting_says_what_is_deferred_that_does_not_say_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tidegate import DataGen, Pipeline, Stream, tumbling
-from tidegate.api.foreign_names import ON_STREAMS
+from tidegate.api.foreign_names import STREAM_NAMES
 from tidegate.errors import PipelineError
 
 SCHEMA = pa.schema(
@@ -55,8 +55,8 @@ def test_a_name_of_another_library_says_what_to_use(stream: Any, name: str, use:
 
 def test_no_name_that_a_stream_has_is_called_foreign(stream: Stream) -> None:
     named = {name for name in dir(type(stream)) if not name.startswith("_")}
-    foreign = set(ON_STREAMS) - named
-    assert {"map", "withColumn", "toDF"} <= foreign and all(ON_STREAMS[name] for name in foreign)
+    foreign = set(STREAM_NAMES) - named
+    assert {"map", "withColumn", "toDF"} <= foreign and all(STREAM_NAMES[name] for name in foreign)
 
 
 def test_other_names_get_the_nearest_one_and_python_its_own_way(stream: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.errors import OptionError, PipelineError
-from tidegate.jobs.artifacts.packed_pipeline import describe, packed
+from tidegate.jobs.artifacts.packed_pipeline import describe, pack_pipeline
 
 GOOD = """
     import pyarrow as pa
@@ -190,7 +190,7 @@ def test_packages_of_a_packed_pipeline_beside_it_are_found_last(tmp_path: Path) 
         ("flows_beside.py", b"from flows_words import WORD"),
         ("site-packages/flows_words.py", b"WORD = 'numbers'"),
     )
-    (tmp_path / "beside.zip").write_bytes(packed(describe("flows_beside:build", [], files), files))
+    (tmp_path / "beside.zip").write_bytes(pack_pipeline(describe("flows_beside:build", [], files), files))
     other = tmp_path / "other.zip"
     other.write_bytes(b"no zip")
     sys.path[:0] = [str(tmp_path / "beside.zip"), str(other), str(tmp_path / "gone.zip")]

@@ -28,7 +28,7 @@ from tidegate import (
     value_state,
 )
 from tidegate.errors import PipelineError
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import make_execution_plan
 
 SCHEMA = pa.schema(
     [
@@ -679,7 +679,7 @@ def test_idleness_and_alignment_that_mean_nothing_are_refused(
 def test_a_watermark_that_cannot_pause_its_source_cannot_align(p: Pipeline, flights: Stream) -> None:
     flights.filter(pc.field("seats") > 0).write(Discard(), uid="raw")
     flights.with_watermark("time", "0 s", group="g", max_drift="1 s").write(Discard(), uid="out")
-    error = refusal(lambda: plan(p.build(), 2, 128))
+    error = refusal(lambda: make_execution_plan(p.build(), 2, 128))
     assert "group 'g' is not at its source" in error.what
 
 

@@ -16,13 +16,13 @@ import tidegate
 from tidegate import DataGen, Discard, Pipeline, Stream, count, mean, tumbling
 from tidegate.api.draft.column_checks import require_key
 from tidegate.errors import PipelineError
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.joins.join_specs import BroadcastJoinSpec
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.row_specs import ProjectSpec
 from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.operators.windows.window_specs import WindowAggSpec
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import make_execution_plan
 from tidegate.plan.graph_text import explain_graph
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 
@@ -88,9 +88,9 @@ def test_the_pipeline_of_the_design_gives_its_graph() -> None:
     assert isinstance(spec, WindowAggSpec)
     assert (spec.keys, spec.time_column, spec.time_unit) == (("name",), "time", "us")
     assert (spec.size_us, spec.offset_us) == (86_400_000_000, 0)
-    assert spec.aggregates == (Agg("flights", "count"), Agg("delay", "mean", "delay"))
+    assert spec.aggregates == (BoundAggregate("flights", "count"), BoundAggregate("delay", "mean", "delay"))
     assert spec.input_schema == graph.by_uid("names").schema
-    assert plan(graph, 2, 128).channels == 2 + 4 + 4
+    assert make_execution_plan(graph, 2, 128).channels == 2 + 4 + 4
 
 
 def test_what_is_written_through_goes_on_unchanged() -> None:
@@ -107,7 +107,7 @@ def test_what_is_written_through_goes_on_unchanged() -> None:
     graph = p.build()
     assert [(n.uid, n.kind) for n in graph.nodes][-3:] == [("raw", "sink"), ("daily", "window"), ("out", "sink")]
     assert graph.by_uid("daily").inputs == (Edge(2, "hash", ("carrier",)),)
-    assert [chain.name for chain in plan(graph, 2, 128).chains] == [
+    assert [chain.name for chain in make_execution_plan(graph, 2, 128).chains] == [
         "flights -> flights.watermark -> raw",
         "daily -> out",
     ]

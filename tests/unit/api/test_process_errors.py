@@ -29,7 +29,7 @@ from tidegate import (
     value_state,
 )
 from tidegate.errors import PipelineError
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import make_execution_plan
 
 ORDERS = pa.schema([("time", pa.timestamp("us")), ("order", pa.int64()), ("kind", pa.string())])
 PAID = pa.schema([("paid_at", pa.timestamp("us")), ("order_id", pa.int64()), ("order", pa.string())])
@@ -199,7 +199,7 @@ def test_the_graph_has_an_exchange_for_each_input(p: Pipeline, orders: Stream, p
     }
     assert [graph.by_uid(uid).kind for uid in edges] == ["co-process", "broadcast-process", "process"]
     assert "process Made by left order, right order_id: no states" in p.explain()
-    assert plan(graph, 2, 128).digest == plan(p.build(), 2, 128).digest
+    assert make_execution_plan(graph, 2, 128).digest == make_execution_plan(p.build(), 2, 128).digest
 
 
 def test_event_time_goes_through_a_process_that_keeps_its_column(orders: Stream, paid: Stream, rules: Stream) -> None:

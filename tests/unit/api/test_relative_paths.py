@@ -80,7 +80,7 @@ def test_a_restore_from_another_folder_keeps_the_recorded_one(
     first: tuple[JobClient, Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, spec = first
-    reign = client.log.reign(spec=1, launch=1)
+    reign = client.log.begin_generation(spec=1, launch=1)
     reign.append("status", {"status": "RUNNING"})
     data = {"checkpoint_id": 1, "kind": "checkpoint", "path": client.layout.checkpoint(1, 1)}
     reign.append("claim", {**data, "triggered_at": "now"})
@@ -91,12 +91,12 @@ def test_a_restore_from_another_folder_keeps_the_recorded_one(
     monkeypatch.chdir(tmp_path / "evening")
     kept = RelativePaths(str(tmp_path / "morning"))
     assert client.submit(restore=RestoreFrom("latest")).relative_paths == kept
-    client.log.reign(spec=2, launch=1).append("status", {"status": "FAILED"})
+    client.log.begin_generation(spec=2, launch=1).append("status", {"status": "FAILED"})
     given = client.submit(restore=RestoreFrom("latest"), arguments={"out": "other"})
     assert given.relative_paths == kept, "other arguments alone move nothing"
-    client.log.reign(spec=3, launch=1).append("status", {"status": "FAILED"})
+    client.log.begin_generation(spec=3, launch=1).append("status", {"status": "FAILED"})
     asked = RelativePaths("/dags", "/dags")
     assert client.submit(restore=RestoreFrom("latest"), relative_paths=asked).relative_paths == kept
-    client.log.reign(spec=4, launch=1).append("status", {"status": "FAILED"})
+    client.log.begin_generation(spec=4, launch=1).append("status", {"status": "FAILED"})
     again = client.submit(restore=RestoreFrom("latest"), arguments={"out": "o"}, relative_paths=asked)
     assert again.relative_paths == asked

@@ -12,7 +12,7 @@ import pytest
 
 from tidegate import DataGen, Pipeline, Stream, count, session, sliding, tumbling
 from tidegate.errors import PipelineError
-from tidegate.operators.joins.join_specs import Between, Sessions, StreamJoinSpec, Windows
+from tidegate.operators.joins.join_specs import IntervalMatch, SessionMatch, StreamJoinSpec, WindowMatch
 
 ORDERS = pa.schema(
     [
@@ -121,11 +121,11 @@ def test_keys_that_differ_as_a_dictionary_from_its_values_are_compared(orders: S
 @pytest.mark.parametrize(
     ("arguments", "bounds"),
     [
-        ({"between": ("-5 min", "10 min")}, Between(-300_000_000, 600_000_000)),
-        ({"between": ("- 5 s", "+1 s")}, Between(-5_000_000, 1_000_000)),
-        ({"between": (timedelta(seconds=-2), timedelta(0))}, Between(-2_000_000, 0)),
-        ({"ttl": "1 day"}, Between(-86_400_000_000, 86_400_000_000)),
-        ({"window": tumbling("1 h", "5 min")}, Windows(3_600_000_000, 3_600_000_000, 300_000_000)),
+        ({"between": ("-5 min", "10 min")}, IntervalMatch(-300_000_000, 600_000_000)),
+        ({"between": ("- 5 s", "+1 s")}, IntervalMatch(-5_000_000, 1_000_000)),
+        ({"between": (timedelta(seconds=-2), timedelta(0))}, IntervalMatch(-2_000_000, 0)),
+        ({"ttl": "1 day"}, IntervalMatch(-86_400_000_000, 86_400_000_000)),
+        ({"window": tumbling("1 h", "5 min")}, WindowMatch(3_600_000_000, 3_600_000_000, 300_000_000)),
         ({}, None),
     ],
 )
@@ -227,10 +227,10 @@ def test_rows_that_would_wait_for_ever_are_refused(p: Pipeline, how: Any, bounde
 
 def test_windows_may_slide_or_be_sessions_but_not_of_the_clock(orders: Stream, payments: Stream) -> None:
     joined = orders.join(payments, "order", window=sliding("60 s", "20 s", "5 s"), suffix="_p", uid="j")
-    assert spec_of(joined).bounds == Windows(60_000_000, 20_000_000, 5_000_000)
+    assert spec_of(joined).bounds == WindowMatch(60_000_000, 20_000_000, 5_000_000)
     call: dict[str, Any] = {"on": "order", "suffix": "_p", "uid": "s"}
     together = orders.join(payments, window=session("5 min"), **call)
-    assert spec_of(together).bounds == Sessions(300_000_000)
+    assert spec_of(together).bounds == SessionMatch(300_000_000)
     assert together.schema.names[-2:] == ["window_start", "window_end"] and together._event_time.column == "time"
     error = refusal(lambda: orders.join(payments, window=session("5 min", time="processing"), **call))
     assert "over event time only" in error.what

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pytest
 
-from tidegate.api.loader.function_arguments import call_with
+from tidegate.api.loader.function_arguments import call_function
 from tidegate.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def by_dataclass(arguments: Arguments) -> Arguments:
 
 def refusal(function: Callable[..., object], arguments: Mapping[str, Any]) -> PipelineError:
     with pytest.raises(PipelineError) as caught:
-        call_with(function, arguments, "pipeline flows:build")
+        call_function(function, arguments, "pipeline flows:build")
     assert caught.value.remedy
     assert caught.value.where.startswith("pipeline flows:build")
     return caught.value
@@ -58,7 +58,7 @@ def test_a_function_of_one_mapping_gets_it_as_it_is() -> None:
         return args
 
     for function in (plain, annotated, late, dict):
-        assert call_with(function, {"rows": "5"}, "") == {"rows": "5"}
+        assert call_function(function, {"rows": "5"}, "") == {"rows": "5"}
 
 
 def test_an_annotation_that_cannot_be_looked_up_hides_no_other_one() -> None:
@@ -70,16 +70,16 @@ def test_an_annotation_that_cannot_be_looked_up_hides_no_other_one() -> None:
     def of_two(amount: Decimal, rows: int) -> tuple[Any, int]:
         return amount, rows
 
-    assert call_with(of_one, {"day": "2026-01-01"}, "") == date(2026, 1, 1)
-    assert call_with(of_two, {"amount": "1.5", "rows": "3"}, "") == ("1.5", 3)
+    assert call_function(of_one, {"day": "2026-01-01"}, "") == date(2026, 1, 1)
+    assert call_function(of_two, {"amount": "1.5", "rows": "3"}, "") == ("1.5", 3)
     assert "is not of type int" in refusal(of_two, {"amount": 1, "rows": "many"}).what
 
 
 def test_texts_of_the_command_line_become_what_the_signature_says() -> None:
     given = {"flights": "s3://a", "rows": "12", "delay": "5 min"}
-    assert call_with(by_name, given, "") == ("s3://a", 12, timedelta(minutes=5))
-    assert call_with(by_name, {"flights": "x"}, "") == ("x", 10, timedelta(0))
-    assert call_with(by_dataclass, {"flights": "x", "rows": 3, "tags": ["a"]}, "") == Arguments("x", 3, ["a"])
+    assert call_function(by_name, given, "") == ("s3://a", 12, timedelta(minutes=5))
+    assert call_function(by_name, {"flights": "x"}, "") == ("x", 10, timedelta(0))
+    assert call_function(by_dataclass, {"flights": "x", "rows": 3, "tags": ["a"]}, "") == Arguments("x", 3, ["a"])
 
 
 @pytest.mark.parametrize("function", [by_name, by_dataclass])
@@ -137,7 +137,7 @@ def test_every_type_takes_what_json_and_the_command_line_can_say(type_: Any, giv
         a: Any
 
     One.__annotations__["a"] = type_
-    made = call_with(by_annotation(One), {"a": given}, "")
+    made = call_function(by_annotation(One), {"a": given}, "")
     assert made.a == wanted and type(made.a) is type(wanted)  # type: ignore[attr-defined]
 
 
@@ -179,10 +179,10 @@ def test_a_function_may_take_any_further_names() -> None:
     def build(flights: str, **more: Any) -> tuple[Any, ...]:
         return flights, more
 
-    assert call_with(lambda flights, rows: (flights, rows), {"flights": 1, "rows": 2}, "") == (1, 2)
+    assert call_function(lambda flights, rows: (flights, rows), {"flights": 1, "rows": 2}, "") == (1, 2)
 
     def both(flights: str, rows: int, **more: Any) -> tuple[Any, ...]:
         return flights, rows, more
 
-    assert call_with(both, {"flights": "x", "rows": "1", "z": "2"}, "") == ("x", 1, {"z": "2"})
-    assert call_with(build, {"flights": "x", "z": "2"}, "") == ("x", {"z": "2"})
+    assert call_function(both, {"flights": "x", "rows": "1", "z": "2"}, "") == ("x", 1, {"z": "2"})
+    assert call_function(build, {"flights": "x", "z": "2"}, "") == ("x", {"z": "2"})

@@ -407,7 +407,7 @@ def test_a_frame_beyond_its_bound_is_refused_before_its_payload(resources: ExitS
 
 
 def test_an_answer_to_no_farewell_is_detected(resources: ExitStack) -> None:
-    assert "nobody said" in Impostor(resources).failure_after(wire_format.farewell_frame(Kind.FAREWELL_SEEN))
+    assert "nobody said" in Impostor(resources).failure_after(wire_format.close_frame(Kind.CLOSE_ACK))
 
 
 def test_frames_cut_anywhere_by_the_network_arrive_whole(resources: ExitStack) -> None:
@@ -519,7 +519,7 @@ def test_a_barrier_is_announced_and_what_lies_in_front_of_it_told_without_pollin
     slots = start_slots(resources, 2, {0: (0, 1)}, 10_000)
     output, received = slots.channels[0]
     announced: list[Element] = []
-    received.announce_to(announced.append)
+    received.on_barrier_queued(announced.append)
     in_front: list[Element] = []
     while output.has_capacity():
         in_front += [rows(100, len(in_front)), Watermark(len(in_front))]
@@ -530,10 +530,10 @@ def test_a_barrier_is_announced_and_what_lies_in_front_of_it_told_without_pollin
         output.send(event)
     slots.wait(lambda: len(announced) == 3)
     assert announced == [*barriers, EndOfPartition()]
-    assert received.ahead_of(1) == in_front
+    assert received.queued_before(1) == in_front
     assert slots.poll(0) == in_front.pop(0)
-    assert received.ahead_of(2) == [*in_front, barriers[0], EndOfData(True)]
-    assert received.ahead_of(3) == [*in_front, barriers[0], EndOfData(True), barriers[1]]
+    assert received.queued_before(2) == [*in_front, barriers[0], EndOfData(True)]
+    assert received.queued_before(3) == [*in_front, barriers[0], EndOfData(True), barriers[1]]
     for element in in_front:
         assert slots.poll(0) == element
 
@@ -542,14 +542,14 @@ def test_what_is_in_front_of_a_barrier_can_be_told_while_more_arrives(resources:
     """S3.7: the queue is filled by the I/O thread."""
     slots = start_slots(resources, 2, {0: (0, 1)}, 2**30)
     output, received = slots.channels[0]
-    received.announce_to(lambda _: None)
+    received.on_barrier_queued(lambda _: None)
     output.send(rows(3))
     output.send(CheckpointBarrier(1, "checkpoint", 0))
     slots.wait(lambda: received.queued_bytes > 0)
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(lambda: [output.send(Watermark(n)) for n in range(20_000)])
         while not sending.done():
-            assert [e for e in received.ahead_of(1) if isinstance(e, pa.RecordBatch)] == [rows(3)]
+            assert [e for e in received.queued_before(1) if isinstance(e, pa.RecordBatch)] == [rows(3)]
         sending.result(WAIT_S)
 
 

@@ -56,7 +56,7 @@ def test_barriers_and_the_end_are_announced_when_they_enter_and_nothing_else_is(
     """S3.7."""
     channel = MemoryChannel(1_000)
     announced: list[Announced] = []
-    channel.announce_to(announced.append)
+    channel.on_barrier_queued(announced.append)
     for element in (BATCH, Watermark(5), barrier(1), EndOfData(True), barrier(2), EndOfPartition()):
         channel.send(element)
     assert announced == [barrier(1), barrier(2), EndOfPartition()]
@@ -65,14 +65,14 @@ def test_barriers_and_the_end_are_announced_when_they_enter_and_nothing_else_is(
 def test_what_lies_in_front_of_a_barrier_or_the_end_is_told_and_stays() -> None:
     """S3.7."""
     channel = MemoryChannel(1_000)
-    channel.announce_to(lambda _: None)
+    channel.on_barrier_queued(lambda _: None)
     elements = [BATCH, Watermark(5), barrier(1), BATCH, barrier(2), Watermark(6), EndOfPartition()]
     for element in elements:
         channel.send(element)
     assert channel.poll() is BATCH
-    assert channel.ahead_of(1) == [Watermark(5)]
-    assert channel.ahead_of(2) == [Watermark(5), barrier(1), BATCH]
-    assert channel.ahead_of(3) == elements[1:-1]
+    assert channel.queued_before(1) == [Watermark(5)]
+    assert channel.queued_before(2) == [Watermark(5), barrier(1), BATCH]
+    assert channel.queued_before(3) == elements[1:-1]
     assert [channel.poll() for _ in elements[1:]] == elements[1:]
 
 

@@ -45,7 +45,7 @@ from tidegate.channel.control.protocol_codec import Message, message_document, m
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.channel.failures import ProtocolError
 from tidegate.channel.tcp.handshake import WIRE_VERSION
-from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.history.verdicts import WithheldRange
 
 GOLDEN = Path(__file__).parent / "golden" / f"control-messages-v{WIRE_VERSION}.json"
 SOURCE = SourceMetrics("flights", 9, False, {"paused": "too much is not committed"}, {"bad_records": 1})
@@ -57,7 +57,7 @@ EXAMPLES: tuple[Message, ...] = (
     Complete(7, 2, 31),
     Durable(7, True),
     Commit(7, 2, 33),
-    Quarantine("quarantine", Withheld(5, (6, 7), "anna", "wrong rates")),
+    Quarantine("quarantine", WithheldRange(5, (6, 7), "anna", "wrong rates")),
     PauseSources(True),
     AlignSources({"g": GroupWatermark(MIN_WATERMARK, (0, 1), MAX_WATERMARK), "h": GroupWatermark(1, None, 2)}),
     LetFinish(),

@@ -62,8 +62,8 @@ def test_the_bytes_of_an_event_are_those_of_version_1(event: Event, frame: str) 
 
 def test_the_bytes_of_credit_and_farewell_are_those_of_version_1() -> None:
     assert wire_format.credit_frame(7, 4096) == bytes.fromhex("08000000 07000000 00000000 08000000 0010000000000000")
-    assert wire_format.farewell_frame(Kind.FAREWELL) == bytes.fromhex("09000000 ffffffff 00000000 00000000")
-    assert wire_format.farewell_frame(Kind.FAREWELL_SEEN) == bytes.fromhex("0a000000 ffffffff 00000000 00000000")
+    assert wire_format.close_frame(Kind.CLOSE) == bytes.fromhex("09000000 ffffffff 00000000 00000000")
+    assert wire_format.close_frame(Kind.CLOSE_ACK) == bytes.fromhex("0a000000 ffffffff 00000000 00000000")
 
 
 @given(EVENTS, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))

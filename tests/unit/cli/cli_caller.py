@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.main import main
 from tidegate.cli.output import Output
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.decision_log import DecisionLog, Reign
-from tidegate.jobs.launch.driver_requirements import require_machine
+from tidegate.jobs.decision_log import DecisionLog, GenerationLog
+from tidegate.jobs.launch.driver_requirements import require_driver_machine
 from tidegate.jobs.launch.local import driver_command
 from tidegate.jobs.launches import record_launch
 from tidegate.jobs.records import Command, CommandResult, Launch, Spec, StatusHint, encode
@@ -29,7 +29,7 @@ class Driver:
 
     client: JobClient
     spec: Spec
-    reign: Reign
+    reign: GenerationLog
     beats: int = 0
 
     def beat(self, **data: Any) -> None:
@@ -102,7 +102,7 @@ class Caller:
     def begin(self, client: JobClient, spec: Spec) -> Driver:
         """Begin a driver's reign."""
         log = DecisionLog(client.store, client.layout, lambda: NOW, lambda: secrets.token_hex(8))
-        self.driver = Driver(client, spec, log.reign(spec=spec.number, launch=1))
+        self.driver = Driver(client, spec, log.begin_generation(spec=spec.number, launch=1))
         return self.driver
 
     def launch(self, client: JobClient, spec: Spec) -> Launch:
@@ -117,9 +117,9 @@ class Caller:
     def __call__(self, *words: str, root: bool = True) -> Answer:
         """Run a verb; `root`: with --root."""
 
-        def surroundings(output: Output) -> Surroundings:
-            require = require_machine if self.looks_at_machine else lambda *_: None
-            return Surroundings(output, self.environment, self.launch, require, self.sleep, lambda: self.elapsed_s)
+        def surroundings(output: Output) -> CliEnvironment:
+            require = require_driver_machine if self.looks_at_machine else lambda *_: None
+            return CliEnvironment(output, self.environment, self.launch, require, self.sleep, lambda: self.elapsed_s)
 
         place = ("--root", self.root) if root else ()
         self.capsys.readouterr()

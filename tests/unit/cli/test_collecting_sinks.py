@@ -10,7 +10,7 @@ from cli_caller import Caller
 from test_committing_late import Pinned
 
 from tidegate.coordinator import events as ev
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, write_pinned_graph
 
 OLD_S = 946_684_800
 """Seconds since the epoch: in the year 2000."""
@@ -24,7 +24,7 @@ class Committed(Pinned):
         self.job.reign.append("status", {"status": "RUNNING"})
         for n in (1, 2, 3):
             self.run.pump(10)
-            self.run.ask(ev.Request("checkpoint", request_id=f"c{n}"))
+            self.run.ask(ev.SnapshotRequest("checkpoint", request_id=f"c{n}"))
             self.run.pump(10)
         self.run.crash()
         self.job.reign.append("status", {"status": "CANCELED"})
@@ -67,13 +67,13 @@ def test_places_of_older_submissions_are_gone_through_or_told(
     committed.grow_old()
     client = committed.client
     told = {"out": f"Parquet({str(committed.out)!r})"}
-    pin_graph(client.store, client.layout, PinnedGraph(1, 2, 128, {}, "now", told))
+    write_pinned_graph(client.store, client.layout, PinnedGraph(1, 2, 128, {}, "now", told))
     committed.file.write_text(committed.file.read_text() + "\n# another version\n")
     arguments = {"out": str(tmp_path / "elsewhere")}
     spec = client.submit(
         pipeline=f"{committed.file}:build", arguments=arguments, options={"parallelism": 2}, fresh=True
     )
-    client.log.reign(spec=spec.number, launch=1).append("status", {"status": "RUNNING"})
+    client.log.begin_generation(spec=spec.number, launch=1).append("status", {"status": "RUNNING"})
     would = tidegate("gc", "flights", "--sinks", "--dry-run", "--json").document
     assert [(one["sink"], one["files"]) for one in would["in_sinks"]] == [(told["out"], 6)]
     client.store.delete(client.layout.artifact_code(client.spec(1).artifact))

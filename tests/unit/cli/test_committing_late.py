@@ -13,7 +13,7 @@ from cli_caller import Caller, Driver
 from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.connectors.files.sink.file_writer import FileWriter
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.driver_job import Job
+from tidegate.coordinator.driver_job import DriverJob
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.records import RestoreFrom, StatusHint, encode
 from tidegate.subtask.chain import OperatorFailure
@@ -65,9 +65,9 @@ class Stopped(Pinned):
         super().__init__(tidegate, folder, "on_request")
         for n in (1, 2):
             self.run.pump(10)
-            self.run.ask(ev.Request("checkpoint", request_id=f"c{n}"))
+            self.run.ask(ev.SnapshotRequest("checkpoint", request_id=f"c{n}"))
         self.run.pump(10)
-        self.run.ask(ev.Request("stop-savepoint", request_id="s", stop="suspend"))
+        self.run.ask(ev.SnapshotRequest("stop-savepoint", request_id="s", stop="suspend"))
         self.run.to_end()
         stop = {"outcome": "commits_pending", "mode": "suspend", "uncommitted": [1, 2, 3]}
         self.job.reign.append("status", {"status": "STOPPED", "stop": stop})
@@ -161,11 +161,11 @@ def uncommitted(tidegate: Caller, folder: Path, monkeypatch: pytest.MonkeyPatch)
     """A job without a gate, failed: its stop-savepoint is complete, and its sink could not commit that."""
     failed = Pinned(tidegate, folder, "automatic")
     failed.run.pump(10)
-    failed.run.ask(ev.Request("checkpoint", request_id="c1"))
+    failed.run.ask(ev.SnapshotRequest("checkpoint", request_id="c1"))
     failed.run.pump(10)
     with monkeypatch.context() as broken, pytest.raises(OperatorFailure):
         broken.setattr(FileWriter, "commit", read_only)
-        failed.run.ask(ev.Request("stop-savepoint", request_id="s", stop="suspend"))
+        failed.run.ask(ev.SnapshotRequest("stop-savepoint", request_id="s", stop="suspend"))
         failed.run.to_end()
     stop = {"outcome": "savepoint_ok_stop_failed", "mode": "suspend", "checkpoint_id": 2}
     failed.job.reign.append("status", {"status": "FAILED", "reason": "not permitted", "stop": stop})
@@ -191,7 +191,7 @@ def test_what_a_job_without_a_gate_could_not_commit_is_committed(
     failed.file.write_text(PINNED)
     again = failed.job.submit(RestoreFrom("latest"))
     again.pump(10)
-    again.ask(ev.Request("stop-savepoint", request_id="s2", stop="suspend"))
+    again.ask(ev.SnapshotRequest("stop-savepoint", request_id="s2", stop="suspend"))
     again.to_end()
     assert len(failed.shown()) > len(shown) and failed.shown() == list(range(len(failed.shown())))
 
@@ -211,7 +211,7 @@ def test_a_late_commit_that_was_interrupted_is_repeated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken, suppress(KeyboardInterrupt):
-        broken.setattr(Job, "finish_quarantine", killed)
+        broken.setattr(DriverJob, "finish_quarantine_moves", killed)
         tidegate("commit-pending", "flights")
     shown = failed.shown()
     assert len(shown) > len(before) and not failed.client.view().checkpoints[1].committed
@@ -233,7 +233,7 @@ def test_behind_a_restore_of_the_latest_that_found_no_slots_it_is_approved_as_be
 ) -> None:
     """S7.8, S9.3: that restore, too, holds what waits."""
     refused = stopped.client.submit(restore=RestoreFrom("latest"))
-    driver = Driver(stopped.client, refused, stopped.client.log.reign(spec=refused.number, launch=9))
+    driver = Driver(stopped.client, refused, stopped.client.log.begin_generation(spec=refused.number, launch=9))
     driver.status("WAITING_FOR_SLOTS")
     driver.reign.append("failure", {"message": "no slots", "code": "slots"})
     driver.status("FAILED", reason="no slots")
@@ -251,7 +251,7 @@ def test_behind_a_submission_that_was_refused_a_restore_is_named_that_can_commit
 ) -> None:
     """S7.8, S9.3: it would have committed what waits, and came to nothing; the next takes the settings of before."""
     refused = stopped.client.submit(restore=RestoreFrom("latest"), options={"commit": "automatic"})
-    driver = Driver(stopped.client, refused, stopped.client.log.reign(spec=refused.number, launch=9))
+    driver = Driver(stopped.client, refused, stopped.client.log.begin_generation(spec=refused.number, launch=9))
     driver.reign.append("failure", {"message": "checkpoints wait for a verdict", "code": "snapshot"})
     driver.status("FAILED", reason="checkpoints wait for a verdict")
     assert stopped.client.view().uncommitted == (1, 2, 3)

@@ -10,7 +10,7 @@ from cli_caller import Caller
 from tidegate.cli.upkeep import doctor as doctor_verb
 from tidegate.cli.upkeep import installation_checks
 from tidegate.cli.upkeep.installation_checks import check_pyspark, check_python, check_slot_python
-from tidegate.jobs.launch.driver_requirements import Finding, check_java
+from tidegate.jobs.launch.driver_requirements import CheckResult, check_java
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_kernel_cache_that_cannot_be_written_is_a_problem(tmp_path: Path) -> N
 def test_doctor_prints_each_finding_and_exits_with_twelve_on_a_problem(
     tidegate: Caller, monkeypatch: pytest.MonkeyPatch, second_ok: bool, code: int
 ) -> None:
-    findings = [Finding("java", True, "17"), Finding("ports", second_ok, "loopback", "Allow TCP")]
+    findings = [CheckResult("java", True, "17"), CheckResult("ports", second_ok, "loopback", "Allow TCP")]
     monkeypatch.setattr(doctor_verb, "examine", lambda *given: findings)
     answer = tidegate("doctor")
     assert answer.code == code

@@ -7,7 +7,7 @@ import json
 import pytest
 from cli_caller import Caller, Driver
 
-from tidegate.jobs.client.staged_data import StagedData, StagedFile, files_staged
+from tidegate.jobs.client.staged_data import StagedData, StagedFile, staged_files_of
 
 GATE = {"commit": "on_request"}
 
@@ -86,7 +86,7 @@ def test_what_is_staged_is_shown_with_where_to_read_it(tidegate: Caller, driver:
     """S7.8."""
     files = [StagedFile("/out/_tidegate/staging/a.parquet.staged", 1200, 4096)]
     held = [
-        files_staged("out", 4, ".parquet", files),
+        staged_files_of("out", 4, ".parquet", files),
         StagedData("rows", 4, "table", 7, relation='"tidegate"."rows_1"', where="n = 1", place="db/sales"),
     ]
     operators = [{"subtasks": [{"handle": {"staged": [data.to_json() for data in held]}}]}]

@@ -12,7 +12,7 @@ from cli_caller import Caller, Driver
 
 from tidegate.cli import main as entry
 from tidegate.cli.output import Output, table
-from tidegate.cli.presentation import event_time, size
+from tidegate.cli.presentation import event_time_text, size_text
 from tidegate.errors import StoreError
 from tidegate.jobs.records import RestoreFrom
 
@@ -366,7 +366,7 @@ def test_the_progress_line_is_cut_to_the_terminal_and_wiped_before_a_result() ->
     out, err = io.StringIO(), Terminal()
     output = Output(out, err, columns=8)
     output.progress("0123456789")
-    output.say("done")
+    output.print("done")
     assert err.getvalue() == "\r\x1b[K0123456\r\x1b[K" and out.getvalue() == "done\n"
 
 
@@ -393,10 +393,10 @@ def test_tables_align_and_keep_no_blanks_at_the_end() -> None:
     ("size_bytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 2**40, "5.0 TiB"), (None, "-")]
 )
 def test_sizes_are_written_in_the_largest_unit_that_fits(size_bytes: object, text: str) -> None:
-    assert size(size_bytes) == text
+    assert size_text(size_bytes) == text
 
 
 def test_event_times_beyond_the_calendar_stay_numbers() -> None:
-    assert event_time(None) is None
-    assert event_time(-1) == "1969-12-31T23:59:59.999Z"
-    assert event_time(2**62) == f"{2**62} us"
+    assert event_time_text(None) is None
+    assert event_time_text(-1) == "1969-12-31T23:59:59.999Z"
+    assert event_time_text(2**62) == f"{2**62} us"

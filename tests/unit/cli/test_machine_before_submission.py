@@ -112,7 +112,7 @@ def test_a_submission_that_is_there_is_not_looked_at_again(here: Caller, monkeyp
     monkeypatch.setattr(
         driver_requirements,
         "check_loopback",
-        lambda: driver_requirements.Finding("ports", False, "its own driver has it"),
+        lambda: driver_requirements.CheckResult("ports", False, "its own driver has it"),
     )
     assert start(here, "--submission-id", "one").code == 0
 

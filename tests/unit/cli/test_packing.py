@@ -15,7 +15,7 @@ from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.cli.main import main
 from tidegate.cli.upkeep.pack import packed_pipeline, run_pip
 from tidegate.errors import PipelineError
-from tidegate.jobs.artifacts.artifact import materialise, pack, resolve_pipeline, upload
+from tidegate.jobs.artifacts.artifact import pack, resolve_pipeline, unpack_artifact, upload
 from tidegate.jobs.artifacts.packed_pipeline import DESCRIPTION, check_unpacked, read_packed
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.stores.in_memory import MemoryStore
@@ -81,7 +81,7 @@ def test_a_packed_pipeline_brings_its_packages_and_runs_from_the_job_directory(
     store = MemoryStore(secrets.token_hex(8))
     sha256 = upload(store, LAYOUT, pack(path))
     file.unlink()
-    materialise(store, LAYOUT, sha256, str(tmp_path / "unpacked"))
+    unpack_artifact(store, LAYOUT, sha256, str(tmp_path / "unpacked"))
     graph = load_pipeline(str(tmp_path / "unpacked"), target, {"rows": "5"})
     assert [node.uid for node in graph.nodes] == ["packed", "out"]
 

@@ -16,14 +16,14 @@ from cli_caller import Answer, Caller
 
 from tidegate.connectors.files.source.files import Files
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.driver_job import Job
+from tidegate.coordinator.driver_job import DriverJob
 from tidegate.coordinator.recovery.source_positions import check_positions
 from tidegate.errors import SnapshotError, StoreError
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.client.preflight import check_restore, graph_from
+from tidegate.jobs.client.preflight import graph_from, preflight_restore
 from tidegate.jobs.records import RestoreFrom, decode
-from tidegate.testing.collect_sink import forget_collected
+from tidegate.testing.collect_sink import clear_collected
 from tidegate.testing.in_process_job import InProcessJob
 
 CODE = """
@@ -72,7 +72,7 @@ class Case:
         words = ("snapshot", "check", f"{self.job.root}/{self.path}", pipeline)
         return self.tidegate(*words, "--args-json", json.dumps(self.arguments), "--json", *flags, root=False)
 
-    def submitted(self) -> tuple[Job, Any]:
+    def submitted(self) -> tuple[DriverJob, Any]:
         """A driver's job that restores it, before its first run, and what it found for that."""
         run = self.job.submit(RestoreFrom("savepoint", path=self.path))
         run.crash()
@@ -102,11 +102,11 @@ def case(tidegate: Caller, tmp_path: Path) -> Iterator[Case]:
     job = InProcessJob(lambda: space["build"](arguments), root=str(tmp_path / "root"))
     run = job.submit()
     run.pump(5)
-    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="now"))
     assert answer is not None and answer.ok, answer
     run.crash()
     yield Case(tidegate, tmp_path, job, answer.data["path"], arguments)
-    forget_collected(arguments["sink"])
+    clear_collected(arguments["sink"])
 
 
 def told(answer: Answer, verdict: str = "refused") -> list[tuple[str, str | None]]:
@@ -219,7 +219,7 @@ def test_an_outage_is_no_refusal_of_the_restore(
     def away(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(Files, "unavailable", away)
+    monkeypatch.setattr(Files, "unavailable_splits", away)
     job.check_sources(*found)
     assert "'rows' could not report its positions" in capsys.readouterr().out
 
@@ -228,7 +228,7 @@ def test_the_check_is_for_new_submissions(case: Case) -> None:
     """S5.5: after a checkpoint of its own a submission's sources are for its runs to judge."""
     run = case.job.submit(RestoreFrom("savepoint", path=case.path))
     run.pump(5)
-    assert run.ask(ev.Request("checkpoint", request_id="own")) is not None
+    assert run.ask(ev.SnapshotRequest("checkpoint", request_id="own")) is not None
     run.crash()
     (Path(case.arguments["files"]) / "2.parquet").unlink()
     found = run._job.find_restore()
@@ -249,7 +249,7 @@ def test_a_preflight_without_the_runtime_says_the_same(case: Case, tmp_path: Pat
     out = tmp_path / "graph.json"
     answer = case.check(case.pipeline(*([(changed[0], changed[1])] if changed else [])), "--write-graph", str(out))
     graph = graph_from(str(out), {})
-    found = check_restore(JobClient(case.job.root, "job"), RestoreFrom("savepoint", path=case.path), graph)
+    found = preflight_restore(JobClient(case.job.root, "job"), RestoreFrom("savepoint", path=case.path), graph)
     told = [f for f in answer.document["findings"] if f["code"] != "source"]
     assert found.verdict.to_json() == {"fits": answer.document["fits"], "findings": told}
     assert found.path == case.path and found.verdict.fits is not bool(changed)

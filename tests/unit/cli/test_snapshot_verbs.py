@@ -17,7 +17,7 @@ import tidegate as td
 from tidegate.coordinator import events as ev
 from tidegate.errors import OptionError, SnapshotError
 from tidegate.state.state_reader import spark_schema
-from tidegate.testing.collect_sink import CollectSink, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected
 from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
@@ -51,11 +51,11 @@ def savepoint(tmp_path: Path) -> Iterator[str]:
     job = InProcessJob(build, {"parallelism": 2}, root=str(tmp_path / "root"))
     run = job.submit()
     run.pump(6)
-    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="now"))
     assert answer is not None and answer.ok, answer
     yield f"{job.root}/{answer.data['path']}"
     run.crash()
-    forget_collected(sink)
+    clear_collected(sink)
 
 
 def test_inspect_shows_operators_states_positions_and_origin(tidegate: Caller, savepoint: str) -> None:

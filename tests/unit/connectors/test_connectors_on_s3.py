@@ -21,9 +21,9 @@ from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.text_sinks import JsonLines
 from tidegate.connectors.files.source.files import Files
 from tidegate.connectors.interface import SourceContext
-from tidegate.connectors.leftovers import StillNeeded
+from tidegate.connectors.leftovers import NeededTransactions
 from tidegate.errors import PipelineError
-from tidegate.testing.one_sink_job import Reign, numbers
+from tidegate.testing.one_sink_job import TestWriter, numbers
 
 _buckets = count()
 
@@ -57,8 +57,8 @@ def test_what_one_run_staged_on_s3_another_commits_and_files_reads_back(
 ) -> None:
     url = f"s3://{bucket}/out"
     sink = Parquet(url, storage_options=options, target_file_rows=2)
-    sink.check(Reign.schema)
-    reign = Reign()
+    sink.check(TestWriter.schema)
+    reign = TestWriter()
     first = sink.create_writer(reign.context())
     first.write(numbers(0, 2))
     first.write(numbers(2, 2))
@@ -82,29 +82,29 @@ def test_what_one_run_staged_on_s3_another_commits_and_files_reads_back(
     assert found == [0, 1, 2, 3]
     left = s3fs.S3FileSystem(**{**options, "secret": "hidden"}).find(f"{bucket}/out/_tidegate")
     assert [path.split("/")[-2] for path in left] == ["commits"]
-    sink.check(Reign.schema)
+    sink.check(TestWriter.schema)
 
 
 def test_a_partitioned_folder_on_s3_is_taken_back_to_a_snapshot(options: Mapping[str, Any], bucket: str) -> None:
     """S9.3."""
     sink = JsonLines(f"s3://{bucket}/out", storage_options=options, partition_by="p", compression="zstd")
-    schema = Reign.schema.append(pa.field("p", pa.string()))
+    schema = TestWriter.schema.append(pa.field("p", pa.string()))
     sink.check(schema)
-    writer = sink.create_writer(replace(Reign().context(), schema=schema))
+    writer = sink.create_writer(replace(TestWriter().context(), schema=schema))
     for n in (1, 2, 3):
         writer.write(pa.record_batch({"n": [n, -n], "p": ["a b", "ü/"]}, schema=schema))
         writer.commit(writer.prepare_commit(n)())
     sink.check(schema)
     files = s3fs.S3FileSystem(**{**options, "secret": "hidden"})
     assert len(files.glob(f"{bucket}/out/p=*/*.jsonl.zst")) == 6
-    sink.rewind_to(replace(Reign().context(0, 1), generation=2), 1)()
+    sink.rewind_to(replace(TestWriter().context(0, 1), generation=2), 1)()
     left = files.find(f"{bucket}/out")
     marked, noted = sorted(path.split("/", 3)[3] for path in left if "/_tidegate/" in path)
     assert noted.endswith("/rewound-1-4.json") and marked.startswith("commits/")
     assert sorted(path.split("/")[2] for path in left) == ["_tidegate", "_tidegate", "p=a b", "p=ü%2F"]
-    everybody, now = replace(Reign().context(0, 1), generation=2), datetime.now(UTC)
-    assert sink.collect(everybody, StillNeeded((), 0, now - timedelta(hours=1))).found == ()
-    (one,) = sink.collect(everybody, StillNeeded((), 0, now + timedelta(hours=1))).found
+    everybody, now = replace(TestWriter().context(0, 1), generation=2), datetime.now(UTC)
+    assert sink.collect(everybody, NeededTransactions((), 0, now - timedelta(hours=1))).found == ()
+    (one,) = sink.collect(everybody, NeededTransactions((), 0, now + timedelta(hours=1))).found
     assert (one.why, one.files) == ("markers", 1) and one.size_bytes > 0
     files.invalidate_cache()
     kept = [path.rsplit(".", 1)[-1] for path in files.find(f"{bucket}/out/_tidegate")]
@@ -122,10 +122,10 @@ def test_a_rival_on_s3_is_noticed_between_the_look_at_a_delta_log_and_the_append
     slot's loop from running, would hang here."""
     url = f"s3://{bucket}/table"
     sink = Delta(url, storage_options=options, target_file_rows=2, partition_by="p")
-    schema = Reign.schema.append(pa.field("p", pa.string()))
-    monkeypatch.setattr(Reign, "schema", schema)
+    schema = TestWriter.schema.append(pa.field("p", pa.string()))
+    monkeypatch.setattr(TestWriter, "schema", schema)
     sink.check(schema)
-    reign = Reign()
+    reign = TestWriter()
     zombie = sink.create_writer(reign.context())
     zombie.write(pa.record_batch({"n": range(4), "p": ["a b", "a b", "c", None]}, schema=schema))
     handles = zombie.prepare_commit(1)()
@@ -156,9 +156,9 @@ def test_a_rival_on_s3_is_noticed_between_the_look_at_a_delta_log_and_the_append
 
 def test_a_missing_bucket_is_named_before_the_start(options: Mapping[str, Any]) -> None:
     with pytest.raises(PipelineError, match="no-such-bucket"):
-        Parquet("s3://no-such-bucket/out", storage_options=options).check(Reign.schema)
+        Parquet("s3://no-such-bucket/out", storage_options=options).check(TestWriter.schema)
     with pytest.raises(PipelineError, match="no-such-bucket"):
-        Delta("s3://no-such-bucket/out", storage_options=options).check(Reign.schema)
+        Delta("s3://no-such-bucket/out", storage_options=options).check(TestWriter.schema)
     with pytest.raises(PipelineError, match="no-such-bucket"):
         Files("s3://no-such-bucket/in", storage_options=options).schema()
 
@@ -172,10 +172,10 @@ def test_an_object_that_was_replaced_by_one_of_its_size_is_refused_by_its_etag(
     source = Files(f"s3://{bucket}/in", storage_options=options)
     splits = source.discover(1)
     assert splits[0].data["etag"]
-    assert source.unavailable(splits) == []
+    assert source.unavailable_splits(splits) == []
     with fsspec.open(url, "wb", **{**options, "secret": "hidden"}) as file:
         file.write(b"n\n2\n")
-    assert "ETag was" in dict(source.unavailable(splits))[splits[0].split_id]
+    assert "ETag was" in dict(source.unavailable_splits(splits))[splits[0].split_id]
     reader = source.create_reader(SourceContext("files", 0, 1))
     reader.add_splits(splits)
     with pytest.raises(PipelineError, match=r"changed while.*a\.csv.*ETag was"):

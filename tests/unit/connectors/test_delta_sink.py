@@ -22,12 +22,12 @@ from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.transactions import Committable
 from tidegate.errors import TidegateError
-from tidegate.testing.one_sink_job import Reign, numbers
+from tidegate.testing.one_sink_job import TestWriter, numbers
 
 APPLICATION = "tidegate:job-1,lineage-1,out,0"
 
 
-def writer_of(folder: Path, reign: Reign, subtask: int = 0) -> SinkWriter:
+def writer_of(folder: Path, reign: TestWriter, subtask: int = 0) -> SinkWriter:
     return Delta(folder, target_file_rows=2).create_writer(reign.context(subtask))
 
 
@@ -61,9 +61,9 @@ def left_staged(folder: Path) -> list[Path]:
 
 def test_nothing_of_the_table_is_there_before_the_first_commit(tmp_path: Path) -> None:
     sink = Delta(tmp_path / "table")
-    sink.check(Reign.schema)
+    sink.check(TestWriter.schema)
     assert not (tmp_path / "table").exists(), "a check changes nothing"
-    writer = sink.create_writer(Reign().context())
+    writer = sink.create_writer(TestWriter().context())
     assert list(writer.prepare_commit(1)()) == []
     staged(writer, 2, 0, 3)
     writer.recover(0)
@@ -72,7 +72,7 @@ def test_nothing_of_the_table_is_there_before_the_first_commit(tmp_path: Path) -
 
 
 def test_one_version_holds_a_transaction_and_names_it(tmp_path: Path) -> None:
-    writer = writer_of(tmp_path, Reign())
+    writer = writer_of(tmp_path, TestWriter())
     (handle,) = staged(writer, 7, 0, 2)
     writer.commit([handle])
     assert DeltaTable(tmp_path).version() == 1
@@ -87,7 +87,7 @@ def test_one_version_holds_a_transaction_and_names_it(tmp_path: Path) -> None:
 
 
 def test_all_files_of_a_transaction_appear_at_one_instant(tmp_path: Path) -> None:
-    writer = writer_of(tmp_path, Reign())
+    writer = writer_of(tmp_path, TestWriter())
     for first in range(0, 10, 2):
         writer.write(numbers(first, 2))
     writer.commit(writer.prepare_commit(1)())
@@ -128,7 +128,7 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
     crashes = 0
     for at in range(1, 60):
         folder = tmp_path / str(at)
-        reign = Reign()
+        reign = TestWriter()
         writer = writer_of(folder, reign)
         writer.write(numbers(0, 2))
         handles = staged(writer, 1, 2, 1) + staged(writer, 2, 3, 1)
@@ -179,7 +179,7 @@ def test_a_rival_that_commits_the_same_transaction_at_any_step_is_noticed(
     overtakings = 0
     for at in range(1, 40):
         folder = tmp_path / str(at)
-        reign = Reign()
+        reign = TestWriter()
         slower = writer_of(folder, reign)
         handles = staged(slower, 1, 0, 3)
         reign.run = 2
@@ -209,7 +209,7 @@ def test_a_run_that_was_overtaken_by_two_transactions_repeats_neither(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S7.4, S9.2: when it reads the log, the last entry is another than its own, and its marker has come meanwhile."""
-    reign = Reign()
+    reign = TestWriter()
     slow = writer_of(tmp_path, reign)
     first, second = staged(slow, 1, 0, 1), staged(slow, 2, 1, 1)
     reign.generation = 2
@@ -233,7 +233,7 @@ def test_a_transaction_that_a_rival_appends_after_the_look_is_not_appended_again
 ) -> None:
     """S7.4: looked for and appended with one reading of the log, so that delta-rs sees the rival's entry as a conflict.
     The rival died before it could mark the transaction."""
-    reign = Reign()
+    reign = TestWriter()
     slow = writer_of(tmp_path, reign)
     handles = staged(slow, 1, 0, 1)
     quick = writer_of(tmp_path, reign)
@@ -259,7 +259,7 @@ def test_a_transaction_that_a_rival_appends_after_the_look_is_not_appended_again
 
 def test_two_runs_that_commit_the_same_transactions_at_once_publish_each_once(tmp_path: Path) -> None:
     """S7.4, S9.2: a zombie and its successor, both with the permit, and a subtask that shares the table."""
-    reign = Reign()
+    reign = TestWriter()
     zombie = writer_of(tmp_path, reign)
     handles = [handle for n in range(1, 16) for handle in staged(zombie, n, n, 1)]
     reign.generation = 2
@@ -292,7 +292,7 @@ def test_two_runs_that_commit_the_same_transactions_at_once_publish_each_once(tm
 
 def test_delta_rs_refuses_a_rival_but_not_a_replay(tmp_path: Path) -> None:
     """What the writer's protocol rests on: it checks and appends with one handle because a fresh one would replay."""
-    DeltaTable.create(tmp_path, schema=Schema.from_arrow(Reign.schema))
+    DeltaTable.create(tmp_path, schema=Schema.from_arrow(TestWriter.schema))
 
     def append(table: DeltaTable, name: str, version: int) -> None:
         table.create_write_transaction(
@@ -315,7 +315,7 @@ def test_what_was_committed_stays_known_after_its_files_were_compacted_and_vacuu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S7.4: though its writer died before the marker, and a later transaction's entry came before the replay."""
-    reign = Reign()
+    reign = TestWriter()
     writer = writer_of(tmp_path, reign)
     early, late = staged(writer, 1, 0, 2), staged(writer, 2, 2, 2)
     with monkeypatch.context() as patched:
@@ -334,7 +334,7 @@ def test_what_was_committed_stays_known_after_its_files_were_compacted_and_vacuu
 
 def test_a_vacuum_of_all_unknown_files_spares_what_is_staged(tmp_path: Path) -> None:
     """S7.8: a verdict may take longer than any retention."""
-    writer = writer_of(tmp_path, Reign())
+    writer = writer_of(tmp_path, TestWriter())
     writer.commit(staged(writer, 1, 0, 2))
     waiting = staged(writer, 2, 2, 2)
     DeltaTable(tmp_path).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
@@ -346,7 +346,7 @@ def test_a_vacuum_between_move_and_append_spares_files_that_were_staged_long_ago
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S7.8: a log entry that names a missing file would break every reader."""
-    writer = writer_of(tmp_path, Reign())
+    writer = writer_of(tmp_path, TestWriter())
     writer.commit(staged(writer, 1, 0, 2))
     waiting = staged(writer, 2, 2, 2)
     os.utime(left_staged(tmp_path)[0], (0, 0))
@@ -363,7 +363,7 @@ def test_a_vacuum_between_move_and_append_spares_files_that_were_staged_long_ago
 
 def test_a_lost_transaction_is_named_and_leaves_no_version(tmp_path: Path) -> None:
     """S7.4: a log entry that names a missing file would break every reader."""
-    writer = writer_of(tmp_path, Reign())
+    writer = writer_of(tmp_path, TestWriter())
     writer.commit(staged(writer, 1, 0, 2))
     handles = staged(writer, 2, 2, 3)
     left_staged(tmp_path)[0].unlink()
@@ -376,7 +376,7 @@ def test_a_lost_transaction_is_named_and_leaves_no_version(tmp_path: Path) -> No
 def test_an_append_that_is_refused_again_and_again_is_given_up_with_its_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = writer_of(tmp_path, Reign())
+    writer = writer_of(tmp_path, TestWriter())
     handles = staged(writer, 1, 0, 2)
     with monkeypatch.context() as patched:
         patched.setattr(DeltaLog, "append", lambda *_: "the disk is on fire")
@@ -388,7 +388,7 @@ def test_an_append_that_is_refused_again_and_again_is_given_up_with_its_cause(
 
 def test_an_append_whose_answer_is_lost_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S7.4: the entry is there, the answer was an error, as when a checkpoint of the log could not be written."""
-    writer = writer_of(tmp_path, Reign())
+    writer = writer_of(tmp_path, TestWriter())
     handles = staged(writer, 1, 0, 2)
     append = DeltaTable.create_write_transaction
 
@@ -403,7 +403,7 @@ def test_an_append_whose_answer_is_lost_is_not_repeated(tmp_path: Path, monkeypa
 
 
 def test_files_hold_whole_row_groups_of_many_small_batches(tmp_path: Path) -> None:
-    writer = Delta(tmp_path).create_writer(Reign().context())
+    writer = Delta(tmp_path).create_writer(TestWriter().context())
     for first in range(0, 100, 10):
         writer.write(numbers(first, 10))
     writer.commit(writer.prepare_commit(1)())

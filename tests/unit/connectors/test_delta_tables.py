@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 from deltalake.schema import Field, PrimitiveType
 
-from tidegate.connectors.delta.data_files import LONGEST_FOLDER
+from tidegate.connectors.delta.data_files import MAX_FOLDER_CHARACTERS
 from tidegate.connectors.delta.delta_log import DeltaLog, log_options
 from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.files.sink import file_writer
@@ -24,9 +24,9 @@ from tidegate.connectors.files.sink.hive_partitions import by_partition
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import OptionError, PipelineError
-from tidegate.testing.one_sink_job import Reign
+from tidegate.testing.one_sink_job import TestWriter
 
-SCHEMA = Reign.schema
+SCHEMA = TestWriter.schema
 
 
 def context(schema: pa.Schema) -> SinkContext:
@@ -91,7 +91,7 @@ def test_rows_are_filed_by_partition_and_read_back_with_their_values(tmp_path: P
     assert len(folders) == 4
     assert "word=a/on=2024-01-01/yes=true/k=1" in folders
     assert "word=b%20%C3%BC%2F%3D%25/on=__HIVE_DEFAULT_PARTITION__/yes=false/k=-2" in folders
-    assert all(len(part) <= LONGEST_FOLDER for folder in folders for part in folder.split("/"))
+    assert all(len(part) <= MAX_FOLDER_CHARACTERS for folder in folders for part in folder.split("/"))
     assert {"word": "a", "on": "2024-01-01", "yes": "true", "k": "1"} in [
         add["partitionValues"] for add in add_actions(tmp_path)
     ]
@@ -228,7 +228,7 @@ def test_a_table_that_changed_meanwhile_refuses_the_commit_and_keeps_what_is_sta
     """S7.4: loud, and nothing is lost: another schema between the check and the first commit."""
     sink = Delta(tmp_path / "out")
     sink.check(SCHEMA)
-    writer = sink.create_writer(Reign().context())
+    writer = sink.create_writer(TestWriter().context())
     writer.write(pa.record_batch({"n": [1, 2]}))
     handles = writer.prepare_commit(1)()
     make_table(tmp_path / "out", pa.schema([("n", pa.string())]))

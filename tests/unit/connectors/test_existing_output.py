@@ -115,7 +115,7 @@ def test_a_start_that_fails_before_its_first_commit_has_removed_nothing(tmp_path
 def committed_once(a_job: InProcessJob) -> InProcessRun:
     run = a_job.submit()
     run.pump(4)
-    answer = run.ask(ev.Request("checkpoint", request_id="c"))
+    answer = run.ask(ev.SnapshotRequest("checkpoint", request_id="c"))
     assert answer is not None and answer.ok
     run.until(lambda: any(d.kind == "committed" for d in a_job.log.read()))
     return run
@@ -191,7 +191,7 @@ def test_a_restore_under_another_id_removes_nothing_of_the_original(tmp_path: Pa
     original = job(tmp_path, "parquet", "l1", rows=90)
     run = original.submit()
     run.pump(4)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     run.to_end()
     [path] = [
         d.data["path"] for d in original.log.read() if d.kind == "complete" and d.data["kind"] == "stop-savepoint"
@@ -208,7 +208,7 @@ def test_a_fork_does_not_double_what_is_there_in_silence(tmp_path: Path) -> None
     original = job(tmp_path / "live", "parquet", "l1", rows=90)
     run = original.submit()
     run.pump(4)
-    answer = run.ask(ev.Request("savepoint", request_id="saved"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="saved"))
     assert answer is not None and answer.ok
     restore = RestoreFrom("savepoint", path=answer.data["path"], fork_of="job")
     for lineage in ("l2", "l3"):

@@ -31,4 +31,4 @@ def test_an_outage_of_the_file_system_is_not_taken_for_a_fault_of_the_file(
     assert failure_code(caught.value) == ""
     if call == "info":
         with pytest.raises(OSError, match=r"a\.csv"):
-            source.unavailable(splits)
+            source.unavailable_splits(splits)

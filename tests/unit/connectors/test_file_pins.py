@@ -51,9 +51,9 @@ def test_another_file_of_the_same_size_is_refused_by_name(tmp_path: Path, make: 
 def test_a_preflight_tells_of_a_changed_file(tmp_path: Path, make: Callable[[Path], Source]) -> None:
     path = write(tmp_path / "a.csv", OLD)
     splits = make(path).discover(1)
-    assert make(path).unavailable(splits) == []
+    assert make(path).unavailable_splits(splits) == []
     changed(path)
-    told = make(path).unavailable(splits)
+    told = make(path).unavailable_splits(splits)
     assert told is not None
     assert [why for _, why in told] == [told[0][1]]
     assert "written at" in told[0][1]

@@ -20,7 +20,7 @@ from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.transactions import Committable
 from tidegate.errors import TidegateError
-from tidegate.testing.one_sink_job import Reign, numbers
+from tidegate.testing.one_sink_job import TestWriter, numbers
 
 
 def staged(writer: SinkWriter, checkpoint_id: int, first: int, rows: int) -> Sequence[Committable]:
@@ -35,7 +35,7 @@ def published(writer: SinkWriter, *checkpoints: int) -> None:
 
 
 def everybody(generation: int = 2) -> Any:
-    reign = Reign()
+    reign = TestWriter()
     reign.generation = generation
     return reign.context(0, parallelism=1)
 
@@ -43,7 +43,7 @@ def everybody(generation: int = 2) -> Any:
 def test_files_that_readers_took_cannot_be_taken_back_and_nothing_is_changed(tmp_path: Path) -> None:
     """S9.3: never "already done"."""
     sink = Parquet(tmp_path, target_file_rows=1)
-    writer = sink.create_writer(Reign().context())
+    writer = sink.create_writer(TestWriter().context())
     writer.write(numbers(0, 1))
     writer.commit(staged(writer, 1, 1, 1))
     published(writer, 2, 3)
@@ -69,7 +69,7 @@ def test_a_rewind_that_crashes_at_any_step_is_completed_by_the_next(url: str, mo
     crashes = 0
     for at in range(1, 12):
         sink = Parquet(f"{url}/{at}", target_file_rows=1)
-        writer = sink.create_writer(Reign().context())
+        writer = sink.create_writer(TestWriter().context())
         published(writer, 1, 2, 3)
         staged(writer, 4, 40, 2)
         steps = 0
@@ -103,7 +103,7 @@ def test_a_rewind_that_crashes_at_any_step_is_completed_by_the_next(url: str, mo
 def test_a_transaction_whose_commit_was_cut_short_is_taken_back_too(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """S9.3: its files are there and its marker is not."""
     sink = Parquet(url, target_file_rows=1)
-    writer = sink.create_writer(Reign().context())
+    writer = sink.create_writer(TestWriter().context())
     published(writer, 1)
     writer.write(numbers(20, 1))
     handles = staged(writer, 2, 21, 1)
@@ -126,7 +126,7 @@ def test_a_zombie_in_the_middle_of_its_commit_publishes_nothing_more(url: str, m
     overtakings = 0
     for at in range(1, 20):
         sink = Parquet(f"{url}/{at}", target_file_rows=1)
-        writer = sink.create_writer(Reign().context())
+        writer = sink.create_writer(TestWriter().context())
         published(writer, 1)
         writer.write(numbers(20, 1))
         handles = staged(writer, 2, 21, 1)
@@ -165,11 +165,11 @@ def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
         {"uid": "out--0"},
     ]
     for place, other in enumerate(others):
-        writer = sink.create_writer(replace(Reign().context(), **other))
+        writer = sink.create_writer(replace(TestWriter().context(), **other))
         writer.commit(staged(writer, 9, place, 1))
     (tmp_path / "part-job-1--lineage-1--out--mine.parquet").write_bytes(b"x")
     before = {f for f in tmp_path.rglob("*") if f.is_file()}
-    published(sink.create_writer(Reign().context()), 1, 2)
+    published(sink.create_writer(TestWriter().context()), 1, 2)
     sink.rewind_to(everybody(), 0)()
     (note,) = {f for f in tmp_path.rglob("*") if f.is_file()} - before
     assert note == tmp_path / "_tidegate/committed/job-1/lineage-1/out/rewound-0-3.json"
@@ -178,9 +178,9 @@ def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
 
 def test_what_another_format_or_partitioning_of_the_sink_wrote_is_found(tmp_path: Path) -> None:
     """S9.3: the pipeline may have been changed between submissions."""
-    schema = Reign.schema.append(pa.field("p", pa.string()))
+    schema = TestWriter.schema.append(pa.field("p", pa.string()))
     for checkpoint_id, sink in enumerate((Csv(tmp_path, compression="gzip"), JsonLines(tmp_path, partition_by="p")), 2):
-        writer = sink.create_writer(replace(Reign().context(), schema=schema))
+        writer = sink.create_writer(replace(TestWriter().context(), schema=schema))
         writer.write(pa.record_batch({"n": [1], "p": ["x/y"]}, schema=schema))
         writer.commit(writer.prepare_commit(checkpoint_id)())
     assert len(list(tmp_path.rglob("part-*"))) == 2
@@ -190,7 +190,7 @@ def test_what_another_format_or_partitioning_of_the_sink_wrote_is_found(tmp_path
 
 def test_a_handle_is_published_with_the_suffix_it_was_written_with(tmp_path: Path) -> None:
     """S7.4: the restored job may compress, or write another format."""
-    reign = Reign()
+    reign = TestWriter()
     handles = staged(Csv(tmp_path).create_writer(reign.context()), 1, 0, 2)
     reign.generation = 2
     JsonLines(tmp_path, compression="zstd").create_writer(reign.context()).commit(handles)

@@ -25,13 +25,13 @@ from tidegate.connectors.files.sink.marker_packs import PACK_SCHEMA, MarkerPacks
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.interface import CollectsLeftovers, Sink, SinkWriter
-from tidegate.connectors.leftovers import ALL_CHECKPOINTS, Leftovers, StillNeeded
+from tidegate.connectors.leftovers import ALL_CHECKPOINTS, LeftoverReport, NeededTransactions
 from tidegate.connectors.transactions import Committable
 from tidegate.errors import TidegateError
-from tidegate.testing.one_sink_job import Reign, numbers
+from tidegate.testing.one_sink_job import TestWriter, numbers
 
 EVER = datetime.max.replace(tzinfo=UTC)
-EVERYBODY = Reign().context(0, parallelism=1)
+EVERYBODY = TestWriter().context(0, parallelism=1)
 GOLDEN_PACK = Path(__file__).parent / "golden" / "pack-1-4-0123456789abcdef.parquet.b64"
 GOLDEN_ROWS = [(0, 1, 1), (1, 1, 2), (0, 2, 1), (0, 4, 1)]
 
@@ -43,15 +43,15 @@ def staged(writer: SinkWriter, checkpoint_id: int) -> list[Committable]:
 
 
 def published(sink: Sink, *checkpoints: int, subtask: int = 0) -> dict[int, list[Committable]]:
-    writer = sink.create_writer(Reign().context(subtask))
+    writer = sink.create_writer(TestWriter().context(subtask))
     handles = {n: staged(writer, n) for n in checkpoints}
     for made in handles.values():
         writer.commit(made)
     return handles
 
 
-def packed(sink: Sink, markers_from: int = 0, before: datetime = EVER) -> Leftovers:
-    return sink.collect(EVERYBODY, StillNeeded(None, markers_from, before))
+def packed(sink: Sink, markers_from: int = 0, before: datetime = EVER) -> LeftoverReport:
+    return sink.collect(EVERYBODY, NeededTransactions(None, markers_from, before))
 
 
 def below(url: str, folder: str) -> list[str]:
@@ -75,21 +75,21 @@ def test_markers_go_into_one_file_and_nothing_is_published_again(url: str) -> No
     for path in filesystem.glob(f"{root}/*.parquet"):
         filesystem.rm_file(path)
     for made in handles.values():
-        sink.create_writer(Reign().context()).commit(made)
+        sink.create_writer(TestWriter().context()).commit(made)
     assert rows_in(url) == [] and below(url, "commits") == []
-    assert packed(sink) == Leftovers() and below(url, "committed") == [pack]
+    assert packed(sink) == LeftoverReport() and below(url, "committed") == [pack]
 
 
 def test_what_is_not_committed_is_not_taken_for_it(url: str) -> None:
     """S7.4: another subtask, another checkpoint, another sink: lost stays loud."""
     sink = Parquet(url)
-    writer = sink.create_writer(Reign().context())
+    writer = sink.create_writer(TestWriter().context())
     lost = staged(writer, 2)
     writer.recover(1)
-    sink.create_writer(replace(Reign().context(), run_id="run-2")).recover(1)
+    sink.create_writer(replace(TestWriter().context(), run_id="run-2")).recover(1)
     published(sink, 1, 3)
     published(sink, 2, subtask=1)
-    published_elsewhere = sink.create_writer(replace(Reign().context(), uid="other"))
+    published_elsewhere = sink.create_writer(replace(TestWriter().context(), uid="other"))
     published_elsewhere.commit(staged(published_elsewhere, 2))
     packed(sink)
     with pytest.raises(TidegateError, match=r"lost.*no commit marker"):
@@ -100,7 +100,7 @@ def test_what_is_not_committed_is_not_taken_for_it(url: str) -> None:
 def test_young_markers_stay(tmp_path: Path) -> None:
     sink = Parquet(tmp_path)
     published(sink, 1, 2)
-    assert packed(sink, before=datetime.now(UTC) - timedelta(hours=1)) == Leftovers()
+    assert packed(sink, before=datetime.now(UTC) - timedelta(hours=1)) == LeftoverReport()
     assert len(below(str(tmp_path), "commits")) == 2
 
 
@@ -120,7 +120,7 @@ def test_what_nobody_can_ask_for_is_forgotten(url: str) -> None:
 def test_a_rewind_behind_packed_markers_takes_back_the_same(url: str) -> None:
     """S9.3: and refuses when readers took files of them."""
     sink = Parquet(url, target_file_rows=1)
-    writer = sink.create_writer(Reign().context())
+    writer = sink.create_writer(TestWriter().context())
     for n in (1, 2, 3):
         for k in (0, 1):
             writer.write(numbers(10 * n + k, 1))
@@ -205,7 +205,7 @@ def test_a_collection_that_crashes_at_any_step_forgets_nothing(url: str, monkeyp
             except Crash:
                 pass
         for again in range(2):
-            writer = sink.create_writer(Reign().context())
+            writer = sink.create_writer(TestWriter().context())
             for made in handles.values():
                 writer.commit(made)
             assert rows_in(place) == [], f"crash at step {at}, look {again}"
@@ -230,17 +230,17 @@ def test_packs_that_a_rival_replaces_are_looked_for_again(url: str, monkeypatch:
 
     monkeypatch.setattr(MarkerPacks, "listed", overtaken)
     before = rows_in(url)
-    sink.create_writer(Reign().context()).commit(handles[1])
+    sink.create_writer(TestWriter().context()).commit(handles[1])
     assert rows_in(url) == before
 
 
 def test_what_a_sink_of_another_kind_had_staged_under_the_uid_is_none_of_its_files(tmp_path: Path) -> None:
     """S2.3: an old savepoint holds transactions of what stood there before."""
     sink = Parquet(tmp_path)
-    (own,) = staged(sink.create_writer(Reign().context()), 1)
-    (lost,) = staged(sink.create_writer(Reign().context(1)), 2)
+    (own,) = staged(sink.create_writer(TestWriter().context()), 1)
+    (lost,) = staged(sink.create_writer(TestWriter().context(1)), 2)
     other = Committable(lost.transaction_id, {"rows": 2, "staging": "a_table"})
-    found = sink.collect(EVERYBODY, StillNeeded([own, other], 0, EVER)).found
+    found = sink.collect(EVERYBODY, NeededTransactions([own, other], 0, EVER)).found
     assert [one.path.rsplit("/", 1)[-1] for one in found] == [lost.data["files"][0]["staged"]]
 
 
@@ -253,7 +253,7 @@ def test_a_delta_table_takes_no_entry_twice_whose_marker_is_packed(tmp_path: Pat
     assert below(str(tmp_path), "commits") == []
     version = DeltaTable(tmp_path).version()
     for made in handles.values():
-        sink.create_writer(Reign().context()).commit(made)
+        sink.create_writer(TestWriter().context()).commit(made)
     assert DeltaTable(tmp_path).version() == version
     published(sink, 4)
     assert sorted(DeltaTable(tmp_path).to_pyarrow_table()["n"].to_pylist()) == [10, 11, 20, 21, 30, 31, 40, 41]
@@ -297,4 +297,4 @@ def test_packs_say_what_the_markers_said(
         assert found == {(s, c, s + 1) for s, c in left if c >= needed_from}
         every = ((s, c) for s in range(4) for c in range(needed_from, 32))
         assert all(packs.holds(s, c) == ((s, c) in left) for s, c in every)
-        packs.put_together(needed_from)
+        packs.compact(needed_from)

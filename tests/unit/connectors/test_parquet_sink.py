@@ -24,11 +24,11 @@ from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 from tidegate.connectors.files.sink.sink_layout import FileLayout, StagedName, parse_staged_name
 from tidegate.connectors.interface import SinkWriter
-from tidegate.connectors.transactions import Committable, SinkContext, token
+from tidegate.connectors.transactions import Committable, SinkContext, file_name_token
 from tidegate.errors import OptionError, PipelineError, SinkConflictError, TidegateError
-from tidegate.testing.one_sink_job import Reign, numbers
+from tidegate.testing.one_sink_job import TestWriter, numbers
 
-SCHEMA = Reign.schema
+SCHEMA = TestWriter.schema
 
 
 def staged(writer: SinkWriter, checkpoint_id: int, first: int, rows: int) -> list[Committable]:
@@ -51,7 +51,7 @@ def counted(glob: str) -> int:
 
 
 def test_every_reader_sees_committed_rows_only(tmp_path: Path) -> None:
-    writer = Parquet(tmp_path).create_writer(Reign().context())
+    writer = Parquet(tmp_path).create_writer(TestWriter().context())
     writer.commit(staged(writer, 1, 0, 10))
     staged(writer, 2, 10, 10)
     writer.write(numbers(20, 10))
@@ -62,7 +62,7 @@ def test_every_reader_sees_committed_rows_only(tmp_path: Path) -> None:
 
 
 def test_file_names_and_marker_name_the_transaction(tmp_path: Path) -> None:
-    writer = Parquet(tmp_path).create_writer(Reign().context())
+    writer = Parquet(tmp_path).create_writer(TestWriter().context())
     (handle,) = staged(writer, 7, 0, 3)
     writer.commit([handle])
     assert [f.name for f in tmp_path.glob("*.parquet")] == ["part-job-1--lineage-1--out--0--7--0.parquet"]
@@ -76,7 +76,7 @@ def test_file_names_and_marker_name_the_transaction(tmp_path: Path) -> None:
 
 
 def test_a_long_transaction_is_cut_into_files_and_small_batches_into_one_row_group(tmp_path: Path) -> None:
-    writer = Parquet(tmp_path, target_file_rows=100).create_writer(Reign().context())
+    writer = Parquet(tmp_path, target_file_rows=100).create_writer(TestWriter().context())
     for start in range(0, 250, 10):
         writer.write(numbers(start, 10))
     (handle,) = writer.prepare_commit(1)()
@@ -88,7 +88,7 @@ def test_a_long_transaction_is_cut_into_files_and_small_batches_into_one_row_gro
 
 
 def test_readers_may_move_committed_files_away_before_the_commit_is_repeated(tmp_path: Path) -> None:
-    writer = Parquet(tmp_path).create_writer(Reign().context())
+    writer = Parquet(tmp_path).create_writer(TestWriter().context())
     handles = staged(writer, 1, 0, 3)
     writer.commit(handles)
     for file in tmp_path.glob("*.parquet"):
@@ -98,7 +98,7 @@ def test_readers_may_move_committed_files_away_before_the_commit_is_repeated(tmp
 
 
 def test_a_lost_transaction_is_named_with_its_paths(tmp_path: Path) -> None:
-    writer = Parquet(tmp_path).create_writer(Reign().context())
+    writer = Parquet(tmp_path).create_writer(TestWriter().context())
     handles = staged(writer, 1, 0, 3)
     for file in tmp_path.rglob("*.staged"):
         file.unlink()
@@ -107,7 +107,7 @@ def test_a_lost_transaction_is_named_with_its_paths(tmp_path: Path) -> None:
 
 
 def test_a_foreign_file_of_the_same_name_is_not_overwritten(tmp_path: Path) -> None:
-    writer = Parquet(tmp_path).create_writer(Reign().context())
+    writer = Parquet(tmp_path).create_writer(TestWriter().context())
     handles = staged(writer, 1, 0, 3)
     foreign = tmp_path / "part-job-1--lineage-1--out--0--1--0.parquet"
     foreign.write_bytes(b"something else")
@@ -160,7 +160,7 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
     for at in range(1, 40):
         filesystem = CrashingLocal() if store == "local" else CrashingMemory()
         root = f"{tmp_path}/{at}" if store == "local" else f"/crash-{at}"
-        reign = Reign()
+        reign = TestWriter()
         writer = writer_to(filesystem, root, reign.context(), 2)
         writer.write(numbers(0, 2))
         handles = staged(writer, 1, 2, 1) + staged(writer, 2, 3, 1)
@@ -195,7 +195,7 @@ def test_a_quicker_run_with_the_same_permit_does_not_disturb(
     for at in range(1, 40):
         filesystem = CrashingLocal() if store == "local" else CrashingMemory()
         root = f"{tmp_path}/{at}" if store == "local" else f"/overtaken-{at}"
-        reign = Reign()
+        reign = TestWriter()
         slower = writer_to(filesystem, root, reign.context(), 2)
         handles = staged(slower, 1, 0, 3)
         reign.run = 2
@@ -225,7 +225,7 @@ def test_a_quicker_run_with_the_same_permit_does_not_disturb(
 
 def test_staged_data_is_uploaded_only_by_the_asynchronous_part(tmp_path: Path) -> None:
     filesystem = CrashingMemory()
-    ctx = Reign().context()
+    ctx = TestWriter().context()
     writer = writer_to(filesystem, "/uploads", ctx, 10)
     writer.write(numbers(0, 3))
     stage = writer.prepare_commit(1)
@@ -235,7 +235,7 @@ def test_staged_data_is_uploaded_only_by_the_asynchronous_part(tmp_path: Path) -
 
 
 def test_recovery_leaves_files_alone_that_it_does_not_know(tmp_path: Path) -> None:
-    writer = Parquet(tmp_path).create_writer(Reign().context())
+    writer = Parquet(tmp_path).create_writer(TestWriter().context())
     (staging,) = (tmp_path / "_tidegate" / "staging").rglob("0")
     (staging / "README").write_text("mine")
     writer.recover(0)
@@ -247,15 +247,18 @@ def test_staged_names_can_be_read_back_and_tokens_never_collide() -> None:
     assert parse_staged_name(str(name)) == name
     assert parse_staged_name("x.parquet") is None
     texts = ["a-b", "a_b", "a--b", "a/b", "../a", "a b", ".a", "-a", "ä", ""]
-    assert len({token(t) for t in texts}) == len(texts)
-    assert all("/" not in token(t) and "--" not in token(t) and not token(t).startswith(".") for t in texts)
+    assert len({file_name_token(t) for t in texts}) == len(texts)
+    assert all(
+        "/" not in file_name_token(t) and "--" not in file_name_token(t) and not file_name_token(t).startswith(".")
+        for t in texts
+    )
 
 
 def test_a_missing_folder_is_made_and_one_with_the_same_schema_is_used(tmp_path: Path) -> None:
     sink = Parquet(tmp_path / "not" / "there")
     sink.check(SCHEMA)
     assert not (tmp_path / "not").exists(), "a check changes nothing"
-    writer = sink.create_writer(Reign().context())
+    writer = sink.create_writer(TestWriter().context())
     writer.commit(staged(writer, 1, 0, 1))
     sink.check(SCHEMA)
 

@@ -8,11 +8,11 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.postgres.copy_columns import Column, copy_text, problem_of
+from tidegate.connectors.postgres.copy_columns import TargetColumn, copy_text, problem_of
 
 
-def column(base: str, modifier: int = -1, category: str = "N", always: bool = False) -> Column:
-    return Column("c", base, base, category, modifier, "", required=False, filled=always, always_filled=always)
+def column(base: str, modifier: int = -1, category: str = "N", always: bool = False) -> TargetColumn:
+    return TargetColumn("c", base, base, category, modifier, "", required=False, filled=always, always_filled=always)
 
 
 def text_of(array: pa.Array) -> list[str]:
@@ -71,6 +71,8 @@ def test_leading_columns_come_first_and_no_rows_are_no_text() -> None:
         (pa.int64(), column("int8", always=True), "fills it itself"),
     ],
 )
-def test_a_column_takes_a_type_only_when_no_value_is_lost(kind: pa.DataType, there: Column, said: str | None) -> None:
+def test_a_column_takes_a_type_only_when_no_value_is_lost(
+    kind: pa.DataType, there: TargetColumn, said: str | None
+) -> None:
     problem = problem_of(pa.field("c", kind), there)
     assert problem is None if said is None else said in str(problem)

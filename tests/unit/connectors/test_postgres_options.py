@@ -14,10 +14,10 @@ import pytest
 from tidegate import Postgres
 from tidegate.connectors.postgres import row_spool
 from tidegate.connectors.postgres.connection import is_unreachable
-from tidegate.connectors.postgres.row_spool import WaitingRows
+from tidegate.connectors.postgres.row_spool import RowSpool
 from tidegate.errors import EnvironmentProblemError, OptionError, OutageError, PipelineError
 from tidegate.subtask.failure_codes import failure_code
-from tidegate.testing.one_sink_job import Reign, numbers
+from tidegate.testing.one_sink_job import TestWriter, numbers
 
 HIDDEN = "hidden-word"
 
@@ -59,16 +59,16 @@ def test_an_unreachable_server_and_a_missing_secret_are_named(tmp_path: Path, mo
     monkeypatch.setenv("TIDEGATE_TEST_WORD", HIDDEN)
     sink = Postgres(f"host={tmp_path} dbname=sales", "daily", password="secret:env/TIDEGATE_TEST_WORD")
     with pytest.raises(PipelineError, match="cannot be reached") as caught:
-        sink.check(Reign.schema)
+        sink.check(TestWriter.schema)
     assert str(tmp_path) in str(caught.value)
     assert HIDDEN not in "".join(traceback.format_exception(caught.value))
     with pytest.raises(OptionError, match="NOT_THERE"):
-        Postgres(f"host={tmp_path}", "daily", password="secret:env/NOT_THERE").check(Reign.schema)
+        Postgres(f"host={tmp_path}", "daily", password="secret:env/NOT_THERE").check(TestWriter.schema)
 
 
 def test_a_server_that_goes_away_is_an_outage_and_no_fault_of_the_database(tmp_path: Path) -> None:
     """S9.1: the job tries again; nobody has to fix anything in the database."""
-    writer = Postgres(f"host={tmp_path} dbname=sales", "daily").create_writer(Reign().context())
+    writer = Postgres(f"host={tmp_path} dbname=sales", "daily").create_writer(TestWriter().context())
     writer.write(numbers(0, 1))
     with pytest.raises(OutageError, match="The database cannot be reached") as caught:
         writer.prepare_commit(1)()
@@ -103,7 +103,7 @@ def test_records_that_wait_come_back_in_order_from_memory_and_disk(
 ) -> None:
     monkeypatch.setattr(row_spool, "MEMORY_BYTES", 100)
     monkeypatch.setattr(row_spool, "CHUNK_ROWS", 25)
-    rows = WaitingRows(Reign.schema, str(tmp_path))
+    rows = RowSpool(TestWriter.schema, str(tmp_path))
     for first in range(0, 100, 10):
         rows.append(numbers(first, 10))
     assert rows.rows == 100

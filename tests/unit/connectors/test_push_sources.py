@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
 from tidegate.connectors.push import (
     ENTRY_BYTES,
     MAX_PUSH_ROWS,
@@ -423,7 +423,7 @@ def test_idleness_begins_behind_what_was_emitted_and_ends_with_the_next_emission
     rig = Rig()
     rig.push.emit(batch_of(1), split_id="s", position=1)
     rig.push.idle()
-    answers: list[Polled] = [rig.reader.poll(0), rig.reader.poll(0)]
+    answers: list[PollResult] = [rig.reader.poll(0), rig.reader.poll(0)]
     assert [answer.idle for answer in answers] == [False, True]
     rig.push.emit(batch_of(2), split_id="s", position=2)
     answers = [rig.reader.poll(0), rig.reader.poll(0)]

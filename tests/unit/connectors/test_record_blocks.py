@@ -68,7 +68,7 @@ def test_records_are_the_same_however_the_text_comes(text: str, block_bytes: int
     ]
 
 
-def _cut(block: record_blocks.Block) -> list[bytes]:
+def _cut(block: record_blocks.RecordBlock) -> list[bytes]:
     bounds = [0, *block.ends.tolist()]
     return [block.data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.interface import Polled, Source, SourceContext, SourceReader
+from tidegate.connectors.interface import PollResult, Source, SourceContext, SourceReader
 from tidegate.connectors.replay import Replay
 from tidegate.errors import OptionError, PipelineError
 
@@ -30,7 +30,7 @@ def reader_of(source: Source, parallelism: int = 1, subtask: int = 0) -> SourceR
     return reader
 
 
-def rows_due(reader: SourceReader, now_ms: int) -> tuple[list[dict[str, Any]], Polled]:
+def rows_due(reader: SourceReader, now_ms: int) -> tuple[list[dict[str, Any]], PollResult]:
     seen: list[dict[str, Any]] = []
     while (polled := reader.poll(now_ms)).batch is not None:
         seen += polled.batch.to_pylist()

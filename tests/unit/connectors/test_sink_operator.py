@@ -13,12 +13,12 @@ from tidegate.connectors.discard import Discard, DiscardWriter
 from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.sink_operator import COMMITTABLES_SCHEMA, SinkOperator
 from tidegate.connectors.transactions import Committable, SinkContext
-from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.history.verdicts import WithheldRange
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.operators.stream_operator import CommitPermit
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
-from tidegate.testing.collect_sink import Collection, CollectSink, collected, forget_collected
-from tidegate.testing.one_sink_job import Reign, numbers
+from tidegate.testing.collect_sink import Collection, CollectSink, clear_collected, collected
+from tidegate.testing.one_sink_job import TestWriter, numbers
 
 _names = count()
 
@@ -28,7 +28,7 @@ class Job:
 
     def __init__(self) -> None:
         self.name = f"operator-{next(_names)}"
-        self.reign = Reign()
+        self.reign = TestWriter()
         self.operator = self.start()
 
     def start(self) -> SinkOperator:
@@ -158,7 +158,7 @@ def test_a_fork_publishes_and_removes_nothing_of_its_original() -> None:
     job.write(0, 1)
     parts = job.snapshot(1)()
     original = job.operator
-    job.reign = Reign("lineage-2")
+    job.reign = TestWriter("lineage-2")
     job.start().restore(parts)
     run(job.operator.recover(None))
     assert job.operator.commit(permit(9)) is None
@@ -199,7 +199,7 @@ class FailingSink(Sink):
 
 def opened(sink: Sink) -> SinkOperator:
     operator = SinkOperator(sink)
-    operator.open(Reign().operator_context())
+    operator.open(TestWriter().operator_context())
     return operator
 
 
@@ -255,7 +255,7 @@ def test_a_one_phase_sink_has_no_state_and_counts() -> None:
 
 def test_the_collection_reports_lost_and_repeated_records() -> None:
     name = f"operator-{next(_names)}"
-    writer = CollectSink(name, two_phase=False).create_writer(Reign().context())
+    writer = CollectSink(name, two_phase=False).create_writer(TestWriter().context())
     writer.write(numbers(0, 2))
     writer.write(numbers(1, 1))
     collection: Collection = collected(name)
@@ -265,7 +265,7 @@ def test_the_collection_reports_lost_and_repeated_records() -> None:
         collection.assert_exactly([(0,), (1,)])
     with pytest.raises(AssertionError, match="1 rows lost"):
         collection.assert_exactly([(0,), (1,), (1,), (5,)])
-    forget_collected(name)
+    clear_collected(name)
     assert collected(name).rows() == []
 
 
@@ -302,12 +302,12 @@ def test_what_is_withheld_is_not_published_on_its_way_and_held_until_it_is_there
     for n in (1, 2, 3):
         job.write(n, 1)
         job.snapshot(n)()
-    withheld = Withheld(1, (2,))
+    withheld = WithheldRange(1, (2,))
     folder = (MemoryStore("withheld"), "quarantine")
     move = job.operator.quarantine(withheld, lambda: folder)
-    assert job.operator.quarantine(Withheld(7, (8,)), lambda: folder) is None
+    assert job.operator.quarantine(WithheldRange(7, (8,)), lambda: folder) is None
     run(job.operator.commit(permit(3)))
-    assert job.published() == [1, 3] and not job.operator.awaits_permit(3)
+    assert job.published() == [1, 3] and not job.operator.needs_commit_permit(3)
     held = job.snapshot(4)()
     run(job.operator.commit(permit(4)))
     assert ids(held) == [2] and job.published() == [1, 3]
@@ -336,6 +336,6 @@ def test_the_writer_is_told_that_nothing_more_comes() -> None:
             return Writer()
 
     operator = SinkOperator(Target())
-    operator.open(Reign().operator_context())
+    operator.open(TestWriter().operator_context())
     assert list(operator.process(numbers(0, 1), 0)) == [] and told == []
     assert list(operator.finish()) == [] and told == ["end"]

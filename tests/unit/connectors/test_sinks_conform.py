@@ -23,7 +23,7 @@ from tidegate.connectors.interface import Sink, SinkWriter, SupportsQuarantine, 
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.jobs.client.staged_data import StagedData
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.sink_conformance import SinkConformance
 
 _numbers = count()
@@ -34,7 +34,7 @@ class TestCollectSink(SinkConformance):
 
     def make_sink(self, fresh: bool) -> Sink:
         if fresh:
-            forget_collected(self.name)
+            clear_collected(self.name)
             self.name = f"conformance-{next(_numbers)}"
         return CollectSink(self.name)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidegate.connectors.interface import Split
 from tidegate.connectors.split_documents import (
-    assign,
+    assign_splits,
     split_documents,
     split_from_json,
     split_to_json,
@@ -28,7 +28,7 @@ def test_every_split_is_read_by_one_subtask_in_the_order_of_discovery(
 ) -> None:
     """S4.3: finished ones too, with their positions."""
     documents = [document(f"s{i}", weight, finished) for i, (weight, finished) in enumerate(splits)]
-    found = assign({"source": documents}, parallelism)["source"]
+    found = assign_splits({"source": documents}, parallelism)["source"]
     assert sorted(found) == list(range(parallelism))
     places = [[documents.index(dict(split)) for split in found[i]] for i in range(parallelism)]
     assert sorted(place for mine in places for place in mine) == list(range(len(documents)))
@@ -38,14 +38,14 @@ def test_every_split_is_read_by_one_subtask_in_the_order_of_discovery(
 def test_the_heaviest_come_first_to_the_least_loaded() -> None:
     """S4.3."""
     documents = [document("a", 1), document("b", 5), document("c", 4), document("d", 2)]
-    found = assign({"source": documents}, 2)["source"]
+    found = assign_splits({"source": documents}, 2)["source"]
     assert [[s["split_id"] for s in found[i]] for i in range(2)] == [["a", "b"], ["c", "d"]]
 
 
 def test_what_has_been_read_weighs_nothing() -> None:
     """S4.3: after a restore work is shared out, not history."""
     documents = [document("read", 100, finished=True), document("a", 3), document("b", 2)]
-    found = assign({"source": documents}, 2)["source"]
+    found = assign_splits({"source": documents}, 2)["source"]
     assert [[s["split_id"] for s in found[i] if not s["finished"]] for i in range(2)] == [["a"], ["b"]]
 
 

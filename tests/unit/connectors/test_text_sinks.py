@@ -29,7 +29,7 @@ from tidegate.connectors.files.source.files import Files
 from tidegate.connectors.interface import Sink, SourceContext
 from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import OptionError, PipelineError
-from tidegate.testing.one_sink_job import Reign
+from tidegate.testing.one_sink_job import TestWriter
 
 MOMENT = datetime(2026, 11, 21, 16, 48, 50, 123456, tzinfo=UTC)
 TEXTS = ["plain", "", "né 🌊", 'a "quoted" one', "back\\slash", "two\nlines\r\n", "\x00\x1f\x7f\t\b\f", "a,b;c", None]
@@ -284,7 +284,7 @@ def test_csv_refuses_nested_columns(tmp_path: Path) -> None:
 def test_csv_files_of_other_columns_are_no_place_to_write_to(compression: Any, tmp_path: Path) -> None:
     write(Csv(tmp_path, compression=compression), FLAT.select(["s", "i"]))
     with pytest.raises(PipelineError, match=r"another schema.*there: s, i; to be written: n"):
-        Csv(tmp_path).check(Reign.schema)
+        Csv(tmp_path).check(TestWriter.schema)
 
 
 def test_a_compression_that_is_unknown_is_refused(tmp_path: Path) -> None:

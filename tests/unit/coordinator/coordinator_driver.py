@@ -59,14 +59,14 @@ class Driver:
         while pending:
             for action in self.coordinator.handle(pending.pop(0), self.now):
                 out.append(action)
-                if isinstance(action, ev.Claim) and self.claims_fail:
+                if isinstance(action, ev.ClaimCheckpoint) and self.claims_fail:
                     pending.append(ev.ClaimFailed("the store is away"))
-                elif isinstance(action, ev.Claim):
+                elif isinstance(action, ev.ClaimCheckpoint):
                     pending.append(ev.LocationReady(self.next_id, f"chk-{self.next_id}"))
                     self.next_id += 1
-                if isinstance(action, ev.Complete) and self.completions_fail:
+                if isinstance(action, ev.CompleteCheckpoint) and self.completions_fail:
                     pending.append(ev.CompletionFailed(action.checkpoint_id, "no space"))
-                elif isinstance(action, ev.Complete):
+                elif isinstance(action, ev.CompleteCheckpoint):
                     pending.append(ev.CompletionDurable(action.checkpoint_id, 100 + action.checkpoint_id))
         self.actions += out
         return out
@@ -98,7 +98,7 @@ class Driver:
         return [a for s in self.topology.subtasks() for a in self.send(SubtaskFinished(s))]
 
     def ask(self, kind: Any = "checkpoint", request_id: str = "c", **kwargs: Any) -> list[ev.Action]:
-        return self.send(ev.SnapshotRequested(ev.Request(kind, request_id=request_id, **kwargs)))
+        return self.send(ev.SnapshotRequested(ev.SnapshotRequest(kind, request_id=request_id, **kwargs)))
 
 
 def of(actions: list[ev.Action], kind: type) -> list[Any]:

@@ -15,13 +15,13 @@ from coordinator_driver import SOURCE, TOPOLOGY, WINDOW, Driver, of
 
 from tidegate.channel.control.protocol import Acknowledged, SubtaskCommitted
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.checkpointing.collected_metadata import drained_operators, operator_states
-from tidegate.coordinator.checkpointing.finished_operators import naturally_ended
-from tidegate.coordinator.events import Complete
-from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
+from tidegate.coordinator.checkpointing.collected_metadata import drained_operators, operator_metadata
+from tidegate.coordinator.checkpointing.finished_operators import naturally_ended_subtasks
+from tidegate.coordinator.events import CompleteCheckpoint
+from tidegate.coordinator.topology import ChainShape, EmitsAtEnd, Topology
 from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.history.checkpoints import checkpoint_views
-from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.history.submissions import entries_by_submission
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision, DecisionKind
 from tidegate.jobs.stores.in_memory import MemoryStore
@@ -57,8 +57,8 @@ def calls(parallelism: int) -> int:
             d.send(SubtaskCommitted((WINDOW, i), 1))
         d.ack_all(2)
         d.end_data()
-        (last,) = of([a for s in topology.subtasks() for a in d.ack(s, 3, finished=True)], ev.Complete)
-        operator_states(last, topology)
+        (last,) = of([a for s in topology.subtasks() for a in d.ack(s, 3, finished=True)], ev.CompleteCheckpoint)
+        operator_metadata(last, topology)
         d.finish()
 
     return calls_of(life)
@@ -81,7 +81,7 @@ def test_twice_the_subtasks_cost_twice_the_calls() -> None:
 def test_a_log_of_twice_the_length_costs_twice_the_calls() -> None:
     """S2.5: every start of a driver or run, and every look at a job's checkpoints, goes through the whole log."""
     few, many = (
-        calls_of(partial(checkpoint_views, submissions_of(log_of(checkpoints)), ended=False))
+        calls_of(partial(checkpoint_views, entries_by_submission(log_of(checkpoints)), ended=False))
         for checkpoints in (200, 400)
     )
     assert many < 2.1 * few
@@ -91,7 +91,7 @@ def test_an_append_costs_the_same_however_much_it_tells(monkeypatch: pytest.Monk
     """S2.1: neither taken apart on its way to the store, nor read back; what is held is what a reader reads."""
     store, nonces = MemoryStore("append-cost"), map(str, itertools.count())
     log = DecisionLog(store, JobLayout("job"), lambda: "", lambda: next(nonces))
-    reign = log.reign(spec=1, launch=1)
+    reign = log.begin_generation(spec=1, launch=1)
     much = {"checkpoint_id": 1, "subtasks": {f"0.{i}": {"ack_ms": 1.5} for i in range(100)}}
     with monkeypatch.context() as patched:
         patched.delattr("tidegate.jobs.decision_log.decode")
@@ -109,8 +109,8 @@ def test_what_feeds_a_chain_is_found_through_many_diamonds() -> None:
         chains.append(ChainShape(n + 1, (f"right-{n}",), above, False, False))
     topology = Topology(1, tuple(chains))
     acks = {(c, 0): Acknowledged((c, 0), 1, "r", finished=c != 80) for c in range(1, 81)}
-    complete = Complete(1, "checkpoint", None, "p", 0, acks, frozenset({(0, 0)}), {})
-    assert naturally_ended(complete, topology) == {(c, 0) for c in range(80)}
+    complete = CompleteCheckpoint(1, "checkpoint", None, "p", 0, acks, frozenset({(0, 0)}), {})
+    assert naturally_ended_subtasks(complete, topology) == {(c, 0) for c in range(80)}
 
 
 def test_a_drained_operator_is_told_from_one_whose_sources_ended_by_themselves() -> None:
@@ -124,11 +124,11 @@ def test_a_drained_operator_is_told_from_one_whose_sources_ended_by_themselves()
             ChainShape(2, ("of bounded",), ((0, True),), False, False),
             ChainShape(3, ("of both",), ((0, True), (1, True)), False, False),
         ),
-        (FiresAtEnd("of bounded", 2), FiresAtEnd("of both", 3), FiresAtEnd("join", 0), FiresAtEnd("half a join", 1)),
+        (EmitsAtEnd("of bounded", 2), EmitsAtEnd("of both", 3), EmitsAtEnd("join", 0), EmitsAtEnd("half a join", 1)),
     )
     acks = {(c, 0): Acknowledged((c, 0), 1, "r", finished=True) for c in (2, 3)}
     acks[1, 0] = Acknowledged((1, 0), 1, "r")
-    complete = Complete(1, "stop-savepoint", "drain", "p", 0, acks, frozenset({(SOURCE, 0)}), {})
-    assert [s.status for s in operator_states(complete, topology)] == ["finished", "running", "finished", "running"]
+    complete = CompleteCheckpoint(1, "stop-savepoint", "drain", "p", 0, acks, frozenset({(SOURCE, 0)}), {})
+    assert [s.status for s in operator_metadata(complete, topology)] == ["finished", "running", "finished", "running"]
     assert drained_operators(complete, topology) == ("of both", "half a join")
     assert drained_operators(replace(complete, stop="suspend"), topology) == ()

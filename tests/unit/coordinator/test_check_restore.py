@@ -11,10 +11,10 @@ import pytest
 
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
-from tidegate.coordinator.recovery.restore import Restore, check_restore
+from tidegate.coordinator.recovery.restore import RestoreState, check_snapshot_fits
 from tidegate.errors import SnapshotError
 from tidegate.operators.row_specs import UnionSpec
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import make_execution_plan
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState
@@ -51,7 +51,7 @@ def snapshot(
     )
 
 
-def checked(metadata: SnapshotMetadata, pipeline: JobGraph, parallelism: int = 2, **more: Any) -> Restore:
+def checked(metadata: SnapshotMetadata, pipeline: JobGraph, parallelism: int = 2, **more: Any) -> RestoreState:
     options: dict[str, Any] = {
         "lineage": "l",
         "log_number": 9,
@@ -59,7 +59,7 @@ def checked(metadata: SnapshotMetadata, pipeline: JobGraph, parallelism: int = 2
         "commit_only": False,
         **more,
     }
-    return check_restore("chk-3", metadata, pipeline, plan(pipeline, parallelism, 128), **options)
+    return check_snapshot_fits("chk-3", metadata, pipeline, make_execution_plan(pipeline, parallelism, 128), **options)
 
 
 CHAINED = graph(("a", []), ("b", [(0, "hash")]), ("out", [(1, "hash")]))
@@ -122,11 +122,11 @@ def test_when_only_commits_are_left_every_subtask_is_finished_whatever_the_graph
 def test_max_parallelism_is_fixed_and_parallelism_is_not() -> None:
     """S5.1, S5.5."""
     with pytest.raises(SnapshotError, match="max_parallelism=128"):
-        check_restore(
+        check_snapshot_fits(
             "chk-3",
             snapshot(RUNNING),
             CHAINED,
-            plan(CHAINED, 2, 64),
+            make_execution_plan(CHAINED, 2, 64),
             lineage="l",
             log_number=0,
             allow_non_restored_state=False,
@@ -148,7 +148,7 @@ def test_state_without_an_operator_is_refused_unless_it_may_be_dropped() -> None
 def test_each_slot_is_sent_the_streams_that_hold_something_for_it() -> None:
     """S5.5: the message is JSON."""
 
-    def read(restore: Restore, index: int) -> list[int]:
+    def read(restore: RestoreState, index: int) -> list[int]:
         document = json.loads(json.dumps(restore.for_slot(index)))
         assert (document["checkpoint_id"], document["log_number"], document["parallelism"]) == (3, 9, 4)
         return [former for former, _ in document["shares"]["b"]["handles"]]

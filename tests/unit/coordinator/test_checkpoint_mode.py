@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.api.pipeline import Pipeline
-from tidegate.cli.pipeline_validation import validate
+from tidegate.cli.pipeline_validation import validate_pipeline
 from tidegate.connectors.datagen import DataGen
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
@@ -65,7 +65,7 @@ def test_a_running_job_without_snapshots_refuses_every_request_with_what_to_do(k
     without, _ = job(two_phase=False, rows=None)
     run = without.submit()
     run.pump(20)
-    answer = run.ask(ev.Request(kind, request_id="asked", stop="suspend" if kind == "stop-savepoint" else None))
+    answer = run.ask(ev.SnapshotRequest(kind, request_id="asked", stop="suspend" if kind == "stop-savepoint" else None))
     assert answer is not None and (answer.ok, answer.code) == (False, "checkpointing_off")
     assert "checkpoint_mode" in answer.message and run.outcome is None
 
@@ -81,6 +81,6 @@ def test_a_two_phase_sink_without_snapshots_is_refused_before_it_is_submitted(tm
     """S7.3."""
     (tmp_path / "two_phase_pipeline.py").write_text(MODULE)
     target = f"{tmp_path / 'two_phase_pipeline.py'}:build"
-    validate(target, None, {}, JobOptions())
+    validate_pipeline(target, None, {}, JobOptions())
     with pytest.raises(PipelineError, match="sinks out"):
-        validate(target, None, {}, JobOptions.from_mapping(OFF))
+        validate_pipeline(target, None, {}, JobOptions.from_mapping(OFF))

@@ -6,7 +6,7 @@ from coordinator_driver import TOPOLOGY, WINDOW, Driver, of
 
 from tidegate.channel.control.protocol import SubtaskCommitted
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.checkpointing.retention import Completed
+from tidegate.coordinator.checkpointing.retention import CompletedCheckpoint
 from tidegate.coordinator.commits.commit_tracker import CommitTracker
 from tidegate.coordinator.topology import ChainShape, Topology
 
@@ -81,24 +81,24 @@ def test_the_commit_of_the_last_sinks_is_recorded_before_the_run_ends() -> None:
 
 def test_the_last_committed_checkpoint_stays_until_a_newer_one_is_committed() -> None:
     """S2.3."""
-    d = Driver(interval_ms=None, completed=(Completed(1, "checkpoint", "chk-1"),), last_committed=1)
+    d = Driver(interval_ms=None, completed=(CompletedCheckpoint(1, "checkpoint", "chk-1"),), last_committed=1)
     d.next_id = 2
     d.start()
     d.ask()
-    assert of(d.ack_all(2), ev.Retire) == []
+    assert of(d.ack_all(2), ev.DeleteCheckpoint) == []
     d.ask()
-    assert [r.checkpoint_id for r in of(d.ack_all(3), ev.Retire)] == [2]
+    assert [r.checkpoint_id for r in of(d.ack_all(3), ev.DeleteCheckpoint)] == [2]
     actions = d.send(SubtaskCommitted(ONE, 3)) + d.send(SubtaskCommitted(TWO, 3))
-    assert [r.checkpoint_id for r in of(actions, ev.Retire)] == [1]
+    assert [r.checkpoint_id for r in of(actions, ev.DeleteCheckpoint)] == [1]
 
 
 def test_what_the_submission_was_restored_from_outlives_savepoints() -> None:
     """S2.3: a savepoint is no recovery point, so that the restore point is still needed."""
-    done = (Completed(1, "checkpoint", "chk-1"), Completed(2, "checkpoint", "chk-2"))
+    done = (CompletedCheckpoint(1, "checkpoint", "chk-1"), CompletedCheckpoint(2, "checkpoint", "chk-2"))
     d = Driver(interval_ms=None, completed=done, restored=1)
     d.next_id = 3
     d.start()
     d.ask("savepoint", "sp")
-    assert of(d.ack_all(3), ev.Retire) == []
+    assert of(d.ack_all(3), ev.DeleteCheckpoint) == []
     d.ask()
-    assert [r.checkpoint_id for r in of(d.ack_all(4), ev.Retire)] == [1, 2]
+    assert [r.checkpoint_id for r in of(d.ack_all(4), ev.DeleteCheckpoint)] == [1, 2]

@@ -29,7 +29,7 @@ def test_a_duplicate_acknowledgement_does_not_stand_for_another_subtask() -> Non
     d.ask()
     for _ in ALL:
         assert d.ack(ALL[0], 1) == []
-    assert of([a for s in ALL[1:] for a in d.ack(s, 1)], ev.Complete) != []
+    assert of([a for s in ALL[1:] for a in d.ack(s, 1)], ev.CompleteCheckpoint) != []
 
 
 def test_an_acknowledgement_of_another_run_does_not_count() -> None:
@@ -72,7 +72,7 @@ def test_an_acknowledgement_while_the_completion_is_written_does_not_count() -> 
     for subtask in ALL[:-1]:
         d.ack(subtask, 1)
     last = Acknowledged(ALL[-1], 1, "run")
-    assert len(of(d.coordinator.handle(last, 0), ev.Complete)) == 1
+    assert len(of(d.coordinator.handle(last, 0), ev.CompleteCheckpoint)) == 1
     assert d.coordinator.handle(last, 0) == []
 
 
@@ -117,8 +117,10 @@ def test_metadata_that_cannot_be_written_aborts_the_checkpoint_and_counts() -> N
     d.ask(request_id="mine")
     actions = d.ack_all(1)
     assert ends(actions) == [(1, "io", True)]
-    assert [(a.request_id, a.ok, a.code) for a in of(actions, ev.Answer)] == [("mine", False, "aborted")]
-    assert of(actions, ev.Retire) == [ev.Retire(1, "chk-1")] and of(actions, ev.NotifyComplete) == []
+    assert [(a.request_id, a.ok, a.code) for a in of(actions, ev.CommandAnswer)] == [("mine", False, "aborted")]
+    assert (
+        of(actions, ev.DeleteCheckpoint) == [ev.DeleteCheckpoint(1, "chk-1")] and of(actions, ev.NotifyComplete) == []
+    )
 
 
 def test_being_subsumed_does_not_count() -> None:
@@ -128,7 +130,7 @@ def test_being_subsumed_does_not_count() -> None:
     d.ask(request_id="newer")
     actions = d.ack_all(2)
     assert ends(actions) == [(1, "subsumed", False)] and of(actions, ev.FailRun) == []
-    assert [(a.request_id, a.ok) for a in of(actions, ev.Answer)] == [("older", False), ("newer", True)]
+    assert [(a.request_id, a.ok) for a in of(actions, ev.CommandAnswer)] == [("older", False), ("newer", True)]
 
 
 def test_a_subtask_that_finished_between_plan_and_trigger_does_not_count() -> None:
@@ -195,7 +197,7 @@ def test_after_too_many_failures_nothing_more_is_started() -> None:
     d.ask(request_id="one")
     d.ask(request_id="two")
     actions = d.decline(ALL[0], 1)
-    assert len(of(actions, ev.FailRun)) == 1 and of(actions, ev.Claim) == []
+    assert len(of(actions, ev.FailRun)) == 1 and of(actions, ev.ClaimCheckpoint) == []
     assert d.coordinator.next_wake_ms() is None
     _, again = d.coordinator.shut_down("over")
     assert [r.request_id for r in again] == ["two"]
@@ -229,9 +231,9 @@ def test_aborts_are_sent_to_everybody_and_the_folder_goes_whatever_the_kind(kind
         case _:
             if kind != "stop-savepoint":
                 return
-            actions = d.send(ev.GiveUpStop("c", "10 s"))
+            actions = d.send(ev.TimeOutStop("c", "10 s"))
     assert [a.code for a in of(actions, ev.SendAbort) if a.checkpoint_id == 1] == [how]
-    assert ev.Retire(1, "chk-1") in of(actions, ev.Retire)
+    assert ev.DeleteCheckpoint(1, "chk-1") in of(actions, ev.DeleteCheckpoint)
 
 
 def test_a_completion_that_proves_nothing_new_leaves_the_count_of_failures() -> None:
@@ -243,7 +245,7 @@ def test_a_completion_that_proves_nothing_new_leaves_the_count_of_failures() -> 
     d.ask("savepoint", "sp")
     d.ack_all(3)
     d.ack_all(1)
-    assert [a.request_id for a in of(d.actions, ev.Answer) if a.ok] == ["sp", "one"]
+    assert [a.request_id for a in of(d.actions, ev.CommandAnswer) if a.ok] == ["sp", "one"]
     d.ask(request_id="three")
     assert len(of(d.decline(ALL[0], 4), ev.FailRun)) == 1
 
@@ -320,5 +322,5 @@ def test_no_final_snapshot_is_taken_beside_a_stop_savepoint() -> None:
     """S1.2: they merge."""
     d = ready()
     d.ask("stop-savepoint", "stop", stop="suspend")
-    assert of(d.end_data(natural=False), ev.Claim) == []
-    assert of(d.ack_all(1), ev.Claim) == []
+    assert of(d.end_data(natural=False), ev.ClaimCheckpoint) == []
+    assert of(d.ack_all(1), ev.ClaimCheckpoint) == []

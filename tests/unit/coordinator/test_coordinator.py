@@ -15,7 +15,7 @@ from tidegate.channel.control.protocol import (
 )
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.collected_metadata import subtask_history
-from tidegate.coordinator.checkpointing.retention import Completed
+from tidegate.coordinator.checkpointing.retention import CompletedCheckpoint
 from tidegate.coordinator.stop.final_snapshot import FINAL_RETRY_MS
 
 
@@ -30,7 +30,7 @@ def test_nothing_is_triggered_before_every_subtask_runs() -> None:
     """S1.1, S1.3."""
     d = Driver()
     d.send(SubtaskRunning((SOURCE, 0)))
-    assert of(d.tick(5_000), ev.Claim) == []
+    assert of(d.tick(5_000), ev.ClaimCheckpoint) == []
 
 
 def test_the_periodic_trigger_starts_after_the_first_delay_and_goes_to_the_sources(driver: Driver) -> None:
@@ -47,7 +47,7 @@ def test_completion_needs_every_acknowledgement_and_then_notifies(driver: Driver
     for subtask in ALL[:-1]:
         assert driver.ack(subtask, 1) == []
     actions = driver.ack(ALL[-1], 1)
-    assert [type(a).__name__ for a in actions] == ["Complete", "NotifyComplete"]
+    assert [type(a).__name__ for a in actions] == ["CompleteCheckpoint", "NotifyComplete"]
     assert of(actions, ev.NotifyComplete)[0].log_number == 101
 
 
@@ -57,7 +57,7 @@ def test_the_history_holds_every_subtasks_acknowledgement_with_its_time(driver: 
     for k, subtask in enumerate(ALL):
         driver.now += 10
         actions = driver.ack(subtask, 1, metrics={"bytes": k})
-    (complete,) = of(actions, ev.Complete)
+    (complete,) = of(actions, ev.CompleteCheckpoint)
     assert subtask_history(complete)["0.1"] == {"ack_ms": 20, "bytes": 1}
     assert complete.metrics["bytes"] == 6 and complete.metrics["acknowledged"] == 4
 
@@ -77,8 +77,8 @@ def test_late_duplicate_unknown_and_foreign_acknowledgements_change_nothing(driv
 def test_only_one_checkpoint_is_pending_by_default(driver: Driver) -> None:
     """S1.2."""
     driver.tick(1000)
-    assert of(driver.tick(1000), ev.Claim) == []
-    assert of(driver.ack_all(1), ev.Claim) != []
+    assert of(driver.tick(1000), ev.ClaimCheckpoint) == []
+    assert of(driver.ack_all(1), ev.ClaimCheckpoint) != []
 
 
 def test_min_pause_counts_from_completion_and_sets_the_next_tick() -> None:
@@ -88,9 +88,9 @@ def test_min_pause_counts_from_completion_and_sets_the_next_tick() -> None:
     d.tick(1000)
     d.now += 900
     d.ack_all(1)
-    assert of(d.tick(100), ev.Claim) == []
-    assert of(d.tick(599), ev.Claim) == []
-    assert of(d.tick(1), ev.Claim) != []
+    assert of(d.tick(100), ev.ClaimCheckpoint) == []
+    assert of(d.tick(599), ev.ClaimCheckpoint) == []
+    assert of(d.tick(1), ev.ClaimCheckpoint) != []
 
 
 def test_a_savepoint_is_forced_past_concurrency_and_min_pause() -> None:
@@ -107,7 +107,7 @@ def test_a_savepoint_answers_its_request_but_commits_and_subsumes_nothing(driver
     driver.tick(1000)
     driver.ask("savepoint")
     actions = driver.ack_all(2)
-    (answer,) = of(actions, ev.Answer)
+    (answer,) = of(actions, ev.CommandAnswer)
     assert answer.ok and answer.data["path"] == "chk-2"
     assert of(actions, ev.NotifyComplete) == [] and of(actions, ev.SendAbort) == []
     assert of(driver.ack_all(1), ev.NotifyComplete) != []
@@ -122,14 +122,14 @@ def test_a_user_checkpoint_runs_before_a_periodic_one() -> None:
     d.ask("checkpoint", "mine")
     d.ack_all(1)
     actions = d.ack_all(2)
-    assert [a.request_id for a in of(actions, ev.Answer)] == ["mine"]
+    assert [a.request_id for a in of(actions, ev.CommandAnswer)] == ["mine"]
 
 
 def test_the_request_that_falls_out_of_a_full_queue_is_answered() -> None:
     """S1.2."""
     d = Driver(max_queued=1, interval_ms=None)
     d.ask("checkpoint", "first")
-    (answer,) = of(d.ask("checkpoint", "second"), ev.Answer)
+    (answer,) = of(d.ask("checkpoint", "second"), ev.CommandAnswer)
     assert (answer.request_id, answer.code) == ("second", "too_many_requests")
 
 
@@ -164,7 +164,7 @@ def test_a_failed_savepoint_does_not_count(driver: Driver) -> None:
     driver.ask("savepoint")
     actions = driver.send(Declined((WINDOW, 0), 1, "run", "disk full"))
     assert of(actions, ev.FailRun) == []
-    assert not of(actions, ev.Answer)[0].ok
+    assert not of(actions, ev.CommandAnswer)[0].ok
 
 
 def test_a_newer_completion_subsumes_older_checkpoints_but_no_savepoint() -> None:
@@ -176,7 +176,7 @@ def test_a_newer_completion_subsumes_older_checkpoints_but_no_savepoint() -> Non
     d.ask("checkpoint", "three")
     actions = d.ack_all(3)
     assert [a.checkpoint_id for a in of(actions, ev.SendAbort)] == [1]
-    assert of(d.ack_all(2), ev.Answer)[0].ok
+    assert of(d.ack_all(2), ev.CommandAnswer)[0].ok
 
 
 def test_a_finished_source_is_recorded_and_the_rest_is_triggered_past_it(driver: Driver) -> None:
@@ -187,7 +187,7 @@ def test_a_finished_source_is_recorded_and_the_rest_is_triggered_past_it(driver:
     assert trigger.subtasks == ((SOURCE, 1),)
     for subtask in ALL[1:-1]:
         driver.ack(subtask, 1)
-    (complete,) = of(driver.ack(ALL[-1], 1), ev.Complete)
+    (complete,) = of(driver.ack(ALL[-1], 1), ev.CompleteCheckpoint)
     assert complete.finished == frozenset({(SOURCE, 0)})
 
 
@@ -237,8 +237,8 @@ def test_a_failed_final_snapshot_is_asked_for_again_after_a_pause() -> None:
     d.start()
     for subtask in ALL:
         d.send(SubtaskEndedData(subtask, True))
-    assert of(d.send(Declined((WINDOW, 0), 1, "run", "io")), ev.Claim) == []
-    assert [c.request.kind for c in of(d.tick(FINAL_RETRY_MS), ev.Claim)] == ["final"]
+    assert of(d.send(Declined((WINDOW, 0), 1, "run", "io")), ev.ClaimCheckpoint) == []
+    assert [c.request.kind for c in of(d.tick(FINAL_RETRY_MS), ev.ClaimCheckpoint)] == ["final"]
 
 
 def test_the_run_ends_when_every_subtask_has_finished() -> None:
@@ -255,8 +255,8 @@ def test_a_stop_ends_the_run_with_its_savepoint_and_takes_no_other_snapshot(driv
     for subtask in ALL:
         driver.send(SubtaskEndedData(subtask, False))
     actions = driver.ack_all(1)
-    assert of(actions, ev.Answer) == [] and of(actions, ev.NotifyComplete) != []
-    assert of(driver.tick(5_000), ev.Claim) == []
+    assert of(actions, ev.CommandAnswer) == [] and of(actions, ev.NotifyComplete) != []
+    assert of(driver.tick(5_000), ev.ClaimCheckpoint) == []
     actions = []
     for subtask in ALL:
         actions += driver.send(SubtaskFinished(subtask))
@@ -267,14 +267,14 @@ def test_a_stop_whose_savepoint_fails_makes_the_run_fail_over_and_says_so(driver
     """S7.7."""
     driver.ask("stop-savepoint", "stop", stop="drain")
     actions = driver.send(Declined((WINDOW, 1), 1, "run", "disk full"))
-    (answer,) = of(actions, ev.Answer)
+    (answer,) = of(actions, ev.CommandAnswer)
     assert (answer.ok, answer.code) == (False, "savepoint_failed_job_continues")
     assert len(of(actions, ev.FailRun)) == 1
 
 
 def test_a_second_stop_is_told_of_the_first(driver: Driver) -> None:
     driver.ask("stop-savepoint", "one", stop="drain")
-    (answer,) = of(driver.ask("stop-savepoint", "two", stop="suspend"), ev.Answer)
+    (answer,) = of(driver.ask("stop-savepoint", "two", stop="suspend"), ev.CommandAnswer)
     assert (answer.request_id, answer.code) == ("two", "stop_in_progress")
 
 
@@ -287,18 +287,18 @@ def test_a_checkpoint_counts_as_committed_when_every_committing_subtask_says_so(
 
 def test_retention_keeps_the_newest_and_the_last_committed() -> None:
     """S2.3."""
-    d = Driver(completed=(Completed(1, "checkpoint", "chk-1"),))
+    d = Driver(completed=(CompletedCheckpoint(1, "checkpoint", "chk-1"),))
     d.next_id = 2
     d.start()
     d.tick(1000)
     d.ack_all(2)
     d.send(SubtaskCommitted((WINDOW, 0), 2))
     d.send(SubtaskCommitted((WINDOW, 1), 2))
-    assert [r.checkpoint_id for r in of(d.actions, ev.Retire)] == [1]
+    assert [r.checkpoint_id for r in of(d.actions, ev.DeleteCheckpoint)] == [1]
     d.tick(1000)
-    assert of(d.ack_all(3), ev.Retire) == []
+    assert of(d.ack_all(3), ev.DeleteCheckpoint) == []
     d.send(SubtaskCommitted((WINDOW, 0), 3))
-    assert [r.checkpoint_id for r in of(d.send(SubtaskCommitted((WINDOW, 1), 3)), ev.Retire)] == [2]
+    assert [r.checkpoint_id for r in of(d.send(SubtaskCommitted((WINDOW, 1), 3)), ev.DeleteCheckpoint)] == [2]
 
 
 def test_shutting_down_aborts_what_is_pending_and_hands_user_requests_to_the_next_run(driver: Driver) -> None:
@@ -313,5 +313,5 @@ def test_shutting_down_tells_a_stop_that_the_job_goes_on(driver: Driver) -> None
     """S7.7."""
     driver.ask("stop-savepoint", "stop", stop="suspend")
     actions, again = driver.coordinator.shut_down("a slot died")
-    (answer,) = of(actions, ev.Answer)
+    (answer,) = of(actions, ev.CommandAnswer)
     assert answer.code == "savepoint_failed_job_continues" and again == []

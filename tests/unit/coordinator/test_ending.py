@@ -58,17 +58,17 @@ class Run:
         while pending:
             for action in self.coordinator.handle(pending.pop(0), self.now):
                 out.append(action)
-                if isinstance(action, ev.Claim) and self.claims_fail:
+                if isinstance(action, ev.ClaimCheckpoint) and self.claims_fail:
                     pending.append(ev.ClaimFailed("the store is away"))
-                elif isinstance(action, ev.Claim):
+                elif isinstance(action, ev.ClaimCheckpoint):
                     pending.append(ev.LocationReady(self.next_id, f"chk-{self.next_id}"))
                     self.next_id += 1
-                if isinstance(action, ev.Complete):
+                if isinstance(action, ev.CompleteCheckpoint):
                     pending.append(ev.CompletionDurable(action.checkpoint_id, 100 + action.checkpoint_id))
         return out
 
     def ask(self, kind: Any, request_id: str, **kwargs: Any) -> list[ev.Action]:
-        return self.send(ev.SnapshotRequested(ev.Request(kind, request_id=request_id, **kwargs)))
+        return self.send(ev.SnapshotRequested(ev.SnapshotRequest(kind, request_id=request_id, **kwargs)))
 
     def end_data(self) -> list[ev.Action]:
         out: list[ev.Action] = []
@@ -91,7 +91,7 @@ def test_no_savepoint_is_triggered_behind_a_stop_on_its_way() -> None:
     run.ack_all(1)
     for subtask in TOPOLOGY.subtasks():
         actions = run.send(SubtaskFinished(subtask))
-    (answer,) = of(actions, ev.Answer)
+    (answer,) = of(actions, ev.CommandAnswer)
     assert (answer.request_id, answer.code) == ("sp", "job_ended")
 
 
@@ -107,7 +107,7 @@ def test_a_stop_that_comes_during_the_final_snapshot_takes_its_savepoint_in_the_
     actions = run.ack_all(1) + run.ack_all(2)
     for subtask in TOPOLOGY.subtasks():
         actions += run.send(SubtaskFinished(subtask))
-    assert of(actions, ev.FailRun) == of(actions, ev.Answer) == []
+    assert of(actions, ev.FailRun) == of(actions, ev.CommandAnswer) == []
     assert of(actions, ev.EndRun) == [ev.EndRun("suspend", 2, "chk-2", "stop")]
 
 
@@ -117,7 +117,7 @@ def test_a_stop_whose_claim_fails_during_the_final_snapshot_leaves_that_alone() 
     run.end_data()
     run.claims_fail = True
     actions = run.ask("stop-savepoint", "stop", stop="suspend")
-    assert [a.code for a in of(actions, ev.Answer)] == ["savepoint_failed_job_continues"]
+    assert [a.code for a in of(actions, ev.CommandAnswer)] == ["savepoint_failed_job_continues"]
     assert run.coordinator.pending_ids == (1,) and of(actions, ev.SendAbort) == []
     assert of(run.ack_all(1), ev.NotifyComplete) == [ev.NotifyComplete(1, 101)]
 
@@ -130,7 +130,7 @@ def test_a_stop_that_comes_when_the_final_snapshot_is_complete_finds_the_job_end
     for subtask in TOPOLOGY.subtasks():
         actions += run.send(SubtaskFinished(subtask))
     assert of(actions, ev.FailRun) == of(actions, Trigger) == []
-    assert [a.code for a in of(actions, ev.Answer)] == ["job_ended"]
+    assert [a.code for a in of(actions, ev.CommandAnswer)] == ["job_ended"]
     assert of(actions, ev.EndRun) == [ev.EndRun(None, None, None)]
 
 
@@ -143,7 +143,7 @@ def test_a_savepoint_that_comes_during_the_final_snapshot_is_taken_beside_it() -
     actions = run.ack_all(1) + run.ack_all(2)
     for subtask in TOPOLOGY.subtasks():
         actions += run.send(SubtaskFinished(subtask))
-    assert [(a.request_id, a.code) for a in of(actions, ev.Answer)] == [("sp", "completed")]
+    assert [(a.request_id, a.code) for a in of(actions, ev.CommandAnswer)] == [("sp", "completed")]
     assert of(actions, ev.EndRun) == [ev.EndRun(None, None, None)]
 
 
@@ -162,7 +162,7 @@ def test_a_request_that_a_final_snapshot_pushes_out_is_answered() -> None:
     run.ask("checkpoint", "c1")
     run.ask("checkpoint", "c2")
     actions = run.end_data()
-    assert [(a.request_id, a.code) for a in of(actions, ev.Answer)] == [("c2", "too_many_requests")]
+    assert [(a.request_id, a.code) for a in of(actions, ev.CommandAnswer)] == [("c2", "too_many_requests")]
 
 
 def test_a_run_that_only_commits_takes_no_snapshot_and_records_the_commit() -> None:
@@ -173,16 +173,16 @@ def test_a_run_that_only_commits_takes_no_snapshot_and_records_the_commit() -> N
     actions += run.ask("savepoint", "sp")
     for subtask in TOPOLOGY.subtasks():
         actions += run.send(SubtaskFinished(subtask))
-    assert of(actions, ev.Claim) == [] and of(actions, ev.RecordSourceEnd) == []
+    assert of(actions, ev.ClaimCheckpoint) == [] and of(actions, ev.RecordSourceEnd) == []
     assert of(actions, ev.RecordCommitted) == [ev.RecordCommitted(7)]
-    assert [(a.request_id, a.code) for a in of(actions, ev.Answer)] == [("sp", "job_ended")]
+    assert [(a.request_id, a.code) for a in of(actions, ev.CommandAnswer)] == [("sp", "job_ended")]
 
 
 def test_an_aborted_final_snapshot_leaves_no_files() -> None:
     run = Run()
     run.end_data()
     actions = run.send(Declined((SINK, 0), 1, "run", "no space"))
-    assert of(actions, ev.Retire) == [ev.Retire(1, "chk-1")]
+    assert of(actions, ev.DeleteCheckpoint) == [ev.DeleteCheckpoint(1, "chk-1")]
 
 
 def test_a_job_that_nobody_wants_a_final_snapshot_of_ends_without_one() -> None:
@@ -215,7 +215,7 @@ def test_a_snapshot_on_its_way_is_not_overtaken_by_the_end(kind: str) -> None:
     run.ask(kind, "asked")
     assert of(run.end_data(), LetFinish) == []
     actions = run.ack_all(1)
-    assert [a.code for a in of(actions, ev.Answer)] == ["completed"]
+    assert [a.code for a in of(actions, ev.CommandAnswer)] == ["completed"]
     assert of(actions, LetFinish) == [LetFinish()]
 
 
@@ -238,8 +238,8 @@ def test_a_stop_that_comes_when_subtasks_were_told_to_finish_is_too_late() -> No
     actions = run.ask("stop-savepoint", "stop", stop="suspend")
     for subtask in TOPOLOGY.subtasks():
         actions += run.send(SubtaskFinished(subtask))
-    assert [a.code for a in of(actions, ev.Answer)] == ["job_ended"]
-    assert of(actions, ev.Claim) == [] and of(actions, ev.FailRun) == []
+    assert [a.code for a in of(actions, ev.CommandAnswer)] == ["job_ended"]
+    assert of(actions, ev.ClaimCheckpoint) == [] and of(actions, ev.FailRun) == []
 
 
 def test_a_stop_that_could_not_be_claimed_leaves_the_final_snapshot_due() -> None:

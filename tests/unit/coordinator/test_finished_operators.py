@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tidegate.channel.control.protocol import Acknowledged
-from tidegate.coordinator.checkpointing.finished_operators import naturally_ended, union_refusal
-from tidegate.coordinator.events import Complete
+from tidegate.coordinator.checkpointing.finished_operators import naturally_ended_subtasks, union_state_problem
+from tidegate.coordinator.events import CompleteCheckpoint
 from tidegate.coordinator.topology import ChainShape, Topology
 
 SOURCE, FORWARD, SHUFFLED = 0, 1, 2
@@ -24,29 +24,29 @@ TOPOLOGY = Topology(
 Places = Collection[tuple[int, int]]
 
 
-def snapshot(*, gone: Places = (), ended: Places = (), stop: Any = None, kinds: Any = ("union",)) -> Complete:
+def snapshot(*, gone: Places = (), ended: Places = (), stop: Any = None, kinds: Any = ("union",)) -> CompleteCheckpoint:
     """`gone`: had finished before the trigger; `ended`: acknowledged that all their data had been processed."""
     acks = {
         s: Acknowledged(s, 1, "r", {"op": {"kinds": list(kinds)}} if s[0] == FORWARD else {}, finished=s in ended)
         for s in TOPOLOGY.subtasks()
         if s not in gone
     }
-    return Complete(1, "stop-savepoint" if stop else "checkpoint", stop, "p", 0, acks, frozenset(gone), {})
+    return CompleteCheckpoint(1, "stop-savepoint" if stop else "checkpoint", stop, "p", 0, acks, frozenset(gone), {})
 
 
 def test_a_subtask_has_ended_by_itself_when_all_that_feeds_it_has() -> None:
     """S6.2: subtask by subtask where they are fed so; a shuffle is fed by all."""
     ended = {(SOURCE, 1), (FORWARD, 1), (SHUFFLED, 1)}
-    assert naturally_ended(snapshot(ended=ended), TOPOLOGY) == {(SOURCE, 1), (FORWARD, 1)}
-    assert naturally_ended(snapshot(gone=ended), TOPOLOGY) == {(SOURCE, 1), (FORWARD, 1)}
+    assert naturally_ended_subtasks(snapshot(ended=ended), TOPOLOGY) == {(SOURCE, 1), (FORWARD, 1)}
+    assert naturally_ended_subtasks(snapshot(gone=ended), TOPOLOGY) == {(SOURCE, 1), (FORWARD, 1)}
     everything = set(TOPOLOGY.subtasks())
-    assert naturally_ended(snapshot(gone=[(SOURCE, 0)], ended=everything), TOPOLOGY) == everything
+    assert naturally_ended_subtasks(snapshot(gone=[(SOURCE, 0)], ended=everything), TOPOLOGY) == everything
 
 
 def test_what_hangs_on_a_drained_source_has_not_ended_by_itself() -> None:
     """S6.2: source subtask 1 had come to its end, subtask 0 was drained."""
     ended = {(SOURCE, 1), (FORWARD, 0), (FORWARD, 1), (SHUFFLED, 0), (SHUFFLED, 1)}
-    assert naturally_ended(snapshot(ended=ended, stop="drain"), TOPOLOGY) == {(SOURCE, 1), (FORWARD, 1)}
+    assert naturally_ended_subtasks(snapshot(ended=ended, stop="drain"), TOPOLOGY) == {(SOURCE, 1), (FORWARD, 1)}
 
 
 BOTH = [(SOURCE, 0), (SOURCE, 1), (FORWARD, 0), (FORWARD, 1)]
@@ -79,9 +79,11 @@ BOTH = [(SOURCE, 0), (SOURCE, 1), (FORWARD, 0), (FORWARD, 1)]
         "no union state",
     ],
 )
-def test_union_state_forbids_a_snapshot_of_which_only_a_part_has_finished(complete: Complete, told: str | None) -> None:
+def test_union_state_forbids_a_snapshot_of_which_only_a_part_has_finished(
+    complete: CompleteCheckpoint, told: str | None
+) -> None:
     """S6.3."""
-    refusal = union_refusal(complete, TOPOLOGY)
+    refusal = union_state_problem(complete, TOPOLOGY)
     assert (refusal is None) == (told is None), refusal
     if told is not None:
         assert refusal is not None and f"operator 'op' has union state, and {told}" in refusal

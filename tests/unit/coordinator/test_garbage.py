@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tidegate.coordinator.garbage.abandoned_checkpoints import (
     claimed_savepoints,
-    find_garbage,
+    find_abandoned_folders,
     named_snapshots,
     restored_checkpoint,
 )
@@ -64,7 +64,7 @@ class Job:
         return n
 
     def garbage(self, *, retained: int = 1, commits: bool = False) -> list[tuple[str, bool]]:
-        found = find_garbage(
+        found = find_abandoned_folders(
             self.log,
             self.folders,
             self.specs,
@@ -73,7 +73,7 @@ class Job:
             retained=retained,
             commits=commits,
         )
-        return [(item.path, item.at_once) for item in found]
+        return [(item.path, item.without_grace) for item in found]
 
     def gone(self, **options: Any) -> list[int]:
         return [n for n in range(1, self.ids + 1) if path_of(n) in dict(self.garbage(**options))]
@@ -208,7 +208,7 @@ def test_what_a_later_submission_names_stays() -> None:
     first, second, third = job.complete(), job.complete(), job.complete()
     job.driver(same_spec=True)
     job.specs.append(spec(2, RestoreFrom("savepoint", path=path_of(first))))
-    found = find_garbage(
+    found = find_abandoned_folders(
         job.log, job.folders, job.specs, spec_number=1, generation=job.generation, retained=1, commits=False
     )
     assert [item.path for item in found] == [path_of(second)]

@@ -21,11 +21,11 @@ from tidegate.channel.control.protocol import (
 )
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
-from tidegate.coordinator.job_run import JobFacts, JobRun, RunFailed
+from tidegate.coordinator.job_run import JobRun, RunFacts, RunFailed
 from tidegate.errors import FencedError, StoreError, UnclearAnswerError
 from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.history.checkpoints import checkpoint_views
-from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.history.submissions import entries_by_submission
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.status import derive
@@ -68,7 +68,7 @@ class Run:
     def __init__(self, savepoint_directory: str | None = None, **options: Any) -> None:
         self.store = DeafStore(f"job-run-log-{next(_names)}")
         self.nonces = itertools.count()
-        self.answers: list[ev.Answer] = []
+        self.answers: list[ev.CommandAnswer] = []
         self.sent: list[Any] = []
         self.retired: list[int] = []
         given = {"interval_ms": None, "min_pause_ms": 0, "timeout_ms": 10_000, "max_concurrent": 1, "max_queued": 10}
@@ -76,11 +76,11 @@ class Run:
         self.log = self.open()
         coordinator = CoordinatorOptions(**{**given, "tolerable_failures": 9, "retained": 1, **options})
         self.run = JobRun(
-            facts=JobFacts(
+            facts=RunFacts(
                 store=self.store,
                 layout=LAYOUT,
                 spec=Spec("job", 1, "s", "m:f", "", {}, {}, "local", {}, {}, None, "l", None, NOW, "test"),
-                reign=self.log.reign(spec=1, launch=1),
+                reign=self.log.begin_generation(spec=1, launch=1),
                 topology=TOPOLOGY,
                 graph_document={},
                 max_parallelism=128,
@@ -112,7 +112,7 @@ class Run:
         self.run.on_slot_message(Declined(ALL[0], n, "r", reason, code))
 
     def ask(self, kind: Any = "checkpoint", **more: Any) -> None:
-        self.run.on_event(ev.SnapshotRequested(ev.Request(kind, request_id="asked", **more)))
+        self.run.on_event(ev.SnapshotRequested(ev.SnapshotRequest(kind, request_id="asked", **more)))
 
     def ack_all(self, n: int) -> None:
         for subtask in ALL:
@@ -129,7 +129,7 @@ def test_a_claim_names_who_asked_for_the_snapshot(asked: dict[str, str], named: 
     run.ask(**asked)
     (claim,) = run.entries("claim")
     assert ("by" in claim.data) == bool(named)
-    (view,) = checkpoint_views(submissions_of(run.open().read()), ended=False)
+    (view,) = checkpoint_views(entries_by_submission(run.open().read()), ended=False)
     assert view.by == named
 
 
@@ -197,7 +197,7 @@ def test_when_it_is_open_whether_a_completion_is_in_the_log_nothing_is_said_and_
     assert actions == []
     assert len(run.entries("complete")) == takes and run.entries("abort") == []
     successor = run.open()
-    successor.reign(spec=1, launch=2).append("status", {"status": "RUNNING"})
+    successor.begin_generation(spec=1, launch=2).append("status", {"status": "RUNNING"})
     assert len(successor.read()) == 4 + takes
     with pytest.raises(UnclearAnswerError):
         run.run.facts.reign.append("status", {"status": "RUNNING"})
@@ -229,7 +229,7 @@ def test_a_fence_that_comes_during_a_completion_ends_the_run_unanswered() -> Non
     """S9.2."""
     run = Run()
     run.ask()
-    run.open().reign(spec=1, launch=2)
+    run.open().begin_generation(spec=1, launch=2)
     with pytest.raises(FencedError):
         run.ack_all(1)
     assert run.answers == [] and run.entries("complete") == []

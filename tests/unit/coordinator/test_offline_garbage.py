@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.coordinator.garbage.garbage_collection import Freed, collect
+from tidegate.coordinator.garbage.garbage_collection import CollectionReport, collect_garbage
 from tidegate.coordinator.recovery.restore_point import choose_restore_point
 from tidegate.errors import SnapshotError
-from tidegate.jobs.artifacts.artifact import PackedArtifact, materialise, upload
+from tidegate.jobs.artifacts.artifact import PackedArtifact, unpack_artifact, upload
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision, RestoreFrom, Spec, encode
 from tidegate.jobs.stores.in_memory import MemoryStore
@@ -97,8 +97,8 @@ class Job:
     def ended(self, status: str = "FAILED") -> None:
         self.add("status", status=status)
 
-    def collect(self, **more: Any) -> Freed:
-        return collect(self.store, LAYOUT, lambda: self.log, lambda: self.specs, **{"now": NOW, **more})
+    def collect(self, **more: Any) -> CollectionReport:
+        return collect_garbage(self.store, LAYOUT, lambda: self.log, lambda: self.specs, **{"now": NOW, **more})
 
     def paths(self, **more: Any) -> list[str]:
         return [one.path for one in self.collect(**more).collected]
@@ -204,7 +204,7 @@ def test_what_a_submission_names_stays_also_one_that_comes_meanwhile(job: Job) -
             return specs
         return job.specs
 
-    found = collect(job.store, LAYOUT, lambda: job.log, named_while_looking, now=NOW)
+    found = collect_garbage(job.store, LAYOUT, lambda: job.log, named_while_looking, now=NOW)
     assert [one.path for one in found.collected] == [second]
     assert job.store.exists(f"{first}/_metadata")
 
@@ -221,14 +221,14 @@ def test_a_checkpoint_that_is_named_meanwhile_keeps_its_shared_files(job: Job) -
             job.submit(RestoreFrom("checkpoint", first))
         return specs
 
-    found = collect(job.store, LAYOUT, lambda: job.log, named_while_looking, now=NOW)
+    found = collect_garbage(job.store, LAYOUT, lambda: job.log, named_while_looking, now=NOW)
     assert found.collected == () and first in found.kept_back
     assert job.store.list("job/shared") == ["a", "b", "c"]
 
 
 def test_a_job_that_never_ran_has_nothing_to_collect(job: Job) -> None:
     job.submit()
-    assert job.collect() == Freed((), 0, "")
+    assert job.collect() == CollectionReport((), 0, "")
 
 
 def begin_savepoint(job: Job, path: str, run: str = "r") -> Store:
@@ -372,10 +372,10 @@ def test_code_that_a_submission_in_the_making_has_found_there_is_left_to_it(job:
         os.utime(path, (0, 0))
     upload(job.store, LAYOUT, code)
     assert job.paths(now=datetime.now(UTC)) == []
-    materialise(job.store, LAYOUT, code.sha256, str(tmp_path / "out"))
+    unpack_artifact(job.store, LAYOUT, code.sha256, str(tmp_path / "out"))
     assert job.paths() == [LAYOUT.artifact(code.sha256)]
     upload(job.store, LAYOUT, code)
-    materialise(job.store, LAYOUT, code.sha256, str(tmp_path / "again"))
+    unpack_artifact(job.store, LAYOUT, code.sha256, str(tmp_path / "again"))
 
 
 def test_code_that_a_submission_names_since_its_age_was_asked_stays(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

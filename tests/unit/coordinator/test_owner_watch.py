@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.coordinator.supervision.owner_watch import AskForEnd, OwnerSeen, OwnerUnseen, OwnerWatch
+from tidegate.coordinator.supervision.owner_watch import OwnerRead, OwnerUnreadable, OwnerWatch, SendEndCommand
 from tidegate.jobs.options import OnOwnerLost
 
 TIMEOUT_MS = 600
@@ -16,16 +16,16 @@ class Watched:
     def __init__(self, policy: OnOwnerLost, spec: int = 1) -> None:
         self.watch, self.now_ms = OwnerWatch(spec, policy, TIMEOUT_MS), 1_000
 
-    def look(self, mark: str | None, after_ms: int = 100) -> AskForEnd | None:
+    def look(self, mark: str | None, after_ms: int = 100) -> SendEndCommand | None:
         self.now_ms += after_ms
-        return self.watch.handle(OwnerSeen(mark), self.now_ms)
+        return self.watch.handle(OwnerRead(mark), self.now_ms)
 
-    def fail_to_look(self, after_ms: int = 100) -> AskForEnd | None:
+    def fail_to_look(self, after_ms: int = 100) -> SendEndCommand | None:
         self.now_ms += after_ms
-        return self.watch.handle(OwnerUnseen(), self.now_ms)
+        return self.watch.handle(OwnerUnreadable(), self.now_ms)
 
 
-def silent(watched: Watched, mark: str, looks: int) -> list[AskForEnd]:
+def silent(watched: Watched, mark: str, looks: int) -> list[SendEndCommand]:
     """What so many looks at one mark, 100 ms apart, lead to."""
     return [asked for _ in range(looks) if (asked := watched.look(mark)) is not None]
 

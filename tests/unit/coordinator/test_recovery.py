@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.coordinator.checkpointing.retention import Completed, retired
+from tidegate.coordinator.checkpointing.retention import CompletedCheckpoint, find_retired
 from tidegate.coordinator.recovery.restore_point import choose_restore_point
 from tidegate.coordinator.recovery.rewind import completed_after
 from tidegate.errors import SnapshotError
@@ -88,34 +88,50 @@ def test_what_was_completed_after_the_restore_point_is_listed() -> None:
 
 def test_savepoints_count_for_retention_but_are_never_retired() -> None:
     """S2.3."""
-    done = [Completed(1, "checkpoint", "a"), Completed(2, "savepoint", "b"), Completed(3, "checkpoint", "c")]
-    assert [c.checkpoint_id for c in retired(done, retained=1, last_committed=None)] == [1]
-    done.append(Completed(4, "stop-savepoint", "d", "suspend"))
-    done.append(Completed(5, "checkpoint", "e"))
-    assert [c.checkpoint_id for c in retired(done, retained=2, last_committed=None)] == [1, 3]
+    done = [
+        CompletedCheckpoint(1, "checkpoint", "a"),
+        CompletedCheckpoint(2, "savepoint", "b"),
+        CompletedCheckpoint(3, "checkpoint", "c"),
+    ]
+    assert [c.checkpoint_id for c in find_retired(done, retained=1, last_committed=None)] == [1]
+    done.append(CompletedCheckpoint(4, "stop-savepoint", "d", "suspend"))
+    done.append(CompletedCheckpoint(5, "checkpoint", "e"))
+    assert [c.checkpoint_id for c in find_retired(done, retained=2, last_committed=None)] == [1, 3]
 
 
 def test_the_last_real_checkpoint_stays_when_savepoints_fill_the_list() -> None:
     """S2.3."""
-    done = [Completed(1, "checkpoint", "a"), Completed(2, "savepoint", "b"), Completed(3, "savepoint", "c")]
-    assert retired(done, retained=1, last_committed=None) == []
+    done = [
+        CompletedCheckpoint(1, "checkpoint", "a"),
+        CompletedCheckpoint(2, "savepoint", "b"),
+        CompletedCheckpoint(3, "savepoint", "c"),
+    ]
+    assert find_retired(done, retained=1, last_committed=None) == []
 
 
 def test_after_a_stop_savepoint_nothing_older_is_needed() -> None:
     """S2.3."""
-    done = [Completed(1, "checkpoint", "a"), Completed(2, "checkpoint", "b"), Completed(3, "stop-savepoint", "c")]
-    assert [c.checkpoint_id for c in retired(done, retained=3, last_committed=2)] == [1, 2]
+    done = [
+        CompletedCheckpoint(1, "checkpoint", "a"),
+        CompletedCheckpoint(2, "checkpoint", "b"),
+        CompletedCheckpoint(3, "stop-savepoint", "c"),
+    ]
+    assert [c.checkpoint_id for c in find_retired(done, retained=3, last_committed=2)] == [1, 2]
 
 
 def test_the_last_real_checkpoint_in_front_of_a_drain_stays() -> None:
     """S2.3, S7.5: going on from a drained savepoint needs consent, from that checkpoint it does not."""
-    done = [Completed(1, "checkpoint", "a"), Completed(2, "checkpoint", "b")]
-    done.append(Completed(3, "stop-savepoint", "c", "drain"))
-    assert [c.checkpoint_id for c in retired(done, retained=1, last_committed=None)] == [1]
+    done = [CompletedCheckpoint(1, "checkpoint", "a"), CompletedCheckpoint(2, "checkpoint", "b")]
+    done.append(CompletedCheckpoint(3, "stop-savepoint", "c", "drain"))
+    assert [c.checkpoint_id for c in find_retired(done, retained=1, last_committed=None)] == [1]
 
 
 def test_what_a_submission_was_restored_from_stays_until_it_has_a_recovery_point_of_its_own() -> None:
     """S2.3: whatever is newer, on a timeline that was abandoned."""
-    done = [Completed(1, "checkpoint", "a"), Completed(2, "checkpoint", "b"), Completed(3, "savepoint", "c")]
-    assert retired(done, retained=1, last_committed=None, restored=1) == []
-    assert [c.checkpoint_id for c in retired(done, retained=1, last_committed=None)] == [1]
+    done = [
+        CompletedCheckpoint(1, "checkpoint", "a"),
+        CompletedCheckpoint(2, "checkpoint", "b"),
+        CompletedCheckpoint(3, "savepoint", "c"),
+    ]
+    assert find_retired(done, retained=1, last_committed=None, restored=1) == []
+    assert [c.checkpoint_id for c in find_retired(done, retained=1, last_committed=None)] == [1]

@@ -9,14 +9,14 @@ import pytest
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.interface import Sink
 from tidegate.connectors.postgres.postgres_sink import Postgres
-from tidegate.coordinator.checkpointing.retention import retired
+from tidegate.coordinator.checkpointing.retention import find_retired
 from tidegate.coordinator.recovery.restore_point import (
     RestorePoint,
     check_drained,
     choose_restore_point,
     completed_snapshots,
 )
-from tidegate.coordinator.recovery.rewind import WayBack, check_way_back
+from tidegate.coordinator.recovery.rewind import RewindPlan, plan_rewind
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import Decision, RestoreFrom, Spec
 from tidegate.jobs.status import derive
@@ -101,10 +101,10 @@ def test_a_restarted_run_of_a_submission_starts_from_its_own_newest_not_from_wha
     assert chosen(log("f1", 1, 2, "f2", 3, "f2"), *specs) == 3
 
 
-def way_back(decisions: list[Decision], *specs: Spec, to: int, sinks: Any = OUT, **more: Any) -> WayBack | None:
+def way_back(decisions: list[Decision], *specs: Spec, to: int, sinks: Any = OUT, **more: Any) -> RewindPlan | None:
     """Of the newest submission."""
     more = {"lineage": specs[-1].lineage, **more}
-    return check_way_back(specs, decisions, specs[-1], location=f"chk-{to}", checkpoint_id=to, sinks=sinks, **more)
+    return plan_rewind(specs, decisions, specs[-1], location=f"chk-{to}", checkpoint_id=to, sinks=sinks, **more)
 
 
 def test_going_back_past_what_may_be_committed_is_refused_with_sinks_and_ids() -> None:
@@ -118,8 +118,8 @@ def test_going_back_past_what_may_be_committed_is_refused_with_sinks_and_ids() -
 def test_duplicates_can_be_accepted_and_are_told() -> None:
     """S9.3: which checkpoints' rows come again, and where."""
     found = way_back(log("f1", 1, 2, 4, "f2"), spec(1), spec(2, back_to(1, **ACCEPT)), to=1)
-    assert found == WayBack(1, (2, 4), False, False, ("out",))
-    assert "rows of checkpoints [2, 4] appear a second time in sinks out" in found.told()
+    assert found == RewindPlan(1, (2, 4), False, False, ("out",))
+    assert "rows of checkpoints [2, 4] appear a second time in sinks out" in found.log_text()
 
 
 def test_nothing_is_gone_back_past_by_the_newest_or_without_a_two_phase_sink() -> None:
@@ -159,8 +159,8 @@ def test_what_a_gate_held_back_or_rejected_is_not_committed() -> None:
 def test_a_rewind_is_decided_where_every_sink_can_do_it() -> None:
     """S9.3."""
     found = way_back(log("f1", 1, 2, 3, "f2"), spec(1), spec(2, back_to(1, **REWIND)), to=1)
-    assert found == WayBack(1, (2, 3), True, False, ("out",))
-    assert found.told() == "sinks out take back what checkpoints [2, 3] committed"
+    assert found == RewindPlan(1, (2, 3), True, False, ("out",))
+    assert found.log_text() == "sinks out take back what checkpoints [2, 3] committed"
 
 
 def test_sinks_that_cannot_take_rows_back_are_named() -> None:
@@ -196,7 +196,7 @@ def test_a_rewind_that_was_begun_is_carried_out_by_whoever_goes_on_from_its_snap
     begun = log("f1", 1, 2, 3, "f2", "r1", "f3")
     for restore in (LATEST, back_to(1), back_to(1, **ACCEPT)):
         found = way_back(begun, spec(1), spec(2, back_to(1, **REWIND)), spec(3, restore), to=1)
-        assert found == WayBack(1, (2, 3), True, True, ("out",))
+        assert found == RewindPlan(1, (2, 3), True, True, ("out",))
     done = log("f1", 1, 2, 3, "f2", "r1", "s4", "f3")
     assert way_back(done, spec(1), spec(2, back_to(1, **REWIND)), spec(3, LATEST), to=1) is None
 
@@ -229,14 +229,14 @@ def test_a_rewind_that_was_begun_must_end_before_another_way_is_taken() -> None:
         with pytest.raises(SnapshotError, match="a rewind to snapshot 2 was begun.*Restore 2"):
             way_back(begun, *specs, spec(3, back_to(1, **mode)), to=1)
     found = way_back(begun, *specs, spec(3, back_to(1, **REWIND)), to=1)
-    assert found == WayBack(1, (2, 3), True, False, ("out",))
+    assert found == RewindPlan(1, (2, 3), True, False, ("out",))
 
 
 def test_snapshots_that_were_taken_back_do_not_count_for_retention() -> None:
     """S2.3, S9.3: the newest of the line stay, those that nobody may restore go."""
     decisions = log("f1", 1, 2, 3, "f2", "r1", 4)
     completed = completed_snapshots(decisions, {f"chk-{n}" for n in (1, 2, 3, 4)}, {2, 3})
-    assert [c.checkpoint_id for c in retired(completed, retained=2, last_committed=None)] == [2, 3]
+    assert [c.checkpoint_id for c in find_retired(completed, retained=2, last_committed=None)] == [2, 3]
 
 
 def test_a_drained_snapshot_needs_leave_but_not_for_its_own_commit() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from tidegate.coordinator.garbage.shared_files import SharedFiles, judge, on_their_way
+from tidegate.coordinator.garbage.shared_files import SharedFiles, pending_checkpoint_ids, split_deletable
 from tidegate.errors import FencedError, SnapshotError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision
@@ -219,7 +219,7 @@ def test_a_sweep_that_is_asked_for_during_another_follows_it(job: Job) -> None:
 def test_what_is_used_or_waited_for_is_never_given_up(
     names: frozenset[str], used: frozenset[str], held: dict[str, frozenset[int]], pending: frozenset[int]
 ) -> None:
-    gone, waiting = judge(sorted(names), used, held, pending)
+    gone, waiting = split_deletable(sorted(names), used, held, pending)
     assert not set(gone) & used and set(gone) | set(waiting) == names - used
     assert all(not held.get(name, pending) & pending for name in gone)
     assert all(ids and ids <= pending for ids in waiting.values())
@@ -232,7 +232,7 @@ def test_on_its_way_is_what_the_own_generation_claimed_and_did_not_end() -> None
     pending, done, aborted = job.claim(), job.claim(), job.claim()
     job.complete(done)
     job.abort(aborted)
-    assert on_their_way(job.log, 2) == {pending}
+    assert pending_checkpoint_ids(job.log, 2) == {pending}
 
 
 class Sharing(RuleBasedStateMachine):

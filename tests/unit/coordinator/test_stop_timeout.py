@@ -13,20 +13,20 @@ from test_supervision import of as chosen
 
 from tidegate.channel.control.protocol import SubtaskEndedData, SubtaskFinished, SubtaskRunning, Trigger
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.events import Answer, GiveUpStop, Request
-from tidegate.coordinator.job_run import RunEnded, RunFailed, StopGivenUp
+from tidegate.coordinator.events import CommandAnswer, SnapshotRequest, TimeOutStop
+from tidegate.coordinator.job_run import RunEnded, RunFailed, StopTimedOut
 from tidegate.coordinator.supervision.supervision_events import (
     AnswerCommand,
     CommandArrived,
     DeleteCheckpoints,
-    Deliver,
+    DeliverToRun,
     FailCurrentRun,
     JudgeStop,
     RecordFailure,
     RunAnswered,
-    RunOver,
     RunStarted,
-    SlotsThere,
+    RunTornDown,
+    SlotsAvailable,
     StartRun,
     StopJudged,
     StopPoint,
@@ -36,7 +36,7 @@ from tidegate.coordinator.supervision.supervision_events import (
 from tidegate.coordinator.supervision.supervisor import SIGTERM_STOP
 from tidegate.jobs.stop_outcomes import CANCELED_IN_STOP, SAVEPOINT_FAILED, SAVEPOINT_OK
 
-GIVE_UP = GiveUpStop("stop", "10 s")
+GIVE_UP = TimeOutStop("stop", "10 s")
 
 
 def stopping(**options: Any) -> Driver:
@@ -90,7 +90,7 @@ def test_of_a_chain_the_operators_that_are_at_work_are_named() -> None:
     actions = run.send(replace(GIVE_UP, at_work=at_work))
     (abort,) = of(actions, ev.SendAbort)
     assert "held up by operator out of win -> out, subtask 1 (has not acknowledged" in abort.reason
-    (answer,) = of(actions, ev.Answer)
+    (answer,) = of(actions, ev.CommandAnswer)
     (held,) = answer.data["held_up_by"]
     assert (held["operators"], held["at_work"], held["subtask"]) == (["win", "out"], ["out"], 1)
 
@@ -105,7 +105,7 @@ def test_a_stop_that_was_not_triggered_ends_nothing_when_it_is_given_up() -> Non
     assert (answer.ok, answer.code) == (False, SAVEPOINT_FAILED)
     assert "operator win -> out, subtask 1 (is not up yet)" in answer.message
     assert "nothing had ended, the job goes on" in answer.message
-    assert of(run.send(SubtaskRunning(ALL[3])), ev.Claim) == []
+    assert of(run.send(SubtaskRunning(ALL[3])), ev.ClaimCheckpoint) == []
     assert of(run.ask("savepoint", "sp"), Trigger)
 
 
@@ -127,7 +127,7 @@ def test_a_run_that_only_commits_a_stop_says_who_has_not() -> None:
     run = Driver(interval_ms=None, commit_only=7)
     run.start()
     assert run.ask("stop-savepoint", "stop", stop="drain") == []
-    (answer,) = run.send(GiveUpStop("stop", "10 s", "/sp-7", "drain"))
+    (answer,) = run.send(TimeOutStop("stop", "10 s", "/sp-7", "drain"))
     assert (answer.code, answer.data["checkpoint_id"]) == (SAVEPOINT_OK, 7)
     assert answer.message.startswith("savepoint /sp-7 is complete and valid"), "it is to be restored"
     assert (answer.data["path"], answer.data["mode"]) == ("/sp-7", "drain")
@@ -136,15 +136,15 @@ def test_a_run_that_only_commits_a_stop_says_who_has_not() -> None:
 def test_a_run_that_only_commits_a_stop_is_told_which_savepoint_that_is() -> None:
     """S7.7: an earlier run took it."""
     stopped = running("keep_running", restart_delay="1 s")
-    stopped.feed(RunOver(BOOM, stop=StopPoint(7, "/sp-7", "drain")))
+    stopped.feed(RunTornDown(BOOM, stop=StopPoint(7, "/sp-7", "drain")))
     stopped.feed(Tick(), after_ms=1_000)
-    stopped.feed(SlotsThere())
-    assert stopped.feed(Tick(), after_ms=9_000) == [Deliver(GiveUpStop("stop", "10 s", "/sp-7", "drain"))]
+    stopped.feed(SlotsAvailable())
+    assert stopped.feed(Tick(), after_ms=9_000) == [DeliverToRun(TimeOutStop("stop", "10 s", "/sp-7", "drain"))]
 
 
 def test_giving_up_a_stop_that_is_not_there_changes_nothing() -> None:
     run = stopping()
-    assert run.send(GiveUpStop("another", "1 s")) == []
+    assert run.send(TimeOutStop("another", "1 s")) == []
     run.ack_all(1)
     assert run.coordinator.stop_completed
 
@@ -164,7 +164,7 @@ def test_a_stop_planned_while_a_subtask_was_finishing_is_planned_afresh() -> Non
     (abort,), (trigger,) = of(actions, ev.SendAbort), of(actions, Trigger)
     assert (abort.checkpoint_id, abort.code) == (1, "subtask_finished")
     assert (trigger.checkpoint_id, trigger.kind, trigger.stop) == (2, "stop-savepoint", "drain")
-    assert of(actions, ev.FailRun) == [] and of(actions, ev.Answer) == []
+    assert of(actions, ev.FailRun) == [] and of(actions, ev.CommandAnswer) == []
     for subtask in ALL[1:]:
         run.ack(subtask, 2)
     assert run.coordinator.stop_completed
@@ -175,7 +175,7 @@ def test_a_stop_that_is_planned_afresh_does_not_fall_out_of_a_full_queue() -> No
     run = stopping(max_queued=1)
     assert run.ask("savepoint", "sp") == [], "it waits for the stop's end"
     actions = run.send(SubtaskFinished((SOURCE, 0)))
-    (trigger,), (refused,) = of(actions, Trigger), of(actions, ev.Answer)
+    (trigger,), (refused,) = of(actions, Trigger), of(actions, ev.CommandAnswer)
     assert (trigger.checkpoint_id, trigger.kind, trigger.stop) == (2, "stop-savepoint", "drain")
     assert (refused.request_id, refused.code) == ("sp", "too_many_requests")
 
@@ -185,7 +185,7 @@ def test_a_stop_that_cannot_be_planned_afresh_fails_over() -> None:
     run = stopping()
     run.claims_fail = True
     actions = run.send(SubtaskFinished((SOURCE, 0)))
-    (fail,), (answer,) = of(actions, ev.FailRun), of(actions, ev.Answer)
+    (fail,), (answer,) = of(actions, ev.FailRun), of(actions, ev.CommandAnswer)
     assert "the store is away" in fail.reason and not fail.stop_given_up
     assert (answer.ok, answer.code) == (False, SAVEPOINT_FAILED)
 
@@ -207,7 +207,7 @@ class Stopped(Driven):
 
     def told(self, code: str = SAVEPOINT_FAILED, *, run_over: bool = True) -> list[Any]:
         data = {"outcome": code, "mode": "drain", "reason": "held up by out", "held_up_by": [{"operators": ["out"]}]}
-        return self.feed(RunAnswered(Answer("stop", False, code, "held up by out; so what", data), run_over))
+        return self.feed(RunAnswered(CommandAnswer("stop", False, code, "held up by out; so what", data), run_over))
 
 
 def running(on_timeout: str, mode: str = "drain", **options: Any) -> Stopped:
@@ -217,7 +217,7 @@ def running(on_timeout: str, mode: str = "drain", **options: Any) -> Stopped:
     return stopped
 
 
-GIVEN_UP = RunOver(StopGivenUp("held up by out"), latest=(6, "job/chk-6"))
+GIVEN_UP = RunTornDown(StopTimedOut("held up by out"), latest=(6, "job/chk-6"))
 
 
 @pytest.mark.parametrize("on_timeout", ["keep_running", "suspend", "cancel"])
@@ -225,14 +225,14 @@ def test_the_run_is_told_when_the_time_of_a_stop_is_up(on_timeout: str) -> None:
     """S7.7: counted from when the driver took the command, and once."""
     stopped = running(on_timeout)
     assert stopped.supervisor.next_wake_ms() == 10_000
-    assert stopped.time_up() == [Deliver(GIVE_UP)]
+    assert stopped.time_up() == [DeliverToRun(GIVE_UP)]
     assert stopped.feed(Tick(), after_ms=10_000) == []
 
 
 def test_without_a_timeout_of_its_own_a_stop_has_the_jobs() -> None:
     driven = Driven(stop_timeout="3 s").to_running()
     driven.feed(CommandArrived(command("stop", "stop")))
-    assert driven.feed(Tick(), after_ms=3_000) == [Deliver(GiveUpStop("stop", "3 s"))]
+    assert driven.feed(Tick(), after_ms=3_000) == [DeliverToRun(TimeOutStop("stop", "3 s"))]
 
 
 @pytest.mark.parametrize("strategy", ["fixed_delay", "none"])
@@ -244,7 +244,7 @@ def test_keep_running_goes_back_at_once_and_is_told_when_the_job_runs_again(stra
     actions = stopped.feed(GIVEN_UP)
     assert statuses(actions) == ["RESTARTING"] and chosen(actions, RecordFailure) == []
     assert actions[0].data["reason"] == "held up by out"
-    stopped.feed(SlotsThere())
+    stopped.feed(SlotsAvailable())
     (told,) = chosen(stopped.feed(RunStarted("r2", "job/chk-6")), AnswerCommand)
     assert (told.answer.request_id, told.answer.ok, told.answer.code) == ("stop", False, SAVEPOINT_FAILED)
 
@@ -264,10 +264,10 @@ def test_suspend_tries_once_more_without_a_drain() -> None:
     assert stopped.told() == []
     assert stopped.supervisor.tries_again("stop"), "the command, which was begun, does not expire any more"
     stopped.feed(GIVEN_UP)
-    again = Request("stop-savepoint", False, "stop", "suspend", "/sp", timeout_ms=10_000, by="anna")
-    assert chosen(stopped.feed(SlotsThere(), after_ms=60_000), StartRun) == [StartRun((again,))]
+    again = SnapshotRequest("stop-savepoint", False, "stop", "suspend", "/sp", timeout_ms=10_000, by="anna")
+    assert chosen(stopped.feed(SlotsAvailable(), after_ms=60_000), StartRun) == [StartRun((again,))]
     stopped.feed(RunStarted("r2", "job/chk-6"))
-    actions = stopped.feed(RunOver(RunEnded("suspend", 8, "job/sp-8", "stop")), after_ms=9_000)
+    actions = stopped.feed(RunTornDown(RunEnded("suspend", 8, "job/sp-8", "stop")), after_ms=9_000)
     assert statuses(actions) == ["STOPPED"]
     told = farewell(actions, "stop", "stop")
     assert (told.ok, told.code, told.data["mode"], told.data["asked_mode"]) == (True, "committed", "suspend", "drain")
@@ -281,12 +281,12 @@ def test_the_second_try_has_as_much_time_from_when_its_run_is_up_and_there_is_no
     stopped.time_up()
     stopped.told()
     stopped.feed(GIVEN_UP)
-    stopped.feed(SlotsThere(), after_ms=60_000)
+    stopped.feed(SlotsAvailable(), after_ms=60_000)
     stopped.feed(RunStarted("r2"))
-    assert chosen(stopped.feed(Tick(), after_ms=9_999), Deliver) == []
-    assert chosen(stopped.feed(Tick(), after_ms=1), Deliver) == [Deliver(GIVE_UP)]
+    assert chosen(stopped.feed(Tick(), after_ms=9_999), DeliverToRun) == []
+    assert chosen(stopped.feed(Tick(), after_ms=1), DeliverToRun) == [DeliverToRun(GIVE_UP)]
     stopped.told()
-    stopped.feed(GIVEN_UP, SlotsThere())
+    stopped.feed(GIVEN_UP, SlotsAvailable())
     (told,) = chosen(stopped.feed(RunStarted("r3")), AnswerCommand)
     assert told.answer.code == SAVEPOINT_FAILED and "at the first try: held up by out" in told.answer.message
 
@@ -295,8 +295,10 @@ def test_a_run_that_lives_gets_the_second_try_at_once() -> None:
     stopped = running("suspend")
     stopped.time_up()
     (again,) = stopped.told(run_over=False)
-    assert again == Deliver(Request("stop-savepoint", False, "stop", "suspend", "/sp", timeout_ms=10_000, by="anna"))
-    assert stopped.feed(Tick(), after_ms=10_000) == [Deliver(GIVE_UP)], "its time begins now"
+    assert again == DeliverToRun(
+        SnapshotRequest("stop-savepoint", False, "stop", "suspend", "/sp", timeout_ms=10_000, by="anna")
+    )
+    assert stopped.feed(Tick(), after_ms=10_000) == [DeliverToRun(GIVE_UP)], "its time begins now"
 
 
 def test_cancel_names_the_checkpoint_to_go_on_from_and_keeps_it() -> None:
@@ -320,7 +322,7 @@ def test_a_complete_savepoint_is_committed_however_long_that_takes(on_timeout: s
     stopped.time_up()
     (told,) = stopped.told(SAVEPOINT_OK, run_over=False)
     assert isinstance(told, AnswerCommand) and told.answer.code == SAVEPOINT_OK
-    actions = stopped.feed(RunOver(RunEnded("drain", 7, "sp", "stop")), after_ms=60_000)
+    actions = stopped.feed(RunTornDown(RunEnded("drain", 7, "sp", "stop")), after_ms=60_000)
     assert statuses(actions) == ["STOPPED"]
 
 
@@ -329,7 +331,7 @@ def test_cancel_leaves_a_complete_savepoint_to_be_restored() -> None:
     stopped = running("cancel")
     stopped.time_up()
     assert [type(a) for a in stopped.told(SAVEPOINT_OK, run_over=False)] == [FailCurrentRun]
-    actions = stopped.feed(RunOver(RunFailed("cancelled"), stop=StopPoint(7, "/sp-7", "drain")))
+    actions = stopped.feed(RunTornDown(RunFailed("cancelled"), stop=StopPoint(7, "/sp-7", "drain")))
     told = farewell(actions, "stop", "stop")
     assert (told.ok, told.code, told.data["path"]) == (False, SAVEPOINT_OK, "/sp-7")
     assert statuses(actions) == ["CANCELED"] and actions[0].data["stop"]["outcome"] == SAVEPOINT_OK
@@ -375,14 +377,14 @@ def test_a_withdrawn_stop_cancels_nothing_when_its_time_is_up() -> None:
     stopped.ask("cancel")
     stopped.feed(Tick(), after_ms=10_000)
     assert stopped.feed(StopJudged("stop", False)) == []
-    assert chosen(stopped.feed(SlotsThere()), StartRun) == [StartRun(())]
+    assert chosen(stopped.feed(SlotsAvailable()), StartRun) == [StartRun(())]
 
 
 def test_a_stop_that_fails_before_its_time_is_up_is_not_timed_out() -> None:
     """S7.7: another cause: the job restarts, whatever `on_timeout` says."""
     stopped = running("cancel")
     assert stopped.told() == []
-    assert statuses(stopped.feed(RunOver(BOOM))) == ["RESTARTING"]
+    assert statuses(stopped.feed(RunTornDown(BOOM))) == ["RESTARTING"]
 
 
 def failed_and_down(on_timeout: str, restart_delay: str = "1 h") -> Stopped:
@@ -392,7 +394,7 @@ def failed_and_down(on_timeout: str, restart_delay: str = "1 h") -> Stopped:
     stopped.ask(on_timeout)
     stopped.feed(Tick(), after_ms=1_000)
     assert stopped.told() == []
-    stopped.feed(RunOver(BOOM))
+    stopped.feed(RunTornDown(BOOM))
     return stopped
 
 
@@ -411,7 +413,7 @@ def test_a_stop_that_failed_with_its_run_has_its_time_all_the_same(on_timeout: s
         case "suspend":
             assert actions == []
             stopped.feed(Tick(), after_ms=3_600_000)
-            (start,) = chosen(stopped.feed(SlotsThere()), StartRun)
+            (start,) = chosen(stopped.feed(SlotsAvailable()), StartRun)
             assert [(wish.request_id, wish.stop) for wish in start.requests] == [("stop", "suspend")]
         case "cancel":
             assert statuses(actions) == ["CANCELED"]
@@ -429,7 +431,7 @@ def test_a_withdrawn_stop_that_failed_with_its_run_is_not_answered_when_the_job_
 def test_a_stop_that_failed_is_told_once_when_the_job_is_up_in_time() -> None:
     stopped = failed_and_down("cancel", "2 s")
     stopped.feed(Tick(), after_ms=2_000)
-    stopped.feed(SlotsThere())
+    stopped.feed(SlotsAvailable())
     (told,) = chosen(stopped.feed(RunStarted("r2", "job/chk-6")), AnswerCommand)
     assert told.answer.message == "held up by out; so what"
     assert stopped.feed(Tick(), after_ms=9_000) == []
@@ -439,9 +441,9 @@ def test_a_run_that_comes_up_as_the_time_of_a_failed_stop_is_up_is_waited_for() 
     """It does not have the stop; when it fails, too, the stop is told."""
     stopped = failed_and_down("keep_running", "2 s")
     stopped.feed(Tick(), after_ms=2_000)
-    stopped.feed(SlotsThere())
-    assert chosen(stopped.feed(Tick(), after_ms=7_000), Deliver) == []
-    stopped.feed(RunOver(BOOM))
+    stopped.feed(SlotsAvailable())
+    assert chosen(stopped.feed(Tick(), after_ms=7_000), DeliverToRun) == []
+    stopped.feed(RunTornDown(BOOM))
     assert chosen(stopped.feed(Tick()), JudgeStop) == [JudgeStop("stop")]
     (told,) = stopped.feed(StopJudged("stop", True))
     assert isinstance(told, AnswerCommand) and told.answer.code == SAVEPOINT_FAILED
@@ -453,8 +455,8 @@ def test_a_stop_that_was_given_up_waits_as_long_again_for_the_job() -> None:
     stopped.time_up()
     stopped.told()
     stopped.feed(GIVEN_UP)
-    stopped.feed(SlotsThere())
-    stopped.feed(RunOver(BOOM))
+    stopped.feed(SlotsAvailable())
+    stopped.feed(RunTornDown(BOOM))
     assert stopped.feed(Tick(), after_ms=9_999) == []
     assert chosen(stopped.feed(Tick(), after_ms=1), JudgeStop) == [JudgeStop("stop")]
 
@@ -470,8 +472,8 @@ def test_a_stop_that_came_too_late_for_its_run_is_judged_as_one_without() -> Non
     """The run was over when it was to give the stop up: the stop is carried on, its time is up all the same."""
     stopped = running("keep_running")
     stopped.time_up()
-    again = Request("stop-savepoint", False, "stop", "drain", "/sp", timeout_ms=10_000, by="anna")
-    stopped.feed(RunOver(BOOM, again=(again, GIVE_UP)))
+    again = SnapshotRequest("stop-savepoint", False, "stop", "drain", "/sp", timeout_ms=10_000, by="anna")
+    stopped.feed(RunTornDown(BOOM, again=(again, GIVE_UP)))
     assert stopped.feed(Tick()) == [JudgeStop("stop")]
     assert [type(a) for a in stopped.feed(StopJudged("stop", True))] == [AnswerCommand]
     assert chosen(stopped.resume(), StartRun) == [StartRun(())]
@@ -483,9 +485,9 @@ def test_a_stop_that_was_withdrawn_before_its_second_try_says_nothing_of_another
     stopped.time_up()
     stopped.told()
     stopped.feed(GIVEN_UP)
-    stopped.feed(SlotsThere())  # who starts the run finds it withdrawn
+    stopped.feed(SlotsAvailable())  # who starts the run finds it withdrawn
     stopped.feed(RunStarted("r2", "job/chk-6"), CommandArrived(command("other", "stop", mode="drain")))
-    told = farewell(stopped.feed(RunOver(RunEnded("drain", 8, "job/sp-8", "other"))), "other", "stop")
+    told = farewell(stopped.feed(RunTornDown(RunEnded("drain", 8, "job/sp-8", "other"))), "other", "stop")
     assert (told.code, told.data["mode"]) == ("committed", "drain") and "asked_mode" not in told.data
 
 
@@ -496,17 +498,17 @@ def test_sigterm_whose_stop_is_refused_ends_at_once_with_the_reason() -> None:
     """S7.7: nothing would come of waiting for sigterm_timeout."""
     driven = Driven().to_running()
     driven.feed(Terminated())
-    refused = Answer(SIGTERM_STOP, False, "claim_failed", "no savepoint can be written to '/full'")
+    refused = CommandAnswer(SIGTERM_STOP, False, "claim_failed", "no savepoint can be written to '/full'")
     (fail,) = driven.feed(RunAnswered(refused, run_over=False))
     assert isinstance(fail, FailCurrentRun)
-    actions = driven.feed(RunOver(fail.failure))
+    actions = driven.feed(RunTornDown(fail.failure))
     assert statuses(actions) == ["FAILED"] and "/full" in actions[-3].data["reason"]
 
 
 def test_sigterm_waits_for_a_stop_that_is_on_its_way() -> None:
     driven = Driven().to_running()
     driven.feed(CommandArrived(command("stop", "stop")), Terminated())
-    refused = Answer(SIGTERM_STOP, False, "stop_in_progress", "a stop is on its way")
+    refused = CommandAnswer(SIGTERM_STOP, False, "stop_in_progress", "a stop is on its way")
     assert driven.feed(RunAnswered(refused, run_over=False)) == []
     assert chosen(driven.feed(Tick(), after_ms=5_000), FailCurrentRun)
 
@@ -514,5 +516,5 @@ def test_sigterm_waits_for_a_stop_that_is_on_its_way() -> None:
 def test_sigterm_gives_up_whichever_stop_is_on_its_way() -> None:
     """S7.7: and its failure says who held it up."""
     run = stopping()
-    (fail,) = of(run.send(GiveUpStop(None, "sigterm_timeout 20 s")), ev.FailRun)
+    (fail,) = of(run.send(TimeOutStop(None, "sigterm_timeout 20 s")), ev.FailRun)
     assert "within sigterm_timeout 20 s: held up by operator src" in fail.reason

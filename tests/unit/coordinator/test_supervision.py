@@ -9,28 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.coordinator.events import Answer, GiveUpStop, Request
-from tidegate.coordinator.job_run import RunEnded, RunFailed, StopGivenUp
-from tidegate.coordinator.recovery.restore_point import ended_as
+from tidegate.coordinator.events import CommandAnswer, SnapshotRequest, TimeOutStop
+from tidegate.coordinator.job_run import RunEnded, RunFailed, StopTimedOut
+from tidegate.coordinator.recovery.restore_point import end_status
 from tidegate.coordinator.supervision.supervision_events import (
     AnswerAllOpen,
     AnswerCommand,
-    Begin,
-    CannotGoOn,
-    CheckReign,
+    BeginSupervision,
+    CheckGeneration,
     CommandArrived,
     DeleteCheckpoints,
-    Deliver,
+    DeliverToRun,
     EndDriver,
     FailCurrentRun,
     JudgeStop,
-    Progress,
     RecordFailure,
     RecordStatus,
     RunAnswered,
-    RunOver,
+    RunImpossible,
+    RunProgressed,
     RunStarted,
-    SlotsThere,
+    RunTornDown,
+    SlotsAvailable,
     StartRun,
     StopJudged,
     StopPoint,
@@ -48,8 +48,8 @@ from tidegate.jobs.stop_outcomes import CANCELED_IN_STOP, ON_TIMEOUT, SAVEPOINT_
 BOOM = RunFailed("boom", operator="explode", subtask=1)
 STOP_POINT = StopPoint(7, "job/savepoints/sp-7", "suspend")
 STOPPED = RunEnded("suspend", 7, STOP_POINT.path, "stop")
-SAVEPOINT = Request("savepoint", request_id="sp", by="anna")
-STOP_REFUSED = Answer("stop", False, SAVEPOINT_FAILED, "the stop-savepoint failed, the job restarts")
+SAVEPOINT = SnapshotRequest("savepoint", request_id="sp", by="anna")
+STOP_REFUSED = CommandAnswer("stop", False, SAVEPOINT_FAILED, "the stop-savepoint failed, the job restarts")
 
 
 def command(command_id: str, verb: Any, **arguments: Any) -> Command:
@@ -74,15 +74,15 @@ class Driven:
         return out
 
     def to_waiting(self) -> Driven:
-        self.feed(Begin())
+        self.feed(BeginSupervision())
         return self
 
     def to_running(self) -> Driven:
-        self.to_waiting().feed(SlotsThere(), RunStarted("r1"))
+        self.to_waiting().feed(SlotsAvailable(), RunStarted("r1"))
         return self
 
     def to_pausing(self) -> Driven:
-        self.to_running().feed(RunOver(BOOM))
+        self.to_running().feed(RunTornDown(BOOM))
         return self
 
     def resume(self) -> list[Any]:
@@ -90,7 +90,7 @@ class Driven:
         wake_ms = self.supervisor.next_wake_ms()
         assert wake_ms is not None
         self.now_ms = wake_ms
-        return self.feed(Tick(), SlotsThere())
+        return self.feed(Tick(), SlotsAvailable())
 
 
 def of(actions: Sequence[Any], kind: type) -> list[Any]:
@@ -101,11 +101,11 @@ def statuses(actions: Sequence[Any]) -> list[str]:
     return [action.status for action in of(actions, RecordStatus)]
 
 
-def farewell(actions: Sequence[Any], command_id: str, verb: Any) -> Answer:
+def farewell(actions: Sequence[Any], command_id: str, verb: Any) -> CommandAnswer:
     """What an open command is answered when the job ends."""
     (last,) = of(actions, AnswerAllOpen)
     answer = last.to(command(command_id, verb))
-    assert isinstance(answer, Answer) and answer.request_id == command_id
+    assert isinstance(answer, CommandAnswer) and answer.request_id == command_id
     return answer
 
 
@@ -118,11 +118,11 @@ PHASES = {"waiting": Driven.to_waiting, "running": Driven.to_running, "pausing":
 def test_a_job_waits_for_slots_runs_and_finishes() -> None:
     """S7.5."""
     driven = Driven()
-    assert driven.feed(Begin()) == [RecordStatus("WAITING_FOR_SLOTS"), WaitForSlots()]
-    assert driven.feed(SlotsThere()) == [CheckReign(), StartRun(())]
+    assert driven.feed(BeginSupervision()) == [RecordStatus("WAITING_FOR_SLOTS"), WaitForSlots()]
+    assert driven.feed(SlotsAvailable()) == [CheckGeneration(), StartRun(())]
     restored = RunStarted("r1", restored_from="job/chk-1")
     assert driven.feed(restored) == [RecordStatus("RUNNING", {"run_id": "r1", "restored_from": "job/chk-1"})]
-    actions = driven.feed(RunOver(RunEnded(None, None, None, None)))
+    actions = driven.feed(RunTornDown(RunEnded(None, None, None, None)))
     assert statuses(actions) == ["FINISHED"]
     assert farewell(actions, "sp", "savepoint").code == "job_ended"
     assert actions[-1] == EndDriver(0)
@@ -141,7 +141,7 @@ def test_a_driver_launched_for_a_submission_that_has_ended_says_so_and_runs_noth
     status: str, data: dict[str, Any], verb: str, code: str
 ) -> None:
     """S9.2, S7.5: a late launch, or a driver that stalled while another one ended the job."""
-    actions = Driven().feed(Begin((status, data)))
+    actions = Driven().feed(BeginSupervision((status, data)))
     assert actions[0] == RecordStatus(status, data)
     assert farewell(actions, "c", verb).code == code
     assert actions[-1] == EndDriver(0)
@@ -156,19 +156,21 @@ def test_only_a_submission_that_came_to_its_end_is_not_run_again() -> None:
 
     fence = ("fence", {"spec": 1, "launch": 1})
     stopped = ("status", {"status": "STOPPED", "stop": {"mode": "drain"}})
-    assert ended_as(log(fence, stopped, fence), 1) == ("STOPPED", {"stop": {"mode": "drain"}})
-    assert ended_as(log(fence, stopped, ("fence", {"spec": 2, "launch": 1})), 2) is None
-    assert ended_as(log(fence, ("status", {"status": "FAILED"})), 1) is None
-    assert ended_as(log(fence, ("status", {"status": "RUNNING"})), 1) is None
-    assert ended_as(log(fence), 1) is None
+    assert end_status(log(fence, stopped, fence), 1) == ("STOPPED", {"stop": {"mode": "drain"}})
+    assert end_status(log(fence, stopped, ("fence", {"spec": 2, "launch": 1})), 2) is None
+    assert end_status(log(fence, ("status", {"status": "FAILED"})), 1) is None
+    assert end_status(log(fence, ("status", {"status": "RUNNING"})), 1) is None
+    assert end_status(log(fence), 1) is None
 
 
 def test_a_stop_is_answered_when_the_whole_job_has_ended() -> None:
     """S7.5: both the command that caused the savepoint and one that came behind it."""
     driven = Driven().to_running()
     asked = driven.feed(CommandArrived(command("stop", "stop", mode="drain", path="/sp")))
-    assert asked == [Deliver(Request("stop-savepoint", False, "stop", "drain", "/sp", timeout_ms=600_000, by="anna"))]
-    actions = driven.feed(RunOver(STOPPED))
+    assert asked == [
+        DeliverToRun(SnapshotRequest("stop-savepoint", False, "stop", "drain", "/sp", timeout_ms=600_000, by="anna"))
+    ]
+    actions = driven.feed(RunTornDown(STOPPED))
     assert statuses(actions) == ["STOPPED"]
     for command_id in ("stop", "stop-2"):
         answer = farewell(actions, command_id, "stop")
@@ -191,11 +193,11 @@ def test_a_stop_is_answered_when_the_whole_job_has_ended() -> None:
 def test_commands_reach_the_run_as_requests() -> None:
     driven = Driven().to_running()
     asked = driven.feed(CommandArrived(command("c", "checkpoint")))
-    assert asked == [Deliver(Request("checkpoint", request_id="c", by="anna"))]
+    assert asked == [DeliverToRun(SnapshotRequest("checkpoint", request_id="c", by="anna"))]
     assert driven.feed(CommandArrived(command("sp", "savepoint", path="/here"))) == [
-        Deliver(Request("savepoint", request_id="sp", path="/here", by="anna"))
+        DeliverToRun(SnapshotRequest("savepoint", request_id="sp", path="/here", by="anna"))
     ]
-    answer = Answer("sp", True, "completed", "done")
+    answer = CommandAnswer("sp", True, "completed", "done")
     assert driven.feed(RunAnswered(answer, run_over=False)) == [AnswerCommand(answer)]
 
 
@@ -205,23 +207,23 @@ def test_commands_reach_the_run_as_requests() -> None:
 def test_a_failed_run_is_followed_by_another_after_the_delay() -> None:
     """S9.1."""
     driven = Driven().to_running()
-    assert driven.feed(RunOver(BOOM), after_ms=500) == [
+    assert driven.feed(RunTornDown(BOOM), after_ms=500) == [
         RecordFailure(BOOM),
         RecordStatus("RESTARTING", {"reason": "boom"}),
     ]
     assert (driven.supervisor.next_wake_ms(), driven.supervisor.restarts) == (600, 1)
     assert driven.feed(Tick(), after_ms=99) == []
     assert driven.feed(Tick(), after_ms=1) == [WaitForSlots()]
-    assert driven.feed(SlotsThere()) == [CheckReign(), StartRun(())]
+    assert driven.feed(SlotsAvailable()) == [CheckGeneration(), StartRun(())]
 
 
 def test_a_job_out_of_restarts_fails_with_the_first_root_cause() -> None:
     """S9.1: what the later runs met may be its consequence."""
     driven = Driven(restart_attempts=2).to_running()
-    driven.feed(RunOver(BOOM))
+    driven.feed(RunTornDown(BOOM))
     for n in range(2):
         driven.resume()
-        actions = driven.feed(RunOver(RunFailed(f"consequence {n}")))
+        actions = driven.feed(RunTornDown(RunFailed(f"consequence {n}")))
     assert of(actions, RecordFailure) == [RecordFailure(RunFailed("consequence 1")), RecordFailure(BOOM)]
     assert [s.data["reason"] for s in of(actions, RecordStatus)] == ["after 2 restarts: boom"]
     assert statuses(actions) == ["FAILED"]
@@ -232,45 +234,45 @@ def test_a_job_out_of_restarts_fails_with_the_first_root_cause() -> None:
 
 def test_a_cause_that_repeats_is_recorded_once_for_each_run() -> None:
     driven = Driven(restart_attempts=1).to_running()
-    driven.feed(RunOver(BOOM))
+    driven.feed(RunTornDown(BOOM))
     driven.resume()
-    assert of(driven.feed(RunOver(BOOM)), RecordFailure) == [RecordFailure(BOOM)]
+    assert of(driven.feed(RunTornDown(BOOM)), RecordFailure) == [RecordFailure(BOOM)]
 
 
 def test_a_completed_checkpoint_makes_the_next_failure_the_first() -> None:
     """S9.1."""
     driven = Driven(restart_attempts=1).to_running()
-    driven.feed(RunOver(RunFailed("long ago")))
+    driven.feed(RunTornDown(RunFailed("long ago")))
     driven.resume()
-    driven.feed(RunStarted("r2"), Progress(), RunOver(BOOM))
+    driven.feed(RunStarted("r2"), RunProgressed(), RunTornDown(BOOM))
     driven.resume()
-    actions = driven.feed(RunOver(RunFailed("consequence")))
+    actions = driven.feed(RunTornDown(RunFailed("consequence")))
     assert [s.data["reason"] for s in of(actions, RecordStatus)] == ["after 1 restart: boom"]
 
 
 def test_without_restarts_the_first_failure_is_the_last() -> None:
     """S9.1."""
-    actions = Driven(restart_strategy="none").to_running().feed(RunOver(BOOM))
+    actions = Driven(restart_strategy="none").to_running().feed(RunTornDown(BOOM))
     assert statuses(actions) == ["FAILED"] and actions[-1] == EndDriver(6)
 
 
 def test_waiting_for_slots_uses_up_no_restart_and_no_time() -> None:
     """S9.1: an hour without slots does not make the failure rate low."""
     driven = Driven(restart_strategy="failure_rate", restart_attempts=1, restart_failure_interval="10 min").to_running()
-    driven.feed(RunOver(BOOM))
+    driven.feed(RunTornDown(BOOM))
     driven.feed(Tick(), after_ms=100)
-    driven.feed(SlotsThere(), after_ms=3_600_000)
+    driven.feed(SlotsAvailable(), after_ms=3_600_000)
     assert driven.supervisor.restarts == 1
-    assert statuses(driven.feed(RunOver(BOOM))) == ["FAILED"]
+    assert statuses(driven.feed(RunTornDown(BOOM))) == ["FAILED"]
 
 
 def test_exponential_delays_are_asked_for_with_the_shells_draw() -> None:
     """S9.1."""
     driven = Driven(restart_strategy="exponential_delay", restart_delay="1 s").to_running()
-    driven.feed(RunOver(BOOM, draw=0.0))
+    driven.feed(RunTornDown(BOOM, draw=0.0))
     assert driven.supervisor.next_wake_ms() == 900
     driven.resume()
-    driven.feed(RunOver(BOOM, draw=0.0))
+    driven.feed(RunTornDown(BOOM, draw=0.0))
     assert driven.supervisor.next_wake_ms() == 900 + 1800
 
 
@@ -278,7 +280,7 @@ def test_what_no_restart_mends_fails_the_job_at_once_with_its_own_exit_code() ->
     """S9.1, S9.3."""
     driven = Driven().to_waiting()
     few = RunFailed("2 of 3 slots", code="slots")
-    actions = driven.feed(CannotGoOn(few, 9))
+    actions = driven.feed(RunImpossible(few, 9))
     assert of(actions, RecordFailure) == [RecordFailure(few)]
     assert statuses(actions) == ["FAILED"] and actions[-1] == EndDriver(9)
 
@@ -290,17 +292,17 @@ def test_what_no_restart_mends_fails_the_job_at_once_with_its_own_exit_code() ->
 def test_a_request_that_comes_when_there_is_no_run_goes_to_the_next(phase: str) -> None:
     driven = PHASES[phase](Driven())
     assert driven.feed(CommandArrived(command("sp", "savepoint"))) == []
-    actions = driven.resume() if phase == "pausing" else driven.feed(SlotsThere())
+    actions = driven.resume() if phase == "pausing" else driven.feed(SlotsAvailable())
     assert of(actions, StartRun) == [StartRun((SAVEPOINT,))]
 
 
 def test_requests_that_a_failed_run_left_go_to_the_next_once() -> None:
     """S1.2."""
     driven = Driven().to_running()
-    checkpoint = Request("checkpoint", request_id="c", by="anna")
-    driven.feed(RunOver(BOOM, again=(SAVEPOINT, checkpoint)))
+    checkpoint = SnapshotRequest("checkpoint", request_id="c", by="anna")
+    driven.feed(RunTornDown(BOOM, again=(SAVEPOINT, checkpoint)))
     assert of(driven.resume(), StartRun) == [StartRun((SAVEPOINT, checkpoint))]
-    driven.feed(RunOver(BOOM))
+    driven.feed(RunTornDown(BOOM))
     assert of(driven.resume(), StartRun) == [StartRun(())]
 
 
@@ -310,7 +312,7 @@ def test_requests_that_a_failed_run_left_go_to_the_next_once() -> None:
 def test_a_failed_stop_is_answered_when_the_next_run_is_up() -> None:
     """S7.7: "the job continues" is said when it is known to."""
     driven = Driven().to_running()
-    assert driven.feed(RunAnswered(STOP_REFUSED, run_over=True), RunOver(BOOM))[0] == RecordFailure(BOOM)
+    assert driven.feed(RunAnswered(STOP_REFUSED, run_over=True), RunTornDown(BOOM))[0] == RecordFailure(BOOM)
     assert of(driven.resume(), AnswerCommand) == []
     assert driven.feed(RunStarted("r2"))[-1] == AnswerCommand(STOP_REFUSED)
     assert of(driven.feed(RunStarted("r3")), AnswerCommand) == []
@@ -325,9 +327,9 @@ def test_a_stop_that_failed_without_the_run_is_answered_at_once() -> None:
 def test_a_failed_stop_of_a_job_that_fails_then_says_so() -> None:
     """S7.7."""
     driven = Driven(restart_attempts=1).to_running()
-    driven.feed(RunAnswered(STOP_REFUSED, run_over=True), RunOver(BOOM))
+    driven.feed(RunAnswered(STOP_REFUSED, run_over=True), RunTornDown(BOOM))
     driven.resume()
-    actions = driven.feed(RunOver(RunFailed("again")))
+    actions = driven.feed(RunTornDown(RunFailed("again")))
     (answer,) = of(actions, AnswerCommand)
     assert (answer.answer.request_id, answer.answer.code) == ("stop", "job_failed")
     assert STOP_REFUSED.message in answer.answer.message and "it did not run again: boom" in answer.answer.message
@@ -336,7 +338,7 @@ def test_a_failed_stop_of_a_job_that_fails_then_says_so() -> None:
 def test_a_failed_stop_of_a_job_that_is_cancelled_then_says_so() -> None:
     """S7.7."""
     driven = Driven().to_running()
-    driven.feed(RunAnswered(STOP_REFUSED, run_over=True), RunOver(BOOM))
+    driven.feed(RunAnswered(STOP_REFUSED, run_over=True), RunTornDown(BOOM))
     actions = driven.feed(CommandArrived(command("c", "cancel")))
     (answer,) = of(actions, AnswerCommand)
     assert answer.answer.code == "job_ended" and "cancelled by anna" in answer.answer.message
@@ -345,10 +347,10 @@ def test_a_failed_stop_of_a_job_that_is_cancelled_then_says_so() -> None:
 def test_a_stop_whose_savepoint_turns_out_complete_is_not_told_that_it_failed() -> None:
     """S7.7: the entry was written, though the store's answer was lost; the next run commits it."""
     driven = Driven().to_running()
-    driven.feed(RunAnswered(STOP_REFUSED, run_over=True), RunOver(BOOM, stop=STOP_POINT))
+    driven.feed(RunAnswered(STOP_REFUSED, run_over=True), RunTornDown(BOOM, stop=STOP_POINT))
     driven.resume()
     assert of(driven.feed(RunStarted("r2", STOP_POINT.path, commit_only=True)), AnswerCommand) == []
-    actions = driven.feed(RunOver(STOPPED))
+    actions = driven.feed(RunTornDown(STOPPED))
     assert of(actions, AnswerCommand) == []
     assert farewell(actions, "stop", "stop").code == "committed"
 
@@ -357,7 +359,7 @@ def test_a_stop_whose_commit_fails_for_good_is_told_that_its_savepoint_is_valid(
     """S7.7."""
     driven = Driven(restart_attempts=0).to_running()
     driven.feed(CommandArrived(command("stop", "stop")))
-    actions = driven.feed(RunOver(RunFailed("the sink is away"), stop=STOP_POINT))
+    actions = driven.feed(RunTornDown(RunFailed("the sink is away"), stop=STOP_POINT))
     assert statuses(actions) == ["FAILED"]
     answer = farewell(actions, "stop", "stop")
     assert (answer.ok, answer.code) == (False, SAVEPOINT_OK)
@@ -381,7 +383,7 @@ def test_a_cancel_fails_the_run_and_then_ends_the_job() -> None:
     driven = Driven().to_running()
     (action,) = driven.feed(CommandArrived(command("c", "cancel")))
     assert isinstance(action, FailCurrentRun) and "cancelled by anna" in action.failure.message
-    actions = driven.feed(RunOver(action.failure))
+    actions = driven.feed(RunTornDown(action.failure))
     assert statuses(actions) == ["CANCELED"]
     assert of(actions, RecordFailure) == [], "a cancelled job has not failed"
 
@@ -391,7 +393,7 @@ def test_a_second_cancel_is_answered_like_the_first() -> None:
     driven = Driven().to_running()
     (failing,) = driven.feed(CommandArrived(command("c1", "cancel")))
     assert driven.feed(CommandArrived(command("c2", "cancel"))) == []
-    actions = driven.feed(RunOver(failing.failure))
+    actions = driven.feed(RunTornDown(failing.failure))
     answers = [farewell(actions, command_id, "cancel") for command_id in ("c1", "c2")]
     assert [(a.ok, a.code) for a in answers] == [(True, "canceled")] * 2
     late = driven.feed(CommandArrived(command("c3", "cancel")))
@@ -401,7 +403,7 @@ def test_a_second_cancel_is_answered_like_the_first() -> None:
 def test_a_cancel_that_meets_the_jobs_own_end_is_refused() -> None:
     driven = Driven().to_running()
     driven.feed(CommandArrived(command("c", "cancel")))
-    actions = driven.feed(RunOver(RunEnded(None, None, None, None)))
+    actions = driven.feed(RunTornDown(RunEnded(None, None, None, None)))
     assert statuses(actions) == ["FINISHED"]
     assert farewell(actions, "c", "cancel").code == "job_ended"
 
@@ -414,17 +416,17 @@ def test_checkpoints_go_on_cancellation_when_the_job_says_so(retention: str, del
     assert [type(action) for action in actions][:2] == expected
 
 
-def failing(code: str = "", **facts: Any) -> RunOver:
+def failing(code: str = "", **facts: Any) -> RunTornDown:
     given = {"message": "OperationalError: connection refused", "operator": "out", "subtask": 0, "traceback": "..."}
-    return RunOver(RunFailed(**{**given, "code": code, **facts}))
+    return RunTornDown(RunFailed(**{**given, "code": code, **facts}))
 
 
 def test_by_default_a_database_that_is_away_for_five_minutes_does_not_fail_the_job() -> None:
     """S9.1: the pauses grow, and no attempt is counted."""
     supervisor, now_ms = Supervisor(JobOptions()), 0
-    supervisor.handle(Begin(), now_ms)
+    supervisor.handle(BeginSupervision(), now_ms)
     while now_ms < 300_000:
-        for event in (SlotsThere(), RunStarted("r")):
+        for event in (SlotsAvailable(), RunStarted("r")):
             supervisor.handle(event, now_ms)
         actions = supervisor.handle(failing(), now_ms + 100)
         assert statuses(actions) == ["RESTARTING"], f"after {now_ms} ms"
@@ -455,7 +457,7 @@ def test_the_same_error_about_the_same_data_three_times_fails_the_job(code: str)
     assert statuses(actions) == ["FAILED"] and "3 times in a row" in str(actions)
 
 
-@pytest.mark.parametrize("between", [Progress(), "another", "elsewhere"])
+@pytest.mark.parametrize("between", [RunProgressed(), "another", "elsewhere"])
 def test_errors_about_different_data_are_restarted_from(between: Any) -> None:
     """S9.1."""
     driven = Driven(restart_attempts="none").to_running()
@@ -478,7 +480,7 @@ def test_errors_about_different_data_are_restarted_from(between: Any) -> None:
 @pytest.mark.parametrize(("retention", "deletes"), [("keep", False), ("delete", True)])
 def test_checkpoints_of_a_finished_job_go_when_the_job_says_so(retention: str, deletes: bool) -> None:
     """S2.3: after the status is recorded, which proves that this driver still reigns."""
-    actions = Driven(retention=retention).to_running().feed(RunOver(RunEnded(None, None, None, None)))
+    actions = Driven(retention=retention).to_running().feed(RunTornDown(RunEnded(None, None, None, None)))
     expected = [RecordStatus, DeleteCheckpoints] if deletes else [RecordStatus, AnswerAllOpen]
     assert statuses(actions) == ["FINISHED"] and [type(action) for action in actions][:2] == expected
 
@@ -496,15 +498,15 @@ def test_a_driver_that_finds_the_job_ended_deletes_what_the_one_before_it_may_ha
     status: str, data: dict[str, Any], deletes: bool
 ) -> None:
     """S2.3: that one may have died between the status and the deletion."""
-    actions = Supervisor(JobOptions(retention="delete")).handle(Begin((status, data)), 0)
+    actions = Supervisor(JobOptions(retention="delete")).handle(BeginSupervision((status, data)), 0)
     assert bool(of(actions, DeleteCheckpoints)) == deletes
 
 
-PENDING = RunOver(RunEnded(None, None, None, None, (3,)))
+PENDING = RunTornDown(RunEnded(None, None, None, None, (3,)))
 
 
-@pytest.mark.parametrize("ending", [RunOver(BOOM), RunOver(STOPPED), PENDING])
-def test_a_job_that_ends_otherwise_keeps_its_checkpoints(ending: RunOver) -> None:
+@pytest.mark.parametrize("ending", [RunTornDown(BOOM), RunTornDown(STOPPED), PENDING])
+def test_a_job_that_ends_otherwise_keeps_its_checkpoints(ending: RunTornDown) -> None:
     """S2.3."""
     driven = Driven(retention="delete", restart_strategy="none").to_running()
     assert of(driven.feed(ending), DeleteCheckpoints) == []
@@ -515,9 +517,11 @@ def test_a_job_that_ends_otherwise_keeps_its_checkpoints(ending: RunOver) -> Non
 
 def test_sigterm_suspends_the_job_with_a_savepoint() -> None:
     driven = Driven().to_running()
-    assert driven.feed(Terminated()) == [Deliver(Request("stop-savepoint", request_id=SIGTERM_STOP, stop="suspend"))]
+    assert driven.feed(Terminated()) == [
+        DeliverToRun(SnapshotRequest("stop-savepoint", request_id=SIGTERM_STOP, stop="suspend"))
+    ]
     assert driven.feed(Terminated()) == []
-    actions = driven.feed(RunOver(STOPPED), after_ms=1_000)
+    actions = driven.feed(RunTornDown(STOPPED), after_ms=1_000)
     assert statuses(actions) == ["STOPPED"] and actions[-1] == EndDriver(0)
 
 
@@ -527,10 +531,10 @@ def test_a_savepoint_that_takes_longer_than_sigterm_timeout_is_not_waited_for() 
     assert driven.supervisor.next_wake_ms() == 5_000
     assert driven.feed(Tick(), after_ms=4_999) == []
     asked, action = driven.feed(Tick(), after_ms=1)
-    assert asked == Deliver(GiveUpStop(None, "sigterm_timeout 5 s")), "which names who held it up"
+    assert asked == DeliverToRun(TimeOutStop(None, "sigterm_timeout 5 s")), "which names who held it up"
     assert isinstance(action, FailCurrentRun) and "sigterm_timeout" in action.failure.message
     assert of(driven.feed(Tick(), after_ms=60_000), FailCurrentRun) == []
-    actions = driven.feed(RunOver(action.failure))
+    actions = driven.feed(RunTornDown(action.failure))
     assert statuses(actions) == ["FAILED"] and actions[-1] == EndDriver(143)
     (failure,) = of(actions, RecordFailure)
     assert "Restore the latest checkpoint" in failure.failure.message
@@ -541,13 +545,13 @@ def test_sigterm_ends_a_job_that_takes_no_savepoints_at_once() -> None:
     driven = Driven(checkpoint_mode="off").to_running()
     (action,) = driven.feed(Terminated())
     assert isinstance(action, FailCurrentRun) and "checkpoint_mode is off" in action.failure.message
-    assert driven.feed(RunOver(action.failure))[-1] == EndDriver(143)
+    assert driven.feed(RunTornDown(action.failure))[-1] == EndDriver(143)
 
 
 def test_a_run_that_fails_after_sigterm_is_not_tried_again() -> None:
     driven = Driven().to_running()
     driven.feed(Terminated())
-    actions = driven.feed(RunOver(BOOM))
+    actions = driven.feed(RunTornDown(BOOM))
     assert statuses(actions) == ["FAILED"] and actions[-1] == EndDriver(143)
     assert "boom" in of(actions, RecordFailure)[0].failure.message
 
@@ -556,7 +560,7 @@ def test_sigterm_between_savepoint_and_commit_names_the_savepoint() -> None:
     """S7.7."""
     driven = Driven().to_running()
     driven.feed(Terminated())
-    actions = driven.feed(RunOver(BOOM, stop=STOP_POINT))
+    actions = driven.feed(RunTornDown(BOOM, stop=STOP_POINT))
     assert STOP_POINT.path in of(actions, RecordStatus)[0].data["reason"]
     assert farewell(actions, "stop", "stop").code == SAVEPOINT_OK
 
@@ -571,7 +575,7 @@ def test_sigterm_without_a_run_ends_the_job_with_a_status(phase: str, reason: st
 def test_a_cancel_counts_more_than_sigterm() -> None:
     driven = Driven().to_running()
     driven.feed(Terminated(), CommandArrived(command("c", "cancel")))
-    assert statuses(driven.feed(RunOver(BOOM))) == ["CANCELED"]
+    assert statuses(driven.feed(RunTornDown(BOOM))) == ["CANCELED"]
 
 
 # ---------------------------------------------------------------- a newer driver
@@ -583,15 +587,15 @@ def test_a_driver_that_appends_nothing_looks_once_per_heartbeat_timeout_whether_
     driven = PHASES[phase](Driven(heartbeat_timeout="30 s", restart_delay="10 min"))
     assert driven.supervisor.next_wake_ms() == 30_000
     assert driven.feed(Tick(), after_ms=29_999) == []
-    assert driven.feed(Tick(), after_ms=1) == [CheckReign()]
+    assert driven.feed(Tick(), after_ms=1) == [CheckGeneration()]
     assert driven.supervisor.next_wake_ms() == 60_000
-    assert driven.feed(Tick(), after_ms=30_000) == [CheckReign()]
+    assert driven.feed(Tick(), after_ms=30_000) == [CheckGeneration()]
 
 
 def test_a_driver_looks_whether_it_still_reigns_before_every_run() -> None:
     """S9.2: also when the last look was just now."""
     driven = Driven().to_pausing()
-    assert driven.resume() == [WaitForSlots(), CheckReign(), StartRun(())]
+    assert driven.resume() == [WaitForSlots(), CheckGeneration(), StartRun(())]
     assert driven.supervisor.next_wake_ms() == driven.now_ms + 30_000
 
 
@@ -626,9 +630,9 @@ class Shell:
             case StartRun():
                 assert self.waiting and not self.running
                 self.waiting, self.running = False, True
-            case Deliver() | FailCurrentRun():
+            case DeliverToRun() | FailCurrentRun():
                 assert self.running, "a run is spoken to only while it is there"
-                if isinstance(action, Deliver) and isinstance(action.request, GiveUpStop):
+                if isinstance(action, DeliverToRun) and isinstance(action.request, TimeOutStop):
                     self.give_up(action.request)
             case JudgeStop(command_id):
                 assert not self.running, "a run would tell"
@@ -646,24 +650,24 @@ class Shell:
             case EndDriver(exit_code):
                 self.exit_code, self.waiting = exit_code, False
 
-    def give_up(self, asked: GiveUpStop) -> None:
+    def give_up(self, asked: TimeOutStop) -> None:
         """What a run may say: nothing had begun, it fails over, the savepoint is complete, or it knows of no stop."""
         said = self.draw(st.sampled_from(["untouched", "over", "complete", "unknown"]))
         if asked.request_id is None or said == "unknown":
             return
         code = SAVEPOINT_OK if said == "complete" else SAVEPOINT_FAILED
-        answer = Answer(asked.request_id, False, code, "late", {"outcome": code, "mode": "drain"})
+        answer = CommandAnswer(asked.request_id, False, code, "late", {"outcome": code, "mode": "drain"})
         self.later.append(RunAnswered(answer, run_over=said == "over"))
         if said == "over":
             self.told.add(asked.request_id)  # no later run hears of it
-            self.later.append(RunOver(StopGivenUp("late"), latest=(3, "chk-3")))
+            self.later.append(RunTornDown(StopTimedOut("late"), latest=(3, "chk-3")))
 
     def step(self) -> None:
         if self.later:
             event = self.later.pop(0)
-            if isinstance(event, RunOver) and not self.running:
+            if isinstance(event, RunTornDown) and not self.running:
                 return
-            self.running = self.running and not isinstance(event, RunOver)
+            self.running = self.running and not isinstance(event, RunTornDown)
             self.feed(event)
             return
         choices = ["command", "tick", "sigterm"]
@@ -683,14 +687,14 @@ class Shell:
         elif what == "sigterm":
             self.feed(Terminated())
         elif what == "slots":
-            self.feed(SlotsThere())
+            self.feed(SlotsAvailable())
         elif what == "too few":
             self.waiting = False
-            self.feed(CannotGoOn(RunFailed("few"), 9))
+            self.feed(RunImpossible(RunFailed("few"), 9))
         elif what == "up":
             self.feed(RunStarted("r"))
         elif what == "progress":
-            self.feed(Progress())
+            self.feed(RunProgressed())
         else:
             self.end_run(what)
 
@@ -699,10 +703,10 @@ class Shell:
             stop = next((c for c in self.owed.values() if c.verb == "stop" and c.command_id not in self.told), None)
             if stop is not None:
                 self.told.add(stop.command_id)
-                self.feed(RunAnswered(Answer(stop.command_id, False, SAVEPOINT_FAILED, "no"), run_over=True))
+                self.feed(RunAnswered(CommandAnswer(stop.command_id, False, SAVEPOINT_FAILED, "no"), run_over=True))
         self.running = False
         outcome = {"ended": RunEnded(None, None, None, None), "stopped": STOPPED}.get(how, BOOM)
-        self.feed(RunOver(outcome, draw=self.draw(st.floats(0, 0.99))))
+        self.feed(RunTornDown(outcome, draw=self.draw(st.floats(0, 0.99))))
 
 
 @settings(max_examples=150, deadline=None)
@@ -714,7 +718,7 @@ class Shell:
 def test_whatever_happens_the_job_ends_once_and_owes_no_answer(data: Any, strategy: str, attempts: int) -> None:
     """S7.5, S9.1, S9.4."""
     shell = Shell(data.draw, {"restart_strategy": strategy, "restart_attempts": attempts})
-    shell.feed(Begin())
+    shell.feed(BeginSupervision())
     for _ in range(25):
         if shell.exit_code is not None:
             break
@@ -734,6 +738,6 @@ def test_whatever_happens_the_job_ends_once_and_owes_no_answer(data: Any, strate
 def test_a_job_ended_between_a_completed_stop_savepoint_and_its_commit_names_the_savepoint(end: Any) -> None:
     """S7.7: it stays valid, and the caller of the stop is told which it was."""
     driven = Driven().to_running()
-    driven.feed(RunOver(RunFailed("the commit failed"), stop=StopPoint(7, "/sp", "suspend")))
+    driven.feed(RunTornDown(RunFailed("the commit failed"), stop=StopPoint(7, "/sp", "suspend")))
     told = farewell(driven.feed(end), "stop", "stop")
     assert (told.ok, told.code, told.data["path"]) == (False, SAVEPOINT_OK, "/sp")

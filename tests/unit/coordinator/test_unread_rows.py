@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from test_offline_garbage import LAYOUT, NOW, Job
 
-from tidegate.coordinator.garbage.garbage_collection import collect
-from tidegate.jobs.artifacts.materialised_rows import Materialised, settle_materialised
+from tidegate.coordinator.garbage.garbage_collection import collect_garbage
+from tidegate.jobs.artifacts.materialised_rows import Materialised, record_materialised
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.stores.store_registry import open_store
@@ -25,7 +25,7 @@ def materialised(job: Job, spec: int, generation: int = 1) -> str:
     """Rows of source `orders`, on record; the folder."""
     path = f"{LAYOUT.materialised_files(spec, 'orders', generation)}/part-0.parquet"
     job.store.create(path, b"rows")
-    settle_materialised(job.store, LAYOUT, Materialised(spec, "orders", ({"path": path, "rows": 1},), "now"))
+    record_materialised(job.store, LAYOUT, Materialised(spec, "orders", ({"path": path, "rows": 1},), "now"))
     return LAYOUT.materialised(spec)
 
 
@@ -126,7 +126,7 @@ def test_rows_stay_when_the_job_is_submitted_anew_while_it_is_looked_at(job: Job
             job.submit()
         return list(job.specs)
 
-    found = collect(job.store, LAYOUT, lambda: job.log, specs, now=NOW)
+    found = collect_garbage(job.store, LAYOUT, lambda: job.log, specs, now=NOW)
     assert job.store.walk(rows) and "submitted anew" in found.rows_kept
 
 

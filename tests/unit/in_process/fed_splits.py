@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
 from tidegate.testing.in_process_job import InProcessRun
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
@@ -43,7 +43,7 @@ class FedReader(SourceReader):
     def add_splits(self, splits: Sequence[Split]) -> None:
         self._splits = {split.split_id: split for split in splits}
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         for name, split in self._splits.items():
             times = self._source.waiting[name]
             if times:
@@ -51,8 +51,8 @@ class FedReader(SourceReader):
                 del times[: self._source.batch_rows]
                 self._splits[name] = replace(split, position=(split.position or 0) + len(taken))
                 columns = [pa.array([1] * len(taken)), pa.array(taken).cast(pa.timestamp("ms"))]
-                return Polled(pa.record_batch(columns, schema=SCHEMA), name)
-        return Polled(state="nothing_now", retry_at_ms=now_ms + 50)
+                return PollResult(pa.record_batch(columns, schema=SCHEMA), name)
+        return PollResult(state="nothing_now", retry_at_ms=now_ms + 50)
 
     def snapshot(self) -> Sequence[Split]:
         return list(self._splits.values())

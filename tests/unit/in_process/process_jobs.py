@@ -18,7 +18,7 @@ MOST_ACCIDENTS = 8
 
 def suspended(run: InProcessRun, number: int, stop: StopMode = "suspend") -> str | None:
     """Path of the savepoint of a stop; None: the job came to its end before."""
-    run.ask(ev.Request("stop-savepoint", request_id=f"stop-{number}", stop=stop))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id=f"stop-{number}", stop=stop))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded), outcome
     return outcome.path

@@ -10,8 +10,8 @@ import pytest
 from fed_splits import Fed
 
 from tidegate.api.pipeline import Pipeline
-from tidegate.subtask.slot import TELL_EVERY_MS
-from tidegate.testing.collect_sink import CollectSink, forget_collected
+from tidegate.subtask.slot import REPORT_INTERVAL_MS
+from tidegate.testing.collect_sink import CollectSink, clear_collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 DRIFT_MS = 1_000
@@ -50,7 +50,7 @@ def sink() -> Iterator[str]:
     name = f"aligned-{next(_sinks)}"
     yield name
     for end in ("fast", "slow"):
-        forget_collected(f"{name}-{end}")
+        clear_collected(f"{name}-{end}")
 
 
 def passed(run: InProcessRun, ms: int) -> None:
@@ -62,7 +62,7 @@ def passed(run: InProcessRun, ms: int) -> None:
 
 def within_drift(found: list[int], of_ms: int) -> bool:
     """No less than the drift, and no further than a source comes before the driver hears of it and answers."""
-    unheard = 2 * (TELL_EVERY_MS // 50 + 2) * BATCH_MS
+    unheard = 2 * (REPORT_INTERVAL_MS // 50 + 2) * BATCH_MS
     return all(of_ms + DRIFT_MS <= ms <= of_ms + DRIFT_MS + unheard for ms in found)
 
 
@@ -104,7 +104,7 @@ def test_a_paused_source_does_not_count_as_idle_and_a_restored_one_aligns_again(
         two.slow.feed("s", time_ms)
         passed(two.run, 1_000)
     (fast,) = [s for s in two.run.slot._subtasks if s.source_input is not None and s.source_input.uid == "fast"]
-    assert two.paused() and not fast.watermarks.told_idle
+    assert two.paused() and not fast.watermarks.reported_idle
     two.run.crash()
     two.run = two.job.rerun()
     before = max(two.read_ms())

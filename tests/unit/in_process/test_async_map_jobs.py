@@ -19,7 +19,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
 from tidegate.operators.async_requests import start_requests
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 from tidegate.testing.inline_requests import HeldRequests
 
@@ -87,7 +87,7 @@ def sink() -> Iterator[str]:
     name = f"asked-{next(_sinks)}"
     yield name
     for end in ("rows", "windows"):
-        forget_collected(f"{name}-{end}")
+        clear_collected(f"{name}-{end}")
 
 
 def assert_complete(sink: str) -> None:
@@ -111,7 +111,7 @@ def test_every_answer_comes_out_once_through_crashes_and_a_rescale(sink: str, or
         if run.outcome is not None:
             break
         if crash == 2:
-            run.run.take(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+            run.run.handle_command(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
             service.to_end(run)
             if not isinstance(run.outcome, RunEnded) or run.outcome.stop is None:
                 break

@@ -23,7 +23,7 @@ from tidegate.errors import PipelineError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.testing.batch import InProcessBatch
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS, EVERY = 400, 7
@@ -48,7 +48,7 @@ def sink() -> Iterator[str]:
     name = f"bad-records-{next(_sinks)}"
     yield name
     for end in ("main", "side"):
-        forget_collected(f"{name}-{end}")
+        clear_collected(f"{name}-{end}")
 
 
 def column(sink: str, name: str) -> list[Any]:
@@ -111,7 +111,7 @@ def test_a_savepoint_holds_the_count(folder: Path, sink: str) -> None:
     run = job.submit()
     run.until(lambda: run.counters().get("numbers", {}).get("bad_records", 0) >= 10)
     before = run.counters()["numbers"]["bad_records"]
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     restored = job.submit(RestoreFrom("latest"))
     assert before <= restored.counters()["numbers"]["bad_records"] <= len(BAD)
     restored.to_end()

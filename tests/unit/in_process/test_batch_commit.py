@@ -8,8 +8,8 @@ import pytest
 from batch_drivers import Drivers
 
 from tidegate import PipelineError, SparkWriter
-from tidegate.coordinator.batch_commit import completed_before, refuse_restore
-from tidegate.coordinator.events import Ruling
+from tidegate.coordinator.batch_commit import refuse_restore, was_completed_before
+from tidegate.coordinator.events import Verdict
 from tidegate.coordinator.late_commit import commit_late
 from tidegate.errors import FencedError
 from tidegate.jobs.options import JobOptions
@@ -41,7 +41,7 @@ def test_a_driver_that_dies_before_the_checkpoint_is_complete_leaves_nothing_and
     drivers.staged(job, commit)
     staged = set(collected(drivers.name).staged)
     second, again = drivers.driver()
-    assert completed_before(second.log.read(), 1) is None
+    assert was_completed_before(second.log.read(), 1) is None
     again.claim()
     assert again.checkpoint_id == 2
     told = drivers.staged(second, again)
@@ -59,7 +59,7 @@ def test_a_driver_that_dies_behind_the_completion_is_followed_by_one_that_commit
     commit.claim()
     commit.complete(drivers.staged(job, commit), {}, 5)
     second, again = drivers.driver()
-    found = completed_before(second.log.read(), 1)
+    found = was_completed_before(second.log.read(), 1)
     assert found is not None
     again.checkpoint_id, again.path = found
     again.publish()
@@ -79,7 +79,7 @@ def test_a_gated_batch_job_waits_for_its_verdict_and_is_committed_without_runnin
     job.status("FINISHED_COMMIT_PENDING", uncommitted=[1])
     assert drivers.visible() == []
     late, _ = drivers.driver()
-    result = commit_late(late, "late", Ruling("c", True, 1, "test"))
+    result = commit_late(late, "late", Verdict("c", True, 1, "test"))
     assert (result.committed, result.waiting) == (1, ())
     assert drivers.visible() == list(range(100))
     assert drivers.view().status.value == "FINISHED"
@@ -104,7 +104,7 @@ def test_what_a_driver_left_behind_its_completion_is_committed_without_running()
     assert commit_late(drivers.driver(only_commits=True)[0], "again") == result
     assert len(drivers.decisions()) == entries + 1, "but for its fence"
     second, again = drivers.driver()
-    found = completed_before(second.log.read(), 1)
+    found = was_completed_before(second.log.read(), 1)
     assert found is not None
     again.checkpoint_id, again.path = found
     again.publish()
@@ -129,7 +129,7 @@ def test_what_a_task_staged_that_spark_ran_twice_goes_with_the_commit_and_what_c
     assert drivers.visible() == ([] if options else list(range(100)))
     if options:
         job.status("FINISHED_COMMIT_PENDING", uncommitted=list(commit.committed()))
-        commit_late(drivers.driver()[0], "late", Ruling("c", True, 1, "test"))
+        commit_late(drivers.driver()[0], "late", Verdict("c", True, 1, "test"))
     collected(drivers.name).assert_exactly([(n,) for n in range(100)])
     assert not collected(drivers.name).staged
 

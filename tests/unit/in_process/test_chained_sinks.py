@@ -120,7 +120,7 @@ class Chained:
 
 
 def checkpoint(run: InProcessRun, name: str = "c") -> None:
-    answer = run.ask(ev.Request("checkpoint", request_id=name))
+    answer = run.ask(ev.SnapshotRequest("checkpoint", request_id=name))
     assert answer is not None and answer.ok, answer
 
 
@@ -150,7 +150,7 @@ def test_a_stop_of_a_chain_needs_its_savepoint_alone_and_commits_every_stage(
     chained = Chained(shape(3))
     run = chained.job.submit()
     run.pump(4)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop=stop))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop=stop))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     assert chained.completes == ["stop-savepoint"]
@@ -249,7 +249,7 @@ def test_a_suspended_chain_is_restored_at_another_parallelism() -> None:
     chained = Chained(shuffled(2))
     run = chained.job.submit()
     run.pump(4)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     chained.job.options = {"parallelism": 3}

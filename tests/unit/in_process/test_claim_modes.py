@@ -39,7 +39,7 @@ def job() -> InProcessJob:
 def savepoint(run: InProcessRun, kind: Any = "savepoint") -> str:
     run.pump(5)
     stop: Any = "suspend" if kind == "stop-savepoint" else None
-    request = ev.Request(kind, request_id=f"{kind}-1", stop=stop)
+    request = ev.SnapshotRequest(kind, request_id=f"{kind}-1", stop=stop)
     answer = run.ask(request)
     if kind == "savepoint":
         assert answer is not None and answer.ok, answer
@@ -50,7 +50,7 @@ def savepoint(run: InProcessRun, kind: Any = "savepoint") -> str:
 
 def checkpoint(run: InProcessRun, name: str) -> str:
     run.pump(5)
-    answer = run.ask(ev.Request("checkpoint", request_id=name))
+    answer = run.ask(ev.SnapshotRequest("checkpoint", request_id=name))
     assert answer is not None and answer.ok, answer
     run.pump(10)  # it is committed
     return str(answer.data["path"])
@@ -146,7 +146,7 @@ def test_a_claimed_savepoint_whose_store_cannot_be_reached_is_left_alone_and_sto
 ) -> None:
     first = job.submit()
     first.pump(5)
-    answer = first.ask(ev.Request("savepoint", request_id="elsewhere", path=str(tmp_path)))
+    answer = first.ask(ev.SnapshotRequest("savepoint", request_id="elsewhere", path=str(tmp_path)))
     assert answer is not None and answer.ok, answer
     path = str(answer.data["path"])
     run = job.submit(RestoreFrom("savepoint", path, claim_mode="claim"))

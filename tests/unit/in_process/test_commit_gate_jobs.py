@@ -17,14 +17,14 @@ from tidegate.api.pipeline import Pipeline
 from tidegate.channel.control.protocol import PauseSources
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.files.sink.parquet import Parquet
-from tidegate.connectors.interface import Polled
+from tidegate.connectors.interface import PollResult
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded, RunRejected
-from tidegate.coordinator.recovery.restore_point import ended_as
+from tidegate.coordinator.recovery.restore_point import end_status
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.staged_data import staged_data
-from tidegate.jobs.history.verdicts import verdicts_of
+from tidegate.jobs.history.verdicts import find_verdicts
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.status import derive
 from tidegate.testing.collect_sink import CollectSink, collected
@@ -64,25 +64,25 @@ class Gated:
     def checkpoint(self) -> int:
         """Of more rows than before."""
         self.run.pump(6)
-        answer = self.run.ask(ev.Request("checkpoint", request_id=f"c{next(_ids)}"))
+        answer = self.run.ask(ev.SnapshotRequest("checkpoint", request_id=f"c{next(_ids)}"))
         assert answer is not None and answer.ok, answer
         self.run.pump(10)
         return int(answer.data["checkpoint_id"])
 
-    def say(self, approves: bool, n: int | None = None, then: ev.Then = "stop", id: str = "") -> ev.Answer:
+    def say(self, approves: bool, n: int | None = None, then: ev.Then = "stop", id: str = "") -> ev.CommandAnswer:
         request_id = id or f"v{next(_ids)}"
-        self.run.run.take(ev.Ruling(request_id, approves, n, "the auditor", then))
+        self.run.run.handle_command(ev.Verdict(request_id, approves, n, "the auditor", then))
         self.run.pump(20)
         return self.job.answers[request_id]
 
-    def approve(self, n: int | None = None, id: str = "") -> ev.Answer:
+    def approve(self, n: int | None = None, id: str = "") -> ev.CommandAnswer:
         return self.say(True, n, id=id)
 
-    def reject(self, n: int, then: ev.Then = "stop") -> ev.Answer:
+    def reject(self, n: int, then: ev.Then = "stop") -> ev.CommandAnswer:
         return self.say(False, n, then)
 
     def stop(self, mode: Any = "suspend") -> RunEnded:
-        self.run.ask(ev.Request("stop-savepoint", request_id=f"s{next(_ids)}", stop=mode))
+        self.run.ask(ev.SnapshotRequest("stop-savepoint", request_id=f"s{next(_ids)}", stop=mode))
         assert isinstance(self.run.outcome, RunEnded)
         return self.run.outcome
 
@@ -151,10 +151,10 @@ def test_what_cannot_be_approved_is_refused_with_its_reason() -> None:
     job = Gated()
     assert job.approve().code == "nothing_waits"
     one = job.checkpoint()
-    savepoint = job.run.ask(ev.Request("savepoint", request_id="sp"))
+    savepoint = job.run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     assert savepoint is not None and job.approve(int(savepoint.data["checkpoint_id"])).code == "savepoint"
     assert job.approve(99).code == "unknown_checkpoint"
-    job.run.run.take(ev.Request("checkpoint", request_id="slow"))
+    job.run.run.handle_command(ev.SnapshotRequest("checkpoint", request_id="slow"))
     assert job.approve(3).code in ("not_completed", "approved")
     job.approve(one)
     assert job.reject(one).code == "approved"
@@ -208,7 +208,7 @@ def test_what_a_restored_savepoint_commits_is_recorded_of_the_checkpoint_in_fron
     """S7.8, S2.4: a savepoint between what is approved; said once, and nothing is left that waits for a commit."""
     job = Gated()
     job.checkpoint()
-    savepoint = job.run.ask(ev.Request("savepoint", request_id="sp"))
+    savepoint = job.run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     assert savepoint is not None and job.checkpoint() == 3
     job.run.writers.held = True
     job.approve(3)
@@ -226,7 +226,7 @@ def test_a_verdict_that_comes_before_every_subtask_runs_is_carried_out_then(monk
     with monkeypatch.context() as held:
         held.setattr(InProcessRun, "_deliver", lambda _: False)
         job.run = job.job.relaunch()
-        job.run.run.take(ev.Ruling("early", True, 1, "the auditor"))
+        job.run.run.handle_command(ev.Verdict("early", True, 1, "the auditor"))
         assert not job.run.slot._inbox, "no slot is there to hear it"
     job.run.pump(20)
     assert job.shown > 0 and job.log == [("approve", 1), ("committed", 1)]
@@ -248,9 +248,9 @@ def test_sources_pause_while_too_many_wait_and_go_on_with_a_verdict() -> None:
     job.run.tick(5_000)
     job.run.pump(50)
     assert job.run.slot.metrics().subtasks == read and len(job.view.waiting) == 2
-    refused = job.run.ask(ev.Request("checkpoint", request_id="more"))
+    refused = job.run.ask(ev.SnapshotRequest("checkpoint", request_id="more"))
     assert refused is not None and refused.code == "too_many_uncommitted"
-    savepoint = job.run.ask(ev.Request("savepoint", request_id="sp"))
+    savepoint = job.run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     assert savepoint is not None and savepoint.ok
     job.approve(1)
     assert not job.run.run.coordinator.sources_paused
@@ -266,10 +266,10 @@ def test_a_source_that_paused_is_not_idle_for_that() -> None:
     job = Gated(max_uncommitted_checkpoints=1)
     (source, *_) = [s.source_input for s in job.run.slot._subtasks if s.source_input is not None]
     source._idle_after_ms = 30_000
-    nothing = Polled(state="nothing_now")
+    nothing = PollResult(state="nothing_now")
     job.checkpoint()
     job.run.tick(3_600_000)
-    job.run.slot.tell(PauseSources(False))
+    job.run.slot.post(PauseSources(False))
     job.run.slot._take_messages()
     assert not source.is_idle(nothing, job.job.now_ms)
     assert source.is_idle(nothing, job.job.now_ms + 30_000)
@@ -303,7 +303,7 @@ def test_a_bounded_job_ends_with_its_commit_pending() -> None:
     job = Gated(lambda sink: endless(sink, 40))
     outcome = job.run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.uncommitted == (1,) and job.shown == 0
-    verdicts = verdicts_of(job.job.specs, job.job.log.read(), 1)
+    verdicts = find_verdicts(job.job.specs, job.job.log.read(), 1)
     assert (verdicts.waiting, verdicts.uncommitted, verdicts.approved) == ((1,), (1,), 0)
 
 
@@ -331,9 +331,9 @@ def test_a_job_that_is_started_again_at_its_end_has_no_more_that_waits(
         job.run = job.job.submit(RestoreFrom("latest"))
     while when == "after" and not job.run.slot.is_over:
         job.run._deliver()
-        job.run.slot.pump()
+        job.run.slot.run_round()
     if when != "never":
-        job.run.run.take(ev.Ruling("v", True, 1, "the auditor"))
+        job.run.run.handle_command(ev.Verdict("v", True, 1, "the auditor"))
     outcome = job.run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.uncommitted == (() if when == "before" else (1,))
     assert job.shown == (40 if when == "before" else 0) and job.view.waiting == ((1,) if when == "never" else ())
@@ -398,7 +398,7 @@ def test_a_rejection_that_stops_the_job_ends_its_submission() -> None:
     job.checkpoint()
     job.reject(2)
     assert isinstance(job.run.outcome, RunRejected) and job.run.outcome.then == "stop"
-    status = ended_as(job.job.log.read(), 1)
+    status = end_status(job.job.log.read(), 1)
     assert status is not None and status[0] == "STOPPED" and "checkpoint 2 was rejected by the auditor" in str(status)
     with pytest.raises(SnapshotError, match="checkpoint 2 was rejected"):
         job.job.submit(RestoreFrom("checkpoint", checkpoint_id=2))
@@ -419,7 +419,7 @@ def test_what_was_restored_from_something_rejected_is_rejected_with_it() -> None
     job.run.run.shut_down("rejected")
     job.again()
     assert job.run.run.restored_from is not None and "chk-1-" in job.run.run.restored_from
-    assert verdicts_of(job.job.specs, job.job.log.read(), 2).rejected >= {2, 3, 4}
+    assert find_verdicts(job.job.specs, job.job.log.read(), 2).rejected >= {2, 3, 4}
 
 
 def test_a_stop_is_not_replayed() -> None:
@@ -427,7 +427,7 @@ def test_a_stop_is_not_replayed() -> None:
     job = Gated()
     job.checkpoint()
     job.run.writers.held = False
-    job.run.run.take(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    job.run.run.handle_command(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     job.run.until(lambda: any(v.kind == "stop-savepoint" and v.status == "completed" for v in job.view.checkpoints))
     assert job.run.outcome is None
     assert job.reject(1, "replay").code == "job_stops"
@@ -467,7 +467,7 @@ def test_a_copy_of_a_snapshot_is_no_way_around_a_verdict(commit: str, said: str,
     if restored:
         job.run.crash()
         job.again(RestoreFrom("latest"))
-    savepoint = job.run.ask(ev.Request("savepoint", request_id="sp"))
+    savepoint = job.run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     assert savepoint is not None
     copy = "elsewhere/copied"
     for name in job.job.store.list(savepoint.data["path"]):
@@ -555,7 +555,7 @@ def test_a_savepoint_whose_staged_data_was_abandoned_may_not_be_restored() -> No
     job = Gated(retained_checkpoints=5)
     job.approve(job.checkpoint())
     job.run.pump(6)
-    saved = job.run.ask(ev.Request("savepoint", request_id="saved"))
+    saved = job.run.ask(ev.SnapshotRequest("savepoint", request_id="saved"))
     assert saved is not None and saved.data["checkpoint_id"] == 2
     job.run.crash()
     job.again(RestoreFrom("checkpoint", checkpoint_id=1))
@@ -592,7 +592,7 @@ def test_a_savepoint_that_its_own_job_did_not_go_on_from_may_not_be_restored(how
     job = Gated(retained_checkpoints=5)
     job.approve(job.checkpoint())
     job.run.pump(6)
-    saved = job.run.ask(ev.Request("savepoint", request_id="saved"))
+    saved = job.run.ask(ev.SnapshotRequest("savepoint", request_id="saved"))
     assert saved is not None and saved.ok
     job.run.crash()
     job.run = job.job.rerun() if how == "run" else job.job.relaunch()
@@ -611,7 +611,7 @@ def test_a_savepoint_whose_run_completed_a_checkpoint_behind_it_may_be_restored(
     job = Gated(retained_checkpoints=5)
     job.approve(job.checkpoint())
     job.run.pump(6)
-    saved = job.run.ask(ev.Request("savepoint", request_id="saved"))
+    saved = job.run.ask(ev.SnapshotRequest("savepoint", request_id="saved"))
     assert saved is not None and saved.ok
     job.checkpoint()
     job.crash()
@@ -628,7 +628,7 @@ def test_a_savepoint_is_no_back_door() -> None:
     job = Gated(retained_checkpoints=5)
     job.approve(job.checkpoint())
     job.run.pump(6)
-    saved = job.run.ask(ev.Request("savepoint", request_id="saved"))
+    saved = job.run.ask(ev.SnapshotRequest("savepoint", request_id="saved"))
     assert saved is not None and saved.ok
     job.run.crash()
     shown = job.shown

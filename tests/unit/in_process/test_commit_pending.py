@@ -12,16 +12,16 @@ from test_commit_gate_jobs import Gated, endless
 from test_quarantine_jobs import rows_of
 
 from tidegate.cli.verdicts.pending_commits import _checked
-from tidegate.coordinator.driver_job import Job
-from tidegate.coordinator.events import Ruling, Then
+from tidegate.coordinator.driver_job import DriverJob
+from tidegate.coordinator.events import Then, Verdict
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.coordinator.late_commit import LateResult, commit_late, last_status, settled_status
+from tidegate.coordinator.late_commit import LateCommitResult, commit_late, last_status, status_after_commit
 from tidegate.errors import CommandRefusedError, FencedError, StoreError
-from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
+from tidegate.jobs.history.verdicts import Verdicts, find_verdicts
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.status import derive
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import make_execution_plan
 from tidegate.testing.collect_sink import collected
 
 _ids = itertools.count()
@@ -49,18 +49,18 @@ def finished() -> Gated:
     return ended(job)
 
 
-def word(n: int | None, then: Then | None = None) -> Ruling:
-    return Ruling(f"late-{next(_ids)}", then is None, n, "anna", then or "stop", "wrong prices" if then else "")
+def word(n: int | None, then: Then | None = None) -> Verdict:
+    return Verdict(f"late-{next(_ids)}", then is None, n, "anna", then or "stop", "wrong prices" if then else "")
 
 
-def commit(job: Gated, ruling: Ruling | None = None) -> LateResult:
+def commit(job: Gated, ruling: Verdict | None = None) -> LateCommitResult:
     """As `tidegate commit-pending` does, without its artifact."""
     owner = job.job
     spec = owner.specs[-1]
     graph = owner.build().build()
     options = JobOptions.from_mapping(spec.options)
     log = owner._open_log()
-    late = Job(
+    late = DriverJob(
         root=owner.root,
         storage_options={},
         store=owner.store,
@@ -68,9 +68,9 @@ def commit(job: Gated, ruling: Ruling | None = None) -> LateResult:
         spec=spec,
         options=options,
         graph=graph,
-        plan=plan(graph, options.parallelism, options.max_parallelism),
+        plan=make_execution_plan(graph, options.parallelism, options.max_parallelism),
         log=log,
-        reign=log.reign(spec=spec.number, launch=1, only_commits=True),
+        generation_log=log.begin_generation(spec=spec.number, launch=1, only_commits=True),
         now_iso=owner.now_iso,
         specs=lambda: owner.specs,
     )
@@ -230,7 +230,7 @@ def test_a_rejection_whose_call_died_before_it_said_so_stops_the_job_all_the_sam
             commit(job, word(rejected, "stop"))
     assert view(job).status == "FINISHED_COMMIT_PENDING" and last > 1
     told, why = last_status(job.job._open_log().read(), 1)
-    assert settled_status(told, verdicts_of(job.job.specs, job.job._open_log().read(), 1), why)
+    assert status_after_commit(told, find_verdicts(job.job.specs, job.job._open_log().read(), 1), why)
     commit(job, word(rejected, "stop") if again else None)
     assert (
         view(job).status == "STOPPED"
@@ -264,14 +264,14 @@ def test_a_status_that_says_so_already_is_not_said_again() -> None:
     job = finished()
     job.job.log = job.job._open_log()
     told = job.job.log.read()[-1].data
-    assert settled_status(told, _verdicts(job)) is None
-    assert settled_status({"status": "FAILED"}, _verdicts(job), "rejected") is None
-    assert settled_status({}, _verdicts(job)) is None
+    assert status_after_commit(told, _verdicts(job)) is None
+    assert status_after_commit({"status": "FAILED"}, _verdicts(job), "rejected") is None
+    assert status_after_commit({}, _verdicts(job)) is None
 
 
 def _verdicts(job: Gated) -> Verdicts:
 
-    return verdicts_of(job.job.specs, job.job.log.read(), 1)
+    return find_verdicts(job.job.specs, job.job.log.read(), 1)
 
 
 def test_of_what_went_to_quarantine_long_ago_no_snapshot_is_needed(capsys: pytest.CaptureFixture[str]) -> None:

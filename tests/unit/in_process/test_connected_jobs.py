@@ -44,7 +44,7 @@ from tidegate.snapshot.reader import SnapshotReader
 from tidegate.spark.batch import stage_task
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.testing.batch import run_batch
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
@@ -56,7 +56,7 @@ _sinks = itertools.count()
 def sink() -> Iterator[str]:
     name = f"connected-{next(_sinks)}"
     yield name
-    forget_collected(name)
+    clear_collected(name)
 
 
 def numbers(p: Pipeline, uid: str, rows: int | None = ROWS, key: str = "k", **options: Any) -> Any:
@@ -139,7 +139,7 @@ def test_a_drained_savepoint_of_a_process_that_hears_of_its_inputs_end_asks_for_
     a_job = InProcessJob(lambda: balance(sink))
     run = a_job.submit()
     run.pump(20)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="drain"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="drain"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     assert read_metadata(a_job.store, outcome.path).drained_operators == ("balance",)
@@ -380,7 +380,7 @@ def test_a_process_of_two_streams_gives_rows_to_side_outputs(sink: str) -> None:
         left = Counter(v for (v,) in collected(f"{sink}-left").rows())
         assert left.pop(-1) > 0 and left == Counter(range(ROWS))
     finally:
-        forget_collected(f"{sink}-left")
+        clear_collected(f"{sink}-left")
 
 
 class Keeps(KeyedProcess):
@@ -434,7 +434,7 @@ def test_in_batch_the_same_processes_give_the_same_rows(sink: str) -> None:
     right = {k: sum(v for v in range(ROWS // 2) if v % KEYS == k) for k in range(KEYS)}
     assert {row[1:] for row in rows if row[0] == "sums"} == {(k, left[k], right[k]) for k in range(KEYS)}
     assert [sum(row[i] for row in rows if row[0] == "rows") for i in (2, 3)] == [ROWS, ROWS // 2]
-    forget_collected(sink)
+    clear_collected(sink)
     run_batch(lambda: priced(sink), {"parallelism": 2})
     rows = collected(sink).rows()
     price = {n % KINDS: n for n in range(VERSIONS)}
@@ -442,7 +442,7 @@ def test_in_batch_the_same_processes_give_the_same_rows(sink: str) -> None:
     for v in range(ROWS):
         wanted[v % KEYS] += price[v % KINDS]
     assert {k: n for what, k, n in rows if what == "price"} == wanted
-    forget_collected(sink)
+    clear_collected(sink)
     run_batch(lambda: labelled(sink), {"parallelism": 2})
     assert Counter(what for what, _, _ in collected(sink).rows()) == {"row": ROWS, "price": 2 * KINDS}
 

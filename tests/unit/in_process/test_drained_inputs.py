@@ -95,11 +95,11 @@ def test_a_trigger_does_not_wait_for_a_whole_queue() -> None:
     def counted() -> bool:
         nonlocal taken
         taken += 1
-        run.slot.tell(lambda: None)
+        run.slot.post(lambda: None)
         return step()
 
     receiver.step = counted  # type: ignore[method-assign]
-    run.slot.pump()
+    run.slot.run_round()
     assert taken == 1
 
 
@@ -110,7 +110,7 @@ def test_snapshots_of_drained_inputs_hold_each_row_once(rounds: int) -> None:
     job = as_on_spark(lambda: exchanged(CollectSink(name), total=4_000))
     run = job.submit()
     run.pump(rounds)
-    assert run.ask(ev.Request("checkpoint", request_id="c")) is not None
+    assert run.ask(ev.SnapshotRequest("checkpoint", request_id="c")) is not None
     if run.outcome is None:
         run.pump(2)
         run.crash()

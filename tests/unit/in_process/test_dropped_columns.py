@@ -16,7 +16,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS, KEYS = 400, 5
@@ -105,13 +105,13 @@ def pipeline(process: KeyedProcess, sink: str) -> td.Pipeline:
 @pytest.fixture
 def sink(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.node.name
-    forget_collected(request.node.name)
+    clear_collected(request.node.name)
 
 
 def snapshot_of(job: InProcessJob, kind: Any) -> str:
     run = job.submit()
     run.pump(6)
-    answer = run.ask(ev.Request(kind, request_id="now"))
+    answer = run.ask(ev.SnapshotRequest(kind, request_id="now"))
     assert answer is not None and answer.ok
     run.crash()
     return str(answer.data["path"])

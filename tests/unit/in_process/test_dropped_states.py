@@ -47,7 +47,7 @@ def test_a_state_that_is_gone_is_dropped_only_with_its_word(parallelism: int) ->
     job = InProcessJob(lambda: pipeline(ONE, OTHER), {"parallelism": 2})
     run = job.submit()
     run.pump(6)
-    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="now"))
     assert answer is not None and answer.ok
     run.crash()
     path = str(answer.data["path"])
@@ -62,7 +62,7 @@ def test_a_state_that_is_new_begins_empty() -> None:
     job = InProcessJob(lambda: pipeline(ONE), {"parallelism": 1})
     run = job.submit()
     run.pump(6)
-    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="now"))
     assert answer is not None and answer.ok
     run.crash()
     job.build = lambda: pipeline(ONE, OTHER)
@@ -76,7 +76,7 @@ def test_what_a_checkpoint_in_files_of_rocksdb_cannot_become_the_driver_refuses(
     run.pump(6)
     paths = {}
     for kind in ("checkpoint", "savepoint"):
-        answer = run.ask(ev.Request(kind, request_id=kind))
+        answer = run.ask(ev.SnapshotRequest(kind, request_id=kind))
         assert answer is not None and answer.ok
         paths[kind] = str(answer.data["path"])
     run.crash()
@@ -96,7 +96,7 @@ def test_a_checkpoint_in_files_of_rocksdb_is_gone_on_from_with_columns_that_have
     job = InProcessJob(lambda: pipeline(ONE, OTHER), {"state_backend": "rocksdb"}, scratch=str(tmp_path))
     run = job.submit()
     run.pump(6)
-    answer = run.ask(ev.Request("checkpoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("checkpoint", request_id="now"))
     assert answer is not None and answer.ok
     run.crash()
     grown = td.value_state("other", {"number": pa.int64(), "text": pa.string()}, renamed={"n": "number"})

@@ -15,7 +15,7 @@ from tidegate.connectors.replay import Replay
 from tidegate.coordinator import events as ev
 from tidegate.jobs.records import RestoreFrom
 from tidegate.subtask.subtask import Subtask
-from tidegate.testing.collect_sink import CollectSink, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 _sinks = itertools.count()
@@ -26,7 +26,7 @@ def sink() -> Iterator[str]:
     name = f"ended-counts-{next(_sinks)}"
     yield name
     for end in ("files", "played"):
-        forget_collected(f"{name}-{end}")
+        clear_collected(f"{name}-{end}")
 
 
 def job_of(folder: Path, sink: str, parallelism: int = 1) -> InProcessJob:
@@ -55,9 +55,9 @@ def ended(run: InProcessRun) -> list[Subtask]:
     return [s for s in sources if s.is_finished]
 
 
-def snapshot(run: InProcessRun, kind: str, number: int) -> ev.Answer:
+def snapshot(run: InProcessRun, kind: str, number: int) -> ev.CommandAnswer:
     run.pump(2)
-    answer = run.ask(ev.Request(kind, request_id=f"{kind}-{number}"))  # type: ignore[arg-type]
+    answer = run.ask(ev.SnapshotRequest(kind, request_id=f"{kind}-{number}"))  # type: ignore[arg-type]
     assert answer is not None and answer.ok, answer
     return answer
 

@@ -28,9 +28,9 @@ from tidegate.api import aggregates
 from tidegate.api.connected_streams import ConnectedGroups, ConnectedStreams
 from tidegate.api.grouped_stream import GroupedStream, WindowedStream
 from tidegate.operators.aggregates.aggregate_specs import AggregateOutput, RunningAggSpec
-from tidegate.operators.functions.context import UserProcess
+from tidegate.operators.functions.context import ProcessBase
 from tidegate.operators.joins.join_specs import (
-    AsOf,
+    AsOfMatch,
     Bounds,
     BroadcastJoinSpec,
     JoinKind,
@@ -42,7 +42,7 @@ from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.spark.batch import stage_task
 from tidegate.state.aggregates.aggregate_registry import find_aggregate
 from tidegate.testing.batch import InProcessBatch
-from tidegate.testing.collect_sink import collected, forget_collected
+from tidegate.testing.collect_sink import clear_collected, collected
 
 CASES = {**ROW_BY_ROW, **GROUPS, **JOINS, **PROCESSES}
 BACK_ENDS = ("heap", "memory", "rocksdb")
@@ -91,7 +91,7 @@ class Proof:
             assert not lost, f"{name}: {lost.total()} rows lost, such as {list(lost)[:3]}, too many: {list(extra)[:3]}"
             assert not extra, f"{name}: {extra.total()} rows too many, such as {list(extra)[:3]}"
             assert wanted, f"{name} gives nothing, and proves nothing"
-            forget_collected(f"{self.sink}-{name}")
+            clear_collected(f"{self.sink}-{name}")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -200,7 +200,7 @@ def test_every_aggregate_has_a_case_in_every_window_and_without_one() -> None:
 def test_every_kind_of_join_has_a_case_with_every_bound_on_times() -> None:
     joined = {(type(spec.bounds), spec.how) for spec in specs() if isinstance(spec, StreamJoinSpec)}
     wanted = set(itertools.product(get_args(Bounds), get_args(StreamJoinKind)))
-    assert joined == {(bounds, how) for bounds, how in wanted if bounds is not AsOf or how in ("inner", "left")}
+    assert joined == {(bounds, how) for bounds, how in wanted if bounds is not AsOfMatch or how in ("inner", "left")}
     broadcast = {spec.how for spec in specs() if isinstance(spec, BroadcastJoinSpec)}
     assert broadcast == set(get_args(JoinKind))
 
@@ -210,4 +210,4 @@ def test_every_class_of_processes_has_a_case() -> None:
     wanted = {
         found for name in dir(tidegate) if inspect.isclass(found := getattr(tidegate, name)) and found.__name__ == name
     }
-    assert {cls for cls in wanted if issubclass(cls, UserProcess)} <= drawn
+    assert {cls for cls in wanted if issubclass(cls, ProcessBase)} <= drawn

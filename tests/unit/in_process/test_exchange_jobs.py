@@ -19,9 +19,9 @@ from tidegate.api.stream import Stream
 from tidegate.connectors.datagen import DataGen
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import make_execution_plan
 from tidegate.state.keys.key_hash import partition_hash
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 12_000
@@ -63,7 +63,7 @@ def sink() -> Iterator[str]:
     name = f"exchanges-{next(_sinks)}"
     yield name
     for end in ("rows", "windows"):
-        forget_collected(f"{name}-{end}")
+        clear_collected(f"{name}-{end}")
 
 
 def arrived(sink: str) -> Counter[int]:
@@ -109,7 +109,7 @@ def test_records_come_to_the_subtask_that_the_exchange_says(sink: str, exchange:
     run = job.submit()
     (chain,) = (
         c.chain_id
-        for c in plan(exchanged(sink, EXCHANGES[exchange]).build(), parallelism, 128).chains
+        for c in make_execution_plan(exchanged(sink, EXCHANGES[exchange]).build(), parallelism, 128).chains
         if c.inputs and c.inputs[0].exchange == exchange and c.name.startswith("numbers.")
     )
     run.to_end()

@@ -15,7 +15,7 @@ from tidegate.connectors.files.source.files import Files
 from tidegate.coordinator import events as ev
 from tidegate.errors import PipelineError
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 _sinks = itertools.count()
@@ -25,7 +25,7 @@ _sinks = itertools.count()
 def sink() -> Iterator[str]:
     name = f"file-source-{next(_sinks)}"
     yield name
-    forget_collected(name)
+    clear_collected(name)
 
 
 def by_country(folder: Path, sink: str) -> InProcessJob:
@@ -75,7 +75,7 @@ def test_a_file_that_changes_between_two_runs_fails_the_second_with_its_name(tmp
     job = copied(path, sink)
     run = job.submit()
     run.until(lambda: run.slot._subtasks[0].rows_in > 0)
-    run.ask(ev.Request("checkpoint", request_id="c"))
+    run.ask(ev.SnapshotRequest("checkpoint", request_id="c"))
     run.crash()
     before_ns = path.stat().st_mtime_ns
     path.write_text("n\n" + "2\n" * 3_000_000)

@@ -13,9 +13,9 @@ from fed_splits import SCHEMA, Fed, FedReader, passed
 from tidegate import KeyedProcess, KeyedRows, Process, ProcessContext, Stream, SubtaskContext, count, tumbling
 from tidegate import max as latest
 from tidegate.api.pipeline import Pipeline
-from tidegate.connectors.interface import Boundedness, Polled, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, PollResult, SourceContext, SourceReader, Split
 from tidegate.coordinator import events as ev
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 SINK = "final-aggregates-in-time"
@@ -34,9 +34,9 @@ class Ending(Fed):
 class EndingReader(FedReader):
     _source: Ending
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         polled = super().poll(now_ms)
-        return Polled(state="end") if polled.batch is None and self._source.is_over else polled
+        return PollResult(state="end") if polled.batch is None and self._source.is_over else polled
 
     def snapshot(self) -> Sequence[Split]:
         return [replace(split, finished=self._source.is_over) for split in super().snapshot()]
@@ -45,7 +45,7 @@ class EndingReader(FedReader):
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     yield
-    forget_collected(SINK)
+    clear_collected(SINK)
 
 
 LAST = pa.record_batch([pa.array([1]), pa.array([5]).cast(pa.timestamp("ms"))], schema=SCHEMA)
@@ -95,5 +95,5 @@ def test_what_comes_at_the_end_is_in_time_for_windows_that_wait_for_it(last: str
     passed(run, 100)
     ending.is_over = True
     passed(run, 100)
-    run.ask(ev.Request("stop-savepoint", request_id="s", stop="drain"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="s", stop="drain"))
     assert sorted(row["n"] for row in collected(SINK).table().to_pylist()) == [1, 2]

@@ -127,8 +127,8 @@ class Finishing:
         return {op.uid: op.status for op in self.metadata(checkpoint_id).operators}
 
 
-def checkpoint(run: InProcessRun, name: str) -> ev.Answer:
-    answer = run.ask(ev.Request("checkpoint", request_id=name))
+def checkpoint(run: InProcessRun, name: str) -> ev.CommandAnswer:
+    answer = run.ask(ev.SnapshotRequest("checkpoint", request_id=name))
     assert answer is not None
     return answer
 
@@ -208,9 +208,9 @@ def test_a_branch_that_has_ended_writes_its_part_of_every_snapshot_before_it_clo
     run = finishing.job.submit()
     until_ended(run, 1)
     run.writers.held = True
-    run.run.take(ev.Request("checkpoint", request_id="older"))
+    run.run.handle_command(ev.SnapshotRequest("checkpoint", request_id="older"))
     until_written(run, 6)
-    run.run.take(ev.Request(kind, request_id="newer"))
+    run.run.handle_command(ev.SnapshotRequest(kind, request_id="newer"))
     until_written(run, 12)
     newer = run.writers._waiting[6:]
     del run.writers._waiting[6:]
@@ -237,7 +237,7 @@ def test_union_state_of_a_partially_finished_operator_aborts_the_checkpoint_and_
         answer = checkpoint(run, name)
         assert (answer.ok, answer.code) == (False, "aborted")
         assert "operator 'seen' has union state, and 1 of its 2 subtasks have finished" in answer.message
-    savepoint = run.ask(ev.Request("savepoint", request_id="sp"))
+    savepoint = run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     assert savepoint is not None and not savepoint.ok
     assert run.to_end() == RunEnded(None, None, None, None)
     aborts = [d.data for d in finishing.job.log.read() if d.kind == "abort"]
@@ -264,7 +264,7 @@ def test_a_suspend_that_finds_union_state_partially_finished_costs_a_restart_and
     run = finishing.job.submit()
     assert checkpoint(run, "early").ok
     until_ended(run, 1)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     answer = finishing.job.answers["stop"]
     assert answer.code == "savepoint_failed_job_continues" and "union state" in answer.message
     run.crash()
@@ -364,7 +364,7 @@ def test_a_drained_source_and_what_it_feeds_are_recorded_as_drained_and_read_on_
     finishing = Finishing(beside_an_endless_one)
     run = finishing.job.submit()
     until_ended(run, 2)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="drain"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="drain"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     metadata = read_metadata(finishing.job.store, outcome.path)
@@ -380,7 +380,7 @@ def test_a_drained_source_and_what_it_feeds_are_recorded_as_drained_and_read_on_
     finishing.diary.entries.clear()
     again = finishing.job.submit(RestoreFrom("savepoint", path=outcome.path, allow_drained=True))
     again.pump(30)
-    again.ask(ev.Request("stop-savepoint", request_id="stop2", stop="suspend"))
+    again.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop2", stop="suspend"))
     assert {what for what, _, _ in finishing.diary.entries} == {"reader long"}
     rows = finishing.rows("long")
     assert len(rows) > before and len(set(rows)) == len(rows)

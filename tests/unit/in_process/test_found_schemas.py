@@ -22,9 +22,9 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
 from tidegate.errors import PipelineError, SnapshotError
-from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.jobs.artifacts.pinned_graph import read_pinned_graph
 from tidegate.jobs.records import RestoreFrom, encode
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 120_000
@@ -35,7 +35,7 @@ _sinks = itertools.count()
 def sink() -> Iterator[str]:
     name = f"found-schema-{next(_sinks)}"
     yield name
-    forget_collected(name)
+    clear_collected(name)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def results(sink: str) -> dict[Any, int]:
 def test_a_file_that_sorts_first_and_arrives_between_two_runs_changes_no_type(folder: Path, sink: str) -> None:
     job = counting(lambda: Files(folder), sink)
     run = begun(job)
-    run.ask(ev.Request("checkpoint", request_id="c"))
+    run.ask(ev.SnapshotRequest("checkpoint", request_id="c"))
     run.crash()
     arrives_first(folder)
     assert isinstance(job.relaunch().to_end(), RunEnded)
@@ -87,7 +87,7 @@ def test_a_savepoint_is_restored_with_the_types_of_the_run_that_took_it(
     folder: Path, sink: str, parallelism: int
 ) -> None:
     job = counting(lambda: Files(folder), sink)
-    begun(job).ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    begun(job).ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     arrives_first(folder)
     job.options = {"parallelism": parallelism}
     assert isinstance(job.submit(RestoreFrom("latest")).to_end(), RunEnded)
@@ -96,7 +96,7 @@ def test_a_savepoint_is_restored_with_the_types_of_the_run_that_took_it(
 
 def test_a_fork_has_the_types_of_its_original(folder: Path, sink: str) -> None:
     job = counting(lambda: Files(folder), sink)
-    answer = begun(job).ask(ev.Request("savepoint", request_id="s"))
+    answer = begun(job).ask(ev.SnapshotRequest("savepoint", request_id="s"))
     assert answer is not None and answer.ok
     arrives_first(folder)
     fork = InProcessJob(job.build, {}, job_id="fork", lineage="lineage-2", root=job.root)
@@ -126,7 +126,7 @@ def test_a_job_whose_first_file_has_other_types_now_refuses_that_file_by_name(fo
 def test_a_replay_keeps_its_types_too(folder: Path, sink: str) -> None:
     job = counting(lambda: Replay(folder, time_column="n", at_end="end", batch_rows=1000), sink)
     run = begun(job)
-    run.ask(ev.Request("checkpoint", request_id="c"))
+    run.ask(ev.SnapshotRequest("checkpoint", request_id="c"))
     run.crash()
     arrives_first(folder)
     assert isinstance(job.relaunch().to_end(), RunEnded)
@@ -136,7 +136,7 @@ def test_a_replay_keeps_its_types_too(folder: Path, sink: str) -> None:
 def test_a_declared_schema_wins_and_is_refused_by_name_where_it_does_not_fit(folder: Path, sink: str) -> None:
     declared: list[pa.Schema | None] = [None]
     job = counting(lambda: Files(folder, schema=declared[0]), sink)
-    begun(job).ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    begun(job).ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     declared[0] = pa.schema([("k", pa.string()), ("n", pa.string())])
     with pytest.raises(SnapshotError, match="operator 'counts'"):
         job.submit(RestoreFrom("latest"))
@@ -149,7 +149,7 @@ def test_a_file_of_another_format_does_not_keep_a_job_from_its_restore(folder: P
     """Only a fresh start lists the files."""
     job = counting(lambda: Files(folder), sink)
     run = begun(job)
-    run.ask(ev.Request("checkpoint", request_id="c"))
+    run.ask(ev.SnapshotRequest("checkpoint", request_id="c"))
     run.crash()
     (folder / "notes.txt").write_text("read me")
     assert isinstance(job.relaunch().to_end(), RunEnded)
@@ -163,7 +163,7 @@ def test_a_restored_job_needs_no_file_that_it_has_read(tmp_path: Path, sink: str
     job = counting(lambda: Files(tmp_path), sink)
     run = job.submit()
     run.until(lambda: sum(subtask.rows_in for subtask in run.slot._subtasks) > 2)
-    run.ask(ev.Request("checkpoint", request_id="c"))
+    run.ask(ev.SnapshotRequest("checkpoint", request_id="c"))
     run.crash()
     (tmp_path / "a.parquet").unlink()
     pq.write_table(pa.table({"k": ["x"]}), tmp_path / "a0.parquet")
@@ -175,9 +175,9 @@ def test_a_job_of_an_earlier_version_keeps_what_its_newest_snapshot_holds(folder
     """Its submission was pinned without schemas, and a pinned graph is never written again."""
     job = counting(lambda: Files(folder), sink)
     run = begun(job)
-    run.ask(ev.Request("checkpoint", request_id="c"))
+    run.ask(ev.SnapshotRequest("checkpoint", request_id="c"))
     run.crash()
-    pinned = pinned_graph(job.store, job.layout, 1)
+    pinned = read_pinned_graph(job.store, job.layout, 1)
     assert pinned is not None
     operators = [{**operator, "found_schema": None} for operator in pinned.graph["operators"]]
     job.store.replace(job.layout.graph(1), encode(replace(pinned, graph={"version": 4, "operators": operators})))

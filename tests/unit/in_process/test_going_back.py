@@ -22,7 +22,7 @@ from tidegate.connectors.transactions import Committable, SinkContext, parse_tra
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import FencedError, PipelineError, SnapshotError, StoreError
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, write_pinned_graph
 from tidegate.jobs.records import RestoreFrom, encode
 from tidegate.jobs.status import derive
 from tidegate.subtask.chain import OperatorFailure
@@ -64,7 +64,7 @@ class Traveller:
     def snapshot(self, kind: Any = "checkpoint") -> int:
         """Of some more rows than before."""
         self.run.pump(4)
-        answer = self.run.ask(ev.Request(kind, request_id=f"q{next(_ids)}"))
+        answer = self.run.ask(ev.SnapshotRequest(kind, request_id=f"q{next(_ids)}"))
         assert answer is not None and answer.ok, answer
         self.run.pump(10)
         return int(answer.data["checkpoint_id"])
@@ -286,9 +286,9 @@ def test_behind_a_gate_a_rewind_takes_back_what_was_approved_and_drops_the_rest(
     """S7.8, S9.3: going back past approved, rejected and waiting checkpoints; later words on them do nothing."""
     job = Traveller(commit="on_request", max_uncommitted_checkpoints=10)
 
-    def say(approves: bool, n: int, then: ev.Then = "replay") -> ev.Answer:
+    def say(approves: bool, n: int, then: ev.Then = "replay") -> ev.CommandAnswer:
         request_id = f"v{next(_ids)}"
-        job.run.run.take(ev.Ruling(request_id, approves, n, "anna", then))
+        job.run.run.handle_command(ev.Verdict(request_id, approves, n, "anna", then))
         job.run.pump(20)
         return job.job.answers[request_id]
 
@@ -420,8 +420,10 @@ class TestForkBeside:
         later = replace(job.specs[-1], number=len(job.specs) + 1, submission_id="moved", restore=RestoreFrom("latest"))
         for spec in (*job.specs, later):
             job.store.create(job.layout.spec(spec.number), encode(spec))
-        pin_graph(job.store, job.layout, PinnedGraph(later.number, 2, 128, {}, "now", {"out": moved.describe()}))
-        reign = job.log.reign(spec=later.number, launch=9)
+        write_pinned_graph(
+            job.store, job.layout, PinnedGraph(later.number, 2, 128, {}, "now", {"out": moved.describe()})
+        )
+        reign = job.log.begin_generation(spec=later.number, launch=9)
         if ended is not None:
             reign.append("failure", {"message": "no", "code": "snapshot"})
             reign.append("status", {"status": "FAILED"})

@@ -12,7 +12,7 @@ from fed_splits import SCHEMA, Fed, passed
 from tidegate import count, tumbling
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.stream import Stream
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 from tidegate.testing.inline_requests import HeldRequests
 
@@ -23,7 +23,7 @@ _sinks = itertools.count()
 def sink() -> Iterator[str]:
     name = f"idle-{next(_sinks)}"
     yield name
-    forget_collected(name)
+    clear_collected(name)
 
 
 def counted(stream: Stream, sink: str) -> None:

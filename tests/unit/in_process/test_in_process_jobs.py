@@ -145,7 +145,7 @@ def test_suspend_commits_and_a_restore_goes_on_where_it_stopped(sink: str, pipel
     a_job = job(sink, pipeline)
     run = a_job.submit()
     run.pump(moment)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded)
     if outcome.stop is not None:
@@ -159,12 +159,12 @@ def test_drain_fires_open_windows_and_suspend_does_not(sink: str) -> None:
     suspended = InProcessJob(lambda: windows(sink + "s", None), {"parallelism": 2})
     run = suspended.submit()
     run.pump(20)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     run.to_end()
     drained = InProcessJob(lambda: windows(sink + "d", None), {"parallelism": 2})
     run = drained.submit()
     run.pump(20)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="drain"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="drain"))
     run.to_end()
     assert len(committed(sink + "d")) > len(committed(sink + "s"))
 
@@ -174,7 +174,7 @@ def test_restoring_a_drained_savepoint_is_refused_unless_allowed(sink: str) -> N
     a_job = InProcessJob(lambda: windows(sink, None), {"parallelism": 2})
     run = a_job.submit()
     run.pump(20)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="drain"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="drain"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     with pytest.raises(SnapshotError, match="allow_drained"):
@@ -186,7 +186,7 @@ def test_an_intermediate_savepoint_commits_nothing(sink: str) -> None:
     a_job = job(sink)
     run = a_job.submit()
     run.pump(30)
-    answer = run.ask(ev.Request("savepoint", request_id="sp"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     assert answer is not None and answer.ok
     assert committed(sink) == []
     run.to_end()
@@ -234,7 +234,7 @@ def test_a_failed_stop_leaves_the_output_exact(sink: str) -> None:
     a_job = job(sink, checkpoint_interval="1 s")
     run = a_job.submit()
     run.pump(20)
-    run.run.on_event(ev.SnapshotRequested(ev.Request("stop-savepoint", request_id="stop", stop="drain")))
+    run.run.on_event(ev.SnapshotRequested(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="drain")))
     run.pump(2)
     run.crash()
     assert a_job.answers["stop"].code == "savepoint_failed_job_continues"
@@ -247,7 +247,7 @@ def test_a_crash_between_a_stop_savepoint_and_its_commit_commits_it_and_ends(sin
     a_job = job(sink)
     run = a_job.submit()
     run.pump(25)
-    run.run.on_event(ev.SnapshotRequested(ev.Request("stop-savepoint", request_id="stop", stop="suspend")))
+    run.run.on_event(ev.SnapshotRequested(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend")))
     run.until(lambda: run.run.coordinator.stop_completed)
     staged = collected(sink).staged_table().num_rows
     run.crash()
@@ -264,7 +264,7 @@ def test_a_zombie_driver_can_complete_nothing(sink: str) -> None:
     zombie.pump(10)
     run = a_job.relaunch()
     with pytest.raises(FencedError):
-        zombie.ask(ev.Request("checkpoint", request_id="late"))
+        zombie.ask(ev.SnapshotRequest("checkpoint", request_id="late"))
     run.to_end()
     assert sorted(committed(sink)) == sorted(expected_windows())
 
@@ -274,7 +274,7 @@ def test_a_source_that_the_snapshot_does_not_know_is_read_from_its_start(sink: s
     a_job = job(sink)
     run = a_job.submit()
     run.pump(25)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
 
@@ -297,7 +297,7 @@ def test_restoring_a_checkpoint_older_than_what_was_committed_is_refused(sink: s
     run = a_job.submit()
     for k in range(2):
         run.pump(10)
-        answer = run.ask(ev.Request("checkpoint", request_id=f"c{k}"))
+        answer = run.ask(ev.SnapshotRequest("checkpoint", request_id=f"c{k}"))
         assert answer is not None and answer.ok
     run.crash()
     with pytest.raises(SnapshotError, match="accept_duplicates"):
@@ -309,7 +309,7 @@ def test_another_number_of_key_groups_is_refused_with_the_number_to_use(sink: st
     a_job = job(sink)
     run: InProcessRun = a_job.submit()
     run.pump(5)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     a_job.options = {"parallelism": 3, "max_parallelism": 64}
@@ -333,13 +333,13 @@ def test_a_build_side_that_a_drain_cut_short_goes_on_when_the_job_does(sink: str
     a_job = InProcessJob(build, {"parallelism": 2})
     run = a_job.submit()
     run.until(lambda: a_job.now_ms >= 1_700_000_000_600)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="drain"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="drain"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     early = len(collected(sink).rows())
     run = a_job.submit(RestoreFrom("savepoint", path=outcome.path, allow_drained=True))
     run.until(lambda: a_job.now_ms >= 1_700_000_005_000)
-    run.ask(ev.Request("stop-savepoint", request_id="stop-2", stop="drain"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop-2", stop="drain"))
     assert isinstance(run.to_end(), RunEnded)
     numbers = [row["v"] for row in collected(sink).table().to_pylist()]
     assert len(set(numbers)) == len(numbers), "no probe row twice"
@@ -371,7 +371,7 @@ def test_a_store_that_deletes_slowly_bounds_the_checkpoints_that_pile_up() -> No
 
     assert 32 < (first := pass_time()) < 40
     assert pass_time() == first and run.run.coordinator.waits_for_deletions == 32
-    answer = run.ask(ev.Request("savepoint", request_id="sp"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     assert answer is not None and answer.ok, "nobody deletes those"
     a_job.deletes = True
     assert pass_time() > first + 90 and run.run.coordinator.waits_for_deletions == 0

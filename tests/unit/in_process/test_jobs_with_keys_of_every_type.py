@@ -20,7 +20,7 @@ from tidegate.connectors.datagen import DataGen
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
@@ -65,7 +65,7 @@ class Counting(KeyedProcess):
 def sink() -> Iterator[str]:
     name = f"key-types-{next(_sinks)}"
     yield name
-    forget_collected(name)
+    clear_collected(name)
 
 
 @pytest.mark.parametrize("what", ["windows", "heap", "rocksdb"])
@@ -86,7 +86,7 @@ def test_rows_are_counted_by_keys_of_any_type_through_a_rescale(sink: str, what:
     a_job = InProcessJob(build, {"parallelism": 2, **options}, scratch=str(tmp_path))
     run = a_job.submit()
     run.until(lambda: sum(s.source.records for s in run.slot.metrics().subtasks if s.source is not None) > ROWS // 2)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     a_job.options = {"parallelism": 3, **options}

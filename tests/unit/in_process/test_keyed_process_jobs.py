@@ -36,7 +36,7 @@ from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators import keyed_backend
 from tidegate.snapshot.metadata import read_metadata
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 600
@@ -59,7 +59,7 @@ _sinks = itertools.count()
 def sink() -> Iterator[str]:
     name = f"processes-{next(_sinks)}"
     yield name
-    forget_collected(name)
+    clear_collected(name)
 
 
 @pytest.fixture(params=BACK_ENDS)
@@ -204,7 +204,7 @@ def test_a_drained_savepoint_names_a_process_with_timers_and_asks_for_leave(sink
     a_job = InProcessJob(lambda: ledger(sink, "pairs"), {"state_backend": back_end})
     run = a_job.submit()
     run.pump(20)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="drain"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="drain"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     metadata = read_metadata(a_job.store, outcome.path)

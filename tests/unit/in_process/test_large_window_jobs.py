@@ -16,7 +16,7 @@ from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.state.cells import CHUNK_ENTRIES
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 KEYS = 5 * CHUNK_ENTRIES
@@ -50,7 +50,7 @@ def test_a_job_with_large_windows_goes_on_from_pieces_at_another_parallelism() -
     try:
         for parallelism, compression in ((2, "none"), (1, "lz4")):
             run.pump(24)
-            run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+            run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
             outcome = run.to_end()
             assert isinstance(outcome, RunEnded) and outcome.path is not None
             metadata = read_metadata(job.store, outcome.path)
@@ -62,7 +62,7 @@ def test_a_job_with_large_windows_goes_on_from_pieces_at_another_parallelism() -
         assert isinstance(run.to_end(), RunEnded)
         table = collected(SINK).table().sort_by("k")
     finally:
-        forget_collected(SINK)
+        clear_collected(SINK)
     assert 2 * sizes[0] < sizes[1], "zstd, then none, of about as many rows"
     assert np.array_equal(table["k"].to_numpy(), np.arange(KEYS))
     assert np.array_equal(table["total"].to_numpy(), 2 * np.arange(KEYS) + KEYS)

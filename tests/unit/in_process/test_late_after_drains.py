@@ -14,7 +14,7 @@ from tidegate.api.pipeline import Pipeline
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 _names = itertools.count()
@@ -47,13 +47,13 @@ class Counting:
         passed(self.run, 100)
 
     def again(self, stop: Any) -> None:
-        self.run.ask(ev.Request("stop-savepoint", request_id=f"s{next(_names)}", stop=stop))
+        self.run.ask(ev.SnapshotRequest("stop-savepoint", request_id=f"s{next(_names)}", stop=stop))
         assert isinstance(self.run.outcome, RunEnded)
         self.run = self.job.submit(RestoreFrom("latest", allow_drained=stop == "drain" and self.asks_leave))
 
     def dies(self, **options: Any) -> None:
         """Behind a checkpoint; with options it is a new submission that comes after it."""
-        answer = self.run.ask(ev.Request("checkpoint", request_id=f"c{next(_names)}"))
+        answer = self.run.ask(ev.SnapshotRequest("checkpoint", request_id=f"c{next(_names)}"))
         assert answer is not None and answer.ok
         self.run.crash()
         self.job.options = {**self.job.options, **options}
@@ -61,7 +61,7 @@ class Counting:
 
     def results(self) -> list[int]:
         """Counts of the window from 0 to 10 ms, in the end."""
-        self.run.ask(ev.Request("stop-savepoint", request_id=f"s{next(_names)}", stop="drain"))
+        self.run.ask(ev.SnapshotRequest("stop-savepoint", request_id=f"s{next(_names)}", stop="drain"))
         rows = collected(self.sink).table().to_pylist()
         return sorted(row["n"] for row in rows if row["window_start"].microsecond == 0)
 
@@ -79,7 +79,7 @@ class Deduplicating(Counting):
 def sink() -> Iterator[str]:
     name = f"late-after-drain-{next(_names)}"
     yield name
-    forget_collected(name)
+    clear_collected(name)
 
 
 @pytest.mark.parametrize("stop", ["suspend", "drain"])
@@ -126,7 +126,7 @@ def test_a_key_that_was_forgotten_before_is_not_taken_for_a_new_one(sink: str, s
     job.feed(a=100)
     job.again(stop)
     job.feed(a=5)
-    job.run.ask(ev.Request("stop-savepoint", request_id="end", stop="suspend"))
+    job.run.ask(ev.SnapshotRequest("stop-savepoint", request_id="end", stop="suspend"))
     assert sorted(row["ts"].microsecond for row in collected(sink).table().to_pylist()) == [5_000, 100_000]
 
 

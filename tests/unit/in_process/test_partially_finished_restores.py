@@ -10,7 +10,7 @@ from tidegate.api.pipeline import Pipeline
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.restore.compatibility import RestoreVerdict, SnapshotFacts, Target, judge_restore
+from tidegate.jobs.restore.compatibility import RestoreTarget, RestoreVerdict, SnapshotFacts, check_compatibility
 from tidegate.plan.graph_document import graph_document
 
 
@@ -72,7 +72,7 @@ def preflight(finishing: Finishing) -> RestoreVerdict:
     facts = SnapshotFacts.from_body(
         {"parallelism": 2, "max_parallelism": 128, "operators": operators, "graph": body.graph}
     )
-    return judge_restore(facts, Target(graph_document(finishing.job.build().build()), 2, 128))
+    return check_compatibility(facts, RestoreTarget(graph_document(finishing.job.build().build()), 2, 128))
 
 
 def _subtask(state: object) -> dict[str, object]:

@@ -22,7 +22,7 @@ from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.snapshot.metadata import read_metadata
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 600
@@ -37,7 +37,7 @@ _sinks = itertools.count()
 def sink() -> Iterator[str]:
     name = f"processing-{next(_sinks)}"
     yield name
-    forget_collected(name)
+    clear_collected(name)
 
 
 def rows(numbers: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def expected(rows: int = ROWS) -> dict[int, tuple[int, int]]:
 
 
 def stopped(run: InProcessRun, how: Any) -> str:
-    run.ask(ev.Request("stop-savepoint", request_id=f"stop-{how}", stop=how))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id=f"stop-{how}", stop=how))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     return outcome.path
@@ -248,7 +248,7 @@ def test_no_timer_fires_between_a_suspend_and_its_savepoint(sink: str) -> None:
     run = job(lambda: windows(sink, total=None)).submit()
     run.until(lambda: read(run) > 50)
     run.writers.held = True
-    run.run.take(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.run.handle_command(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     for _ in range(50):
         run.pump()
     written = collected(sink).rows_written

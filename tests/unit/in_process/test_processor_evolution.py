@@ -20,7 +20,7 @@ from tidegate.errors import PipelineError, SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -105,7 +105,7 @@ def pipeline(processor: StatefulProcessor, sink: str) -> td.Pipeline:
 @pytest.fixture
 def sink(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.node.name
-    forget_collected(request.node.name)
+    clear_collected(request.node.name)
 
 
 def last(sink: str) -> Counter[tuple[Any, ...]]:
@@ -122,7 +122,7 @@ EXPECTED = Counter({(ROWS // KEYS, ROWS // KEYS, 3): KEYS})
 def snapshot_of(job: InProcessJob, kind: Any) -> str:
     run = job.submit()
     run.pump(6)
-    answer = run.ask(ev.Request(kind, request_id="now"))
+    answer = run.ask(ev.SnapshotRequest(kind, request_id="now"))
     assert answer is not None and answer.ok
     run.crash()
     return str(answer.data["path"])

@@ -19,7 +19,7 @@ import tidegate as td
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -87,13 +87,13 @@ def test_what_pandas_has_for_null_is_null_in_states_keys_and_results(
     job = InProcessJob(pipeline, {"parallelism": 2, "state_backend": back_end}, scratch=str(tmp_path))
     run = job.submit()
     run.pump(6)
-    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="now"))
     assert answer is not None and answer.ok
     run.crash()
     run = job.submit(RestoreFrom("savepoint", path=str(answer.data["path"])))
     assert run.to_end() == RunEnded(None, None, None, None)
     told = collected(sink).table().to_pylist()
-    forget_collected(sink)
+    clear_collected(sink)
     assert {(row["d"], row["t"], row["seen"]) for row in told} == {(None, None, "all")} and len(told) > 6
 
 
@@ -130,10 +130,10 @@ def test_intervals_are_kept_over_snapshots_and_given(
     job = InProcessJob(pipeline, {"parallelism": 1, "state_backend": back_end}, scratch=str(tmp_path))
     run = job.submit()
     run.pump(4)
-    answer = run.ask(ev.Request("checkpoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("checkpoint", request_id="now"))
     assert answer is not None and answer.ok
     run.crash()
     assert job.rerun().to_end() == RunEnded(None, None, None, None)
     last = max(collected(sink).table().to_pylist(), key=lambda row: row["n"])
-    forget_collected(sink)
+    clear_collected(sink)
     assert last == {"k": 0, "span": dt.timedelta(seconds=sum(range(200))), "n": 200}

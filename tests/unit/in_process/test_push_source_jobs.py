@@ -144,7 +144,7 @@ def test_a_suspended_push_source_goes_on_where_the_savepoint_says() -> None:
     a_job = job(sink, Feed())
     run = a_job.submit()
     run.until(lambda: sum(s.rows_in for s in run.slot._subtasks if s.source_input is not None) >= 40)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     outcome = run.outcome
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     assert sum(n * times for (_, n, _), times in output(sink).items()) < ROWS

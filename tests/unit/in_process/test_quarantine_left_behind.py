@@ -28,7 +28,7 @@ def savepoint_of_another_job(job: Gated, job_id: str = "other") -> str:
     )
     run = other.submit()
     run.pump(10)
-    saved = run.ask(ev.Request("savepoint", request_id="s"))
+    saved = run.ask(ev.SnapshotRequest("savepoint", request_id="s"))
     assert saved is not None and saved.ok, saved
     return str(saved.data["path"])
 
@@ -127,7 +127,7 @@ def test_any_snapshot_behind_the_word_tells_what_to_move(capsys: pytest.CaptureF
     """S7.8: a savepoint is newer, and damaged; the checkpoint holds it too."""
     job = behind_the_word()
     job.run.writers.held = False
-    saved = job.run.ask(ev.Request("savepoint", request_id="s"))
+    saved = job.run.ask(ev.SnapshotRequest("savepoint", request_id="s"))
     assert saved is not None and saved.ok, saved
     job.job.store.replace(job.job.layout.metadata(saved.data["path"]), b"{")
     go_back(job)

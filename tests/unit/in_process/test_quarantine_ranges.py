@@ -35,7 +35,7 @@ def test_what_a_savepoint_of_the_lineage_before_holds_is_none_of_it() -> None:
     job = Gated()
     job.approve(job.checkpoint())
     job.run.pump(6)
-    saved = job.run.ask(ev.Request("savepoint", request_id="s"))
+    saved = job.run.ask(ev.SnapshotRequest("savepoint", request_id="s"))
     assert saved is not None and saved.ok, saved
     held = of_lineage(job, "staged", "lineage-1")
     assert held
@@ -51,7 +51,7 @@ def test_what_a_savepoint_of_the_lineage_before_holds_is_none_of_it() -> None:
 def test_what_was_permitted_in_the_lineage_before_is_committed_by_a_restore() -> None:
     """S7.4: the run died between the completion of its checkpoint and the commit."""
     job = Gated(commit="automatic", retained_checkpoints=3)
-    job.run.run.take(ev.Request("checkpoint", request_id="c"))
+    job.run.run.take(ev.SnapshotRequest("checkpoint", request_id="c"))
     while not any(d.kind == "complete" for d in job.job.log.read()):
         job.run.slot.pump()
         job.run._deliver()
@@ -68,7 +68,7 @@ def test_what_was_permitted_in_the_lineage_before_is_committed_by_a_restore() ->
 def test_what_a_savepoint_in_front_of_the_line_holds_is_part_of_it() -> None:
     """S7.8: it waits for the verdict on the checkpoint behind its restore."""
     job = Gated()
-    saved = job.run.ask(ev.Request("savepoint", request_id="s"))
+    saved = job.run.ask(ev.SnapshotRequest("savepoint", request_id="s"))
     assert saved is not None and saved.ok, saved
     held = of_lineage(job, "staged", "lineage-1")
     assert held

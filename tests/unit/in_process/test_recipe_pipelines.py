@@ -94,7 +94,7 @@ class Recipe:
 
     def stop(self, run: InProcessRun, mode: StopMode) -> str:
         """The savepoint's path."""
-        run.ask(ev.Request("stop-savepoint", request_id=f"stop-{len(self.job.specs)}", stop=mode))
+        run.ask(ev.SnapshotRequest("stop-savepoint", request_id=f"stop-{len(self.job.specs)}", stop=mode))
         outcome = run.to_end()
         assert isinstance(outcome, RunEnded) and outcome.path is not None, outcome
         return outcome.path

@@ -14,7 +14,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.restore.compatibility import SnapshotFacts, Target, judge_restore
+from tidegate.jobs.restore.compatibility import RestoreTarget, SnapshotFacts, check_compatibility
 from tidegate.plan.graph_document import graph_document
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.collect_sink import CollectSink
@@ -71,7 +71,7 @@ def stopped(source: td.Source, sink: Any) -> tuple[InProcessJob, str]:
     job = InProcessJob(lambda: pipeline(source, sink), {"parallelism": 2})
     run = job.submit()
     run.pump(0 if isinstance(source, td.Files) else 4)  # whose one batch would be all
-    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="now"))
     assert answer is not None and answer.ok
     run.crash()
     return job, str(answer.data["path"])
@@ -161,7 +161,7 @@ def test_another_kind_of_operator_or_state_is_refused_by_name(now: str, said: st
     job = InProcessJob(lambda: keyed("counts"), {"parallelism": 2})
     run = job.submit()
     run.pump(4)
-    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="now"))
     assert answer is not None and answer.ok
     run.crash()
     job.build = lambda: keyed(now)
@@ -180,7 +180,7 @@ def test_an_operator_that_does_not_tell_its_states_is_refused_by_both_kinds() ->
     subtasks = [{"index": 0, "finished": False, "handle": handle}]
     operators = [{"uid": "op", "status": "running", "subtasks": subtasks}]
     body = {"parallelism": 1, "max_parallelism": 128, "operators": operators, "graph": graph("window")}
-    verdict = judge_restore(SnapshotFacts.from_body(body), Target(graph("process"), 1, 128))
+    verdict = check_compatibility(SnapshotFacts.from_body(body), RestoreTarget(graph("process"), 1, 128))
     (finding,) = verdict.refused
     assert finding.code == "operator" and "'op' was a window in the snapshot, and is a process" in finding.what
 

@@ -24,7 +24,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import OptionError, SnapshotError
 from tidegate.jobs.records import RestoreFrom
-from tidegate.testing.collect_sink import Collection, CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import Collection, CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 2400
@@ -39,7 +39,7 @@ _sinks = itertools.count()
 def sink() -> Iterator[str]:
     name = f"rescale-{next(_sinks)}"
     yield name
-    forget_collected(name)
+    clear_collected(name)
 
 
 def rows(numbers: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def committed(sink: str) -> list[tuple[Any, ...]]:
 
 def suspended(run: InProcessRun) -> str:
     """Stop without draining; the savepoint's path."""
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     return outcome.path
@@ -127,11 +127,11 @@ def test_a_job_that_crashes_and_comes_back_at_random_parallelism_has_exact_outpu
     for _ in range(4):
         run.pump(choose.randint(1, 25))
         if run.outcome is None and choose.random() < 0.8:
-            run.ask(ev.Request("checkpoint", request_id=f"c{choose.random()}"))
+            run.ask(ev.SnapshotRequest("checkpoint", request_id=f"c{choose.random()}"))
             run.pump(choose.randint(0, 6))
         if run.outcome is None and choose.random() < 0.5:
             run.writers.held = True  # a checkpoint that will not complete leaves its transactions staged
-            run.run.on_event(ev.SnapshotRequested(ev.Request("checkpoint")))
+            run.run.on_event(ev.SnapshotRequested(ev.SnapshotRequest("checkpoint")))
             run.pump(choose.randint(0, 12))
             run.writers.release()
         if run.outcome is not None:
@@ -150,12 +150,12 @@ def test_lower_parallelism_commits_and_removes_what_vanished_subtasks_staged(sin
     run = job.submit()
     seen = collected(sink)
     run.until(lambda: seen.rows_written >= 40)
-    answer = run.ask(ev.Request("savepoint", request_id="sp"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     assert answer is not None and answer.ok
     held = _subtasks(seen)
     run.until(lambda: seen.rows_written >= 80)
     run.writers.held = True
-    run.run.on_event(ev.SnapshotRequested(ev.Request("checkpoint")))
+    run.run.on_event(ev.SnapshotRequested(ev.SnapshotRequest("checkpoint")))
     run.pump(40)
     run.writers.release()
     left = set(seen.staged) - set(held)
@@ -267,7 +267,7 @@ def test_a_partially_finished_source_reads_only_what_is_left_at_another_parallel
     take = run.run.on_slot_message
     run.run.on_slot_message = lambda message: (told.append(type(message)), take(message))[1]  # type: ignore
     run.until(lambda: SubtaskEndedData in told)
-    answer = run.ask(ev.Request("checkpoint", request_id="c"))
+    answer = run.ask(ev.SnapshotRequest("checkpoint", request_id="c"))
     assert answer is not None and answer.ok
     run.until(lambda: SubtaskFinished in told)
     assert told.count(SubtaskFinished) == 1
@@ -282,7 +282,7 @@ def test_a_fork_at_another_parallelism_leaves_its_originals_transactions_alone(s
     job = InProcessJob(lambda: pipeline(sink), {"parallelism": 3})
     run = job.submit()
     run.pump(60)
-    answer = run.ask(ev.Request("savepoint", request_id="sp"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     assert answer is not None and answer.ok
     staged = dict(collected(sink).staged)
     assert staged, "the savepoint holds no transaction"

@@ -20,7 +20,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 600
@@ -86,7 +86,7 @@ def sink() -> Iterator[str]:
     name = f"sides-{next(_sinks)}"
     yield name
     for end in ("main", "side"):
-        forget_collected(f"{name}-{end}")
+        clear_collected(f"{name}-{end}")
 
 
 def column(sink: str, name: str) -> list[Any]:
@@ -106,7 +106,7 @@ def crashed_at_random(job: InProcessJob, seed: int) -> InProcessRun:
         if run.outcome is not None:
             break
         if crash == 2:
-            run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+            run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
             outcome = run.to_end()
             if isinstance(outcome, RunEnded) and outcome.stop is not None:
                 job.options = {**job.options, "parallelism": rng.randint(1, 4)}

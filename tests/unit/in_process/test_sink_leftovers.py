@@ -25,18 +25,18 @@ from tidegate.connectors.transactions import SinkContext
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.garbage.abandoned_checkpoints import claimed_savepoints
 from tidegate.coordinator.garbage.sink_leftovers import (
-    Asked,
-    Lineage,
+    ReferencedTransactions,
     SinkLeftovers,
-    asked_of,
-    asked_steadily,
+    SinkLineage,
     collect_leftovers,
     lineages_of,
+    referenced_transactions,
+    stable_referenced_transactions,
 )
 from tidegate.errors import SnapshotError, TidegateError
 from tidegate.jobs.history.checkpoints import CheckpointView, checkpoint_views
-from tidegate.jobs.history.rewinds import taken_back
-from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.history.rewinds import rewound_checkpoints
+from tidegate.jobs.history.submissions import entries_by_submission
 from tidegate.jobs.records import RestoreFrom
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
@@ -94,8 +94,8 @@ class World:
 
     def snapshot(self, kind: Any = "checkpoint") -> int:
         self._requests += 1
-        request = ev.Request(kind, request_id=f"r{self._requests}")
-        self.run.run.take(request)
+        request = ev.SnapshotRequest(kind, request_id=f"r{self._requests}")
+        self.run.run.handle_command(request)
         self.run.until(lambda: request.request_id in self.job.answers or self.run.outcome is not None)
         answer = self.job.answers.get(request.request_id)
         self.run.pump(4)
@@ -115,8 +115,8 @@ class World:
 
     def there(self) -> list[CheckpointView]:
         """Snapshots that can be restored, if nothing else is in the way."""
-        entries = submissions_of(self.job.log.read())
-        gone = taken_back(self.job.specs, entries)
+        entries = entries_by_submission(self.job.log.read())
+        gone = rewound_checkpoints(self.job.specs, entries)
         views = [v for v in checkpoint_views(entries, ended=False) if v.status == "completed"]
         there = [v for v in views if self.job.store.exists(f"{v.path}/_metadata")]
         return [v for v in there if v.checkpoint_id not in gone]
@@ -138,14 +138,14 @@ class World:
         lineages = lineages_of(decisions, specs)
         begun()
 
-        def ask(lineage: Lineage) -> Asked:
+        def ask(lineage: SinkLineage) -> ReferencedTransactions:
             asking()
-            return asked_of(lineage, self.job.store, list(self.job.specs), owned, ())
+            return referenced_transactions(lineage, self.job.store, list(self.job.specs), owned, ())
 
         return collect_leftovers(
             [(sink, ctx)],
             lineages,
-            lambda lineage: asked_steadily(
+            lambda lineage: stable_referenced_transactions(
                 lineage, lambda: lineages_of(self.job._open_log().read(), list(self.job.specs)), ask
             ),
             EVER,
@@ -176,7 +176,7 @@ def test_what_was_rejected_goes_behind_a_fresh_start_and_nothing_of_the_run(tmp_
     world = World(tmp_path / "w", {"commit": "on_request"}).start()
     world.run.pump(6)
     assert world.snapshot() == 1
-    world.run.run.take(ev.Ruling("no", False, 1, "the auditor", "stop"))
+    world.run.run.handle_command(ev.Verdict("no", False, 1, "the auditor", "stop"))
     world.run.pump(20)
     world.job.reign.append("status", {"status": "STOPPED", "reason": "rejected"})
     world.job.store.delete_folder(world.there()[0].path)
@@ -190,7 +190,7 @@ def test_what_was_rejected_goes_behind_a_fresh_start_and_nothing_of_the_run(tmp_
     assert {one.path for _, one in would.found} == {str(file) for file in rejected} and world.staged
     assert world.collect() == would and world.staged == own and would.size_bytes > 0
     assert would.found[0][0].startswith("Parquet(")
-    world.run.run.take(ev.Ruling("yes", True, None, "the auditor", "stop"))
+    world.run.run.handle_command(ev.Verdict("yes", True, None, "the auditor", "stop"))
     world.run.pump(20)
     assert world.rows and len(world.rows) == len(set(world.rows))
 
@@ -331,7 +331,9 @@ def act(world: World, action: str, number: int) -> None:
             world.snapshot(action)
         case "staged only":
             world.run.pump(3)
-            world.run.run.take(ev.Request("checkpoint", request_id=f"half-{world.job.log.read()[-1].number}"))
+            world.run.run.handle_command(
+                ev.SnapshotRequest("checkpoint", request_id=f"half-{world.job.log.read()[-1].number}")
+            )
             world.run.pump(number)
             world.run.crash()
             world.run = world.job.relaunch()

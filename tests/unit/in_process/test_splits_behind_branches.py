@@ -17,7 +17,7 @@ from tidegate.connectors.datagen import DataGen
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS, SPLITS = 600, 6
@@ -30,7 +30,7 @@ def sink() -> Iterator[str]:
     name = f"branched-{next(_sinks)}"
     yield name
     for end in ("", "-raw"):
-        forget_collected(name + end)
+        clear_collected(name + end)
 
 
 def far_apart(numbers: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def test_no_record_of_a_split_is_late_for_those_of_another(
 ) -> None:
     run = InProcessJob(lambda: pipeline(between, sink), {"parallelism": parallelism}).submit()
     run.to_end()
-    forget_collected("branched-nothing")
+    clear_collected("branched-nothing")
     assert run.counters().get("windows", {}) == {}
     assert sum(collected(sink).table()["n"].to_pylist()) == ROWS
 
@@ -99,16 +99,16 @@ def test_nor_is_it_after_crashes_and_a_rescale(
         for _ in range(30):
             run.pump(2)
             run.tick(2)
-        run.ask(ev.Request("checkpoint", request_id="c"))
+        run.ask(ev.SnapshotRequest("checkpoint", request_id="c"))
         run.crash()
         run = job.rerun()
         run.pump(pumps)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     assert isinstance(run.outcome, RunEnded) and run.outcome.path is not None
     job.options = {"parallelism": now}
     run = job.submit(RestoreFrom("savepoint", path=run.outcome.path))
     run.to_end()
-    forget_collected("branched-nothing")
+    clear_collected("branched-nothing")
     assert run.counters().get("windows", {}) == {}
     assert sum(collected(sink).table()["n"].to_pylist()) == ROWS
 

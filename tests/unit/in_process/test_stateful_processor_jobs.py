@@ -29,7 +29,7 @@ from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.batch import InProcessBatch, run_batch
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
@@ -46,7 +46,7 @@ _sinks = itertools.count()
 def sink() -> Iterator[str]:
     name = f"processors-{next(_sinks)}"
     yield name
-    forget_collected(name)
+    clear_collected(name)
 
 
 class Ledger(StatefulProcessor):
@@ -188,7 +188,7 @@ def test_snapshots_name_the_states_of_a_processor_and_a_drain_asks_for_leave(sin
     a_job = InProcessJob(lambda: ledger(sink))
     run = a_job.submit()
     run.pump(20)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="drain"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="drain"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     metadata = read_metadata(a_job.store, outcome.path)

@@ -48,7 +48,7 @@ def test_nothing_is_lost_when_a_crash_follows_the_stop_savepoint(interval: str |
     a_job = InProcessJob(lambda: pipeline(sink), {"parallelism": 2, "checkpoint_interval": interval})
     run = a_job.submit()
     run.pump(5)
-    stop = ev.Request("stop-savepoint", request_id="stop", stop="suspend")
+    stop = ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend")
     run.run.on_event(ev.SnapshotRequested(stop))
     run.until(lambda: run.run.coordinator.stop_completed)
     run.crash()
@@ -70,7 +70,7 @@ def test_a_stop_does_not_race_with_the_end_of_its_subtasks(stop: Any) -> None:
     run = a_job.submit()
     run.pump(5)
     run.writers.held = True
-    run.run.on_event(ev.SnapshotRequested(ev.Request("stop-savepoint", request_id="stop", stop=stop)))
+    run.run.on_event(ev.SnapshotRequested(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop=stop)))
     run.pump(500)
     assert run.outcome is None
     run.writers.release()
@@ -88,7 +88,7 @@ def test_a_savepoint_that_is_asked_for_while_the_final_snapshot_is_pending_is_ta
     run.writers.held = True
     run.until(lambda: bool(run.run.coordinator.pending_ids))
     stop: dict[str, Any] = {"stop": "suspend"} if kind == "stop-savepoint" else {}
-    run.run.take(ev.Request(kind, request_id="asked", **stop))
+    run.run.handle_command(ev.SnapshotRequest(kind, request_id="asked", **stop))
     run.pump(500)
     run.writers.release()
     outcome = run.to_end()

@@ -13,7 +13,7 @@ from tidegate.api.pipeline import Pipeline
 from tidegate.api.windows import tumbling
 from tidegate.connectors.datagen import DataGen
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded, StopGivenUp
+from tidegate.coordinator.job_run import RunEnded, StopTimedOut
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
 from tidegate.testing.collect_sink import CollectSink, collected
@@ -21,7 +21,7 @@ from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 600
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
-GIVE_UP = ev.GiveUpStop("stop", "10 s")
+GIVE_UP = ev.TimeOutStop("stop", "10 s")
 _sinks = itertools.count()
 
 
@@ -48,15 +48,15 @@ def stopping(sink: str, mode: Any) -> tuple[InProcessJob, InProcessRun]:
     run = job.submit()
     run.pump(5)
     run.writers.held = True
-    run.run.take(ev.Request("stop-savepoint", request_id="stop", stop=mode))
+    run.run.handle_command(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop=mode))
     run.pump(300)
     assert run.outcome is None
     return job, run
 
 
-def given_up(job: InProcessJob, run: InProcessRun) -> ev.Answer:
-    run.run.take(GIVE_UP)
-    assert isinstance(run.outcome, StopGivenUp)
+def given_up(job: InProcessJob, run: InProcessRun) -> ev.CommandAnswer:
+    run.run.handle_command(GIVE_UP)
+    assert isinstance(run.outcome, StopTimedOut)
     run.slot.close()
     run.run.shut_down(run.outcome.message)
     return job.answers["stop"]
@@ -82,7 +82,7 @@ def test_a_drain_that_is_given_up_is_followed_by_a_suspend_that_leaves_its_windo
     job, run = stopping(sink, "drain")
     given_up(job, run)
     again = job.rerun()
-    again.run.take(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    again.run.handle_command(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     outcome = again.to_end()
     assert isinstance(outcome, RunEnded) and outcome.stop == "suspend"
     job.submit(RestoreFrom("latest")).to_end()
@@ -97,7 +97,7 @@ def test_a_stop_whose_savepoint_is_complete_ends_the_job_though_its_time_is_up()
     job, run = stopping(sink, "drain")
     run.writers.release()
     run.until(lambda: run.run.coordinator.stop_completed)
-    run.run.take(GIVE_UP)
+    run.run.handle_command(GIVE_UP)
     answer = job.answers["stop"]
     assert (answer.ok, answer.code, answer.data["checkpoint_id"]) == (False, SAVEPOINT_OK, 1)
     outcome = run.to_end()
@@ -118,11 +118,11 @@ def test_a_stop_that_meets_a_subtask_about_to_finish_stops_the_job_without_a_res
     job = InProcessJob(build, {"parallelism": 2})
     run = job.submit()
     run.until(lambda: any(d.kind == "end_of_data" for d in job.log.read()))
-    run.run.take(ev.Request("checkpoint", request_id="c"))
+    run.run.handle_command(ev.SnapshotRequest("checkpoint", request_id="c"))
     run.until(lambda: "c" in job.answers)
     for _ in range(5):
-        run.slot.pump()  # it finishes; the driver has not heard of that
-    run.run.take(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+        run.slot.run_round()  # it finishes; the driver has not heard of that
+    run.run.handle_command(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and (outcome.stop, outcome.checkpoint_id) == ("suspend", 4)
     aborts = [(d.data["checkpoint_id"], d.data["code"]) for d in job.log.read() if d.kind == "abort"]

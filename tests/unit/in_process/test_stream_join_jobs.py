@@ -25,7 +25,7 @@ from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.batch import InProcessBatch
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
@@ -46,7 +46,7 @@ _sinks = itertools.count()
 def sink() -> Iterator[str]:
     name = f"joins-{next(_sinks)}"
     yield name
-    forget_collected(name)
+    clear_collected(name)
 
 
 def left(n: Any) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def test_the_states_of_a_join_are_declared_as_they_are_written(
     a_job = InProcessJob(lambda: pipeline(sink, bounds, how), {"parallelism": 2}, root=str(tmp_path))
     run = a_job.submit()
     run.pump(30)
-    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="now"))
     assert answer is not None and answer.ok
     reader = SnapshotReader(f"{tmp_path}/{answer.data['path']}")
     (told,) = (operator for operator in reader.metadata.graph["operators"] if operator["uid"] == "join")

@@ -142,7 +142,7 @@ def slow_down(run: InProcessRun, *chains: int, slowness: int = SLOWNESS) -> None
 
 def rounds_of_a_checkpoint(run: InProcessRun, request_id: str = "now") -> int:
     """How long a checkpoint takes, in rounds of the loop."""
-    run.run.on_event(ev.SnapshotRequested(ev.Request("checkpoint", request_id=request_id)))
+    run.run.on_event(ev.SnapshotRequested(ev.SnapshotRequest("checkpoint", request_id=request_id)))
     rounds = 0
     while request_id not in run.owner.answers:
         run.pump()
@@ -251,11 +251,11 @@ def test_a_savepoint_aligns_and_holds_nothing_in_flight(sink: str) -> None:
     """S3.7, S7.2."""
     a_job = job(sink)
     run = backpressured(a_job)
-    run.ask(ev.Request("savepoint", request_id="sp"))
+    run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     assert a_job.answers["sp"].ok
     assert all(metrics["unaligned"] == metrics["in_flight_bytes"] == 0 for metrics in acks(run).values())
     rounds_of_a_checkpoint(run)
-    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.ask(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
     assert all(metrics["in_flight_bytes"] == 0 for metrics in acks(run).values())
@@ -273,7 +273,7 @@ def test_with_a_timeout_a_checkpoint_aligns_while_it_can(sink: str) -> None:
     assert all(metrics["unaligned"] == 0 for metrics in acks(run).values())
     slow_down(run, WINDOWS)
     run.pump(SLOWNESS * 12)
-    run.run.on_event(ev.SnapshotRequested(ev.Request("checkpoint", request_id="slow")))
+    run.run.on_event(ev.SnapshotRequested(ev.SnapshotRequest("checkpoint", request_id="slow")))
     run.pump(3 * SLOWNESS)
     assert "slow" not in a_job.answers
     run.tick(1_000)
@@ -311,7 +311,7 @@ def test_a_changed_pipeline_is_refused_over_in_flight_data_and_taken_over_a_save
     a_job = job(sink)
     run = backpressured(a_job)
     rounds_of_a_checkpoint(run)
-    run.ask(ev.Request("savepoint", request_id="sp"))
+    run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     run.crash()
     a_job.build = lambda: wider(sink)
     with pytest.raises(SnapshotError, match="in flight to its input 0 with other columns.*savepoint"):
@@ -345,7 +345,7 @@ def test_crashes_rescales_and_slow_subtasks_lose_and_repeat_nothing(sink: str, s
             run.pump(rng.randint(1, 8))
             run.tick(rng.randint(1, 120))
             if rng.random() < 0.03:
-                run.run.on_event(ev.SnapshotRequested(ev.Request("savepoint", request_id=f"{life}-{turn}")))
+                run.run.on_event(ev.SnapshotRequested(ev.SnapshotRequest("savepoint", request_id=f"{life}-{turn}")))
             if run.outcome is not None:
                 break
         if run.outcome is not None:

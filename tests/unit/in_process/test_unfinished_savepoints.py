@@ -47,7 +47,7 @@ class Job:
         run.pump(5)
         run.writers.held = True
         stop = {"stop": "suspend"} if kind == "stop-savepoint" else {}
-        run.run.take(ev.Request(kind, request_id="sp", **stop))
+        run.run.handle_command(ev.SnapshotRequest(kind, request_id="sp", **stop))
         run.pump(500)
         written = run.writers._waiting[:2]
         del run.writers._waiting[:2]
@@ -79,7 +79,7 @@ def test_the_next_driver_deletes_what_a_savepoint_of_a_dead_one_wrote(tmp_path: 
     reigning = job.job.last_job
     assert reigning is not None
     (left,) = reigning.garbage()
-    assert not left.at_once, "zombies may be writing"
+    assert not left.without_grace, "zombies may be writing"
     reigning.delete_snapshot(left.path)
     assert job.files() == ["notes.txt"] and reigning.garbage() == ()
 
@@ -87,7 +87,7 @@ def test_the_next_driver_deletes_what_a_savepoint_of_a_dead_one_wrote(tmp_path: 
 def test_a_completed_savepoint_is_not_deleted_whoever_asks(tmp_path: Path) -> None:
     job = Job(tmp_path)
     run = job.job.submit()
-    answer = run.ask(ev.Request("savepoint", request_id="sp"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     assert answer is not None and answer.ok
     before = job.files()
     job.job.relaunch()

@@ -36,7 +36,7 @@ from tidegate.plan.graph_document import graph_document
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.batch import run_batch
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 600
@@ -49,7 +49,7 @@ _sinks = itertools.count()
 def sink() -> Iterator[str]:
     name = f"unkeyed-{next(_sinks)}"
     yield name
-    forget_collected(name)
+    clear_collected(name)
 
 
 def result(what: str, values: Any) -> pa.RecordBatch:
@@ -317,7 +317,7 @@ def test_what_a_subtask_has_emitted_at_its_end_is_not_emitted_again_by_others(si
     a_job = InProcessJob(lambda: sorting(sink, Ends(), rate=None), {"parallelism": 2})
     run = a_job.submit()
     run.until(lambda: bool(Ends.ended))
-    answer = run.ask(ev.Request("savepoint", request_id="half"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="half"))
     assert answer is not None and answer.ok and len(Ends.ended) == 1
     run.crash()
     a_job.options = {"parallelism": parallelism}

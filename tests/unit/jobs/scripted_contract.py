@@ -47,7 +47,7 @@ class ScriptedDriver:
         self.client, self.spec, self.beats = client, spec, 0
         nonces = itertools.count()
         log = DecisionLog(client.store, client.layout, lambda: NOW, lambda: f"{id(self)}-{next(nonces)}")
-        self.reign = log.reign(spec=spec.number, launch=launch)
+        self.reign = log.begin_generation(spec=spec.number, launch=launch)
 
     def status(self, status: str, **data: Any) -> None:
         self.reign.append("status", {"status": status, **data})

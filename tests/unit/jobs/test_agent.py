@@ -15,9 +15,9 @@ from tidegate.errors import EnvironmentProblemError, OptionError, StoreError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch import agent as agents
 from tidegate.jobs.launch.agent import Agent
-from tidegate.jobs.launch.desired_state import desired_of, want_running, want_stopped
+from tidegate.jobs.launch.desired_state import read_desired, request_running, request_stopped
 from tidegate.jobs.launch.launcher import DriverState
-from tidegate.jobs.launch.relaunch import LAUNCH_GRACE_S, Budget
+from tidegate.jobs.launch.relaunch import LAUNCH_GRACE_S, RelaunchBudget
 from tidegate.jobs.launches import record_launch, record_process
 from tidegate.jobs.records import Launch, Spec
 
@@ -70,7 +70,7 @@ class World:
             {},
             kind="local",
             launchers={"local": self.place},
-            budget=Budget(2, 3600.0),
+            budget=RelaunchBudget(2, 3600.0),
             say=self.said.append,
             monotonic=self.clock.monotonic,
         )
@@ -100,7 +100,7 @@ def world(client: JobClient, spec: Spec, clock: FakeTime) -> World:
 def test_an_agent_launches_what_is_wanted_once(world: World) -> None:
     assert not world.agent.round()
     assert world.launches == []
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     assert world.agent.round()
     assert not world.agent.round()
     world.begins(1)
@@ -110,25 +110,25 @@ def test_an_agent_launches_what_is_wanted_once(world: World) -> None:
 
 
 def test_saying_again_that_it_is_wanted_changes_nothing_until_it_is_launched(world: World) -> None:
-    first = want_running(world.client, world.spec, by="airflow")
+    first = request_running(world.client, world.spec, by="airflow")
     world.clock.sleep(5)
-    assert want_running(world.client, world.spec, by="somebody else") == first == desired_of(world.client)
+    assert request_running(world.client, world.spec, by="somebody else") == first == read_desired(world.client)
     world.agent.round()
-    assert want_running(world.client, world.spec, by="airflow").launch == 1
-    assert want_running(world.client, world.spec, by="airflow", anew=True).launch == 2
+    assert request_running(world.client, world.spec, by="airflow").launch == 1
+    assert request_running(world.client, world.spec, by="airflow", anew=True).launch == 2
 
 
 def test_a_driver_that_is_on_its_way_is_not_launched_again_when_it_is_wanted_again(world: World) -> None:
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.agent.round()
     world.clock.sleep(3600)
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     assert not world.agent.round()
     assert world.launches == [(1, 1)]
 
 
 def test_a_dead_driver_is_launched_anew_at_the_second_look_and_not_beyond_the_budget(world: World) -> None:
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.agent.round()
     for attempt in (1, 2, 3):
         world.begins(attempt)
@@ -143,13 +143,13 @@ def test_a_dead_driver_is_launched_anew_at_the_second_look_and_not_beyond_the_bu
         assert not world.agent.round()
     assert len(world.said) == said
     world.clock.sleep(1)
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     assert world.agent.round()
     assert world.launches[-1] == (1, 4)
 
 
 def test_a_driver_that_says_its_last_words_while_it_ends_is_not_launched_anew(world: World) -> None:
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.agent.round()
     driver = world.begins(1)
     world.dies(1)
@@ -160,7 +160,7 @@ def test_a_driver_that_says_its_last_words_while_it_ends_is_not_launched_anew(wo
 
 @pytest.mark.parametrize("status", ["STOPPED", "FINISHED", "CANCELED", "FAILED"])
 def test_a_job_that_has_ended_is_not_launched_again(world: World, status: str) -> None:
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.agent.round()
     world.begins(1).status(status)
     world.dies(1)
@@ -170,20 +170,20 @@ def test_a_job_that_has_ended_is_not_launched_again(world: World, status: str) -
 
 
 def test_a_failed_job_is_launched_again_when_somebody_wants_it(world: World) -> None:
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.agent.round()
     world.begins(1).status("FAILED")
     world.dies(1)
-    want_running(world.client, world.spec, by="airflow", anew=True)
+    request_running(world.client, world.spec, by="airflow", anew=True)
     assert world.agent.round()
     assert world.launches == [(1, 1), (1, 2)]
 
 
 def test_a_driver_of_a_job_that_is_to_be_stopped_is_not_launched_anew(world: World) -> None:
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.agent.round()
     world.begins(1)
-    want_stopped(world.client, by="alice")
+    request_stopped(world.client, by="alice")
     world.dies(1)
     world.agent.round()
     assert world.launches == [(1, 1)]
@@ -191,7 +191,7 @@ def test_a_driver_of_a_job_that_is_to_be_stopped_is_not_launched_anew(world: Wor
 
 def test_a_driver_that_died_while_it_was_being_stopped_is_not_launched_anew(world: World) -> None:
     """As nobody who supervises a job does."""
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.agent.round()
     world.begins(1)
     world.client.send("stop", issued_by="alice", expires_in=timedelta(days=36500))
@@ -201,7 +201,7 @@ def test_a_driver_that_died_while_it_was_being_stopped_is_not_launched_anew(worl
 
 
 def test_a_silent_driver_is_launched_anew_wherever_it_runs(world: World) -> None:
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.agent.round()
     driver = world.begins(1)
     world.place.states.clear()
@@ -215,7 +215,7 @@ def test_a_silent_driver_is_launched_anew_wherever_it_runs(world: World) -> None
 
 
 def test_an_agent_that_was_killed_finds_its_driver_again(world: World) -> None:
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.agent.round()
     world.begins(1)
     world.agent = world.new_agent()
@@ -226,7 +226,7 @@ def test_an_agent_that_was_killed_finds_its_driver_again(world: World) -> None:
 
 def test_two_agents_launch_once(world: World) -> None:
     other = world.new_agent()
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
 
     def the_other_is_faster() -> None:
         world.place.before_launch = lambda: None
@@ -243,7 +243,7 @@ def test_an_agent_leaves_a_launch_to_the_one_that_is_at_it(world: World) -> None
     other's launch, whose driver then never began, until both had given the job up."""
     other = world.new_agent()
     world.place.absent = DriverState.GONE
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
 
     def looks_on() -> None:
         for _ in range(10):
@@ -258,7 +258,7 @@ def test_an_agent_leaves_a_launch_to_the_one_that_is_at_it(world: World) -> None
 
 def test_a_launch_on_a_cluster_that_failed_is_made_anew_at_once_by_the_agent_that_saw_it(world: World) -> None:
     world.place.absent = DriverState.GONE
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.place.refusal = EnvironmentProblemError("no such queue")
     world.agent.round()
     world.place.refusal = None
@@ -267,7 +267,7 @@ def test_a_launch_on_a_cluster_that_failed_is_made_anew_at_once_by_the_agent_tha
 
 
 def test_a_launch_that_its_agent_did_not_live_to_make_is_made_anew_after_a_while(world: World) -> None:
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     record_launch(world.client.store, world.client.layout, world.spec.number, launcher="local")
     assert not world.agent.round()
     world.clock.sleep(LAUNCH_GRACE_S)
@@ -276,7 +276,7 @@ def test_a_launch_that_its_agent_did_not_live_to_make_is_made_anew_after_a_while
 
 
 def test_a_launch_that_fails_is_told_here_and_in_the_jobs_log_and_tried_within_the_budget(world: World) -> None:
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.place.refusal = EnvironmentProblemError("no such python")
     world.agent.round()
     world.agent.round()
@@ -291,7 +291,7 @@ def test_a_launch_that_fails_is_told_here_and_in_the_jobs_log_and_tried_within_t
 
 
 def test_a_submission_that_cannot_be_launched_so_is_given_up_at_once(world: World) -> None:
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.place.refusal = OptionError("master local[*] does not go with the launcher yarn")
     for _ in range(3):
         world.agent.round()
@@ -301,7 +301,7 @@ def test_a_submission_that_cannot_be_launched_so_is_given_up_at_once(world: Worl
 
 
 def test_a_newer_submission_that_nobody_wants_launched_by_an_agent_is_left_alone(world: World, pipeline: str) -> None:
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.agent.round()
     world.begins(1).status("FINISHED")
     world.client.submit(pipeline=pipeline, fresh=True)
@@ -313,9 +313,9 @@ def test_one_job_that_cannot_be_read_keeps_nobody_else_from_being_launched(
     world: World, pipeline: str, root: str
 ) -> None:
     other = JobClient(root, "aaa")
-    want_running(other, other.submit(pipeline=pipeline), by="airflow")
+    request_running(other, other.submit(pipeline=pipeline), by="airflow")
     other.store.replace(other.layout.desired, b"?")
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     assert world.agent.round()
     assert world.launches == [(1, 1)]
     assert world.said[0].startswith("aaa: this is not a readable record 'desired'")
@@ -325,7 +325,7 @@ def test_a_job_that_nobody_wants_or_that_is_over_costs_one_request_a_round(
     world: World, pipeline: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     JobClient(root, "aaa").submit(pipeline=pipeline)
-    want_running(world.client, world.spec, by="airflow")
+    request_running(world.client, world.spec, by="airflow")
     world.agent.round()
     world.begins(1).status("FINISHED")
     world.agent.round()
@@ -346,8 +346,8 @@ def test_one_job_whose_launch_fails_in_an_unforeseen_way_keeps_nobody_else_from_
     world: World, pipeline: str, root: str
 ) -> None:
     other = JobClient(root, "aaa")
-    want_running(other, other.submit(pipeline=pipeline), by="airflow")
-    want_running(world.client, world.spec, by="airflow")
+    request_running(other, other.submit(pipeline=pipeline), by="airflow")
+    request_running(world.client, world.spec, by="airflow")
 
     def fails_once() -> None:
         world.place.before_launch = lambda: None
@@ -368,7 +368,7 @@ def test_the_pauses_grow_while_nothing_happens_and_a_root_that_is_away_is_told_o
     def wait(seconds: float) -> bool:
         pauses.append(seconds)
         if len(pauses) == 3:
-            want_running(world.client, world.spec, by="airflow")
+            request_running(world.client, world.spec, by="airflow")
         if len(pauses) == 9:
             over.set()
         return over.is_set()

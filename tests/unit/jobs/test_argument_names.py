@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.api.loader.function_arguments import call_with
+from tidegate.api.loader.function_arguments import call_function
 from tidegate.errors import PipelineError
 from tidegate.jobs.client.argument_names import check_argument_names
 from tidegate.jobs.client.job_client import JobClient
@@ -72,7 +72,7 @@ def test_what_is_refused_is_what_its_driver_would_refuse(
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "pipe_of_a_test", module)
     spec.loader.exec_module(module)
-    expected = refusal(lambda: call_with(module.build, arguments, "x"))
+    expected = refusal(lambda: call_function(module.build, arguments, "x"))
     assert refusal(lambda: check_argument_names(pipeline, None, arguments)) == expected
 
 

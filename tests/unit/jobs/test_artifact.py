@@ -10,7 +10,7 @@ import pytest
 
 from tidegate.errors import PipelineError, RecordError
 from tidegate.jobs.artifacts import artifact
-from tidegate.jobs.artifacts.artifact import PackedArtifact, materialise, pack, resolve_pipeline, upload
+from tidegate.jobs.artifacts.artifact import PackedArtifact, pack, resolve_pipeline, unpack_artifact, upload
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.stores.in_memory import MemoryStore
 
@@ -34,7 +34,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def unpacked(store: MemoryStore, sha256: str, target: Path) -> dict[str, str]:
-    materialise(store, LAYOUT, sha256, str(target))
+    unpack_artifact(store, LAYOUT, sha256, str(target))
     return {str(p.relative_to(target)): p.read_text() for p in sorted(target.rglob("*")) if p.is_file()}
 
 
@@ -96,7 +96,7 @@ def test_an_upload_that_was_cut_short_is_finished_by_the_next(
     upload(store, LAYOUT, packed)
     store.delete(LAYOUT.artifact_manifest(packed.sha256))
     with pytest.raises(RecordError, match="not wholly, there"):
-        materialise(store, LAYOUT, packed.sha256, str(tmp_path / "out"))
+        unpack_artifact(store, LAYOUT, packed.sha256, str(tmp_path / "out"))
     upload(store, LAYOUT, packed)
     assert len(unpacked(store, packed.sha256, tmp_path / "out")) == 5
 
@@ -109,7 +109,7 @@ def test_changed_code_is_not_run(store: MemoryStore, package: Path, tmp_path: Pa
     data[len(data) // 2] ^= 1
     store.replace(path, bytes(data))
     with pytest.raises(RecordError, match="pinned code cannot be used"):
-        materialise(store, LAYOUT, sha256, str(tmp_path / "out"))
+        unpack_artifact(store, LAYOUT, sha256, str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -119,7 +119,7 @@ def test_other_code_under_the_name_is_not_run(store: MemoryStore, package: Path,
     other = upload(store, LAYOUT, pack(str(tmp_path / "evil.py")))
     store.replace(LAYOUT.artifact_code(sha256), store.read(LAYOUT.artifact_code(other)))
     with pytest.raises(RecordError, match="code.zip is damaged"):
-        materialise(store, LAYOUT, sha256, str(tmp_path / "out"))
+        unpack_artifact(store, LAYOUT, sha256, str(tmp_path / "out"))
 
 
 def test_a_well_formed_archive_with_other_content_is_not_run(store: MemoryStore, package: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_well_formed_archive_with_other_content_is_not_run(store: MemoryStore,
     forged = PackedArtifact(packed.sha256, tuple((path, content[::-1]) for path, content in packed.files))
     store.replace(LAYOUT.artifact_code(packed.sha256), artifact._zipped(forged))
     with pytest.raises(RecordError, match="pipelines/__init__.py does not match its checksum"):
-        materialise(store, LAYOUT, packed.sha256, str(tmp_path / "out"))
+        unpack_artifact(store, LAYOUT, packed.sha256, str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -186,7 +186,7 @@ def test_what_is_resolved_can_be_imported_from_what_is_packed(
     for code_root in (None, str(package), str(package.parent)):
         path, name = resolve_pipeline(f"{package}/deep/hourly.py:build", code_root)
         out = tmp_path / secrets.token_hex(4)
-        materialise(store, LAYOUT, upload(store, LAYOUT, pack(path)), str(out))
+        unpack_artifact(store, LAYOUT, upload(store, LAYOUT, pack(path)), str(out))
         assert (out / (name.partition(":")[0].replace(".", "/") + ".py")).is_file()
 
 

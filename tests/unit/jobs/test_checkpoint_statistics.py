@@ -11,7 +11,7 @@ from scripted_contract import NOW, ScriptedDriver
 
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.history.checkpoints import CheckpointView
-from tidegate.jobs.history.statistics import Summary, checkpoint_statistics, nearest_rank, summary
+from tidegate.jobs.history.statistics import Distribution, checkpoint_statistics, distribution, percentile
 
 
 def view(n: int, status: Any = "completed", kind: str = "checkpoint", **more: Any) -> CheckpointView:
@@ -51,14 +51,14 @@ def test_figures_are_of_completed_snapshots_alone() -> None:
     done = [view(n, duration_ms=10 * n, metrics=metrics[n - 1]) for n in range(1, 11)]
     aborted = view(11, "aborted", duration_ms=10_000, metrics={"bytes": 1e9})
     found = checkpoint_statistics([*done, aborted])
-    assert found.duration_ms == Summary(10, 10, 55, 100, p50=50, p90=90, p99=100)
-    assert found.size_bytes == Summary(10, 100, 550, 1000, p50=500, p90=900, p99=1000)
-    assert found.alignment_ms == Summary(10, 1, 5.5, 10, p50=5, p90=9, p99=10)
+    assert found.duration_ms == Distribution(10, 10, 55, 100, p50=50, p90=90, p99=100)
+    assert found.size_bytes == Distribution(10, 100, 550, 1000, p50=500, p90=900, p99=1000)
+    assert found.alignment_ms == Distribution(10, 1, 5.5, 10, p50=5, p90=9, p99=10)
 
 
 def test_snapshots_that_do_not_tell_a_figure_are_left_out_of_it() -> None:
     found = checkpoint_statistics([view(1, metrics={"bytes": "many"}), view(2, metrics={"bytes": 7})])
-    assert found.size_bytes == Summary(1, 7, 7, 7, 7, 7, 7)
+    assert found.size_bytes == Distribution(1, 7, 7, 7, 7, 7, 7)
     assert found.duration_ms is None
 
 
@@ -67,13 +67,13 @@ def test_snapshots_that_do_not_tell_a_figure_are_left_out_of_it() -> None:
     [(1, 1, 9), (25, 1, 9), (26, 2, 9), (50, 2, 9), (75, 3, 9), (99, 4, 9), (100, 4, 9)],
 )
 def test_a_percentile_is_the_figure_of_the_nearest_rank(percent: int, of_four: float, of_one: float) -> None:
-    assert nearest_rank([1, 2, 3, 4], percent) == of_four
-    assert nearest_rank([9], percent) == of_one
+    assert percentile([1, 2, 3, 4], percent) == of_four
+    assert percentile([9], percent) == of_one
 
 
 @given(st.lists(st.integers(-(10**6), 10**6), min_size=1))
 def test_figures_are_among_what_was_given_and_in_order(figures: list[int]) -> None:
-    found = summary(figures)
+    found = distribution(figures)
     assert found is not None and found.count == len(figures)
     percentiles = [found.min, found.p50, found.p90, found.p99, found.max]
     assert percentiles == sorted(percentiles) and set(percentiles) <= set(figures)

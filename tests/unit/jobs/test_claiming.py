@@ -9,14 +9,14 @@ from scripted_contract import ScriptedDriver
 
 from tidegate.errors import OptionError
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.client.submission import Request, submit
+from tidegate.jobs.client.submission import SubmissionRequest, submit
 from tidegate.jobs.records import RestoreFrom, Spec
 
 SAVEPOINT = "flights/savepoints/savepoint-flights-4-g1"
 
 
 def restored(client: JobClient, restore: RestoreFrom) -> Spec:
-    return submit(client, Request(None, None, None, None, None, restore, None, None, "again", "test"))
+    return submit(client, SubmissionRequest(None, None, None, None, None, restore, None, None, "again", "test"))
 
 
 def test_a_named_snapshot_of_the_job_may_be_claimed_and_the_spec_says_so(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import FencedError, RecordError, StoreError, UnclearAnswerError
-from tidegate.jobs.decision_log import MAX_UNCLEAR_ANSWERS, SNAPSHOT_ENTRIES, DecisionLog, pause_before
+from tidegate.jobs.decision_log import MAX_AMBIGUOUS_WRITES, SNAPSHOT_ENTRIES, DecisionLog, retry_delay
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision, encode
 from tidegate.jobs.stores.in_memory import MemoryStore
@@ -69,7 +69,7 @@ def test_an_empty_log_has_no_entries() -> None:
 
 def test_a_reign_begins_with_a_fence_and_its_entries_follow_in_order() -> None:
     store = MemoryStore(name())
-    reign = log_on(store).reign(spec=1, launch=1)
+    reign = log_on(store).begin_generation(spec=1, launch=1)
     entry = reign.append("status", {"status": "RUNNING"}, run_id="r1")
     assert entry == Decision(2, "status", 1, "r1", NOW, entry.nonce, {"status": "RUNNING"})
     first, second = log_on(store).read()
@@ -80,7 +80,7 @@ def test_a_reign_begins_with_a_fence_and_its_entries_follow_in_order() -> None:
 
 def test_a_reader_sees_new_entries_at_its_next_look_and_pays_one_request_for_nothing_new() -> None:
     store = CountingStore(name())
-    reader, reign = log_on(store), log_on(store).reign(spec=1, launch=1)
+    reader, reign = log_on(store), log_on(store).begin_generation(spec=1, launch=1)
     assert len(reader.read()) == 1
     reign.append("status", {"status": "RUNNING"})
     assert [entry.kind for entry in reader.read()] == ["fence", "status"]
@@ -91,15 +91,15 @@ def test_a_reader_sees_new_entries_at_its_next_look_and_pays_one_request_for_not
 
 def test_each_reign_has_the_next_generation() -> None:
     store = MemoryStore(name())
-    assert [log_on(store).reign(spec=1, launch=n).generation for n in (1, 2, 3)] == [1, 2, 3]
+    assert [log_on(store).begin_generation(spec=1, launch=n).generation for n in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_what_an_older_generation_appends_after_a_fence_fails_and_leaves_no_trace() -> None:
     """S9.2."""
     store = MemoryStore(name())
-    old = log_on(store).reign(spec=1, launch=1)
+    old = log_on(store).begin_generation(spec=1, launch=1)
     old.append("claim", {"checkpoint_id": 1})
-    new = log_on(store).reign(spec=1, launch=2)
+    new = log_on(store).begin_generation(spec=1, launch=2)
     new.append("status", {"status": "RUNNING"})
     for _ in range(2):
         with pytest.raises(FencedError, match="generation 1 is over.*generation 2 reigns"):
@@ -119,8 +119,8 @@ def test_an_older_driver_that_has_read_the_newer_fence_cannot_append_behind_it()
     """S9.2."""
     store = MemoryStore(name())
     log = log_on(store)
-    old = log.reign(spec=1, launch=1)
-    log_on(store).reign(spec=1, launch=2)
+    old = log.begin_generation(spec=1, launch=1)
+    log_on(store).begin_generation(spec=1, launch=2)
     assert len(log.read()) == 2
     with pytest.raises(FencedError):
         old.append("complete", {"checkpoint_id": 1})
@@ -132,35 +132,35 @@ def test_a_look_now_and_then_is_raised_by_a_newer_fence_and_not_by_a_store_that_
 ) -> None:
     """S9.2."""
     store = MemoryStore(name())
-    older = log_on(store).reign(spec=1, launch=1)
-    assert older.notice() is None
+    older = log_on(store).begin_generation(spec=1, launch=1)
+    assert older.check_quietly() is None
 
     def away(path: str) -> bytes:
         raise StoreError("away", where=path)
 
     with monkeypatch.context() as patched:
         patched.setattr(store, "read", away)
-        assert "away" in str(older.notice())
-    log_on(store).reign(spec=1, launch=2)
+        assert "away" in str(older.check_quietly())
+    log_on(store).begin_generation(spec=1, launch=2)
     with pytest.raises(FencedError):
-        older.notice()
+        older.check_quietly()
 
 
 def test_an_entry_that_cannot_be_read_is_not_taken_for_a_store_that_is_away() -> None:
     """S9.2: nothing can be appended behind it; a newer release may have written it."""
     store = MemoryStore(name())
-    older = log_on(store).reign(spec=1, launch=1)
+    older = log_on(store).begin_generation(spec=1, launch=1)
     store.create(LAYOUT.decision(2), b"{}")
     with pytest.raises(RecordError):
-        older.notice()
+        older.check_quietly()
 
 
 def test_a_late_driver_of_an_older_submission_or_launch_cannot_begin() -> None:
     store = MemoryStore(name())
-    reigning = log_on(store).reign(spec=2, launch=2)
+    reigning = log_on(store).begin_generation(spec=2, launch=2)
     for spec, launch in ((1, 9), (2, 1)):
         with pytest.raises(FencedError, match=f"launch {launch} of submission {spec} is over"):
-            log_on(store).reign(spec=spec, launch=launch)
+            log_on(store).begin_generation(spec=spec, launch=launch)
     reigning.append("status", {"status": "RUNNING"})
 
 
@@ -168,7 +168,7 @@ def test_drivers_that_begin_at_once_get_different_generations() -> None:
     """S9.2."""
     store = MemoryStore(name())
     with ThreadPoolExecutor(8) as pool:
-        reigns = list(pool.map(lambda _: log_on(store).reign(spec=1, launch=1), range(8)))
+        reigns = list(pool.map(lambda _: log_on(store).begin_generation(spec=1, launch=1), range(8)))
     assert sorted(reign.generation for reign in reigns) == list(range(1, 9))
     living = 0
     for reign in reigns:
@@ -182,7 +182,7 @@ def test_drivers_that_begin_at_once_get_different_generations() -> None:
 
 def test_threads_of_one_driver_append_without_gaps() -> None:
     store = MemoryStore(name())
-    reign = log_on(store).reign(spec=1, launch=1)
+    reign = log_on(store).begin_generation(spec=1, launch=1)
     with ThreadPoolExecutor(8) as pool:
         numbers = list(pool.map(lambda n: reign.append("claim", {"checkpoint_id": n}).number, range(64)))
     assert sorted(numbers) == list(range(2, 66))
@@ -199,7 +199,7 @@ def test_after_unclear_answers_every_entry_that_append_returned_is_there_once(
 ) -> None:
     """S9.2."""
     store = UnreliableStore(name(), [])
-    reign = log_on(store).reign(spec=1, launch=1)
+    reign = log_on(store).begin_generation(spec=1, launch=1)
     store.answers = answers
     returned: list[Decision] = []
     for checkpoint_id in appends:
@@ -216,17 +216,17 @@ def test_after_unclear_answers_every_entry_that_append_returned_is_there_once(
 @pytest.mark.parametrize("answer", ["lost before", "lost after"])
 def test_an_unclear_answer_to_a_fence_begins_one_reign(answer: Answer) -> None:
     store = UnreliableStore(name(), [answer])
-    assert log_on(store).reign(spec=1, launch=1).generation == 1
+    assert log_on(store).begin_generation(spec=1, launch=1).generation == 1
     assert len(log_on(store).read()) == 1
 
 
 def test_a_store_that_never_answers_clearly_ends_the_append() -> None:
     store = UnreliableStore(name(), [])
-    reign = log_on(store).reign(spec=1, launch=1)
+    reign = log_on(store).begin_generation(spec=1, launch=1)
     store.answers = ["lost before"] * 100
     with pytest.raises(UnclearAnswerError, match=r"entry 2, 'status'.*00000002.json.*connection reset.*Start the job"):
         reign.append("status", {"status": "RUNNING"})
-    assert len(store.answers) == 100 - MAX_UNCLEAR_ANSWERS
+    assert len(store.answers) == 100 - MAX_AMBIGUOUS_WRITES
 
 
 class DeafStore(MemoryStore):
@@ -251,7 +251,7 @@ class DeafStore(MemoryStore):
 def test_a_reign_that_does_not_know_what_it_wrote_is_over(takes: bool) -> None:
     """S9.2: it appends nothing more and checks as over, however well the store is by then."""
     store = DeafStore(name())
-    reign = log_on(store).reign(spec=1, launch=1)
+    reign = log_on(store).begin_generation(spec=1, launch=1)
     store.deaf, store.takes = True, takes
     with pytest.raises(UnclearAnswerError) as first:
         reign.append("complete", {"checkpoint_id": 1})
@@ -265,16 +265,16 @@ def test_a_reign_that_does_not_know_what_it_wrote_is_over(takes: bool) -> None:
 
 def test_a_fence_without_a_clear_answer_begins_no_reign() -> None:
     """S9.2."""
-    store = UnreliableStore(name(), ["lost before"] * MAX_UNCLEAR_ANSWERS)
+    store = UnreliableStore(name(), ["lost before"] * MAX_AMBIGUOUS_WRITES)
     with pytest.raises(UnclearAnswerError, match="entry 1, 'fence'"):
-        log_on(store).reign(spec=1, launch=1)
-    assert log_on(store).reign(spec=1, launch=2).generation == 1
+        log_on(store).begin_generation(spec=1, launch=1)
+    assert log_on(store).begin_generation(spec=1, launch=2).generation == 1
 
 
 def test_attempts_at_an_append_are_some_time_apart() -> None:
     pauses: list[int] = []
     store = UnreliableStore(name(), [])
-    reign = log_on(store, pauses).reign(spec=1, launch=1)
+    reign = log_on(store, pauses).begin_generation(spec=1, launch=1)
     reign.append("status", {"status": "RUNNING"})
     assert pauses == []
     store.answers = ["lost before", "lost before", "lost before"]
@@ -285,15 +285,15 @@ def test_attempts_at_an_append_are_some_time_apart() -> None:
 def test_each_pause_is_twice_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("tidegate.jobs.decision_log.time.sleep", slept.append)
-    for attempt in range(1, MAX_UNCLEAR_ANSWERS):
-        pause_before(attempt)
+    for attempt in range(1, MAX_AMBIGUOUS_WRITES):
+        retry_delay(attempt)
     assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8])
 
 
 def test_an_entry_whose_owner_cannot_be_read_is_looked_at_again() -> None:
     """S9.2: the create says that something is there, the read does not say whose it is."""
     store = UnreliableStore(name(), [])
-    reign = log_on(store).reign(spec=1, launch=1)
+    reign = log_on(store).begin_generation(spec=1, launch=1)
     store.answers = ["lost after"]
     refusals = iter([StoreError("connection reset")])
     read = store.read
@@ -311,14 +311,14 @@ def test_an_entry_whose_owner_cannot_be_read_is_looked_at_again() -> None:
 def test_the_winner_of_an_unclear_race_is_told_apart_by_its_nonce() -> None:
     """S9.2."""
     base = name()
-    old = log_on(UnreliableStore(base, ["clear", "lost before"])).reign(spec=1, launch=1)
-    log_on(MemoryStore(base)).reign(spec=1, launch=2)
+    old = log_on(UnreliableStore(base, ["clear", "lost before"])).begin_generation(spec=1, launch=1)
+    log_on(MemoryStore(base)).begin_generation(spec=1, launch=2)
     with pytest.raises(FencedError):
         old.append("complete", {"checkpoint_id": 1})
 
 
 def long_log(store: Store, entries: int) -> None:
-    reign = log_on(store).reign(spec=1, launch=1)
+    reign = log_on(store).begin_generation(spec=1, launch=1)
     for n in range(entries - 1):
         reign.append("claim", {"checkpoint_id": n + 1})
 
@@ -365,15 +365,15 @@ def test_a_driver_makes_up_for_a_snapshot_that_the_one_before_could_not_write_an
         store.delete(path)
     log_on(store).read()
     assert not any(map(store.exists, paths))
-    log_on(store).reign(spec=1, launch=2)
+    log_on(store).begin_generation(spec=1, launch=2)
     assert [store.read(path) for path in paths] == written
 
 
 def test_originals_stay_when_a_snapshot_holds_them_so_that_a_zombie_finds_its_number_taken() -> None:
     """S9.2."""
     store = MemoryStore(name())
-    zombie = log_on(store).reign(spec=1, launch=1)
-    long_log_of_successor = log_on(store).reign(spec=1, launch=2)
+    zombie = log_on(store).begin_generation(spec=1, launch=1)
+    long_log_of_successor = log_on(store).begin_generation(spec=1, launch=2)
     for n in range(2 * SNAPSHOT_ENTRIES):
         long_log_of_successor.append("claim", {"checkpoint_id": n + 1})
     with pytest.raises(FencedError):
@@ -399,7 +399,7 @@ def test_a_missing_entry_is_named() -> None:
 )
 def test_an_entry_that_cannot_follow_the_one_before_is_not_believed(forged: Decision, reason: str) -> None:
     store = MemoryStore(name())
-    log_on(store).reign(spec=1, launch=1)
+    log_on(store).begin_generation(spec=1, launch=1)
     store.create(LAYOUT.decision(2), encode(forged))
     with pytest.raises(RecordError, match=reason):
         log_on(store).read()
@@ -407,7 +407,7 @@ def test_an_entry_that_cannot_follow_the_one_before_is_not_believed(forged: Deci
 
 def test_data_that_is_no_json_is_refused_and_the_reign_goes_on() -> None:
     store = MemoryStore(name())
-    reign = log_on(store).reign(spec=1, launch=1)
+    reign = log_on(store).begin_generation(spec=1, launch=1)
     with pytest.raises(RecordError, match="cannot be written as JSON"):
         reign.append("status", {"x": object()})
     assert reign.append("status", {"status": "RUNNING"}).number == 2

@@ -21,7 +21,7 @@ from tidegate.errors import (
     SnapshotError,
     StoreError,
 )
-from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.jobs.artifacts.artifact import unpack_artifact
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.job_directory import list_jobs
 from tidegate.jobs.options import JobOptions
@@ -444,5 +444,5 @@ def test_code_that_was_collected_while_the_submission_was_made_is_pinned_again(
 
     monkeypatch.setattr(client.store, "create", collected_before)
     spec = client.submit(pipeline=pipeline)
-    materialise(client.store, client.layout, spec.artifact, str(tmp_path / "code"))
+    unpack_artifact(client.store, client.layout, spec.artifact, str(tmp_path / "code"))
     assert (tmp_path / "code" / "flights.py").exists()

@@ -9,8 +9,8 @@ import pytest
 
 from tidegate.errors import StoreError
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.desired_state import want_running
-from tidegate.jobs.launch.lost_driver import last_words
+from tidegate.jobs.launch.desired_state import request_running
+from tidegate.jobs.launch.lost_driver import lost_driver_report
 from tidegate.jobs.launches import record_launch, record_process
 from tidegate.jobs.records import Spec
 
@@ -19,7 +19,7 @@ def test_a_process_is_told_with_host_pid_log_and_its_last_lines(client: JobClien
     (tmp_path / "log").write_text("\n".join(f"line {n}" for n in range(100)))
     launch = record_launch(client.store, client.layout, spec.number, launcher="local", host="worker-3")
     record_process(client.store, client.layout, replace(launch, pid=42, log=str(tmp_path / "log")))
-    place, tail = last_words(client, spec)
+    place, tail = lost_driver_report(client, spec)
     assert place == f"launch 1 by local, process 42 on worker-3, log {tmp_path / 'log'}"
     assert tail.splitlines()[0] == "line 80" and tail.splitlines()[-1] == "line 99"
 
@@ -36,22 +36,22 @@ def test_a_clusters_driver_is_told_with_the_way_to_its_log(
 ) -> None:
     launch = record_launch(client.store, client.layout, spec.number, launcher=launcher, host="cluster")
     record_process(client.store, client.layout, replace(launch, external_id=external_id))
-    assert last_words(client, spec) == (f"{told} shows its log", "")
+    assert lost_driver_report(client, spec) == (f"{told} shows its log", "")
 
 
 def test_a_launch_that_an_agent_could_not_make_is_told_in_the_agents_words(client: JobClient, spec: Spec) -> None:
     record_launch(client.store, client.layout, spec.number, launcher="spark-submit", host="edge")
     client.store.create(client.layout.launch_log(1, 1), b"spark-submit cannot be run")
-    assert last_words(client, spec) == (
+    assert lost_driver_report(client, spec) == (
         "launch 1 by spark-submit, on edge: what it started was never recorded",
         "spark-submit cannot be run",
     )
 
 
 def test_a_job_that_waits_for_an_agent_says_so(client: JobClient, spec: Spec) -> None:
-    assert last_words(client, spec) == ("no launch of it is recorded", "")
-    want_running(client, spec, by="airflow")
-    assert "does `tidegate agent` look after this root?" in last_words(client, spec)[0]
+    assert lost_driver_report(client, spec) == ("no launch of it is recorded", "")
+    request_running(client, spec, by="airflow")
+    assert "does `tidegate agent` look after this root?" in lost_driver_report(client, spec)[0]
 
 
 def test_a_store_that_is_away_is_no_second_error(
@@ -61,5 +61,5 @@ def test_a_store_that_is_away_is_no_second_error(
         raise StoreError("away", where=path)
 
     monkeypatch.setattr(client.store, "list", away)
-    place, tail = last_words(client, spec)
+    place, tail = lost_driver_report(client, spec)
     assert "cannot be read: away" in place and tail == ""

@@ -14,17 +14,17 @@ from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.launcher import Launcher, LauncherSettings
 from tidegate.jobs.launch.launcher_registry import (
     BUILT_IN,
-    check_kind,
+    check_launcher_kind,
     connection_kinds,
-    find_driver,
+    find_running_driver,
     kinds,
     launcher_class,
-    launchers,
+    make_launchers,
     runs_on_this_host,
     settings,
 )
-from tidegate.jobs.launch.lost_driver import last_words
-from tidegate.jobs.launches import launch_of
+from tidegate.jobs.launch.lost_driver import lost_driver_report
+from tidegate.jobs.launches import read_launch
 from tidegate.jobs.records import Spec
 from tidegate.testing import LauncherConformance
 
@@ -39,19 +39,22 @@ def nomad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_launcher_of_another_package_launches_and_is_found_again(client: JobClient, spec: Spec) -> None:
     assert kinds() == (*BUILT_IN, "nomad")
     assert connection_kinds() == (*BUILT_IN, "nomad", "agent")
-    assert check_kind("nomad", "connection c") == "nomad"
+    assert check_launcher_kind("nomad", "connection c") == "nomad"
     assert not runs_on_this_host("nomad")
     given = LauncherSettings("nomad", extra={"nomad_address": "http://here:4646"})
-    launch = launchers(given)["nomad"].launch(client, spec)
-    recorded = launch_of(client.store, client.layout, 1, 1)
+    launch = make_launchers(given)["nomad"].launch(client, spec)
+    recorded = read_launch(client.store, client.layout, 1, 1)
     assert recorded == launch
     assert (recorded.launcher, recorded.host) == ("nomad", "http://here:4646")
     assert recorded.command[:4] == ("nomad", "job", "run", "-address=http://here:4646")
-    found = find_driver(client, spec, launchers(LauncherSettings()))
+    found = find_running_driver(client, spec, make_launchers(LauncherSettings()))
     assert found is not None and found.launch == launch
-    assert last_words(client, spec)[0] == f"launch 1 by nomad, `nomad alloc logs {launch.external_id}` shows its log"
+    assert (
+        lost_driver_report(client, spec)[0]
+        == f"launch 1 by nomad, `nomad alloc logs {launch.external_id}` shows its log"
+    )
     assert found.launcher.kill(launch)
-    assert find_driver(client, spec, launchers(LauncherSettings())) is None
+    assert find_running_driver(client, spec, make_launchers(LauncherSettings())) is None
 
 
 @pytest.mark.usefixtures("nomad")
@@ -63,9 +66,9 @@ def test_a_driver_of_a_launcher_that_is_not_installed_here_is_told_by_its_record
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: JobClient, spec: Spec
 ) -> None:
     with launcher_package.installed(tmp_path / "site-packages", monkeypatch):
-        launch = launchers(LauncherSettings("nomad"))["nomad"].launch(client, spec)
-    assert last_words(client, spec)[0] == f"launch 1 by nomad, {launch.external_id} on http://nomad:4646"
-    assert find_driver(client, spec, launchers(LauncherSettings())) is None
+        launch = make_launchers(LauncherSettings("nomad"))["nomad"].launch(client, spec)
+    assert lost_driver_report(client, spec)[0] == f"launch 1 by nomad, {launch.external_id} on http://nomad:4646"
+    assert find_running_driver(client, spec, make_launchers(LauncherSettings())) is None
     with pytest.raises(OptionError, match="no launcher 'nomad'"):
         launcher_class("nomad")
 
@@ -75,7 +78,7 @@ def test_a_package_that_cannot_be_imported_keeps_no_other_launcher_from_its_driv
 ) -> None:
     source = "import no_such_library\n"
     with launcher_package.installed(tmp_path / "site-packages", monkeypatch, source), caplog.at_level(logging.WARNING):
-        assert set(launchers(LauncherSettings())) == set(BUILT_IN)
+        assert set(make_launchers(LauncherSettings())) == set(BUILT_IN)
         assert "nomad cannot be loaded" in caplog.text
         with pytest.raises(EnvironmentProblemError, match=r"launcher nomad cannot be loaded.*no_such_library"):
             launcher_class("nomad")

@@ -18,12 +18,18 @@ from tidegate.jobs import os_processes
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.kubernetes import KubernetesLauncher
 from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
-from tidegate.jobs.launch.launcher_registry import check_kind, find_driver, launchers
+from tidegate.jobs.launch.launcher_registry import check_launcher_kind, find_running_driver, make_launchers
 from tidegate.jobs.launch.local import LocalLauncher
 from tidegate.jobs.launch.programs import Answer, run_program
 from tidegate.jobs.launch.spark_submit import SparkSubmitLauncher
 from tidegate.jobs.launch.yarn import YarnLauncher
-from tidegate.jobs.launches import find_local, launch_of, local_death, record_launch, refuse_if_superseded
+from tidegate.jobs.launches import (
+    find_local_driver,
+    local_driver_death,
+    read_launch,
+    record_launch,
+    refuse_if_superseded,
+)
 from tidegate.jobs.process_environment import storage_options_from, storage_options_text
 from tidegate.jobs.records import Launch, Spec
 
@@ -175,15 +181,15 @@ def test_spark_submit_is_found_again_asked_for_a_graceful_end_and_read(
 ) -> None:
     launcher, launch = machine.launch(local_client, cluster_spec)
     again = JobClient(local_client.root, "flights")
-    found = find_driver(again, cluster_spec, launchers(LauncherSettings()))
+    found = find_running_driver(again, cluster_spec, make_launchers(LauncherSettings()))
     assert found is not None and found.launch == launch and isinstance(found.launcher, SparkSubmitLauncher)
-    assert find_local(again.store, again.layout, cluster_spec.number) is not None
+    assert find_local_driver(again.store, again.layout, cluster_spec.number) is not None
     assert found.launcher.kill(found.launch)
     gone(launch)
     assert launcher.log(launch).splitlines()[-1] == "a savepoint, then the end"
     assert launcher.state(launch) is DriverState.GONE
-    assert find_driver(again, cluster_spec, launchers(LauncherSettings())) is None
-    assert local_death(again.store, again.layout, cluster_spec.number) == launch
+    assert find_running_driver(again, cluster_spec, make_launchers(LauncherSettings())) is None
+    assert local_driver_death(again.store, again.layout, cluster_spec.number) == launch
     assert not launcher.kill(launch)
 
 
@@ -192,7 +198,7 @@ def test_spark_submit_killed_at_once_takes_its_program_along(
 ) -> None:
     launcher, launch = machine.launch(local_client, cluster_spec)
     assert launch.pid is not None
-    ((program, started),) = os_processes.children(launch.pid, "driver_entry.py")
+    ((program, started),) = os_processes.child_processes(launch.pid, "driver_entry.py")
     assert launcher.kill(launch, graceful=False)
     gone(launch)
     gone(replace(launch, pid=program, process_started=started))
@@ -203,7 +209,7 @@ def test_the_launch_is_there_before_the_process_and_a_second_attempt_of_its_numb
     machine: Machine, local_client: JobClient, cluster_spec: Spec
 ) -> None:
     launcher, launch = machine.launch(local_client, cluster_spec)
-    assert launch_of(local_client.store, local_client.layout, 1, 1) == launch
+    assert read_launch(local_client.store, local_client.layout, 1, 1) == launch
     with pytest.raises(AlreadyExistsError):
         launcher.launch(local_client, cluster_spec, attempt=1)
     assert local_client.launches() == [(1, 1)]
@@ -245,7 +251,7 @@ def test_spark_submit_is_looked_for_where_spark_is(
 
 
 def test_a_process_of_another_machine_is_unknown_and_not_touched(local_client: JobClient, cluster_spec: Spec) -> None:
-    started = os_processes.process_started(os.getpid())
+    started = os_processes.process_start_time(os.getpid())
     elsewhere = Launch(1, 1, "local", "elsewhere", "", (), "n", pid=os.getpid(), process_started=started)
     launcher = LocalLauncher(LauncherSettings())
     assert launcher.state(elsewhere) is DriverState.UNKNOWN
@@ -259,7 +265,7 @@ def test_yarn_hands_the_driver_over_and_records_its_application(client: JobClien
     cluster = Cluster(("--deploy-mode", Answer(0, f"INFO YarnClientImpl: Submitted application {APPLICATION}\n")))
     launch = YarnLauncher(LauncherSettings("yarn"), cluster).launch(client, submitted(client, spec, "yarn"))
     assert (launch.external_id, launch.host, launch.pid) == (APPLICATION, "yarn", None)
-    assert launch_of(client.store, client.layout, 1, 1) == launch
+    assert read_launch(client.store, client.layout, 1, 1) == launch
     assert cluster.asked == [launch.command]
 
 
@@ -271,12 +277,12 @@ def test_a_yarn_application_is_found_by_its_tag_when_its_launcher_died_before_it
 
     with pytest.raises(KeyboardInterrupt):
         YarnLauncher(LauncherSettings(), dies).launch(client, submitted(client, spec, "yarn"))
-    recorded = launch_of(client.store, client.layout, 1, 1)
+    recorded = read_launch(client.store, client.layout, 1, 1)
     cluster = Cluster(
         ("-appTags", Answer(0, f"Total number of applications:1\n{APPLICATION}\ttidegate flights\tSPARK\n")),
         ("-status", Answer(0, "Application Report :\n\tState : RUNNING\n\tFinal-State : UNDEFINED\n")),
     )
-    found = find_driver(client, spec, {"yarn": YarnLauncher(LauncherSettings(), cluster)})
+    found = find_running_driver(client, spec, {"yarn": YarnLauncher(LauncherSettings(), cluster)})
     assert found is not None and found.launch == recorded
     assert f"tidegate-{recorded.nonce}" in cluster.asked[0]
     assert cluster.asked[1] == ("yarn", "application", "-status", APPLICATION)
@@ -347,10 +353,10 @@ def test_a_pod_is_found_by_its_name_when_its_launcher_died_before_it_recorded_it
     given = a_pod_spec(spec, **{"spark.kubernetes.namespace": "jobs", "spark.kubernetes.context": "blue"})
     with pytest.raises(KeyboardInterrupt):
         KubernetesLauncher(LauncherSettings(), dies).launch(client, given)
-    nonce = launch_of(client.store, client.layout, 1, 1).nonce
+    nonce = read_launch(client.store, client.layout, 1, 1).nonce
     cluster = Cluster(("--status", Answer(0, "Application status (driver): \n\t pod name: p\n\t phase: Pending\n")))
     settings = LauncherSettings(spark_submit="submit")
-    found = find_driver(client, spec, {"kubernetes": KubernetesLauncher(settings, cluster)})
+    found = find_running_driver(client, spec, {"kubernetes": KubernetesLauncher(settings, cluster)})
     assert found is not None
     assert cluster.asked == [
         ("submit", "--status", f"jobs:tidegate-flights-1-1-{nonce[:8]}")
@@ -415,13 +421,13 @@ def test_no_storage_options_are_none() -> None:
 
 
 def test_an_unknown_launcher_is_refused_with_those_there_are() -> None:
-    assert check_kind("yarn", "connection c") == "yarn"
+    assert check_launcher_kind("yarn", "connection c") == "yarn"
     with pytest.raises(OptionError, match=r"no launcher 'mesos'.*connection c.*spark-submit"):
-        check_kind("mesos", "connection c")
+        check_launcher_kind("mesos", "connection c")
 
 
 def test_a_driver_is_looked_for_by_the_launcher_that_launched_it(client: JobClient, spec: Spec) -> None:
     """Whatever the connection says by now; of an unknown launcher, and of other submissions, none is found."""
     record_launch(client.store, client.layout, spec.number, launcher="of-the-future")
     record_launch(client.store, client.layout, 2, launcher="yarn")
-    assert find_driver(client, spec, {"yarn": YarnLauncher(LauncherSettings(), Cluster())}) is None
+    assert find_running_driver(client, spec, {"yarn": YarnLauncher(LauncherSettings(), Cluster())}) is None

@@ -20,7 +20,7 @@ from tidegate.jobs import os_processes
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch import local
 from tidegate.jobs.launch.local import driver_command, launch_local
-from tidegate.jobs.launches import find_local, local_death, record_launch
+from tidegate.jobs.launches import find_local_driver, local_driver_death, record_launch
 from tidegate.jobs.records import Launch, Spec, decode, encode
 
 STAND_IN = """
@@ -117,10 +117,10 @@ def test_a_living_driver_is_found_again_by_another_client(
 ) -> None:
     launch = machine.launch(local_client, local_spec)
     other = JobClient(local_client.root, "flights")
-    found = find_local(other.store, other.layout, local_spec.number)
+    found = find_local_driver(other.store, other.layout, local_spec.number)
     assert found is not None and found.pid == launch.pid and found.is_running()
     assert other.is_alive()
-    assert local_death(other.store, other.layout, local_spec.number) is None
+    assert local_driver_death(other.store, other.layout, local_spec.number) is None
 
 
 def test_a_second_launch_gives_the_living_driver(machine: Machine, local_client: JobClient, local_spec: Spec) -> None:
@@ -142,12 +142,12 @@ def test_after_a_death_the_next_launch_is_a_new_attempt(
 ) -> None:
     first = machine.launch(local_client, local_spec)
     machine.end(first)
-    assert find_local(local_client.store, local_client.layout, local_spec.number) is None
-    assert local_death(local_client.store, local_client.layout, local_spec.number) == first
+    assert find_local_driver(local_client.store, local_client.layout, local_spec.number) is None
+    assert local_driver_death(local_client.store, local_client.layout, local_spec.number) == first
     assert not local_client.is_alive()
     second = machine.launch(local_client, local_spec)
     assert (second.attempt, second.pid != first.pid) == (2, True)
-    assert local_death(local_client.store, local_client.layout, local_spec.number) is None
+    assert local_driver_death(local_client.store, local_client.layout, local_spec.number) is None
 
 
 def test_a_wait_shows_the_last_words_of_a_driver_that_died_before_it_began(
@@ -166,7 +166,7 @@ def test_killing_reaches_this_very_process_only(machine: Machine, local_client: 
     launch = machine.launch(local_client, local_spec)
     assert launch.pid is not None
     assert not os_processes.send_signal(launch.pid, "another process of this pid", signal.SIGKILL)
-    found = find_local(local_client.store, local_client.layout, local_spec.number)
+    found = find_local_driver(local_client.store, local_client.layout, local_spec.number)
     assert found is not None and found.kill(signal.SIGKILL)
     machine.end(launch)
     assert not found.kill() and not found.is_running()
@@ -178,11 +178,11 @@ def test_a_driver_of_another_machine_is_neither_found_nor_declared_dead(
     local_client: JobClient, local_spec: Spec, elsewhere: dict[str, Any], alive_here: bool
 ) -> None:
     launch = record_launch(local_client.store, local_client.layout, local_spec.number, launcher="local")
-    started = os_processes.process_started(os.getpid()) if alive_here else "long ago"
+    started = os_processes.process_start_time(os.getpid()) if alive_here else "long ago"
     recorded = replace(launch, pid=os.getpid(), process_started=started, **elsewhere)
     local_client.store.create(local_client.layout.launched_process(1, 1), encode(recorded))
-    assert find_local(local_client.store, local_client.layout, local_spec.number) is None
-    assert local_death(local_client.store, local_client.layout, local_spec.number) is None
+    assert find_local_driver(local_client.store, local_client.layout, local_spec.number) is None
+    assert local_driver_death(local_client.store, local_client.layout, local_spec.number) is None
 
 
 def test_a_driver_that_died_on_this_machine_is_known_to_be_dead_without_watching(
@@ -201,7 +201,7 @@ def test_a_launcher_waits_for_another_that_has_not_recorded_its_process_yet(
     local_client: JobClient, local_spec: Spec
 ) -> None:
     launch = record_launch(local_client.store, local_client.layout, local_spec.number, launcher="local")
-    mine = replace(launch, pid=os.getpid(), process_started=os_processes.process_started(os.getpid()))
+    mine = replace(launch, pid=os.getpid(), process_started=os_processes.process_start_time(os.getpid()))
 
     def the_other_goes_on(_seconds: float) -> None:
         local_client.store.create(local_client.layout.launched_process(1, 1), encode(mine))
@@ -237,15 +237,15 @@ def test_an_interpreter_that_is_not_there_gives_a_clear_error(local_client: JobC
 def test_a_process_that_waits_for_its_parent_counts_as_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert os_processes.process_started(process.pid) is None
+    assert os_processes.process_start_time(process.pid) is None
     process.wait()
 
 
 def test_a_process_without_proc_is_told_by_ps(monkeypatch: pytest.MonkeyPatch) -> None:
     real: Callable[[str], bool] = os.path.isdir
     monkeypatch.setattr(os.path, "isdir", lambda path: path != "/proc/self" and real(path))
-    started = os_processes.process_started(os.getpid())
-    assert started is not None and started == os_processes.process_started(os.getpid())
+    started = os_processes.process_start_time(os.getpid())
+    assert started is not None and started == os_processes.process_start_time(os.getpid())
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    assert os_processes.process_started(process.pid) is None
+    assert os_processes.process_start_time(process.pid) is None

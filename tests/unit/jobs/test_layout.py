@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidegate.errors import OptionError
 from tidegate.jobs.layout import JobLayout, check_command_id, stable_id
-from tidegate.jobs.stores.store import checked_path
+from tidegate.jobs.stores.store import check_path
 
 LAYOUT = JobLayout("flights")
 
@@ -83,7 +83,7 @@ def test_a_stable_id_is_a_valid_command_id_whatever_it_is_made_of(parts: list[ob
     made = stable_id(*parts)
     assert made == stable_id(*parts)
     assert check_command_id(made) == made
-    assert checked_path(LAYOUT.command(made))
+    assert check_path(LAYOUT.command(made))
 
 
 def test_stable_ids_tell_parts_apart_that_read_alike() -> None:

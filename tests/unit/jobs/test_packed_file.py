@@ -11,12 +11,12 @@ import pytest
 
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.jobs.artifacts import packed_pipeline
-from tidegate.jobs.artifacts.packed_pipeline import DESCRIPTION, Description, describe, packed, read_packed
+from tidegate.jobs.artifacts.packed_pipeline import DESCRIPTION, PackedDescription, describe, pack_pipeline, read_packed
 from tidegate.jobs.records import encode
 
 GOLDEN = Path(__file__).parent / "golden" / "packed-pipeline-v1.zip"
 FILES = (("flows.py", b"def build(args): ...\n"), ("site-packages/tiny.py", b"NAME = 'tiny'\n"))
-DESCRIBED = Description("flows:build", ("tiny==1.0",))
+DESCRIBED = PackedDescription("flows:build", ("tiny==1.0",))
 
 
 def test_version_1_is_read() -> None:
@@ -27,14 +27,14 @@ def test_version_1_is_read() -> None:
 
 
 def test_what_is_packed_is_read_again_whatever_the_order(tmp_path: Path) -> None:
-    data = packed(DESCRIBED, FILES)
-    assert data == packed(DESCRIBED, FILES[::-1])
+    data = pack_pipeline(DESCRIBED, FILES)
+    assert data == pack_pipeline(DESCRIBED, FILES[::-1])
     (tmp_path / "p.zip").write_bytes(data)
     assert read_packed(str(tmp_path / "p.zip"))[0] == DESCRIBED
 
 
 def test_pure_packages_go_anywhere_and_compiled_ones_say_where() -> None:
-    assert describe("a:b", ["z==1", "a==2"], FILES) == Description("a:b", ("a==2", "z==1"))
+    assert describe("a:b", ["z==1", "a==2"], FILES) == PackedDescription("a:b", ("a==2", "z==1"))
     assert describe("a:b", [], (*FILES, ("site-packages/x.so", b""))).platform
 
 
@@ -43,13 +43,13 @@ def test_too_much_is_refused_when_it_is_packed_and_when_it_is_read(
 ) -> None:
     monkeypatch.setattr(packed_pipeline, "MAX_PACKED_FILES", 2)
     with pytest.raises(PipelineError, match="too much for one artifact"):
-        packed(DESCRIBED, FILES)
+        pack_pipeline(DESCRIBED, FILES)
     with pytest.raises(PipelineError, match="more than an artifact can"):
         read_packed(str(GOLDEN))
 
 
 def test_a_damaged_file_is_refused_by_name_wherever_the_damage_is(tmp_path: Path) -> None:
-    whole = packed(DESCRIBED, (("flows.py", b"".join(b"x%d = %d\n" % (n, n * n) for n in range(500))),))
+    whole = pack_pipeline(DESCRIBED, (("flows.py", b"".join(b"x%d = %d\n" % (n, n * n) for n in range(500))),))
     file = tmp_path / "p.zip"
     found = set()
     for place in range(0, len(whole), 7):
@@ -101,4 +101,4 @@ def test_names_that_leave_the_folder_or_come_twice_are_refused(tmp_path: Path) -
         with pytest.raises(PipelineError, match=says):
             read_packed(str(file))
     with pytest.raises(PipelineError, match=f"{DESCRIPTION}' is there twice"):
-        packed(DESCRIBED, (*FILES, (DESCRIPTION, b"{}")))
+        pack_pipeline(DESCRIBED, (*FILES, (DESCRIPTION, b"{}")))

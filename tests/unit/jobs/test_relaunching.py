@@ -10,28 +10,30 @@ import pytest
 from tidegate.jobs.launch.cluster import SUBMIT_LIMIT_S
 from tidegate.jobs.launch.launcher import DriverState
 from tidegate.jobs.launch.relaunch import (
-    HAND_OVER_GRACE_S,
     LAUNCH_GRACE_S,
-    Budget,
-    GiveUp,
+    SUBMIT_GRACE_S,
+    JobObservation,
     LaunchDriver,
-    Leave,
-    Relaunches,
-    Seen,
-    decide,
-    life_of,
+    NoAction,
+    RelaunchBudget,
+    RelaunchHistory,
+    StopRelaunching,
+    decide_relaunch,
+    launch_liveness,
 )
 from tidegate.jobs.records import Desired
 from tidegate.jobs.status import JobStatus
 
 WANTED = Desired("running", 2, "now", "airflow", 1)
-BUDGET = Budget(3, 3600.0)
-ALIVE = Seen(WANTED, 2, JobStatus.RUNNING, 1, "alive")
+BUDGET = RelaunchBudget(3, 3600.0)
+ALIVE = JobObservation(WANTED, 2, JobStatus.RUNNING, 1, "alive")
 DEAD = replace(ALIVE, life="dead")
 
 
 def test_a_job_that_is_wanted_and_was_never_launched_is_launched() -> None:
-    assert decide(Seen(WANTED, 2, JobStatus.CREATED, 0, "none"), BUDGET, 0) == LaunchDriver(1, "wanted by airflow")
+    assert decide_relaunch(JobObservation(WANTED, 2, JobStatus.CREATED, 0, "none"), BUDGET, 0) == LaunchDriver(
+        1, "wanted by airflow"
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,25 +53,27 @@ def test_a_job_that_is_wanted_and_was_never_launched_is_launched() -> None:
         replace(ALIVE, life="starting"),
     ],
 )
-def test_what_was_stopped_has_ended_lives_or_is_somebody_elses_is_left_alone(seen: Seen) -> None:
-    assert isinstance(decide(seen, BUDGET, 0), Leave)
+def test_what_was_stopped_has_ended_lives_or_is_somebody_elses_is_left_alone(seen: JobObservation) -> None:
+    assert isinstance(decide_relaunch(seen, BUDGET, 0), NoAction)
 
 
 def test_a_dead_driver_is_launched_anew_within_the_budget() -> None:
-    assert decide(DEAD, BUDGET, 2) == LaunchDriver(2, "its driver is dead", anew=True)
-    assert isinstance(decide(DEAD, BUDGET, 3), GiveUp)
-    assert isinstance(decide(DEAD, Budget(0, 1.0), 0), GiveUp)
+    assert decide_relaunch(DEAD, BUDGET, 2) == LaunchDriver(2, "its driver is dead", anew=True)
+    assert isinstance(decide_relaunch(DEAD, BUDGET, 3), StopRelaunching)
+    assert isinstance(decide_relaunch(DEAD, RelaunchBudget(0, 1.0), 0), StopRelaunching)
 
 
 @pytest.mark.parametrize("status", [JobStatus.FAILED, JobStatus.RUNNING])
 def test_what_is_wanted_anew_is_launched_though_it_failed_or_the_budget_is_used_up(status: JobStatus) -> None:
     again = replace(DEAD, desired=replace(WANTED, launch=2), status=status)
-    assert decide(again, BUDGET, 3) == LaunchDriver(2, "wanted by airflow")
+    assert decide_relaunch(again, BUDGET, 3) == LaunchDriver(2, "wanted by airflow")
 
 
 @pytest.mark.parametrize("status", [JobStatus.STOPPED, JobStatus.FINISHED, JobStatus.CANCELED])
 def test_a_wish_that_comes_after_the_end_starts_nothing(status: JobStatus) -> None:
-    assert isinstance(decide(replace(ALIVE, desired=replace(WANTED, launch=2), status=status), BUDGET, 0), Leave)
+    assert isinstance(
+        decide_relaunch(replace(ALIVE, desired=replace(WANTED, launch=2), status=status), BUDGET, 0), NoAction
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,8 +86,8 @@ def test_a_wish_that_comes_after_the_end_starts_nothing(status: JobStatus) -> No
         (True, True, DriverState.GONE, False, 0.0, "dead"),
         (True, False, DriverState.GONE, False, 0.0, "dead"),
         (False, True, DriverState.GONE, False, 0.0, "dead"),
-        (False, False, DriverState.GONE, True, HAND_OVER_GRACE_S - 1, "starting"),
-        (False, False, DriverState.GONE, False, HAND_OVER_GRACE_S, "dead"),
+        (False, False, DriverState.GONE, True, SUBMIT_GRACE_S - 1, "starting"),
+        (False, False, DriverState.GONE, False, SUBMIT_GRACE_S, "dead"),
         (False, True, DriverState.RUNNING, True, 9e9, "starting"),
         (False, False, DriverState.UNKNOWN, True, LAUNCH_GRACE_S - 1, "starting"),
         (False, True, DriverState.UNKNOWN, False, LAUNCH_GRACE_S, "dead"),
@@ -92,16 +96,16 @@ def test_a_wish_that_comes_after_the_end_starts_nothing(status: JobStatus) -> No
 def test_the_life_of_a_launch(
     begun: bool, handed_over: bool, place: DriverState, silent: bool, waited_s: float, life: str
 ) -> None:
-    found = life_of(begun=begun, handed_over=handed_over, place=place, silent=silent, waited_s=waited_s)
+    found = launch_liveness(begun=begun, handed_over=handed_over, place=place, silent=silent, waited_s=waited_s)
     assert found == life
 
 
 def test_whoever_hands_a_driver_over_has_the_time_that_it_may_take() -> None:
-    assert HAND_OVER_GRACE_S >= SUBMIT_LIMIT_S
+    assert SUBMIT_GRACE_S >= SUBMIT_LIMIT_S
 
 
 def counted(*looks: tuple[float, dict[str, Any]]) -> list[int]:
-    relaunches = Relaunches(Budget(3, 100.0))
+    relaunches = RelaunchHistory(RelaunchBudget(3, 100.0))
     return [relaunches.observe(replace(ALIVE, **changes), at) for at, changes in looks]
 
 

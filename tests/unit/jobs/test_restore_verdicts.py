@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs.restore.compatibility import RestoreVerdict, SnapshotFacts, Target, judge_restore
+from tidegate.jobs.restore.compatibility import RestoreTarget, RestoreVerdict, SnapshotFacts, check_compatibility
 
 KEYED = [["__key_group", "uint16", True], ["key:k", "int32", True], ["count:n", "int64", True]]
 
@@ -48,8 +48,8 @@ def body(graph: Any = OLD, **more: Any) -> dict[str, Any]:
 
 
 def judged(new: Any, was: Any = None, **options: Any) -> RestoreVerdict:
-    target = Target(**{"graph": new, "parallelism": 2, "max_parallelism": 128, **options})
-    return judge_restore(SnapshotFacts.from_body(was or body()), target)
+    target = RestoreTarget(**{"graph": new, "parallelism": 2, "max_parallelism": 128, **options})
+    return check_compatibility(SnapshotFacts.from_body(was or body()), target)
 
 
 def only(verdict: RestoreVerdict) -> tuple[str, str, str | None, str]:

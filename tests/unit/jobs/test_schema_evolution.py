@@ -5,13 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tidegate.jobs.restore.state_evolution import Column, evolution, is_wider, is_wider_key
+from tidegate.jobs.restore.state_evolution import StateColumn, evolution, is_wider, is_wider_key
 
 
-def columns(*named: str) -> tuple[Column, ...]:
+def columns(*named: str) -> tuple[StateColumn, ...]:
     """ "name type", with a "!" behind it not nullable."""
     split = [text.rstrip("!").split(" ", 1) + [text.endswith("!")] for text in named]
-    return tuple(Column(str(name), str(type_), not required) for name, type_, required in split)
+    return tuple(StateColumn(str(name), str(type_), not required) for name, type_, required in split)
 
 
 OLD = columns("__key_group uint16", "key:k int32", "value:a int32", "value:b string")
@@ -34,7 +34,7 @@ def test_a_new_nullable_column_is_null_in_what_is_restored() -> None:
         ((OLD[0], *columns("key:k double"), *OLD[2:]), "'key:k' was int32, now double"),
     ],
 )
-def test_anything_else_is_refused_by_name(new: tuple[Column, ...], told: str) -> None:
+def test_anything_else_is_refused_by_name(new: tuple[StateColumn, ...], told: str) -> None:
     assert evolution(OLD, new).refused == (told,)
 
 

@@ -15,15 +15,15 @@ from tidegate.errors import SnapshotError
 from tidegate.jobs.client import submission
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.restore.snapshot_lookup import refuse_older
+from tidegate.jobs.restore.snapshot_lookup import refuse_older_than
 
 HOUR = timedelta(hours=1)
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def request(restore: RestoreFrom, **changes: Any) -> submission.Request:
+def request(restore: RestoreFrom, **changes: Any) -> submission.SubmissionRequest:
     """A restore that may be an hour old."""
-    plain = submission.Request(None, None, None, None, None, restore, None, None, "again", "test", HOUR)
+    plain = submission.SubmissionRequest(None, None, None, None, None, restore, None, None, "again", "test", HOUR)
     return replace(plain, **changes)
 
 
@@ -31,16 +31,16 @@ def request(restore: RestoreFrom, **changes: Any) -> submission.Request:
 def test_the_age_is_counted_from_the_completion(age: timedelta, refused: bool) -> None:
     completed_at = (AT - age).isoformat()
     if not refused:
-        refuse_older("checkpoint 3", completed_at, HOUR, AT, where="job j")
+        refuse_older_than("checkpoint 3", completed_at, HOUR, AT, where="job j")
         return
     with pytest.raises(SnapshotError, match="checkpoint 3 is 1 h old, and may be 1 h old at most"):
-        refuse_older("checkpoint 3", completed_at, HOUR, AT, where="job j")
+        refuse_older_than("checkpoint 3", completed_at, HOUR, AT, where="job j")
 
 
 @pytest.mark.parametrize("told", [None, "", "yesterday"])
 def test_a_snapshot_of_unknown_age_is_refused(told: str | None) -> None:
     with pytest.raises(SnapshotError, match="cannot be told"):
-        refuse_older("snapshot s3://b/sp", told, HOUR, AT, where="job j")
+        refuse_older_than("snapshot s3://b/sp", told, HOUR, AT, where="job j")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from tidegate.errors import SnapshotError
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.client.staged_data import StagedData, StagedFile, files_staged, merged, staged_data
+from tidegate.jobs.client.staged_data import StagedData, StagedFile, merge_staged, staged_data, staged_files_of
 from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.stores.in_memory import MemoryStore
 
@@ -19,7 +19,7 @@ SPEC = Spec("job", 1, "s", "m:f", "", {}, {"commit": "on_request"}, "", {}, {}, 
 
 def part(n: int, subtask: int = 0, uid: str = "out") -> StagedData:
     file = StagedFile(f"/out/{n}-{subtask}.parquet.staged", rows=n, bytes=10 * n)
-    return files_staged(uid, n, ".parquet", [file])
+    return staged_files_of(uid, n, ".parquet", [file])
 
 
 class Scripted:
@@ -99,12 +99,12 @@ def test_a_snapshot_that_is_gone_is_no_empty_answer() -> None:
 def test_it_goes_through_json_as_it_is() -> None:
     files = [StagedFile("s3://b/x.csv.gz.staged", 3, None, {"day": "2026-11-21", "shop": None})]
     table = StagedData("out", 2, "table", 4, relation='"t"."rows_1"', where="x IN (1)", place="db")
-    for data in (files_staged("out", 7, ".csv.gz", files), table, StagedData("out", 1)):
+    for data in (staged_files_of("out", 7, ".csv.gz", files), table, StagedData("out", 1)):
         assert StagedData.from_json(json.loads(json.dumps(data.to_json()))) == data
-    assert files_staged("out", 7, ".jsonl.zst", files).format == "json"
+    assert staged_files_of("out", 7, ".jsonl.zst", files).format == "json"
 
 
 def test_rows_of_one_table_are_one_condition() -> None:
     parts = [StagedData("out", 2, "table", 4, relation="t", where=f"x = {n}") for n in (1, 2)]
-    (both,) = merged(parts)
+    (both,) = merge_staged(parts)
     assert (both.rows, both.where) == (8, "x = 1 OR x = 2")

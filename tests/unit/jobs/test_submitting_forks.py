@@ -11,10 +11,10 @@ import pytest
 from scripted_contract import ScriptedDriver
 
 from tidegate.errors import JobExistsError, JobNotFoundError, OptionError, SnapshotError
-from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.jobs.artifacts.artifact import unpack_artifact
 from tidegate.jobs.client.fork import fork
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.client.submission import Request
+from tidegate.jobs.client.submission import SubmissionRequest
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
 
@@ -27,8 +27,8 @@ def beside(root: str) -> JobClient:
     return JobClient(root, "backfill")
 
 
-def request(restore: RestoreFrom = LATEST, **changes: Any) -> Request:
-    plain = Request(None, {"out": "elsewhere"}, None, None, None, restore, None, None, "fork-1", "test")
+def request(restore: RestoreFrom = LATEST, **changes: Any) -> SubmissionRequest:
+    plain = SubmissionRequest(None, {"out": "elsewhere"}, None, None, None, restore, None, None, "fork-1", "test")
     return replace(plain, **changes)
 
 
@@ -46,7 +46,7 @@ def test_what_is_not_given_is_the_originals_and_arguments_are_laid_over(
     assert spec.arguments == {"speed": 1, "out": "elsewhere"}
     assert spec.restore == RestoreFrom("savepoint", path, fork_of="flights")
     assert spec.lineage != original.lineage
-    materialise(beside.store, beside.layout, spec.artifact, str(tmp_path / "code"))
+    unpack_artifact(beside.store, beside.layout, spec.artifact, str(tmp_path / "code"))
     assert (tmp_path / "code" / "flights.py").exists(), "the code is pinned for the fork, too"
     assert made(beside, client, options=JobOptions(parallelism=7), submission_id="other", pipeline=None)
 

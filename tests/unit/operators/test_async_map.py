@@ -18,7 +18,7 @@ from tidegate.errors import PipelineError, TidegateError
 from tidegate.operators.async_map import AsyncMap
 from tidegate.operators.async_requests import MAX_THREADS
 from tidegate.operators.async_specs import TIMED_OUT, AsyncMapSpec
-from tidegate.operators.stream_operator import WAITING, OperatorContext, SideOutput
+from tidegate.operators.stream_operator import EMISSION_PAUSED, OperatorContext, SideOutput
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.testing.inline_requests import HeldRequests
@@ -86,7 +86,7 @@ class Rig:
                 self.given.append(("watermark", output.time_us))
             elif isinstance(output, SideOutput):
                 self.given.append((output.name, output.batch.to_pydict()["v"]))
-            elif output is WAITING:
+            elif output is EMISSION_PAUSED:
                 self.given.append("waiting")
                 return
             else:
@@ -125,7 +125,7 @@ def test_ordered_answers_come_out_in_the_order_of_the_input() -> None:
     rig.answer(1)
     assert rig.given == []
     rig.answer(0)
-    assert rig.given == [2, 4, 6] and not rig.operator.withholds()
+    assert rig.given == [2, 4, 6] and not rig.operator.has_pending_rows()
 
 
 def test_unordered_answers_come_out_as_they_come_but_never_past_a_watermark() -> None:
@@ -149,7 +149,7 @@ def test_watermarks_wait_behind_requests_and_else_pass_at_once(ordered: bool) ->
     rig.rows(1)
     rig.watermark(7)
     rig.watermark(8)
-    assert rig.given == [("watermark", 5)] and rig.operator.withholds()
+    assert rig.given == [("watermark", 5)] and rig.operator.has_pending_rows()
     rig.answer()
     assert rig.given == [("watermark", 5), 2, ("watermark", 8)]
     rig.watermark(9)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError, TidegateError
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.time.calendar import EPOCH, EPOCH_UTC, MICROSECOND, Calendar
 from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.operators.windows.window_specs import WindowAggSpec
@@ -45,7 +45,7 @@ def spec(
 ) -> WindowAggSpec:
     input_ = pa.schema([("k", pa.string()), ("t", pa.timestamp(unit))])
     return WindowAggSpec(
-        ("k",), time, unit, size, 0, (Agg("n", "count"),), input_, OUTPUT, (), slide, lateness, calendar
+        ("k",), time, unit, size, 0, (BoundAggregate("n", "count"),), input_, OUTPUT, (), slide, lateness, calendar
     )
 
 

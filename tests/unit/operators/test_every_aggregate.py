@@ -28,7 +28,7 @@ from tidegate.state.aggregates.aggregation import Aggregation
 from tidegate.state.aggregates.numbers import SumOverflowError
 from tidegate.state.aggregates.ordered_rows import COLLECT
 from tidegate.state.arrow.array_limits import ArrayTooLarge
-from tidegate.state.cells import Cells
+from tidegate.state.cells import CopyOnWriteArrays
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 
 GROUPS = 16
@@ -376,7 +376,7 @@ def test_what_a_users_aggregate_gives_is_held_against_its_contract() -> None:
 
 
 def test_kept_text_of_more_than_two_gibibytes_is_refused_with_the_aggregate_and_the_remedy() -> None:
-    log: Any = Aggregation("texts", COLLECT, (pa.string(),), pa.list_(pa.string())).accumulator(Cells(1))
+    log: Any = Aggregation("texts", COLLECT, (pa.string(),), pa.list_(pa.string())).accumulator(CopyOnWriteArrays(1))
     size = 3 * 2**29
     untouched = pa.py_buffer(np.zeros(size, np.uint8))
     text = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, size], np.int32)), untouched)

@@ -53,7 +53,7 @@ def test_a_silent_split_holds_the_watermark_back_only_for_so_long(rig: Rig) -> N
     assert rig.watermarks == [], "b may still bring something"
     rig.wait(100)
     assert rig.watermarks == [200], "by the clock, without another row"
-    assert not rig.operator.idles()
+    assert not rig.operator.is_idle()
     rig.rows("a", 300)
     assert rig.watermarks == [200, 300]
 
@@ -74,11 +74,11 @@ def test_when_all_splits_are_silent_the_subtask_is_idle_until_a_row_comes(rig: R
     rig.rows("a", 100)
     rig.rows("b", 70)
     rig.wait(IDLE_MS)
-    assert rig.operator.idles() and rig.watermarks == [70], "nobody is ahead of anybody then"
+    assert rig.operator.is_idle() and rig.watermarks == [70], "nobody is ahead of anybody then"
     assert rig.operator.next_processing_time_ms() is None, "no clock is looked at for nothing"
     rig.wait(10_000)
     rig.rows("b", 80)
-    assert not rig.operator.idles()
+    assert not rig.operator.is_idle()
 
 
 def test_time_in_which_the_subtask_stood_still_or_its_source_was_paused_is_no_silence(rig: Rig) -> None:
@@ -91,18 +91,18 @@ def test_time_in_which_the_subtask_stood_still_or_its_source_was_paused_is_no_si
     rig.operator.ctx.input_held = True
     rig.wait(100 * IDLE_MS)
     rig.operator.ctx.input_held = False
-    assert rig.watermarks == [] and not rig.operator.idles()
+    assert rig.watermarks == [] and not rig.operator.is_idle()
     rig.wait(IDLE_MS)
-    assert rig.operator.idles()
+    assert rig.operator.is_idle()
 
 
 def test_behind_an_exchange_all_input_is_one_split(open_operator: Any) -> None:
     rig = Rig(open_operator, ())
     rig.rows(None, 100)
     rig.wait(IDLE_MS - 1)
-    assert not rig.operator.idles()
+    assert not rig.operator.is_idle()
     rig.wait(1)
-    assert rig.operator.idles() and rig.watermarks == [100]
+    assert rig.operator.is_idle() and rig.watermarks == [100]
     rig.rows(None, 200)
     assert rig.watermarks == [100, 200]
 

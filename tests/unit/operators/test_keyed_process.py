@@ -136,7 +136,7 @@ def test_event_timers_fire_in_order_of_time_when_the_watermark_reaches_them() ->
     assert sorted(rig.watermark(20)[:2]) == [("event", 1, 10), ("event", 2, 10)]
     assert rig.watermark(30) == [("event", 1, 30)], "one for a key and time"
     assert rig.watermark(1000) == []
-    assert not rig.operator.withholds(), "as open windows over event time do not"
+    assert not rig.operator.has_pending_rows(), "as open windows over event time do not"
 
 
 def test_timers_that_answer_timers_fire_in_the_same_watermark_when_they_are_due() -> None:
@@ -160,14 +160,14 @@ def test_a_timer_for_a_time_that_has_passed_fires_with_the_next_watermark() -> N
 def test_timers_over_processing_time_fire_by_the_clock_and_keep_idleness_back() -> None:
     """S4.4, S5.1."""
     rig = Rig(Alarms(clock=True))
-    assert rig.operator.next_processing_time_ms() is None and not rig.operator.withholds()
+    assert rig.operator.next_processing_time_ms() is None and not rig.operator.has_pending_rows()
     rig.feed((1, 10_500), (2, 30_000))
     assert rig.operator.next_processing_time_ms() == 11, "what is between two milliseconds waits for the later one"
-    assert rig.operator.withholds()
+    assert rig.operator.has_pending_rows()
     assert rig.at(11) == [("processing", 1, 10_500)]
     assert rig.watermark(10**9) == []
     assert rig.at(40) == [("processing", 2, 30_000)]
-    assert rig.operator.next_processing_time_ms() is None and not rig.operator.withholds()
+    assert rig.operator.next_processing_time_ms() is None and not rig.operator.has_pending_rows()
 
 
 def test_the_end_of_the_input_fires_all_event_timers_and_those_that_answer_them() -> None:
@@ -212,7 +212,7 @@ def test_timers_over_processing_time_fire_once_at_the_end_or_are_dropped_and_cou
     fired = rig.watermark(MAX_WATERMARK)
     assert len(fired) == (3 if on_end == "fire" else 0)
     assert rig.context.counters == {"processing_time_dropped": 3}
-    assert rig.operator.next_processing_time_ms() is None and not rig.operator.withholds()
+    assert rig.operator.next_processing_time_ms() is None and not rig.operator.has_pending_rows()
 
 
 def test_rows_between_the_last_watermark_and_the_end_still_set_timers_and_later_ones_are_counted() -> None:

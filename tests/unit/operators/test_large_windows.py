@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext, StreamOperator
 from tidegate.operators.windows.window_specs import WindowAggSpec
@@ -21,7 +21,7 @@ from tidegate.state.cells import CHUNK_ENTRIES
 KEYS = 3 * CHUNK_ENTRIES + 100
 BOUNDS = [("window_start", pa.timestamp("us")), ("window_end", pa.timestamp("us"))]
 INPUT = pa.schema([("k", pa.int64()), ("s", pa.string()), ("t", pa.int64()), ("v", pa.int64())])
-AGGREGATES = (Agg("rows", "count"), Agg("total", "sum", "v"), Agg("mean", "mean", "v"))
+AGGREGATES = (BoundAggregate("rows", "count"), BoundAggregate("total", "sum", "v"), BoundAggregate("mean", "mean", "v"))
 RESULTS = [("rows", pa.int64()), ("total", pa.int64()), ("mean", pa.float64())]
 Opened = Callable[..., StreamOperator]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.windows.window_specs import WindowAggSpec
@@ -25,7 +25,7 @@ GROUPS = 8
 INPUT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("v", pa.int64())])
 BOUNDS = [("window_start", pa.timestamp("us")), ("window_end", pa.timestamp("us"))]
 OUTPUT = pa.schema([("k", pa.int64()), *BOUNDS, ("n", pa.int64()), ("texts", pa.list_(pa.int64()))])
-AGGREGATES = (Agg("n", "count"), Agg("texts", "collect_set", "v"))
+AGGREGATES = (BoundAggregate("n", "count"), BoundAggregate("texts", "collect_set", "v"))
 Result = tuple[int, int, int]
 _place_of_state: Any = dict
 
@@ -181,7 +181,7 @@ def test_less_lateness_than_before_closes_windows_that_were_kept_for_it(slide: i
 
 def test_a_key_of_nulls_alone_has_no_sum_nor_least_value_when_its_sliding_window_fires_again() -> None:
     output = pa.schema([("k", pa.int64()), *BOUNDS, ("sum", pa.int64()), ("min", pa.int64())])
-    aggregates = (Agg("sum", "sum", "v"), Agg("min", "min", "v"))
+    aggregates = (BoundAggregate("sum", "sum", "v"), BoundAggregate("min", "min", "v"))
     operator = opened(WindowAggSpec(("k",), "t", "us", 10, 0, aggregates, INPUT, output, (), 5, 20))
     first, late = batch((1, 3), (2, 3)), batch((1, 8), (2, 9))
     list(operator.process(first.set_column(2, "v", pa.array([None, 5])), 0))

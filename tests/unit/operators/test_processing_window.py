@@ -14,7 +14,7 @@ import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.windows.window_specs import WindowAggSpec
@@ -27,7 +27,7 @@ GROUPS = 128
 INPUT = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 BOUNDS = [("window_start", pa.timestamp("us")), ("window_end", pa.timestamp("us"))]
 RESULT = pa.schema([("k", pa.int64()), *BOUNDS, ("n", pa.int64()), ("total", pa.int64())])
-AGGREGATES = (Agg("n", "count"), Agg("total", "sum", "v"))
+AGGREGATES = (BoundAggregate("n", "count"), BoundAggregate("total", "sum", "v"))
 SPEC = WindowAggSpec(("k",), None, "us", 10_000, 0, AGGREGATES, INPUT, RESULT)
 """Windows of 10 ms."""
 _place_of_state: Any = dict
@@ -192,11 +192,11 @@ def test_rows_behind_the_end_are_counted_and_dropped(on_end: str) -> None:
 def test_an_open_window_keeps_idleness_back() -> None:
     """S4.4: its results are still to come, with no input that brings them."""
     rig = Rig()
-    assert not rig.operator.withholds()
+    assert not rig.operator.has_pending_rows()
     rig.feed((1, 1), at=5)
-    assert rig.operator.withholds()
+    assert rig.operator.has_pending_rows()
     rig.at(10)
-    assert not rig.operator.withholds()
+    assert not rig.operator.has_pending_rows()
 
 
 def test_open_windows_are_restored_with_their_ends_and_fire_when_those_have_passed() -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.operators.async_requests import MAX_THREADS, LoopRequests, ThreadRequests, start_requests
-from tidegate.operators.stream_operator import Requests
+from tidegate.operators.stream_operator import AsyncRequests
 
 BATCH = pa.record_batch({"v": [1]})
 PATIENCE_S = 30.0
@@ -43,7 +43,7 @@ def test_requests_on_threads_go_on_at_once(answers: Answers) -> None:
     requests = start_requests(lambda batch: together.wait(PATIENCE_S), 5, answers)  # type: ignore[arg-type, return-value]
     assert isinstance(requests, ThreadRequests)
     for number in range(5):
-        requests.ask(number, BATCH)
+        requests.submit(number, BATCH)
     assert sorted(answers.take(5).values()) == [0, 1, 2, 3, 4], "each got past the barrier that all five wait at"
     requests.close()
 
@@ -57,7 +57,7 @@ def test_a_thread_that_is_free_is_used_again_and_there_are_never_more_than_allow
 
     requests = ThreadRequests(ask, 2, answers)
     for number in range(50):
-        requests.ask(number, BATCH)
+        requests.submit(number, BATCH)
     assert set(answers.take(50)) == set(range(50))
     assert len(used) <= 2
     requests.close()
@@ -80,7 +80,7 @@ def test_coroutines_go_on_at_once_on_one_thread(answers: Answers) -> None:
     requests = start_requests(ask, 5, answers)  # type: ignore[arg-type]
     assert isinstance(requests, LoopRequests)
     for number in range(5):
-        requests.ask(number, BATCH)
+        requests.submit(number, BATCH)
     assert len(set(answers.take(5).values())) == 1
     requests.close()
 
@@ -95,8 +95,8 @@ async def raising_later(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @pytest.mark.parametrize("function", [raising, raising_later])
 def test_what_the_function_raises_is_the_answer(answers: Answers, function: Callable[..., Any]) -> None:
-    requests: Requests = start_requests(function, 1, answers)
-    requests.ask(7, BATCH)
+    requests: AsyncRequests = start_requests(function, 1, answers)
+    requests.submit(7, BATCH)
     error = answers.take(1)[7]
     assert isinstance(error, KeyError) and error.__traceback__ is not None
     requests.close()
@@ -116,7 +116,7 @@ def test_a_coroutine_that_is_not_wanted_any_more_is_broken_off(answers: Answers)
     for end in ("cancel", "close"):
         broken_off.clear(), begun.clear()
         requests = start_requests(hang, 1, answers)
-        requests.ask(1, BATCH)
+        requests.submit(1, BATCH)
         assert begun.wait(PATIENCE_S)
         requests.cancel(1) if end == "cancel" else requests.close()
         assert broken_off.wait(PATIENCE_S)
@@ -128,7 +128,7 @@ def test_an_object_whose_call_is_a_coroutine_runs_on_a_loop(answers: Answers) ->
             return batch
 
     requests = start_requests(Service(), 1, answers)
-    requests.ask(1, BATCH)
+    requests.submit(1, BATCH)
     assert answers.take(1)[1] == BATCH
     requests.close()
 
@@ -140,7 +140,7 @@ def test_a_generator_function_runs_on_the_thread_to_its_end(answers: Answers) ->
         yield threading.get_ident()
 
     requests = start_requests(ask, 1, answers)  # type: ignore[arg-type]
-    requests.ask(1, BATCH)
+    requests.submit(1, BATCH)
     (ran_on,) = answers.take(1)[1]
     assert ran_on != threading.get_ident()
     requests.close()
@@ -160,9 +160,9 @@ def test_a_coroutine_that_breaks_itself_off_is_over_and_the_loop_goes_on(
 
     asked: list[pa.RecordBatch] = []
     requests = start_requests(ask, 1, answers)
-    requests.ask(1, BATCH)
+    requests.submit(1, BATCH)
     assert isinstance(answers.take(1)[1], error)
-    requests.ask(2, BATCH)
+    requests.submit(2, BATCH)
     assert answers.take(1)[2] == BATCH
     requests.close()
     requests.close()
@@ -178,7 +178,7 @@ def test_what_waits_for_a_thread_is_not_asked_any_more_after_the_end(answers: An
 
     requests = start_requests(ask, 1, answers)
     for number in range(5):
-        requests.ask(number, BATCH)
+        requests.submit(number, BATCH)
     assert begun.wait(PATIENCE_S)
     requests.close()
     go_on.set()

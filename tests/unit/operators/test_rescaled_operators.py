@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.joins.join_specs import BroadcastJoinSpec
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.operator_spec import OperatorSpec
@@ -31,7 +31,7 @@ WINDOWS = WindowAggSpec(
     "us",
     10,
     0,
-    (Agg("n", "count"),),
+    (BoundAggregate("n", "count"),),
     INPUT,
     pa.schema(
         [

@@ -17,19 +17,19 @@ from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import PipelineError, SnapshotError
-from tidegate.operators.aggregates.aggregate_specs import Agg, RunningAggSpec
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate, RunningAggSpec
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 GROUPS = 8
 INPUT = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 OUTPUT = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("different", pa.int64())])
-AGGREGATES = (Agg("n", "count"), Agg("different", "count_distinct", "v"))
+AGGREGATES = (BoundAggregate("n", "count"), BoundAggregate("different", "count_distinct", "v"))
 _sinks = itertools.count()
 
 
@@ -137,21 +137,27 @@ def results_of(draw: Callable[[td.Stream], td.Stream], *, crash: bool = True) ->
     run = job.submit()
     if crash:
         run.pump(6)
-        run.ask(ev.Request("checkpoint", request_id="c"))
+        run.ask(ev.SnapshotRequest("checkpoint", request_id="c"))
         run.pump(3)
         run.crash()
         run = job.rerun()
     assert isinstance(run.to_end(), RunEnded)
     table = collected(sink).table()
-    forget_collected(sink)
+    clear_collected(sink)
     return table
 
 
 def test_rows_without_an_event_time_count_where_it_only_orders_equal_ones() -> None:
     columns = {"by": pa.array([2, 1, 1, 1, 3]), "t": pa.array([1, None, 9, 8, None]), "v": list("abcde")}
     given = pa.record_batch({"k": [0] * 5, **columns})
-    aggs = [Agg("least", "min_by", "v", ("by", "t"), orders=2), Agg("best", "top_n", "v", ("by", "t"), 2, 2)]
-    aggs += [Agg("worst", "bottom_n", "v", ("by", "t"), 4, 2), Agg("last", "last", "v", ("t",), orders=1)]
+    aggs = [
+        BoundAggregate("least", "min_by", "v", ("by", "t"), orders=2),
+        BoundAggregate("best", "top_n", "v", ("by", "t"), 2, 2),
+    ]
+    aggs += [
+        BoundAggregate("worst", "bottom_n", "v", ("by", "t"), 4, 2),
+        BoundAggregate("last", "last", "v", ("t",), orders=1),
+    ]
     lists = [pa.field(name, pa.list_(pa.string())) for name in ("best", "worst")]
     fields = [pa.field("k", pa.int64()), pa.field("least", pa.string()), *lists, pa.field("last", pa.string())]
     running = RunningAggSpec(("k",), tuple(aggs), given.schema, pa.schema(fields), "update")

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 import tidegate as td
 from tidegate.errors import SnapshotError
-from tidegate.operators.joins.join_specs import Sessions, StreamJoinKind, StreamJoinSpec
+from tidegate.operators.joins.join_specs import SessionMatch, StreamJoinKind, StreamJoinSpec
 from tidegate.operators.joins.session_spans import SessionSpans
 
 Row = tuple[Any, ...]
@@ -251,7 +251,7 @@ def test_sessions_that_grow_by_batches_are_those_of_all_rows(batches: list[list[
     sessions = SessionSpans(empty.astype(np.int32), empty, empty, np.zeros(5, np.int64))
     for rows in batches:
         owners, times = np.array([k for k, _ in rows], np.int32), np.array([t for _, t in rows], np.int64)
-        sessions = SessionSpans.held(sessions.with_rows(owners, times, gap).elements())
+        sessions = SessionSpans.kept_spans(sessions.extend(owners, times, gap).elements())
     wanted = in_sessions([(k, t) for rows in batches for k, t in rows], [], gap)
     found = zip(sessions.owners.tolist(), sessions.firsts.tolist(), (sessions.lasts + gap).tolist(), strict=True)
     assert list(found) == sorted((left[0][0], start, end) for start, end, left, _ in wanted)
@@ -259,6 +259,6 @@ def test_sessions_that_grow_by_batches_are_those_of_all_rows(batches: list[list[
 
 def test_a_call_says_sessions_and_has_their_bounds_in_its_columns() -> None:
     spec = session_spec(5, "left")
-    assert spec.bounds == Sessions(5 * SECOND)
+    assert spec.bounds == SessionMatch(5 * SECOND)
     assert spec.schema.names[-2:] == ["window_start", "window_end"]
     assert spec.describe() == "left join on k in sessions, gap 5 s"

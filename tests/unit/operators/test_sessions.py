@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError, TidegateError
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext, SideOutput
 from tidegate.operators.windows import session_store, session_table
@@ -29,7 +29,7 @@ GROUPS = 8
 INPUT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("v", pa.int64())])
 BOUNDS = [("window_start", pa.timestamp("us")), ("window_end", pa.timestamp("us"))]
 OUTPUT = pa.schema([("k", pa.int64()), *BOUNDS, ("n", pa.int64()), ("values", pa.list_(pa.int64()))])
-AGGREGATES = (Agg("n", "count"), Agg("values", "collect", "v", ("t",), orders=1))
+AGGREGATES = (BoundAggregate("n", "count"), BoundAggregate("values", "collect", "v", ("t",), orders=1))
 Result = tuple[int, int, int, int]
 _place_of_state: Any = dict
 
@@ -41,7 +41,7 @@ def in_every_back_end(place_of_state: Any) -> None:
 
 
 def spec(gap: int = 10, lateness: int = 0, time: str | None = "t") -> SessionAggSpec:
-    aggregates = AGGREGATES if time else (AGGREGATES[0], Agg("values", "collect", "v"))
+    aggregates = AGGREGATES if time else (AGGREGATES[0], BoundAggregate("values", "collect", "v"))
     return SessionAggSpec(("k",), time, "us", gap, aggregates, INPUT, OUTPUT, (), lateness)
 
 
@@ -217,7 +217,7 @@ def test_less_lateness_than_before_closes_sessions_that_were_kept_for_it() -> No
 
 def test_of_equal_times_the_order_of_arrival_counts_also_where_sessions_are_joined() -> None:
     output = pa.schema([("k", pa.int64()), *BOUNDS, ("first", pa.int64()), ("last", pa.int64())])
-    aggregates = tuple(Agg(name, name, "v", ("t",), orders=1) for name in ("first", "last"))  # type: ignore[arg-type]
+    aggregates = tuple(BoundAggregate(name, name, "v", ("t",), orders=1) for name in ("first", "last"))  # type: ignore[arg-type]
     operator = opened(SessionAggSpec(("k",), "t", "us", 6, aggregates, INPUT, output))
     for times, values in (([10], [1]), ([0], [2]), ([5, 10, 0], [3, 4, 5])):
         rows = batch(*((1, time) for time in times))
@@ -246,14 +246,14 @@ def test_sessions_of_the_clock_are_over_when_nothing_came_for_a_gap() -> None:
     feed(operator, (1, None))
     now[0] = 4
     feed(operator, (1, None), (2, None))
-    assert (operator.next_processing_time_ms(), operator.withholds()) == (6, True)
+    assert (operator.next_processing_time_ms(), operator.has_pending_rows()) == (6, True)
     assert results(operator.on_processing_time(6)) == []
     assert operator.next_processing_time_ms() == 10
     again = opened(spec(gap=5_000, time=None), now_ms=lambda: now[0])
     again.restore(decode_parts(encode_parts(operator.snapshot(1)())))
     assert results(again.on_processing_time(9)) == []
     assert sorted(results(again.on_processing_time(10))) == [(1, 0, 9_000, 2), (2, 4_000, 9_000, 1)]
-    assert (again.next_processing_time_ms(), again.withholds()) == (None, False)
+    assert (again.next_processing_time_ms(), again.has_pending_rows()) == (None, False)
 
 
 @pytest.mark.parametrize(("end", "count"), [("fire", 1), ("drop", 0)])

@@ -18,7 +18,7 @@ from pyspark.sql import Row
 from pyspark.sql import types as st
 
 from tidegate.compat.pyspark_stateful.spark_ddl import schema_of
-from tidegate.compat.pyspark_stateful.spark_values import RowCodec, python_values
+from tidegate.compat.pyspark_stateful.spark_values import SparkRowCodec, python_values
 from tidegate.errors import PipelineError
 
 EVERYTHING = (
@@ -28,11 +28,11 @@ EVERYTHING = (
 )
 
 
-def codec(ddl: str, *, as_key: bool = False) -> RowCodec:
-    return RowCodec(schema_of(ddl, "it", "here"), "it", "here", as_key=as_key)
+def codec(ddl: str, *, as_key: bool = False) -> SparkRowCodec:
+    return SparkRowCodec(schema_of(ddl, "it", "here"), "it", "here", as_key=as_key)
 
 
-def through(a_codec: RowCodec, value: Any) -> tuple[Any, ...]:
+def through(a_codec: SparkRowCodec, value: Any) -> tuple[Any, ...]:
     """Kept in Arrow and back."""
     kept = a_codec.accepted(value)
     (back,) = a_codec.rows(a_codec.batch([kept]))
@@ -134,7 +134,7 @@ def test_a_value_of_another_type_is_refused_with_the_column(ddl: str, value: Any
 
 def test_types_that_no_state_keeps_are_refused_with_the_column() -> None:
     with pytest.raises(PipelineError, match="'x' of it is of type interval year"):
-        RowCodec(st.StructType([st.StructField("x", st.YearMonthIntervalType(0, 0))]), "it", "here")
+        SparkRowCodec(st.StructType([st.StructField("x", st.YearMonthIntervalType(0, 0))]), "it", "here")
     with pytest.raises(PipelineError, match="cannot be part of a map key"):
         codec("x ARRAY<INT>", as_key=True)
 

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.aggregates.aggregate_specs import Agg, RunningAggSpec
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate, RunningAggSpec
 
 INPUT = pa.schema([("k", pa.string()), ("v", pa.int64()), ("f", pa.float64()), ("s", pa.string())])
 AGGREGATES = (
-    Agg("n", "count"),
-    Agg("total", "sum", "v"),
-    Agg("low", "min", "f"),
-    Agg("spread", "stddev", "f"),
-    Agg("texts", "collect", "s"),
-    Agg("different", "count_distinct", "v"),
-    Agg("first", "first", "s"),
+    BoundAggregate("n", "count"),
+    BoundAggregate("total", "sum", "v"),
+    BoundAggregate("low", "min", "f"),
+    BoundAggregate("spread", "stddev", "f"),
+    BoundAggregate("texts", "collect", "s"),
+    BoundAggregate("different", "count_distinct", "v"),
+    BoundAggregate("first", "first", "s"),
 )
 RESULTS = {"n": pa.int64(), "total": pa.int64(), "low": pa.float64(), "spread": pa.float64()}
 RESULTS |= {"texts": pa.list_(pa.string()), "different": pa.int64(), "first": pa.string()}
@@ -121,7 +121,7 @@ def test_a_new_aggregate_is_refused_it_would_lack_the_rows_of_before(tmp_path: P
     subtasks = Subtasks(spec(), tmp_path, "rocksdb")
     subtasks.feed(batch([("a", 1, 0.5, "x")]))
     output = pa.schema([*OUTPUT, ("high", pa.int64())])
-    more = RunningAggSpec(("k",), (*AGGREGATES, Agg("high", "max", "v")), INPUT, output, "final")
+    more = RunningAggSpec(("k",), (*AGGREGATES, BoundAggregate("high", "max", "v")), INPUT, output, "final")
     with pytest.raises(SnapshotError, match="'groups'.*'op'.*max:high' is new"):
         subtasks.restart(1, "rocksdb", spec=more, portable=portable)
 

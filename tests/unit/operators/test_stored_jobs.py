@@ -14,7 +14,7 @@ import pytest
 import tidegate as td
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
@@ -41,14 +41,14 @@ def results_of(draw: Callable[[td.Stream], td.Stream], back_end: str) -> Counter
     run = job.submit()
     for number in range(2):
         run.pump(8)
-        run.ask(ev.Request("checkpoint", request_id=f"c{number}"))
+        run.ask(ev.SnapshotRequest("checkpoint", request_id=f"c{number}"))
         run.pump(8)
         assert run.outcome is None, "the crash is in the middle"
         run.crash()
         run = job.rerun()
     assert isinstance(run.to_end(), RunEnded)
     found = Counter(tuple(row.values()) for row in collected(sink).table().to_pylist())
-    forget_collected(sink)
+    clear_collected(sink)
     return found
 
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.windows.session_specs import SessionAggSpec
 
 INPUT = pa.schema([("k", pa.string()), ("t", pa.timestamp("us")), ("v", pa.int64()), ("s", pa.string())])
 AGGREGATES = (
-    Agg("n", "count"),
-    Agg("total", "sum", "v"),
-    Agg("texts", "collect", "s"),
-    Agg("last", "last", "s", ("t",), orders=1),
+    BoundAggregate("n", "count"),
+    BoundAggregate("total", "sum", "v"),
+    BoundAggregate("texts", "collect", "s"),
+    BoundAggregate("last", "last", "s", ("t",), orders=1),
 )
 BOUNDS = [("window_start", pa.timestamp("us")), ("window_end", pa.timestamp("us"))]
 RESULTS = [("n", pa.int64()), ("total", pa.int64()), ("texts", pa.list_(pa.string())), ("last", pa.string())]

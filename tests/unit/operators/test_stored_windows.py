@@ -15,13 +15,18 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.state.rocksdb.file_reader import RocksFiles
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.rocksdb_backend import RocksDBBackend
 
 INPUT = pa.schema([("k", pa.string()), ("t", pa.timestamp("us")), ("v", pa.int64()), ("s", pa.string())])
-AGGREGATES = (Agg("n", "count"), Agg("total", "sum", "v"), Agg("texts", "collect", "s"), Agg("first", "first", "s"))
+AGGREGATES = (
+    BoundAggregate("n", "count"),
+    BoundAggregate("total", "sum", "v"),
+    BoundAggregate("texts", "collect", "s"),
+    BoundAggregate("first", "first", "s"),
+)
 BOUNDS = [("window_start", pa.timestamp("us")), ("window_end", pa.timestamp("us"))]
 RESULTS = [("n", pa.int64()), ("total", pa.int64()), ("texts", pa.list_(pa.string())), ("first", pa.string())]
 OUTPUT = pa.schema([("k", pa.string()), *BOUNDS, *RESULTS])
@@ -135,7 +140,7 @@ def test_the_files_of_a_checkpoint_can_be_looked_into(tmp_path: Path) -> None:
     subtasks = Subtasks(spec(), tmp_path, "rocksdb")
     subtasks.feed(batch([("a", 1, 5, "x"), ("b", 13, 6, "y")]))
     files = next(part for part in subtasks.operators[0].snapshot(1)() if part.format == "rocksdb")
-    table = pa.concat_tables(RocksFiles(RocksBackend).tables(files, "windows", 8)).sort_by("key:k")
+    table = pa.concat_tables(RocksFiles(RocksDBBackend).tables(files, "windows", 8)).sort_by("key:k")
     assert table.select(["key:k", "key:window_start_us", "value:sum:total"]).to_pydict() == {
         "key:k": ["a", "b"],
         "key:window_start_us": [0, 12],

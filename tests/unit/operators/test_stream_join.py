@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 import tidegate as td
 from tidegate.errors import SnapshotError
-from tidegate.operators.joins.join_specs import StreamJoinSpec, Windows
+from tidegate.operators.joins.join_specs import StreamJoinSpec, WindowMatch
 
 KINDS = ("inner", "left", "right", "full", "semi", "anti")
 
@@ -88,7 +88,7 @@ def test_an_interval_join_equals_duckdb(
     assert not subtasks.counters
 
 
-def in_windows(rows: Sequence[Any], bounds: Windows) -> list[Any]:
+def in_windows(rows: Sequence[Any], bounds: WindowMatch) -> list[Any]:
     """Rows with the starts of their windows; those without a time are in none."""
     found = []
     for row in rows:
@@ -113,7 +113,7 @@ def in_windows(rows: Sequence[Any], bounds: Windows) -> list[Any]:
 def test_a_window_join_equals_duckdb(
     scratches: Any, back_end: str, left: list[Any], right: list[Any], how: Any, bounds: Any, condition: bool, seed: int
 ) -> None:
-    windows = Windows(*(bound * SECOND for bound in bounds))
+    windows = WindowMatch(*(bound * SECOND for bound in bounds))
     where = pc.field("x") > 4 if condition else None
     spec = replace(join_spec(how=how, window=td.tumbling("5 s"), where=where), bounds=windows)
     subtasks = Subtasks(spec, back_end, scratches(), time_column=time_of_output(how))

@@ -323,9 +323,9 @@ def test_processing_timers_fire_by_the_clock_and_keep_idleness_back() -> None:
         yield Row(k=key, what=f"{time_ms} at {values.getCurrentProcessingTimeInMs()}")
 
     rig = Rig(Scripted(set_timers, timer=fire), "processingtime")
-    assert rig.operator.next_processing_time_ms() is None and not rig.operator.withholds()
+    assert rig.operator.next_processing_time_ms() is None and not rig.operator.has_pending_rows()
     assert rig.feed(("a", 2, 1)) == []
-    assert rig.operator.next_processing_time_ms() == 2_000 and rig.operator.withholds()
+    assert rig.operator.next_processing_time_ms() == 2_000 and rig.operator.has_pending_rows()
     assert rig.at(2_500) == [("a", "2000 at 2500")]
     assert rig.operator.next_processing_time_ms() == 2_501, "one for now waits, so that the loop goes on"
 
@@ -384,7 +384,7 @@ def test_rows_wait_for_the_initial_state_also_through_a_restore() -> None:
 
     rig = Rig(account(), initial=True)
     assert rig.feed(("a", 1, 0)) == rig.start(("a", 100), ("b", 50)) == []
-    assert rig.operator.withholds() and not rig.operator.forwards_watermarks()
+    assert rig.operator.has_pending_rows() and not rig.operator.forwards_watermarks()
     again = Rig(account(), initial=True, restored=rig.state())
     assert again.feed(("b", 2, 0)) == again.start(("a", 10)) == []
     assert said(again.operator.end_input(INITIAL)) == [("a", "111"), ("b", "52")]

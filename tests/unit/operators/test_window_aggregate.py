@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.errors import SnapshotError, TidegateError
-from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
 from tidegate.state.aggregates.numbers import SumOverflowError
@@ -25,12 +25,12 @@ INPUT = pa.schema(
 )
 BOUNDS = [("window_start", pa.timestamp("us")), ("window_end", pa.timestamp("us"))]
 AGGREGATES = (
-    Agg("rows", "count"),
-    Agg("values", "count", "v"),
-    Agg("total", "sum", "v"),
-    Agg("low", "min", "f"),
-    Agg("high", "max", "v"),
-    Agg("average", "mean", "v"),
+    BoundAggregate("rows", "count"),
+    BoundAggregate("values", "count", "v"),
+    BoundAggregate("total", "sum", "v"),
+    BoundAggregate("low", "min", "f"),
+    BoundAggregate("high", "max", "v"),
+    BoundAggregate("average", "mean", "v"),
 )
 TYPES = {"rows": pa.int64(), "values": pa.int64(), "total": pa.int64(), "low": pa.float64(), "high": pa.int64()}
 
@@ -39,7 +39,7 @@ def spec(
     keys: tuple[str, ...] = ("k",),
     size_us: int = 10,
     offset_us: int = 0,
-    aggregates: tuple[Agg, ...] = AGGREGATES,
+    aggregates: tuple[BoundAggregate, ...] = AGGREGATES,
     schema: pa.Schema = INPUT,
     unit: Any = "us",
 ) -> WindowAggSpec:
@@ -48,7 +48,7 @@ def spec(
     return WindowAggSpec(keys, "t", unit, size_us, offset_us, aggregates, schema, pa.schema([*out, *BOUNDS, *results]))
 
 
-COUNT = (Agg("rows", "count"),)
+COUNT = (BoundAggregate("rows", "count"),)
 
 
 def batch(*rows: tuple[Any, ...]) -> pa.RecordBatch:

@@ -13,10 +13,10 @@ import tidegate as td
 from tidegate.coordinator import events as ev
 from tidegate.jobs.restore.compatibility import chains_of
 from tidegate.jobs.restore.state_shapes import OWNER_COLUMN, StateShape
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import make_execution_plan
 from tidegate.plan.graph_document import graph_document
 from tidegate.snapshot.reader import SnapshotReader
-from tidegate.testing.collect_sink import CollectSink, forget_collected
+from tidegate.testing.collect_sink import CollectSink, clear_collected
 from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema(
@@ -75,7 +75,7 @@ def test_every_state_is_declared_with_the_columns_that_it_is_written_with(tmp_pa
     job = InProcessJob(lambda: pipeline(sink, time), {"parallelism": 2}, root=str(tmp_path))
     run = job.submit()
     run.pump(8)
-    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="now"))
     assert answer is not None and answer.ok
     reader = SnapshotReader(f"{tmp_path}/{answer.data['path']}")
     operators = {operator["uid"]: operator for operator in reader.metadata.graph["operators"]}
@@ -91,10 +91,10 @@ def test_every_state_is_declared_with_the_columns_that_it_is_written_with(tmp_pa
                 compared += 1
     assert compared == 3, "both sides of the join, and the windows"
     run.crash()
-    forget_collected(sink)
+    clear_collected(sink)
 
 
 def test_a_document_tells_the_chains_that_a_plan_cuts() -> None:
     graph = pipeline("none").build()
-    chains = [[graph.nodes[n].uid for n in chain.nodes] for chain in plan(graph, 2, 128).chains]
+    chains = [[graph.nodes[n].uid for n in chain.nodes] for chain in make_execution_plan(graph, 2, 128).chains]
     assert chains_of(graph_document(graph)) == chains and len(chains) > 2

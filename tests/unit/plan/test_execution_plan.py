@@ -18,7 +18,7 @@ from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.restore.compatibility import chains_of
 from tidegate.operators.operator_spec import OperatorSpec
 from tidegate.operators.row_specs import UnionSpec
-from tidegate.plan.execution_plan import ExecutionPlan, plan
+from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
 from tidegate.plan.graph_document import graph_document
 from tidegate.plan.graph_text import explain_graph
 from tidegate.plan.job_graph import Edge, JobGraph, Node
@@ -84,7 +84,7 @@ def uids(graph: JobGraph, execution: ExecutionPlan) -> list[list[str]]:
 
 def test_nodes_are_chained_up_to_an_exchange_a_second_input_or_a_second_consumer() -> None:
     graph = join_and_window()
-    assert uids(graph, plan(graph, 2, 128)) == [
+    assert uids(graph, make_execution_plan(graph, 2, 128)) == [
         ["flights", "flights.filter"],
         ["airlines"],
         ["names", "names.filter"],
@@ -98,14 +98,14 @@ def test_a_straight_pipeline_is_one_chain_without_channels() -> None:
     graph = JobGraph(
         (node(0, "a", "source"), node(1, "a.filter", "filter", [forward(0)]), node(2, "out", "sink", [forward(1)]))
     )
-    (chain,) = plan(graph, 4, 128).chains
+    (chain,) = make_execution_plan(graph, 4, 128).chains
     assert chain.nodes == (0, 1, 2)
     assert (chain.is_source, chain.is_sink, chain.inputs, chain.outputs) == (True, True, (), ())
-    assert plan(graph, 4, 128).channels == 0
+    assert make_execution_plan(graph, 4, 128).channels == 0
 
 
 def test_chain_ids_are_topological_and_inputs_and_outputs_mirror_each_other() -> None:
-    chains = plan(join_and_window(), 3, 128).chains
+    chains = make_execution_plan(join_and_window(), 3, 128).chains
     received = {(c.chain_id, i.input_index, i.upstream_chain, i.exchange, i.keys) for c in chains for i in c.inputs}
     sent = {(o.target_chain, o.input_index, c.chain_id, o.exchange, o.keys) for c in chains for o in c.outputs}
     assert received == sent
@@ -115,7 +115,7 @@ def test_chain_ids_are_topological_and_inputs_and_outputs_mirror_each_other() ->
 
 
 def test_a_chain_of_a_join_knows_exchange_keys_and_schema_of_each_input() -> None:
-    execution = plan(join_and_window(), 2, 128)
+    execution = make_execution_plan(join_and_window(), 2, 128)
     probe, build = execution.chains[2].inputs
     assert (probe.input_index, probe.upstream_chain, probe.exchange) == (0, 0, "forward")
     assert (build.input_index, build.upstream_chain, build.exchange) == (1, 1, "broadcast")
@@ -131,14 +131,14 @@ def test_a_union_of_a_stream_with_itself_has_two_inputs_from_one_chain() -> None
             node(2, "out", "sink", [forward(1)]),
         )
     )
-    execution = plan(graph, 2, 128)
+    execution = make_execution_plan(graph, 2, 128)
     assert uids(graph, execution) == [["a"], ["a.union", "out"]]
     assert [(o.target_chain, o.input_index) for o in execution.chains[0].outputs] == [(1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_every_channel_has_an_id_of_its_own_and_the_ids_have_no_gap(parallelism: int) -> None:
-    execution = plan(join_and_window(), parallelism, 128)
+    execution = make_execution_plan(join_and_window(), parallelism, 128)
     ids: list[int] = []
     for chain in execution.chains:
         for given in chain.inputs:
@@ -150,23 +150,25 @@ def test_every_channel_has_an_id_of_its_own_and_the_ids_have_no_gap(parallelism:
 
 def test_a_job_with_more_channels_than_ids_is_refused() -> None:
     with pytest.raises(PipelineError, match="channels"):
-        plan(join_and_window(), 60_000, 2**20)
+        make_execution_plan(join_and_window(), 60_000, 2**20)
 
 
 @pytest.mark.parametrize(("parallelism", "max_parallelism"), [(0, 128), (129, 128)])
 def test_parallelism_out_of_range_is_refused(parallelism: int, max_parallelism: int) -> None:
     with pytest.raises(OptionError, match="parallelism"):
-        plan(join_and_window(), parallelism, max_parallelism)
+        make_execution_plan(join_and_window(), parallelism, max_parallelism)
 
 
 def test_two_plans_of_equal_graphs_have_one_digest() -> None:
-    assert plan(join_and_window(), 2, 128).digest == plan(join_and_window(), 2, 128).digest
+    assert (
+        make_execution_plan(join_and_window(), 2, 128).digest == make_execution_plan(join_and_window(), 2, 128).digest
+    )
 
 
 def test_the_digest_does_not_depend_on_where_the_code_lies() -> None:
     graph = join_and_window()
     moved = JobGraph(tuple(replace(n, location="/elsewhere/job.py:1") for n in graph.nodes))
-    assert plan(moved, 2, 128).digest == plan(graph, 2, 128).digest
+    assert make_execution_plan(moved, 2, 128).digest == make_execution_plan(graph, 2, 128).digest
 
 
 @pytest.mark.parametrize(
@@ -185,23 +187,23 @@ def test_the_digest_tells_graphs_apart(change: dict[str, object]) -> None:
     graph = join_and_window()
     nodes = list(graph.nodes)
     nodes[5] = replace(nodes[5], **change)  # type: ignore[arg-type]
-    assert plan(JobGraph(tuple(nodes)), 2, 128).digest != plan(graph, 2, 128).digest
+    assert make_execution_plan(JobGraph(tuple(nodes)), 2, 128).digest != make_execution_plan(graph, 2, 128).digest
 
 
 def test_the_digest_tells_parallelisms_apart() -> None:
-    digests = {plan(join_and_window(), p, m).digest for p, m in [(1, 128), (2, 128), (2, 256)]}
+    digests = {make_execution_plan(join_and_window(), p, m).digest for p, m in [(1, 128), (2, 128), (2, 256)]}
     assert len(digests) == 3
 
 
 def test_the_chain_of_a_node_is_found() -> None:
-    execution = plan(join_and_window(), 2, 128)
+    execution = make_execution_plan(join_and_window(), 2, 128)
     assert execution.chain_of(4).chain_id == 2
     with pytest.raises(KeyError):
         execution.chain_of(99)
 
 
 def test_a_plan_explains_its_chains_and_exchanges() -> None:
-    text = plan(join_and_window(), 2, 128).explain()
+    text = make_execution_plan(join_and_window(), 2, 128).explain()
     assert text.splitlines()[0].startswith("6 chains x 2 = 12 subtasks, 14 channels, 128 key groups")
     assert "chain 2: names -> names.filter" in text
     assert "<- chain 2 (hash by k, 4 channels)" in text
@@ -264,7 +266,7 @@ def split_in_two() -> JobGraph:
 
 def test_what_reads_a_side_output_begins_a_chain_and_gets_its_schema() -> None:
     graph = split_in_two()
-    execution = plan(graph, 2, 128)
+    execution = make_execution_plan(graph, 2, 128)
     assert uids(graph, execution) == [["lines", "parse"], ["parse.bad", "rejects"]]
     assert execution.chains[1].inputs[0].schema.names == ["line"]
     assert [(o.target_chain, o.output) for o in execution.chains[0].outputs] == [(1, "bad")]
@@ -276,5 +278,5 @@ def test_what_reads_a_side_output_begins_a_chain_and_gets_its_schema() -> None:
 def test_which_output_is_read_is_in_the_digest_and_in_the_document() -> None:
     graph = split_in_two()
     plain = JobGraph((*graph.nodes[:2], replace(graph.nodes[2], inputs=(forward(1),)), graph.nodes[3]))
-    assert plan(graph, 2, 128).digest != plan(plain, 2, 128).digest
+    assert make_execution_plan(graph, 2, 128).digest != make_execution_plan(plain, 2, 128).digest
     assert [operator["outputs"] for operator in graph_document(graph)["operators"]] == [[], ["main"], ["bad"], ["main"]]

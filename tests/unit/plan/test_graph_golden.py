@@ -12,7 +12,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import tidegate as td
 from tidegate.connectors.found_schema import FOUND_SCHEMA, FoundSchema, found_schemas
-from tidegate.jobs.restore.compatibility import SnapshotFacts, Target, judge_restore
+from tidegate.jobs.restore.compatibility import RestoreTarget, SnapshotFacts, check_compatibility
 from tidegate.plan.graph_document import GRAPH_DOCUMENT_VERSION, graph_document
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -79,5 +79,5 @@ def test_a_snapshot_with_the_document_of_a_golden_file_is_restored(version: int)
     subtask = {"index": 0, "finished": False, "handle": handle}
     operators = [{"uid": one["uid"], "status": "running", "subtasks": [subtask]} for one in graph["operators"]]
     body = {"parallelism": 1, "max_parallelism": 128, "operators": operators, "graph": graph}
-    verdict = judge_restore(SnapshotFacts.from_body(body), Target(document(), 1, 128))
+    verdict = check_compatibility(SnapshotFacts.from_body(body), RestoreTarget(document(), 1, 128))
     assert [finding for finding in verdict.findings if finding.verdict == "refused"] == []

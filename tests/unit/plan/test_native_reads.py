@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pytest
 
 from tidegate import Discard, Pipeline, SparkFrame, Stream, count, max, sum, tumbling
-from tidegate.plan.batch_plan import sinks_at_the_end
-from tidegate.plan.spark_pushdown import NativeRead, as_it_is, native_read
+from tidegate.plan.batch_plan import with_sinks_last
+from tidegate.plan.spark_pushdown import SparkRead, full_read, plan_spark_read
 
 SCHEMA = pa.schema(
     [("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("ts", pa.timestamp("us")), ("note", pa.string())]
@@ -20,14 +20,14 @@ K, V, X, NOTE = (pc.field(name) for name in ("k", "v", "x", "note"))
 
 def read_of(
     draw: Callable[[Stream], Stream], accepts: Callable[[str], bool] = lambda name: True
-) -> tuple[str, NativeRead]:
+) -> tuple[str, SparkRead]:
     """Its text, and it, of a pipeline that ends in a sink. Args: accepts: columns of which conditions may be asked."""
     p = Pipeline()
     draw(p.read(SparkFrame(lambda spark: spark.range(1), schema=SCHEMA), uid="rows")).write(Discard(), uid="out")
-    graph = sinks_at_the_end(p.build())
+    graph = with_sinks_last(p.build())
     from tidegate.plan.pushdown_conditions import fields_of
 
-    read = native_read(graph, graph.by_uid("rows"), lambda condition: all(map(accepts, fields_of(condition))))
+    read = plan_spark_read(graph, graph.by_uid("rows"), lambda condition: all(map(accepts, fields_of(condition))))
     return read.describe(graph), read
 
 
@@ -120,6 +120,6 @@ def test_a_source_that_may_not_be_asked_gives_all() -> None:
     p = Pipeline()
     p.read(SparkFrame(lambda spark: spark.range(1), schema=SCHEMA), uid="rows").write(Discard(), uid="out")
     graph = p.build()
-    read = as_it_is(graph.by_uid("rows"))
+    read = full_read(graph.by_uid("rows"))
     assert read.describe(graph) == "k, v, x, ts, note"
     assert read.rows.runs == frozenset()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.jobs.options import SnapshotCompression
-from tidegate.snapshot.blobs import PACK_BYTES, checksum, matches, packed, packs
+from tidegate.snapshot.blobs import PACK_BYTES, checksum, matches, pack_blobs, plan_blob_files
 from tidegate.snapshot.parts import Blob
 from tidegate.snapshot.row_streams import stream_of, table_of
 
@@ -34,7 +34,7 @@ def test_a_checksum_of_an_unknown_kind_matches_nothing() -> None:
 
 
 def test_each_blob_is_where_its_file_says_whatever_its_pieces() -> None:
-    pieces, stored = packed([("a", [b"12", b"3"]), ("b", []), ("c", [pa.py_buffer(b"4567")])])
+    pieces, stored = pack_blobs([("a", [b"12", b"3"]), ("b", []), ("c", [pa.py_buffer(b"4567")])])
     data = b"".join(pieces)
     found = {blob.id: data[blob.offset : blob.offset + blob.size_bytes] for blob in stored}
     assert found == {"a": b"123", "b": b"", "c": b"4567"}
@@ -45,7 +45,7 @@ def test_each_blob_is_where_its_file_says_whatever_its_pieces() -> None:
 def test_blobs_lie_in_as_few_files_as_do_and_these_are_of_about_one_size(count: int, sizes: list[int]) -> None:
     """A snapshot waits for the largest."""
     blobs = [Blob(f"{n}", bytes, PACK_BYTES // 16) for n in range(count)]
-    assert [len(pack) for pack in packs(blobs)] == sizes
+    assert [len(pack) for pack in plan_blob_files(blobs)] == sizes
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import SnapshotError
-from tidegate.snapshot.channel_state import InFlight, ReplayInput, channel_part, replay_for
+from tidegate.snapshot.channel_state import InFlightElement, ReplayInput, channel_part, replay_elements
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keys.key_hash import partition_hash
@@ -37,17 +37,21 @@ def stored(part: StatePart) -> StatePart:
     return decode_parts(encode_parts([part]))[0]
 
 
-def rows_of(replay: Sequence[InFlight]) -> list[tuple[int, int]]:
+def rows_of(replay: Sequence[InFlightElement]) -> list[tuple[int, int]]:
     return [
         (row["k"], row["n"]) for e in replay if isinstance(e.element, pa.RecordBatch) for row in e.element.to_pylist()
     ]
 
 
 def test_at_the_same_parallelism_a_subtask_gets_its_own_back_channel_by_channel() -> None:
-    elements = [InFlight(0, 0, batch((1, 1))), InFlight(0, 0, 77), InFlight(0, 1, batch((2, 2), (3, 3)))]
+    elements = [
+        InFlightElement(0, 0, batch((1, 1))),
+        InFlightElement(0, 0, 77),
+        InFlightElement(0, 1, batch((2, 2), (3, 3))),
+    ]
     part = stored(channel_part(elements, 1, 2))
-    other = channel_part([InFlight(0, 0, batch((9, 9)))], 0, 2)
-    assert replay_for([part, other], hashed(2), 1, 2, where="x") == elements
+    other = channel_part([InFlightElement(0, 0, batch((9, 9)))], 0, 2)
+    assert replay_elements([part, other], hashed(2), 1, 2, where="x") == elements
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -60,7 +64,7 @@ def test_at_another_parallelism_every_row_of_a_hash_input_goes_to_its_key_groups
     sent: dict[int, list[int]] = {}
     parts = []
     number = 0
-    captured: list[list[InFlight]] = [[] for _ in range(former)]
+    captured: list[list[InFlightElement]] = [[] for _ in range(former)]
     for _ in range(30):
         rows = [(random.randrange(KEYS), number + i) for i in range(random.randint(1, 6))]
         number += len(rows)
@@ -70,11 +74,11 @@ def test_at_another_parallelism_every_row_of_a_hash_input_goes_to_its_key_groups
             sent.setdefault(k, []).append(n)
         for owner, piece in enumerate(owners):
             if piece is not None and piece.num_rows:
-                captured[owner] += [InFlight(0, 0, piece), InFlight(0, 0, number)]
+                captured[owner] += [InFlightElement(0, 0, piece), InFlightElement(0, 0, number)]
     parts = [stored(channel_part(elements, owner, former)) for owner, elements in enumerate(captured) if elements]
     got: dict[int, list[int]] = {}
     for index in range(parallelism):
-        replay = replay_for(parts, hashed(parallelism), index, parallelism, where="x")
+        replay = replay_elements(parts, hashed(parallelism), index, parallelism, where="x")
         for k, n in rows_of(replay):
             owners = cut(parallelism)(batch((k, n))) if parallelism > 1 else [batch((k, n))]
             assert owners[index] is not None
@@ -87,23 +91,25 @@ def test_at_another_parallelism_every_row_of_a_hash_input_goes_to_its_key_groups
 @pytest.mark.parametrize(("former", "parallelism"), [(5, 2), (2, 5), (3, 1), (1, 3)])
 def test_a_rebalanced_input_moves_by_old_subtask(former: int, parallelism: int) -> None:
     """S3.7, S5.5."""
-    parts = [channel_part([InFlight(0, 0, batch((j, j))), InFlight(0, 0, 5)], j, former) for j in range(former)]
+    parts = [
+        channel_part([InFlightElement(0, 0, batch((j, j))), InFlightElement(0, 0, 5)], j, former) for j in range(former)
+    ]
     inputs = {0: ReplayInput(SCHEMA)}
     for index in range(parallelism):
-        rows = rows_of(replay_for(parts, inputs, index, parallelism, where="x"))
+        rows = rows_of(replay_elements(parts, inputs, index, parallelism, where="x"))
         assert rows == [(j, j) for j in range(former) if j % parallelism == index]
 
 
 def test_parts_of_several_subtasks_may_come_as_one_table_in_any_order() -> None:
-    parts = [channel_part([InFlight(0, 0, batch((j, i))) for i in range(3)], j, 3) for j in (2, 0, 1)]
+    parts = [channel_part([InFlightElement(0, 0, batch((j, i))) for i in range(3)], j, 3) for j in (2, 0, 1)]
     one = StatePart("x", "channel", pa.concat_tables([part.table for part in parts]))
-    assert rows_of(replay_for([one], {0: ReplayInput(SCHEMA)}, 0, 1, where="x")) == [
+    assert rows_of(replay_elements([one], {0: ReplayInput(SCHEMA)}, 0, 1, where="x")) == [
         (j, i) for j in range(3) for i in range(3)
     ]
 
 
 def test_other_parts_of_the_operator_are_left_alone() -> None:
-    assert replay_for([StatePart("v", "list", pa.table({"v": [1]}))], {}, 0, 1, where="x") == []
+    assert replay_elements([StatePart("v", "list", pa.table({"v": [1]}))], {}, 0, 1, where="x") == []
 
 
 @pytest.mark.parametrize(
@@ -118,9 +124,9 @@ def test_a_pipeline_that_cannot_take_the_records_is_refused_with_operator_and_re
     inputs: dict[int, ReplayInput], message: str
 ) -> None:
     """S3.7, S9.3: refused, never dropped or misread."""
-    part = channel_part([InFlight(0, 0, batch((1, 1)))], 0, 1)
+    part = channel_part([InFlightElement(0, 0, batch((1, 1)))], 0, 1)
     with pytest.raises(SnapshotError, match=message) as refused:
-        replay_for([part], inputs, 0, 1, where="operator 'windows'")
+        replay_elements([part], inputs, 0, 1, where="operator 'windows'")
     assert refused.value.where == "operator 'windows'"
     assert "savepoint" in (refused.value.remedy or "")
 
@@ -135,21 +141,21 @@ def test_records_that_differ_from_the_declared_schema_in_nullability_alone_come_
         ]
     )
     given = pa.record_batch({"k": pa.array([1]), "l": pa.array([[2]])})
-    part = stored(channel_part([InFlight(0, 0, given)], 0, 1))
+    part = stored(channel_part([InFlightElement(0, 0, given)], 0, 1))
     inputs = {0: ReplayInput(declared, cut(parallelism) if parallelism > 1 else None)}
-    replays = [replay_for([part], inputs, index, parallelism, where="x") for index in range(parallelism)]
+    replays = [replay_elements([part], inputs, index, parallelism, where="x") for index in range(parallelism)]
     assert [e.element.to_pylist() for replay in replays for e in replay] == [[{"k": 1, "l": [2]}]]  # type: ignore[union-attr]
     for other in (declared.set(1, pa.field("l", pa.list_(pa.int32()))), declared.set(1, pa.field("m", pa.int64()))):
         with pytest.raises(SnapshotError, match="other columns"):
-            replay_for([part], {0: ReplayInput(other)}, 0, 1, where="x")
+            replay_elements([part], {0: ReplayInput(other)}, 0, 1, where="x")
 
 
 def test_dictionaries_and_empty_columns_survive() -> None:
     schema = pa.schema([("d", pa.dictionary(pa.int8(), pa.string())), ("x", pa.list_(pa.int32()))])
     words = pa.array(["a", "b", None]).dictionary_encode().cast(schema.field("d").type)
     given = pa.record_batch([words, pa.array([None, [], [1]], schema.field("x").type)], schema=schema)
-    part = stored(channel_part([InFlight(1, 0, given)], 0, 1))
-    (back,) = replay_for([part], {1: ReplayInput(schema)}, 0, 1, where="x")
+    part = stored(channel_part([InFlightElement(1, 0, given)], 0, 1))
+    (back,) = replay_elements([part], {1: ReplayInput(schema)}, 0, 1, where="x")
     assert isinstance(back.element, pa.RecordBatch)
     assert back.element.equals(given)
     assert back.input_index == 1
@@ -158,5 +164,5 @@ def test_dictionaries_and_empty_columns_survive() -> None:
 def test_streams_with_in_flight_data_say_so_in_their_version_and_others_stay_readable_for_older_ones() -> None:
     """S9.3: an older version must not take the unknown kind for damage."""
     plain = encode_parts([StatePart("v", "list", pa.table({"v": [1]}))])
-    with_channels = encode_parts([channel_part([InFlight(0, 0, 1)], 0, 1)])
+    with_channels = encode_parts([channel_part([InFlightElement(0, 0, 1)], 0, 1)])
     assert [struct.unpack_from("<H", data, 8)[0] for data in (plain, with_channels)] == [1, 2]

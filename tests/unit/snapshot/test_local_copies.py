@@ -10,7 +10,7 @@ import pytest
 from tidegate.errors import SnapshotError
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
-from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams
 from tidegate.snapshot.local_copies import LocalCopies
 
 CHECKPOINT = "j/checkpoints/chk-1-g1"
@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "local" / "job"
 
 
-def streams(store: Store, copies: LocalCopies | None) -> StreamFactory:
-    return StreamFactory.at(CHECKPOINT, lambda location: (store, location), 0, copies)
+def streams(store: Store, copies: LocalCopies | None) -> SnapshotStreams:
+    return SnapshotStreams.at(CHECKPOINT, lambda location: (store, location), 0, copies)
 
 
 def test_what_was_written_is_read_back_without_the_store(store: Store, folder: Path) -> None:
@@ -63,10 +63,10 @@ def test_copies_that_no_completed_or_newer_checkpoint_uses_go(folder: Path) -> N
     copies = LocalCopies(str(folder), 0)
     for name in ("left", "old", "shared", "new", "newer"):
         copies.put(name, [b"x"])
-    copies.wrote(1, {"old", "shared"})
-    copies.wrote(2, {"shared"})
-    copies.wrote(2, {"new"})
-    copies.wrote(3, {"newer"})
+    copies.on_written(1, {"old", "shared"})
+    copies.on_written(2, {"shared"})
+    copies.on_written(2, {"new"})
+    copies.on_written(3, {"newer"})
     copies.completed(2)
     assert sorted(os.listdir(folder / "0")) == ["new", "newer", "shared"]
     copies.clear()

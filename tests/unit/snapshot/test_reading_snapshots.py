@@ -14,7 +14,7 @@ import pytest
 
 from tidegate.errors import SnapshotError
 from tidegate.jobs.stores.store_registry import open_store
-from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams, StateHandle
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState, write_metadata
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StateKind, StatePart
 from tidegate.snapshot.reader import SnapshotReader
@@ -43,7 +43,7 @@ def blob(name: str, *values: int) -> Blob:
 def written(root: Path, parts: Sequence[StatePart], *, finished: Sequence[int] = ()) -> str:
     """A checkpoint whose operator "op" has these parts, one for each subtask."""
     store = open_store(str(root))
-    streams = StreamFactory.at(FOLDER, lambda location: (store, location), 0)
+    streams = SnapshotStreams.at(FOLDER, lambda location: (store, location), 0)
     subtasks = []
     for index, part in enumerate(parts):
         handle = streams.store(f"op-{index}", encode_parts([part]), (part.kind,))

@@ -18,7 +18,7 @@ from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.metadata import OperatorState, SubtaskState
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, OWNER_COLUMN, Blob, StateKind, StatePart
-from tidegate.snapshot.redistribution import Rescale, Share, redistributed, share_of
+from tidegate.snapshot.redistribution import Rescale, RestoreShare, redistributed, restore_share
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keys.key_hash import hash_keys, key_groups, partition_hash, subtask_of_key_groups
 
@@ -41,10 +41,10 @@ class Snapshot:
             subtasks.append(SubtaskState(index, index in ended, handle))
         self.operator = OperatorState("op", "running", tuple(subtasks))
 
-    def share(self, parallelism: int, index: int) -> Share | None:
+    def share(self, parallelism: int, index: int) -> RestoreShare | None:
         """What a new subtask loads, after a trip through a message."""
-        found = share_of(self.operator, Rescale(self.parallelism, parallelism, GROUPS, index))
-        return None if found is None else Share.from_json(found.to_json())
+        found = restore_share(self.operator, Rescale(self.parallelism, parallelism, GROUPS, index))
+        return None if found is None else RestoreShare.from_json(found.to_json())
 
     def loads(self, parallelism: int, index: int) -> list[int]:
         """Old subtasks whose streams a new subtask reads."""
@@ -237,7 +237,7 @@ def test_rows_in_blobs_come_to_the_owners_of_their_key_groups_too(rows: list[int
     found: list[list[int]] = []
     for index in range(after):
         place = Rescale(before, after, GROUPS, index)
-        taken = {i: parts for i, parts in enumerate(old) if place.takes("keyed", i, None)}
+        taken = {i: parts for i, parts in enumerate(old) if place.receives_from("keyed", i, None)}
         (part,) = redistributed(taken, None, place)
         found.append([v for table in part.tables() for v in table["v"].to_pylist()])
     assert all(g in key_group_range(i, after, GROUPS) for i, mine in enumerate(found) for g in mine)

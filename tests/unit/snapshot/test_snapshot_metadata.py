@@ -16,7 +16,7 @@ from tidegate.errors import AlreadyExistsError, SnapshotError
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.blobs import BlobFile, StoredBlob
-from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams, StateHandle
 from tidegate.snapshot.metadata import (
     METADATA_NAME,
     METADATA_VERSION,
@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def metadata(store: Store) -> SnapshotMetadata:
-    streams = StreamFactory(store, FOLDER, threshold_bytes=10)
+    streams = SnapshotStreams(store, FOLDER, threshold_bytes=10)
     return SnapshotMetadata(
         checkpoint_id=7,
         kind="stop-savepoint",
@@ -219,7 +219,7 @@ def test_verify_names_a_file_of_blobs_that_is_missing_or_damaged(tmp_path: Path,
     """S9.3; in the folder that checkpoints share, too."""
     store = open_store(str(tmp_path) if at == "local" else f"memory://verify-blobs-{next(FRESH)}")
     folder = "j/checkpoints/chk-7-g2"
-    streams = StreamFactory.at(folder, lambda location: (store, location), 0)
+    streams = SnapshotStreams.at(folder, lambda location: (store, location), 0)
     shared = streams.store_blobs("daily-0", [("a", [b"chunk"]), ("b", [b"pi", b"ece"])], shared=True)
     state = replace(streams.store("daily-0", b"state"), files=(shared,))
     daily = OperatorState("daily", "running", (SubtaskState(0, False, state),))

@@ -10,7 +10,7 @@ import pytest
 from tidegate.errors import AlreadyExistsError, SnapshotError
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
-from tidegate.snapshot.handles import DEFAULT_THRESHOLD_BYTES, StateHandle, StreamFactory
+from tidegate.snapshot.handles import DEFAULT_THRESHOLD_BYTES, SnapshotStreams, StateHandle
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def store(tmp_path: Path) -> Store:
 
 def test_small_streams_stay_inline_and_large_ones_become_files(store: Store) -> None:
     """S5.2, S5.4."""
-    streams = StreamFactory(store, "j/checkpoints/chk-1-g1")
+    streams = SnapshotStreams(store, "j/checkpoints/chk-1-g1")
     small = streams.store("small", b"x" * (DEFAULT_THRESHOLD_BYTES - 1))
     large = streams.store("large", b"x" * DEFAULT_THRESHOLD_BYTES)
     assert small.path is None and large.path == "large"
@@ -29,7 +29,7 @@ def test_small_streams_stay_inline_and_large_ones_become_files(store: Store) -> 
 
 
 def test_handles_survive_json(store: Store) -> None:
-    streams = StreamFactory(store, "s", threshold_bytes=4)
+    streams = SnapshotStreams(store, "s", threshold_bytes=4)
     for data in (b"", b"\x00\xff", b"long enough"):
         handle = streams.store(f"f{len(data)}", data)
         again = StateHandle.from_json(json.loads(json.dumps(handle.to_json())))
@@ -37,7 +37,7 @@ def test_handles_survive_json(store: Store) -> None:
 
 
 def test_a_stream_is_never_overwritten(store: Store) -> None:
-    streams = StreamFactory(store, "s", threshold_bytes=0)
+    streams = SnapshotStreams(store, "s", threshold_bytes=0)
     handle = streams.store("f", b"first")
     with pytest.raises(AlreadyExistsError):
         streams.store("f", b"second")
@@ -45,18 +45,18 @@ def test_a_stream_is_never_overwritten(store: Store) -> None:
 
 
 def test_a_folder_can_be_moved(store: Store, tmp_path: Path) -> None:
-    handle = StreamFactory(store, "s/one", threshold_bytes=0).store("f", b"state")
+    handle = SnapshotStreams(store, "s/one", threshold_bytes=0).store("f", b"state")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "s" / "one").rename(tmp_path / "elsewhere" / "two")
-    assert StreamFactory(open_store(str(tmp_path / "elsewhere")), "two").load(handle) == b"state"
-    assert StreamFactory(open_store(str(tmp_path / "elsewhere" / "two")), "").load(handle) == b"state"
+    assert SnapshotStreams(open_store(str(tmp_path / "elsewhere")), "two").load(handle) == b"state"
+    assert SnapshotStreams(open_store(str(tmp_path / "elsewhere" / "two")), "").load(handle) == b"state"
 
 
 @pytest.mark.parametrize(
     ("data", "what"), [(b"statf", "checksum"), (b"state2", "6 bytes, not the 5"), (None, "missing")]
 )
 def test_a_damaged_or_missing_file_is_named(store: Store, data: bytes | None, what: str) -> None:
-    streams = StreamFactory(store, "s", threshold_bytes=0)
+    streams = SnapshotStreams(store, "s", threshold_bytes=0)
     handle = streams.store("daily-3-g1-r1", b"state")
     store.delete("s/daily-3-g1-r1")
     if data is not None:
@@ -66,10 +66,10 @@ def test_a_damaged_or_missing_file_is_named(store: Store, data: bytes | None, wh
 
 
 def test_a_damaged_inline_stream_is_refused(store: Store) -> None:
-    handle = StreamFactory(store, "s").store("f", b"state")
+    handle = SnapshotStreams(store, "s").store("f", b"state")
     document = handle.to_json() | {"inline": "c3RhdGY="}
     with pytest.raises(SnapshotError, match="inline.*checksum"):
-        StreamFactory(store, "s").load(StateHandle.from_json(document))
+        SnapshotStreams(store, "s").load(StateHandle.from_json(document))
 
 
 @pytest.mark.parametrize("path", ["../other/f", "/etc/passwd", "a/../../f", "", ".", "a//b", "a\\b", "s3:x"])
@@ -77,9 +77,9 @@ def test_a_path_that_leaves_the_folder_is_refused(store: Store, path: str) -> No
     with pytest.raises(SnapshotError, match="within its snapshot's folder"):
         StateHandle.from_json({"path": path, "size_bytes": 1, "sha256": "0"})
     with pytest.raises(SnapshotError):
-        StreamFactory(store, "s", threshold_bytes=0).store(path, b"x")
+        SnapshotStreams(store, "s", threshold_bytes=0).store(path, b"x")
     with pytest.raises(SnapshotError):
-        StreamFactory(store, "s").load(StateHandle(path, None, 1, "0"))
+        SnapshotStreams(store, "s").load(StateHandle(path, None, 1, "0"))
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ import pytest
 from pyspark import SparkContext
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.batch_commit import Told
+from tidegate.coordinator.batch_commit import StagedReport
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.errors import FencedError, StoreError
 from tidegate.spark.batch.worker_task import FAILURE
 from tidegate.spark.driver_loop import batch_attempt
 from tidegate.spark.driver_loop.batch_attempt import BatchAttempt, BatchRun
 
-TOLD = (Told("out", 0, None),)
+TOLD = (StagedReport("out", 0, None),)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ class FakeCommit:
         self.checkpoint_id, self.path = 7, "chk-7"
         self._publish, self._complete = publish, complete
 
-    def complete(self, told: Sequence[Told], splits: Any, duration_ms: int) -> None:
+    def complete(self, told: Sequence[StagedReport], splits: Any, duration_ms: int) -> None:
         if self._complete is not None:
             raise self._complete
         self.done.append(("complete", tuple(told)))
@@ -57,8 +57,10 @@ class FakeCommit:
 class Rig:
     """An attempt around a calculation."""
 
-    def __init__(self, calculation: Callable[[], Sequence[Told]] | None, commit: FakeCommit | None = None) -> None:
-        self.answers: list[ev.Answer] = []
+    def __init__(
+        self, calculation: Callable[[], Sequence[StagedReport]] | None, commit: FakeCommit | None = None
+    ) -> None:
+        self.answers: list[ev.CommandAnswer] = []
         self.cancelled = threading.Event()
         self.commit = commit or FakeCommit()
         context = SimpleNamespace(setJobGroup=lambda *_, **__: None, cancelJobGroup=lambda _: self.cancelled.set())
@@ -94,7 +96,7 @@ def test_a_run_that_only_commits_calculates_nothing() -> None:
 def test_a_task_that_fails_is_named_and_nothing_is_complete() -> None:
     told = {"message": "ValueError: bad", "operator": "doubled", "subtask": 1, "traceback": "..."}
 
-    def calculate() -> Sequence[Told]:
+    def calculate() -> Sequence[StagedReport]:
         raise RuntimeError(f"Job aborted: TaskFailedError: {FAILURE}{json.dumps(told)}\n at java")
 
     rig = Rig(calculate)
@@ -119,7 +121,7 @@ def test_a_commit_that_fails_leaves_the_checkpoint_complete_for_the_next_run() -
 def test_a_run_that_is_given_up_cancels_its_stages_and_completes_nothing() -> None:
     going_on = threading.Event()
 
-    def calculate() -> Sequence[Told]:
+    def calculate() -> Sequence[StagedReport]:
         going_on.set()
         assert rig.cancelled.wait(10)
         return TOLD
@@ -138,7 +140,7 @@ def test_a_run_that_is_given_up_between_two_jobs_of_spark_is_cancelled_in_the_ne
     monkeypatch.setattr(batch_attempt, "CANCEL_WAIT_S", 10.0)
     second = threading.Event()
 
-    def calculate() -> Sequence[Told]:
+    def calculate() -> Sequence[StagedReport]:
         assert rig.cancelled.wait(10)
         rig.cancelled.clear()  # this one met no job
         assert rig.cancelled.wait(10)
@@ -202,9 +204,9 @@ def test_a_driver_that_is_fenced_ends_at_once(where: str) -> None:
 @pytest.mark.parametrize(
     "wish",
     [
-        ev.Request("savepoint", request_id="c"),
-        ev.Request("stop-savepoint", request_id="c", stop="drain"),
-        ev.Ruling("c", True, None, "test"),
+        ev.SnapshotRequest("savepoint", request_id="c"),
+        ev.SnapshotRequest("stop-savepoint", request_id="c", stop="drain"),
+        ev.Verdict("c", True, None, "test"),
     ],
 )
 def test_what_asks_for_a_snapshot_or_gives_a_verdict_is_refused_in_batch(wish: ev.Wish) -> None:

@@ -23,9 +23,9 @@ from tidegate.errors import OptionError, TidegateError
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
-from tidegate.spark.batch.exchange import HASH, SORTED_BY, TARGET, Blocks, Tagger
+from tidegate.spark.batch.exchange import HASH, SORTED_BY, TARGET, ExchangeSender, SortedBlocks
 from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
-from tidegate.spark.batch.worker_task import FAILURE, TaskFailedError, failure_in, subtask_of, told_failure
+from tidegate.spark.batch.worker_task import FAILURE, TaskFailedError, failure_in, failure_report, subtask_of
 from tidegate.spark.driver_loop.row_materialisation import WriteTask
 from tidegate.spark.session import spark_settings
 from tidegate.subtask.chain import OperatorFailure
@@ -95,10 +95,10 @@ def test_blocks_hold_whole_keys_in_order_of_time_and_all_rows_once(
     assert stage.by_key
     times = pa.array([(i * 37) % 101 for i in range(len(keys))]).cast(pa.timestamp("ms"))
     batch = pa.record_batch([pa.array(keys), pa.array(range(len(keys))), times], schema=ROWS)
-    tagged = Tagger(plan, stage, stage.inputs[0], 0).tagged(batch)
+    tagged = ExchangeSender(plan, stage, stage.inputs[0], 0).tagged(batch)
     ordered = pa.Table.from_batches([tagged]).sort_by([(name, "ascending") for name in SORTED_BY]).combine_chunks()
     blocks = []
-    for block in Blocks(stage, ordered.to_batches(max_chunksize=batch_rows), block_rows):
+    for block in SortedBlocks(stage, ordered.to_batches(max_chunksize=batch_rows), block_rows):
         runs = [run.batch for run in block.runs]
         blocks.append(pa.Table.from_batches(runs))
     seen: set[int] = set()
@@ -124,7 +124,7 @@ def test_rebalanced_rows_find_the_same_subtask_when_a_stage_runs_again(is_ordere
     made = pa.record_batch(list(rows(np.arange(300)).values()), schema=ROWS)
 
     def targets(batches: list[pa.RecordBatch]) -> dict[int, int]:
-        tagger = Tagger(plan, stage, stage.inputs[0], 1)
+        tagger = ExchangeSender(plan, stage, stage.inputs[0], 1)
         tagged = pa.Table.from_batches([tagger.tagged(batch) for batch in batches])
         return dict(zip(tagged["c0_1"].to_pylist(), tagged[TARGET].to_pylist(), strict=True))
 
@@ -137,7 +137,7 @@ def test_rebalanced_rows_find_the_same_subtask_when_a_stage_runs_again(is_ordere
 
 def test_a_block_is_fed_in_full_whatever_the_cut_when_state_is_not_by_key() -> None:
     stage = windowed().stages[1]
-    assert list(Blocks(stage, [], None)) == []
+    assert list(SortedBlocks(stage, [], None)) == []
 
 
 def test_a_subtask_is_told_by_its_rows_else_by_its_partition() -> None:
@@ -151,7 +151,7 @@ def test_a_subtask_is_told_by_its_rows_else_by_its_partition() -> None:
 
 def test_what_a_task_tells_of_its_failure_is_found_in_the_text_of_an_error_of_spark() -> None:
     cause = OperatorFailure("doubled", 2, ValueError('bad "row"\nof two lines'))
-    text = f"Job aborted\n  TaskFailedError: {TaskFailedError(FAILURE + json.dumps(told_failure(cause)))}\n"
+    text = f"Job aborted\n  TaskFailedError: {TaskFailedError(FAILURE + json.dumps(failure_report(cause)))}\n"
     found = failure_in(text + "\tat org.apache.spark")
     assert found is not None
     assert (found.message, found.operator, found.subtask) == ('ValueError: bad "row"\nof two lines', "doubled", 2)
@@ -178,9 +178,9 @@ def test_written_rows_are_read_as_splits_and_go_on_from_a_position(tmp_path: Pat
     again = source.create_reader(SourceContext("x", 0, 1))
     again.add_splits(reader.snapshot())
     assert again.poll(0).state == "end"
-    assert source.unavailable(splits) == []
+    assert source.unavailable_splits(splits) == []
     (tmp_path / "files" / "part-0.parquet").unlink()
-    assert [split_id for split_id, _ in source.unavailable(splits)] == [splits[0].split_id]
+    assert [split_id for split_id, _ in source.unavailable_splits(splits)] == [splits[0].split_id]
 
 
 def test_a_frame_without_rows_has_no_splits() -> None:

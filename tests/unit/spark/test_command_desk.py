@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.coordinator.events import Answer
+from tidegate.coordinator.events import CommandAnswer
 from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 from tidegate.errors import StoreError
 from tidegate.jobs.layout import JobLayout
@@ -127,7 +127,7 @@ def test_a_command_that_cannot_be_read_is_answered_and_keeps_no_other_waiting(ri
     result = wait_for(lambda: desk.take() or rig.result("c1"))
     assert (result.ok, result.code) == (False, "invalid_command")
     assert "c1.json" in result.message
-    desk.answer_all(AnswerAllOpen(Answer("", False, "job_ended", "over")))
+    desk.answer_all(AnswerAllOpen(CommandAnswer("", False, "job_ended", "over")))
     assert [n for n in rig.store.list(LAYOUT.commands) if "result" in n] == ["c1.result.json", "c2.result.json"]
 
 
@@ -154,7 +154,7 @@ def test_an_answer_that_the_store_did_not_take_is_written_later(rig: Rig) -> Non
     rig.send("c1")
     desk = rig.desk(Stumbling(rig.store, "create", "c1.result"))
     wait_for(desk.take)
-    desk.answer(Answer("c1", True, "completed", "done"))
+    desk.answer(CommandAnswer("c1", True, "completed", "done"))
     assert rig.result("c1") is None
     desk.take()
     assert wait_for(lambda: rig.result("c1")).ok
@@ -229,7 +229,7 @@ def test_a_command_answered_by_another_driver_is_not_carried_out(rig: Rig) -> No
 
 def test_a_command_whose_client_died_before_it_rang_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """S9.4."""
-    monkeypatch.setattr(command_poller, "POLLS_PER_LOOK", 2)
+    monkeypatch.setattr(command_poller, "POLLS_PER_LISTING", 2)
     monkeypatch.setattr(command_poller, "POLL_S", 0.01)
     desk = rig.desk()
     rig.send("c1")
@@ -253,7 +253,9 @@ def test_a_command_under_anothers_name_is_not_taken(rig: Rig) -> None:
 def test_commands_that_come_after_the_jobs_end_are_answered_as_those_before_it(rig: Rig) -> None:
     """S9.4."""
     desk = rig.desk()
-    farewell = AnswerAllOpen(Answer("", False, "job_ended", "over"), {"cancel": Answer("", True, "canceled", "done")})
+    farewell = AnswerAllOpen(
+        CommandAnswer("", False, "job_ended", "over"), {"cancel": CommandAnswer("", True, "canceled", "done")}
+    )
     rig.send("c1", verb="cancel")
     wait_for(desk.take)
     desk.answer_all(farewell)

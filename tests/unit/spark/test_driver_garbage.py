@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tidegate.errors import FencedError
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, write_pinned_graph
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.records import RestoreFrom, encode
@@ -52,8 +52,10 @@ class Left:
         self.spec = self.client.submit(pipeline=f"{folder / 'small.py'}:build")
         nonces = itertools.count()
         log = DecisionLog(self.client.store, self.client.layout, lambda: NOW, lambda: f"first-{next(nonces)}")
-        reign = log.reign(spec=1, launch=1)
-        pin_graph(self.client.store, self.client.layout, PinnedGraph(1, 1, 128, {"version": 5, "operators": []}, NOW))
+        reign = log.begin_generation(spec=1, launch=1)
+        write_pinned_graph(
+            self.client.store, self.client.layout, PinnedGraph(1, 1, 128, {"version": 5, "operators": []}, NOW)
+        )
         for n in (1, 2, 3, 4):
             path = self.client.layout.checkpoint(n, 1)
             data = {"checkpoint_id": n, "kind": "checkpoint", "path": path}
@@ -71,7 +73,9 @@ class Left:
         self.client.store.create(self.client.layout.spec(2), encode(later))
 
     def fence(self) -> None:
-        DecisionLog(self.client.store, self.client.layout, lambda: NOW, lambda: "third").reign(spec=1, launch=3)
+        DecisionLog(self.client.store, self.client.layout, lambda: NOW, lambda: "third").begin_generation(
+            spec=1, launch=3
+        )
 
     def drive(self, monkeypatch: pytest.MonkeyPatch, during: Any) -> int:
         """A second driver, without Spark and grace, that calls `during(job)` and ends."""
@@ -85,7 +89,7 @@ class Left:
                 during(self._job)
                 return 0
 
-        monkeypatch.setattr(driver_module, "Supervision", Supervision)
+        monkeypatch.setattr(driver_module, "StreamingLoop", Supervision)
         return driver_module.Driver(self.client.root, "small", spec_number=1, launch=2, storage_options={}).run()
 
 

@@ -76,7 +76,7 @@ def test_the_driver_ends_with_its_own_code_and_answers_nothing(
     client = JobClient(str(tmp_path / "jobs"), "small")
     client.submit(pipeline=f"{tmp_path / 'small.py'}:build")
     command = client.send("savepoint", issued_by="test")
-    monkeypatch.setattr(driver_module, "Supervision", DeafSupervision)
+    monkeypatch.setattr(driver_module, "StreamingLoop", DeafSupervision)
     code = driver_module.main(["--root", client.root, "--job", "small", "--spec", "1", "--launch", "1"])
     said = capsys.readouterr().err
     assert code == 14 and "entry 2, 'status'" in said and "the new driver reads in the log" in said

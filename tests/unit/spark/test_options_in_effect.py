@@ -63,8 +63,8 @@ class Submitted:
             def run(self) -> int:
                 return 0
 
-        self._monkeypatch.setattr(driver_module, "Supervision", Supervision)
-        self._monkeypatch.setattr(driver_module, "BatchSupervision", Supervision)
+        self._monkeypatch.setattr(driver_module, "StreamingLoop", Supervision)
+        self._monkeypatch.setattr(driver_module, "BatchLoop", Supervision)
         self._launches += 1
         driver = driver_module.Driver(
             self.client.root, "small", spec_number=1, launch=self._launches, storage_options={}

@@ -28,7 +28,7 @@ class Observed:
     def look(self, after_ms: int = 0) -> list[Command]:
         """Commands that wait after a look."""
         self.now_ms += after_ms
-        self.observer.look()
+        self.observer.poll()
         layout, store = self.client.layout, self.client.store
         found = [self.client.command(i) for i in layout.unanswered(store.list(layout.commands))]
         return [command for command in found if command is not None]

@@ -10,7 +10,7 @@ import pytest
 from tidegate.errors import FencedError, StoreError, UnclearAnswerError
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.spark.driver_loop import checkpoint_deletion as retiring_module
-from tidegate.spark.driver_loop.checkpoint_deletion import RETRY_S, Retiring
+from tidegate.spark.driver_loop.checkpoint_deletion import RETRY_S, CheckpointDeletion
 
 _names = itertools.count()
 
@@ -26,7 +26,7 @@ class Shelf:
         for folder in ("a", "b", "c"):
             self.store.create(f"{folder}/state", b"")
             self.store.create(f"{folder}/_metadata", b"")
-        self.retiring = Retiring(self.store, self.check, grace_s=10.0, now_s=lambda: self.now_s)
+        self.retiring = CheckpointDeletion(self.store, self.check, grace_s=10.0, now_s=lambda: self.now_s)
 
     def check(self) -> None:
         self.checks += 1

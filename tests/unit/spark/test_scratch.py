@@ -15,8 +15,8 @@ import pytest
 
 from tidegate.channel.control.protocol import Failed
 from tidegate.spark import slot_entry
-from tidegate.spark.scratch import Scratch
-from tidegate.spark.slot_entry import SlotProcess
+from tidegate.spark.scratch import ScratchFolder
+from tidegate.spark.slot_entry import SlotRuntime
 
 
 class Exited(BaseException):
@@ -41,7 +41,7 @@ def test_the_folder_of_a_killed_slot_is_removed_by_the_next(disk: Path, dead_pro
     left = disk / f"tidegate-slot3-{dead_process}-abcdefgh"
     (left / "rides").mkdir(parents=True)
     (left / "rides" / "000008.sst").write_bytes(b"x")
-    scratch = Scratch(0)
+    scratch = ScratchFolder(0)
     assert [path.name for path in disk.iterdir()] == [Path(scratch.path).name]
     scratch.remove()
     scratch.remove()
@@ -49,7 +49,7 @@ def test_the_folder_of_a_killed_slot_is_removed_by_the_next(disk: Path, dead_pro
 
 
 def test_folders_of_slots_that_live_stay_and_so_does_what_only_looks_alike(disk: Path, dead_process: int) -> None:
-    first = Scratch(0)
+    first = ScratchFolder(0)
     held = Path(first.path).rename(disk / f"tidegate-slot0-{dead_process}-inanothe")  # as a container's, with other ids
     (disk / "elsewhere").mkdir()
     alike = [f"tidegate-slot0-{dead_process}-abcdefgh.bak", f"my-tidegate-slot0-{dead_process}-abcdefgh"]
@@ -57,21 +57,21 @@ def test_folders_of_slots_that_live_stay_and_so_does_what_only_looks_alike(disk:
         (disk / name).mkdir()
     link = disk / f"tidegate-slot1-{dead_process}-abcdefgh"
     link.symlink_to(disk / "elsewhere")
-    second, third = Scratch(1), Scratch(2)
+    second, third = ScratchFolder(1), ScratchFolder(2)
     there = {path.name for path in disk.iterdir()}
     expected = {held.name, link.name, "elsewhere", *alike, Path(second.path).name, Path(third.path).name}
     assert there == expected
 
 
-def process(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> SlotProcess:
+def process(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> SlotRuntime:
     """A slot with these alone; its exit raises `Exited`."""
 
     def end(code: int) -> None:
         raise Exited(code)
 
     monkeypatch.setattr(slot_entry.os, "_exit", end)
-    slot = SlotProcess.__new__(SlotProcess)
-    attributes = {"_index": 0, "_over": threading.Event(), "_scratch": Scratch(0), **attributes}
+    slot = SlotRuntime.__new__(SlotRuntime)
+    attributes = {"_index": 0, "_over": threading.Event(), "_scratch": ScratchFolder(0), **attributes}
     for name, value in attributes.items():
         setattr(slot, name, value)
     return slot

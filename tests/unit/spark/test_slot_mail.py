@@ -10,7 +10,7 @@ import pytest
 from tidegate.channel.control.protocol import Cancel, LetFinish
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.spark.slot_entry import SlotMail
-from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.slot import LoopSignal, Slot
 
 
 def slot() -> Slot:
@@ -23,7 +23,7 @@ def slot() -> Slot:
         threshold_bytes=0,
         writers=ThreadPoolExecutor(1),
         now_ms=lambda: 0,
-        wake=Wake(),
+        wake=LoopSignal(),
     )
 
 
@@ -32,7 +32,7 @@ def test_what_comes_before_the_loop_is_handed_to_it() -> None:
     mail, loop = SlotMail(), slot()
     mail.deliver(Cancel())
     mail.open(loop)
-    loop.pump()
+    loop.run_round()
     assert loop.was_cancelled
 
 
@@ -61,8 +61,8 @@ def test_what_the_loop_has_taken_does_not_come_back() -> None:
     mail, loop = SlotMail(), slot()
     mail.open(loop)
     mail.deliver(LetFinish())
-    loop.pump()
-    loop.tell(lambda: None)
+    loop.run_round()
+    loop.post(lambda: None)
     mail.close()
     with pytest.raises(queue.Empty):
         mail.take(0)

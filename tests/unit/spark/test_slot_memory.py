@@ -10,7 +10,7 @@ import pytest
 from tidegate.channel.control.protocol import Failed
 from tidegate.jobs.options import JobOptions
 from tidegate.spark import slot_entry
-from tidegate.spark.slot_entry import SlotProcess
+from tidegate.spark.slot_entry import SlotRuntime
 from tidegate.subtask.failure_codes import SLOT_MEMORY
 
 
@@ -27,7 +27,7 @@ def test_a_slot_that_exceeds_its_memory_says_which_it_is_and_why(monkeypatch: py
 
     monkeypatch.setattr(slot_entry, "resident_bytes", lambda: 3 * 2**30)
     monkeypatch.setattr(slot_entry.os, "_exit", ended)
-    slot: Any = object.__new__(SlotProcess)
+    slot: Any = object.__new__(SlotRuntime)
     slot._index = 3
     slot._options = JobOptions(slot_memory="1 GiB")
     slot._over = SimpleNamespace(wait=lambda _s: False)

@@ -17,7 +17,7 @@ from tidegate.connectors.discard import Discard
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import StatusHint, decode
 from tidegate.jobs.stores.in_memory import MemoryStore
-from tidegate.spark.driver_loop.attempt import SlotView
+from tidegate.spark.driver_loop.attempt import SlotState
 from tidegate.spark.driver_loop.status_hint import HintWriter, job_metrics, job_watermark_us
 
 LAYOUT = JobLayout("job")
@@ -41,7 +41,7 @@ def test_what_is_shown_is_asked_for_at_each_write(store: MemoryStore) -> None:
         return {"asked": len(asked)}
 
     for _ in range(1_000):
-        hint.show(look)
+        hint.set_source(look)
     assert asked == []
     hint.update(restarts=2)
     for n in (1, 2):
@@ -52,32 +52,32 @@ def test_what_is_shown_is_asked_for_at_each_write(store: MemoryStore) -> None:
 def test_a_look_that_fails_does_not_stop_the_heartbeat(store: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
     hint = HintWriter(store, LAYOUT, 1, 1.0, lambda: "now")
     hint.update(restarts=2)
-    hint.show(lambda: {}["nothing"])
+    hint.set_source(lambda: {}["nothing"])
     hint.write_now()
     assert written(store).heartbeat == 1 and dict(written(store).data) == {"restarts": 2}
     assert "KeyError" in capsys.readouterr().err
 
 
-def slot(*watermarks: int, source: int | None = None) -> SlotView:
+def slot(*watermarks: int, source: int | None = None) -> SlotState:
     """A slot whose subtasks have told these watermarks; `source`: that of its source's chain."""
     told = [SubtaskMetrics((chain, 0), 0, 0, mark) for chain, mark in enumerate(watermarks)]
     if source is not None:
         told.append(SubtaskMetrics((9, 0), 0, 0, source, source=SourceMetrics("flights", 3, False)))
-    return SlotView(metrics=SlotMetrics(1, tuple(told)))
+    return SlotState(metrics=SlotMetrics(1, tuple(told)))
 
 
 @pytest.mark.parametrize(
     ("slots", "watermark_us"),
     [
         ((slot(7, 5), slot(6, 9)), 5),
-        ((slot(7, 5), SlotView()), None),
+        ((slot(7, 5), SlotState()), None),
         ((slot(7, MIN_WATERMARK), slot(6, 9)), None),
         ((slot(7, MAX_WATERMARK), slot(MAX_WATERMARK, 9)), 7),
         ((slot(MAX_WATERMARK), slot(MAX_WATERMARK)), None),
     ],
 )
 def test_the_watermark_of_a_job_is_one_that_every_subtask_has_passed(
-    slots: tuple[SlotView, ...], watermark_us: int | None
+    slots: tuple[SlotState, ...], watermark_us: int | None
 ) -> None:
     """S4.4: while one slot has told nothing, none is known."""
     assert job_watermark_us(dict(enumerate(slots))) == watermark_us
@@ -87,7 +87,7 @@ def test_the_watermark_of_a_source_is_told_once_all_its_subtasks_have_told_their
     graph: Any = SimpleNamespace(nodes=[SimpleNamespace(uid="flights", source=SimpleNamespace(boundedness="bounded"))])
     told = [
         job_metrics(graph, dict(enumerate(slots)))["sources"]["flights"]["watermark_us"]
-        for slots in ((slot(7, source=7), slot(8, source=8)), (slot(7, source=7), SlotView()))
+        for slots in ((slot(7, source=7), slot(8, source=8)), (slot(7, source=7), SlotState()))
     ]
     assert told == [7, None]
 
@@ -97,7 +97,7 @@ def test_what_a_source_has_skipped_is_counted_over_its_subtasks_beside_what_oper
     p = Pipeline()
     p.read(DataGen(lambda n: {"n": n}, pa.schema([("n", pa.int64())]), rows=1), uid="lines").write(Discard(), uid="out")
     views = {
-        slot: SlotView(metrics=SlotMetrics(1, (SubtaskMetrics((0, slot), 0, 0, 0, source=source, counters=counts),)))
+        slot: SlotState(metrics=SlotMetrics(1, (SubtaskMetrics((0, slot), 0, 0, 0, source=source, counters=counts),)))
         for slot, source, counts in (
             (0, SourceMetrics("lines", 5, False, counters={"bad_records": 1}), {"parse": {"late_dropped": 4}}),
             (1, SourceMetrics("lines", 5, False, counters={"bad_records": 2}), {}),
@@ -111,7 +111,7 @@ def test_what_a_source_has_skipped_is_counted_over_its_subtasks_beside_what_oper
 def test_counts_of_sources_that_had_ended_before_the_run_are_shown_with_the_others() -> None:
     graph: Any = SimpleNamespace(nodes=[SimpleNamespace(uid="flights", source=SimpleNamespace(boundedness="bounded"))])
     source = SourceMetrics("flights", 3, False, counters={"bad_records": 2})
-    told = SlotView(metrics=SlotMetrics(1, (SubtaskMetrics((0, 0), 0, 0, 0, source=source),)))
+    told = SlotState(metrics=SlotMetrics(1, (SubtaskMetrics((0, 0), 0, 0, 0, source=source),)))
     ended = {"flights": {"bad_records": 5}, "airlines": {"new_fields": 1}}
     counters = job_metrics(graph, {0: told}, ended)["counters"]
     assert counters == {"flights": {"bad_records": 7}, "airlines": {"new_fields": 1}}

@@ -54,7 +54,7 @@ def test_a_driver_that_comes_out_of_its_queue_after_a_newer_submission_does_not_
 def test_a_driver_that_comes_after_a_newer_ones_fence_does_not_begin(tmp_path: Path) -> None:
     """S9.2: also when nobody recorded the newer launch here."""
     client = submitted(tmp_path)
-    client.log.reign(spec=1, launch=2)
+    client.log.begin_generation(spec=1, launch=2)
     with pytest.raises(FencedError, match="launch 1 of submission 1 is over"):
         Driver(client.root, "flights", spec_number=1, launch=1, storage_options={}).run()
     assert len(client.decisions()) == 1

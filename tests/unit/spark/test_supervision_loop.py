@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.driver_job import Job
+from tidegate.coordinator.driver_job import DriverJob
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.coordinator.supervision.supervisor import EXIT_JOB_FAILED, SIGTERM_STOP
 from tidegate.coordinator.topology import ChainShape, Topology
@@ -25,7 +25,7 @@ from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.job_graph import JobGraph
 from tidegate.spark.driver_loop import streaming_loop
 from tidegate.spark.driver_loop.command_desk import CommandDesk
-from tidegate.spark.driver_loop.streaming_loop import Supervision
+from tidegate.spark.driver_loop.streaming_loop import StreamingLoop
 from tidegate.spark.session import ui_url
 
 NOW = "2026-01-01T00:00:00+00:00"
@@ -55,7 +55,7 @@ class FakeJob:
         self.spec = Spec("job", 1, "s", "m:f", "", {}, {}, "local", {}, {}, None, "l", None, NOW, "test")
         nonces = map(str, itertools.count())
         self.log = DecisionLog(self.store, LAYOUT, lambda: NOW, lambda: next(nonces))
-        self.reign = self.log.reign(spec=1, launch=1)
+        self.generation_log = self.log.begin_generation(spec=1, launch=1)
         self.desk = CommandDesk(self.store, LAYOUT, self.spec, 1, lambda: NOW, time.time)
         self.hint = SimpleNamespace(data={}, update=lambda **data: self.hint.data.update(data))
         self.retiring = SimpleNamespace(grace_s=0.0, add=lambda *_: None, overdue=0)
@@ -88,9 +88,9 @@ class FakeJob:
     def spared(self) -> frozenset[str]:
         return frozenset({f"{LAYOUT.checkpoints}/chk-2-g1"})
 
-    delete_checkpoints, _checkpoint_folders = Job.delete_checkpoints, Job._checkpoint_folders
-    shared_files = Job.shared_files
-    verdicts = Job.verdicts
+    delete_checkpoints, _checkpoint_folders = DriverJob.delete_checkpoints, DriverJob._checkpoint_folders
+    shared_files = DriverJob.shared_files
+    verdicts = DriverJob.verdicts
 
     def go_back(self, _restore: Any, _run_id: str) -> None:
         """Nothing was committed."""
@@ -130,7 +130,7 @@ class FakeRun:
 
     def __init__(self) -> None:
         self.outcome: RunEnded | RunFailed | None = None
-        self.requests: list[ev.Request] = []
+        self.requests: list[ev.SnapshotRequest] = []
         self.overdue = 0
 
     def take(self, wish: Any) -> None:
@@ -160,7 +160,7 @@ class FakeAttempt:
         self.job_run.fail(outcome)
         return outcome
 
-    def shut_down(self, _reason: str) -> list[ev.Request]:
+    def shut_down(self, _reason: str) -> list[ev.SnapshotRequest]:
         return [r for r in self.job_run.requests if r.request_id is not None]
 
     def until(self, condition: Callable[[], Any]) -> None:
@@ -181,7 +181,7 @@ class Loop:
         self.job = job
         remaining = list(scripts)
         untyped: Any = job
-        self.supervision = Supervision(
+        self.supervision = StreamingLoop(
             untyped,
             self.terminated,
             new_session=lambda *_: SimpleNamespace(  # type: ignore[arg-type, return-value]
@@ -234,7 +234,7 @@ def test_a_command_reaches_the_run_and_its_answer_the_store() -> None:
         attempt.up()
         job.send("sp", "savepoint", path="/here")
         attempt.until(lambda: attempt.job_run.requests)
-        attempt.real_run.answer(ev.Answer("sp", True, "completed", "done"))
+        attempt.real_run.answer(ev.CommandAnswer("sp", True, "completed", "done"))
         attempt.until(lambda: job.result("sp"))
         return ENDED
 
@@ -246,7 +246,7 @@ def test_a_command_reaches_the_run_and_its_answer_the_store() -> None:
 def test_a_request_that_a_run_left_unanswered_goes_to_the_next() -> None:
     """S1.2: also one that came when the run had its outcome already."""
     job = FakeJob()
-    taken: list[ev.Request] = []
+    taken: list[ev.SnapshotRequest] = []
 
     def dying(attempt: FakeAttempt) -> RunFailed:
         attempt.up()
@@ -293,7 +293,9 @@ def test_sigterm_asks_the_run_for_a_savepoint() -> None:
         attempt.up()
         supervised.terminated.set()
         attempt.until(lambda: attempt.job_run.requests)
-        assert attempt.job_run.requests == [ev.Request("stop-savepoint", request_id=SIGTERM_STOP, stop="suspend")]
+        assert attempt.job_run.requests == [
+            ev.SnapshotRequest("stop-savepoint", request_id=SIGTERM_STOP, stop="suspend")
+        ]
         return RunEnded("suspend", 1, "job/sp-1", None)
 
     supervised = Loop(job, script)
@@ -334,7 +336,7 @@ def test_a_stop_whose_time_is_up_as_the_slots_come_is_given_up_by_the_run(monkey
 
     supervised = Loop(job, script, slots=look)
     assert supervised.run() == 0
-    assert [type(wish) for wish in taken] == [ev.Request, ev.GiveUpStop]
+    assert [type(wish) for wish in taken] == [ev.SnapshotRequest, ev.TimeOutStop]
 
 
 def test_a_cancel_ends_a_job_that_waits_for_slots_and_every_later_one_is_answered_so() -> None:
@@ -394,7 +396,7 @@ def test_setting_the_clock_of_the_machine_moves_nothing_in_a_run(monkeypatch: py
 def replaced(job: FakeJob) -> None:
     """A newer driver begins its reign."""
     nonces = map(str, itertools.count(100))
-    DecisionLog(job.store, LAYOUT, lambda: NOW, lambda: next(nonces)).reign(spec=1, launch=2)
+    DecisionLog(job.store, LAYOUT, lambda: NOW, lambda: next(nonces)).begin_generation(spec=1, launch=2)
 
 
 def test_a_driver_that_appends_nothing_notices_that_a_newer_one_reigns() -> None:

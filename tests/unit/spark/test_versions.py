@@ -11,7 +11,7 @@ import pytest
 
 from tidegate.channel.control.protocol import Failed
 from tidegate.errors import EnvironmentProblemError
-from tidegate.spark.slot_entry import SlotProcess
+from tidegate.spark.slot_entry import SlotRuntime
 from tidegate.spark.versions import check_versions, own_versions
 
 DRIVER = {"python": "3.11", "pyarrow": "19.0", "tidegate": "0.1.0"}
@@ -38,7 +38,7 @@ def test_a_version_that_a_slot_does_not_know_of_differs() -> None:
 
 def test_a_slot_with_other_versions_tells_the_driver_and_builds_nothing() -> None:
     sent: list[dict[str, Any]] = []
-    slot = object.__new__(SlotProcess)
+    slot = object.__new__(SlotRuntime)
     slot.__dict__.update(
         _parameters=SimpleNamespace(job_id="j", versions={**own_versions(), "pyarrow": "1.0"}),
         _index=3,

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from state_suites.plain_states import Shelf
+from state_suites.plain_states import SnapshotShelf
 
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.snapshot.parts import StatePart
@@ -33,7 +33,7 @@ STATES = (
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_limits, "LARGEST_ARRAY", LIMIT)
+    monkeypatch.setattr(array_limits, "MAX_ARRAY_BYTES", LIMIT)
     monkeypatch.setattr(frozen_state, "INLINE_BYTES", LIMIT)
     monkeypatch.setattr(arrow_columns, "COMPACT_BYTES", 1_000)
     monkeypatch.setattr(list_columns, "COMPACT_ROWS", 100)
@@ -83,14 +83,14 @@ def rows_of(parts: Sequence[StatePart]) -> dict[str, list[dict[str, Any]]]:
 def test_snapshots_cut_what_is_too_large_for_one_array_and_restores_put_it_together() -> None:
     backend = opened(HeapBackend())
     written(backend, 1)
-    parts = Shelf().take(backend.snapshot(1)())
+    parts = SnapshotShelf().take(backend.snapshot(1)())
     for part in parts:
         batches = [batch for table in part.tables() for batch in table.to_batches()]
         assert len(batches) > 3
         assert max(max(sizes(column)) for batch in batches for column in batch.columns) <= LIMIT
     again = opened(HeapBackend())
     again.restore(parts)
-    assert rows_of(Shelf().take(again.snapshot(2)())) == rows_of(parts)
+    assert rows_of(SnapshotShelf().take(again.snapshot(2)())) == rows_of(parts)
     assert len(rows_of(parts)["value"]) == KEYS
 
 

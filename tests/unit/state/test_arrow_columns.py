@@ -15,7 +15,7 @@ from tidegate.errors import PipelineError
 from tidegate.state.arrow import arrow_columns
 from tidegate.state.arrow.arrow_buffers import ranges_of
 from tidegate.state.arrow.arrow_columns import new_column
-from tidegate.state.cells import Cells
+from tidegate.state.cells import CopyOnWriteArrays
 
 CASES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "int8": (pa.int8(), [1, -1, None]),
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[pa.DataType, list[Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_entries_are_overwritten_and_read_in_any_order(case: str) -> None:
     type_, values = CASES[case]
-    cells = Cells(16)
+    cells = CopyOnWriteArrays(16)
     column = new_column(cells, "c", type_)
     held: list[Any] = [None] * 16
     choose = random.Random(7)
@@ -62,7 +62,7 @@ def test_a_log_that_is_mostly_dead_is_written_anew_and_what_was_frozen_stays(
 ) -> None:
     monkeypatch.setattr(arrow_columns, "COMPACT_BYTES", 100)
     type_, values = CASES[case]
-    cells = Cells(64)
+    cells = CopyOnWriteArrays(64)
     column = new_column(cells, "c", type_)
     entries = np.arange(64, dtype=np.int32)
     frozen: list[Any] = []
@@ -79,7 +79,7 @@ def test_a_log_that_is_mostly_dead_is_written_anew_and_what_was_frozen_stays(
 
 def test_a_type_that_state_cannot_hold_is_refused_by_name() -> None:
     with pytest.raises(PipelineError, match="'c'.*dictionary"):
-        new_column(Cells(1), "c", pa.dictionary(pa.int8(), pa.string()))
+        new_column(CopyOnWriteArrays(1), "c", pa.dictionary(pa.int8(), pa.string()))
 
 
 def test_a_value_of_2_to_the_31_is_refused_and_the_limit_is_named() -> None:

@@ -14,7 +14,7 @@ from state_suites.time_conformance import TimerTests
 
 from tidegate.state.heap.heap_timers import ColumnarTimers
 from tidegate.state.keyed_state import BackendContext, TimerKind, TimerService
-from tidegate.state.keys.key_sets import KeyedRows
+from tidegate.state.keys.key_sets import DistinctKeyRows
 from tidegate.state.state_layout import timer_schema
 
 SCHEMAS = {"int": pa.schema([("k", pa.int64())]), "pair": pa.schema([("k", pa.string()), ("n", pa.int32())])}
@@ -26,8 +26,8 @@ TIMES = st.integers(-3, 12)
 STEP = st.tuples(st.sampled_from(["register", "register", "delete", "due"]), st.integers(0, 2**30), TIMES)
 
 
-def keyed_rows(schema: pa.Schema) -> KeyedRows:
-    return KeyedRows(BackendContext("u", schema, tuple(schema.names), 16, range(16), lambda: 0))
+def keyed_rows(schema: pa.Schema) -> DistinctKeyRows:
+    return DistinctKeyRows(BackendContext("u", schema, tuple(schema.names), 16, range(16), lambda: 0))
 
 
 class WithColumnarTimers(ModelBackend):
@@ -36,7 +36,7 @@ class WithColumnarTimers(ModelBackend):
     def open(self, ctx: BackendContext) -> None:
         super().open(ctx)
         self._columnar: dict[TimerKind, ColumnarTimers] = {
-            kind: ColumnarTimers(kind, KeyedRows(ctx)) for kind in ("event", "processing")
+            kind: ColumnarTimers(kind, DistinctKeyRows(ctx)) for kind in ("event", "processing")
         }
 
     def timers(self, kind: TimerKind) -> TimerService:

@@ -7,21 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tidegate.state.cells import CHUNK_ENTRIES, Arrays, Cells, FrozenCells
+from tidegate.state.cells import CHUNK_ENTRIES, Arrays, CopyOnWriteArrays, FrozenArrays
 
 CHUNKS = 5
 SIZE = CHUNKS * CHUNK_ENTRIES - 7
 
 
-def cells() -> Cells:
-    made = Cells(SIZE)
+def cells() -> CopyOnWriteArrays:
+    made = CopyOnWriteArrays(SIZE)
     made.add("n", np.int64)
     made.arrays["n"][:] = np.arange(SIZE)
     made.touch_all(SIZE)
     return made
 
 
-def write(made: Cells, entries: list[int], value: int) -> None:
+def write(made: CopyOnWriteArrays, entries: list[int], value: int) -> None:
     numbers = np.array(entries, np.int32)
     made.touch(numbers)
     made.arrays["n"][numbers] = value
@@ -55,14 +55,14 @@ def test_a_chunk_counts_as_safe_only_once_it_is_copied(monkeypatch: pytest.Monke
     """Whoever finds it safe writes without waiting for the reader."""
     made = cells()
     frozen = made.freeze(SIZE)
-    copy = FrozenCells._copy
+    copy = FrozenArrays._copy
     safe: list[bool] = []
 
-    def watched_copy(self: FrozenCells, chunk: int) -> Arrays:
+    def watched_copy(self: FrozenArrays, chunk: int) -> Arrays:
         safe.append(bool(self._safe[chunk]) or self.is_read)
         return copy(self, chunk)
 
-    monkeypatch.setattr(FrozenCells, "_copy", watched_copy)
+    monkeypatch.setattr(FrozenArrays, "_copy", watched_copy)
     for chunk in range(CHUNKS - 1):
         frozen.read(chunk)
     write(made, [SIZE - 1], -1)

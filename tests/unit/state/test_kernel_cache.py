@@ -10,7 +10,7 @@ from pathlib import Path
 import numba
 
 import tidegate
-from tidegate.spark.kernel_preload import compile_all
+from tidegate.spark.kernel_preload import preload_kernels
 from tidegate.state.compiler import CACHE_VARIABLE, private_cache_directory
 from tidegate.state.keys.key_hash import _targets
 from tidegate.state.keys.key_index_kernels import add_bytes, add_fixed
@@ -35,7 +35,7 @@ def test_no_cache_can_be_made_below_a_file(tmp_path: Path) -> None:
 
 
 def test_every_kernel_is_compiled_before_it_is_called() -> None:
-    compile_all()
+    preload_kernels()
     for compiled in (_targets, add_fixed, add_bytes):
         assert len(compiled.signatures) == 1  # type: ignore[attr-defined]
     assert os.environ[CACHE_VARIABLE] == numba.config.CACHE_DIR

@@ -13,13 +13,13 @@ from state_suites.model_backend import ModelBackend
 
 from tidegate.state.heap.heap_backend import HeapBackend, MemoryBackend
 from tidegate.state.keyed_state import KeyedStateBackend
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.rocksdb_backend import RocksDBBackend
 
 BACKENDS: dict[str, Callable[[], KeyedStateBackend]] = {
     "model": ModelBackend,
     "heap": HeapBackend,
     "memory": MemoryBackend,
-    "rocksdb": RocksBackend,
+    "rocksdb": RocksDBBackend,
 }
 SETTINGS = settings(
     max_examples=20,

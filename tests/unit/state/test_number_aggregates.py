@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.state.aggregates.numbers import Accumulator, SumOverflowError, read_values
-from tidegate.state.cells import Cells
+from tidegate.state.cells import CopyOnWriteArrays
 
 
 def aggregate(function: Any, array: pa.Array, output: pa.DataType, entries: list[int] | None = None) -> list[Any]:
@@ -91,7 +91,7 @@ def test_restored_aggregates_go_on_where_the_frozen_ones_were(function: Any, val
     output = pa.int64() if function == "count" else pa.float64()
     entries = np.array([0, 1, 2], np.int32)
     more = pa.array([2.0, None, 8.0])
-    cells = Cells(3)
+    cells = CopyOnWriteArrays(3)
     going = Accumulator("x", function, pa.float64(), output, cells)
     going.add(entries, rows(pa.array(values)), 0)
     frozen = cells.freeze(3)

@@ -16,7 +16,7 @@ from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
 from tidegate.state.keyed_state import BackendContext, Elements, KeySet, StateDescriptor, TimeToLive
 from tidegate.state.rocksdb import portable_rows, row_cache
 from tidegate.state.rocksdb.list_chunks import CHUNK_BYTES
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.rocksdb_backend import RocksDBBackend
 from tidegate.state.state_layout import TIME_COLUMN
 
 KEYS = pa.schema([("k", pa.int64())])
@@ -25,7 +25,7 @@ COUNTS = StateDescriptor("counts", "reducing", pa.schema([("n", pa.int64())]), r
 LISTS = StateDescriptor("lists", "list", pa.schema([("n", pa.int64())]))
 SMALL_BYTES = 2**20
 
-Opener = Callable[..., RocksBackend]
+Opener = Callable[..., RocksDBBackend]
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
         key_groups: range = range(128),
         now_ms: Callable[[], int] = lambda: 0,
         memory_bytes: int = 16 * 2**20,
-    ) -> RocksBackend:
-        backend = RocksBackend()
+    ) -> RocksDBBackend:
+        backend = RocksDBBackend()
         scratch = tmp_path / name
         context = BackendContext("rides", KEYS, ("k",), 128, key_groups, now_ms, str(scratch), memory_bytes)
         backend.open(context)
@@ -60,11 +60,11 @@ def column(values: Any) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array(values, pa.int64())})
 
 
-def put(backend: RocksBackend, keys: Any, values: Any) -> None:
+def put(backend: RocksDBBackend, keys: Any, values: Any) -> None:
     backend.value(VALUE).put(backend.keys(batch_of(keys)), column(values))
 
 
-def values(backend: RocksBackend, keys: Any) -> list[int | None]:
+def values(backend: RocksDBBackend, keys: Any) -> list[int | None]:
     found = backend.value(VALUE).get(backend.keys(batch_of(keys)))
     pairs = zip(found.present.tolist(), found.columns.column("n").to_pylist(), strict=True)
     return [value if present else None for present, value in pairs]
@@ -83,7 +83,7 @@ def kept(blob: Blob, data: bytes | None = None) -> Blob:
     return Blob(f"run-7-{blob.id}", lambda: content, len(content))
 
 
-def disk_rows(backend: RocksBackend, name: str) -> int:
+def disk_rows(backend: RocksDBBackend, name: str) -> int:
     return sum(len(keys) for keys, _ in backend._database.table(name).scan())
 
 
@@ -270,7 +270,7 @@ def test_rows_that_are_over_go_from_the_disk_also_when_snapshots_write_them_all(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S5.1: between two snapshots there is never enough for the cache to write by itself."""
-    monkeypatch.setattr(row_cache, "MOST_CHANGES", 1_000)
+    monkeypatch.setattr(row_cache, "MAX_CHANGES", 1_000)
     now = 0
     backend = opened(now_ms=lambda: now)
     state = backend.value(StateDescriptor("v", "value", VALUE.columns, ttl=TimeToLive(1_000)))
@@ -364,7 +364,7 @@ def test_a_portable_snapshot_of_large_state_is_in_pieces_that_are_read_one_at_a_
     assert (found.columns.column("n").to_numpy()[mine] == expected[mine]).all()
 
 
-def fired(backend: RocksBackend) -> list[tuple[int, int]]:
+def fired(backend: RocksDBBackend) -> list[tuple[int, int]]:
     due = backend.timers("event").due(10**6, 10**6)
     if due is None:
         return []
@@ -377,7 +377,7 @@ def test_timers_in_files_go_to_the_owners_of_their_keys(opened: Opener, portable
     """S5.5: 2 -> 3 -> 1 subtasks."""
     expected = sorted((key, time) for key in range(300) for time in (-5, 100 + key % 7))
 
-    def register(backend: RocksBackend) -> KeySet:
+    def register(backend: RocksDBBackend) -> KeySet:
         keys = backend.keys(batch_of(range(300)))
         start, stop = backend._ctx.key_groups.start, backend._ctx.key_groups.stop
         mine = np.flatnonzero((keys.groups >= start) & (keys.groups < stop)).astype(np.int32)
@@ -425,7 +425,7 @@ def test_files_keep_their_ids_through_restores(opened: Opener) -> None:
 
 def test_a_snapshot_takes_hold_of_a_bounded_number_of_changes(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """S5.2: the rest is in the database already."""
-    monkeypatch.setattr(row_cache, "MOST_CHANGES", 1_000)
+    monkeypatch.setattr(row_cache, "MAX_CHANGES", 1_000)
     backend = opened()
     for start in range(0, 10_000, 300):
         put(backend, range(start, start + 300), range(300))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from state_suites.backend_conformance import KeyedBackendConformance
 
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.rocksdb_backend import RocksDBBackend
 
 
 class TestRocksBackend(KeyedBackendConformance):
     many_keys = 10_000
 
-    def make_backend(self) -> RocksBackend:
-        return RocksBackend()
+    def make_backend(self) -> RocksDBBackend:
+        return RocksDBBackend()

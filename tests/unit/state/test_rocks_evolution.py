@@ -13,7 +13,7 @@ import pytest
 from tidegate.errors import SnapshotError
 from tidegate.snapshot.parts import StatePart
 from tidegate.state.keyed_state import BackendContext, KeySet, StateDescriptor, TimeToLive
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.rocksdb_backend import RocksDBBackend
 
 GROUPS = 8
 KEYS, NOW = pa.schema([("k", pa.int32()), ("s", pa.string())]), pa.schema([("id", pa.int64()), ("s", pa.string())])
@@ -35,7 +35,7 @@ NEW = {
     ),
 }
 COUNT = 300
-Opener = Callable[..., RocksBackend]
+Opener = Callable[..., RocksDBBackend]
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
     """opened(name, keys, key groups, renamed keys, fills)."""
     backends = []
 
-    def open_(name: str, keys: pa.Schema, groups: range, renamed: Any = (), *, fills: bool = True) -> RocksBackend:
+    def open_(name: str, keys: pa.Schema, groups: range, renamed: Any = (), *, fills: bool = True) -> RocksDBBackend:
         place = ("rides", keys, tuple(keys.names), GROUPS, groups, lambda: 500, str(tmp_path / name), 2**22)
-        backend = RocksBackend()
+        backend = RocksDBBackend()
         backend.open(BackendContext(*place, renamed_keys=dict(renamed), fills=fills))
         backends.append(backend)
         return backend
@@ -55,12 +55,12 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
         backend.close()
 
 
-def keys_of(backend: RocksBackend, schema: pa.Schema) -> KeySet:
+def keys_of(backend: RocksDBBackend, schema: pa.Schema) -> KeySet:
     columns = [pa.array(range(COUNT), schema.types[0]), pa.array([str(n % 3) for n in range(COUNT)])]
     return backend.keys(pa.record_batch(columns, schema=schema))
 
 
-def files_of(backend: RocksBackend) -> list[StatePart]:
+def files_of(backend: RocksDBBackend) -> list[StatePart]:
     """A checkpoint of all kinds of state: n, 2 n and 3 n for key n, and a timer at n."""
     states = {name: getattr(backend, name)(descriptor) for name, descriptor in OLD.items()}
     keys, every = keys_of(backend, KEYS), np.arange(COUNT, dtype=np.int32)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.snapshot.parts import Blob, StatePart
 from tidegate.state.keyed_state import BackendContext, StateDescriptor, TimeToLive
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.rocksdb_backend import RocksDBBackend
 
 GOLDEN = Path(__file__).parent / "golden" / "rocksdb-v1.arrow"
 KEYS = pa.schema([("name", pa.string()), ("day", pa.date32())])
@@ -25,13 +25,13 @@ CONTENT = "file_content"
 """Column that this file alone adds: of each file that is a blob its bytes."""
 
 
-def opened(scratch: Path) -> RocksBackend:
-    backend = RocksBackend()
+def opened(scratch: Path) -> RocksDBBackend:
+    backend = RocksDBBackend()
     backend.open(BackendContext("rides", KEYS, ("name", "day"), 128, range(128), lambda: 1_000, str(scratch), 2**22))
     return backend
 
 
-def written(backend: RocksBackend) -> StatePart:
+def written(backend: RocksDBBackend) -> StatePart:
     """The state of the golden file; how it was made."""
     keys = backend.keys(KEY_ROWS)
     owners = np.array([0, 0, 2], np.int32)
@@ -62,7 +62,7 @@ def golden_part() -> StatePart:
     return StatePart("rocksdb", "keyed", table.drop_columns([CONTENT]), (), blobs, "rocksdb")
 
 
-def state_of(backend: RocksBackend) -> dict[str, object]:
+def state_of(backend: RocksDBBackend) -> dict[str, object]:
     keys = backend.keys(KEY_ROWS)
     lists, maps = backend.list(LISTS).get(keys), backend.map(MAPS).entries(keys)
     sums, timers = backend.merging(SUMS).get(keys), backend.timers("event").of(keys)

@@ -10,14 +10,14 @@ PROGRAM = """
 import sys
 import numpy as np, pyarrow as pa
 from tidegate.state.keyed_state import BackendContext, StateDescriptor
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.rocksdb_backend import RocksDBBackend
 
 def resident_bytes():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
 
 keys = pa.schema([("k", pa.int64())])
-backend = RocksBackend()
+backend = RocksDBBackend()
 backend.open(BackendContext("rides", keys, ("k",), 128, range(128), lambda: 0, sys.argv[1], 16 * 2**20))
 state = backend.value(StateDescriptor("v", "value", pa.schema([("v", pa.binary())])))
 rng = np.random.default_rng(1)

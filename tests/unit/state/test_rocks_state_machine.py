@@ -8,7 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from state_suites.backend_machine import BackendMachine
 
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.rocksdb_backend import RocksDBBackend
 
 SETTINGS = settings(
     max_examples=6,
@@ -21,4 +21,4 @@ SETTINGS = settings(
 
 
 def test_rocksdb_holds_what_the_reference_holds_through_crashes_and_rescales() -> None:
-    run_state_machine_as_test(partial(BackendMachine, {"rocksdb": RocksBackend}), settings=SETTINGS)
+    run_state_machine_as_test(partial(BackendMachine, {"rocksdb": RocksDBBackend}), settings=SETTINGS)

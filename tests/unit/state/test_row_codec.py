@@ -10,7 +10,7 @@ import pytest
 
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.state.keys.key_bytes import canonical_bytes
-from tidegate.state.rocksdb.byte_rows import ByteRows, frames, joined, stacked, unframed
+from tidegate.state.rocksdb.byte_rows import ByteRows, frame, interleave, join_bytes, unframe
 from tidegate.state.rocksdb.key_columns import key_columns
 from tidegate.state.rocksdb.row_codec import RowCodec
 
@@ -109,7 +109,7 @@ def test_key_columns_of_every_type_come_back_from_their_canonical_bytes() -> Non
             "large": pa.array(["x", None, "y"], pa.large_string()),
         }
     )
-    rows = joined(
+    rows = join_bytes(
         ByteRows.of_list([b"--"] * 3),
         ByteRows.of(*canonical_bytes(keys, keys.schema.names)),
         ByteRows.of_list([b"."] * 3),
@@ -122,13 +122,13 @@ def test_key_columns_of_every_type_come_back_from_their_canonical_bytes() -> Non
 
 def test_rows_framed_in_groups_come_back_in_groups() -> None:
     rows = ByteRows.of_list([b"a", b"", b"ccc"])
-    groups = frames(rows, np.array([0, 2, 2, 3]))
-    back, offsets = unframed(groups)
+    groups = frame(rows, np.array([0, 2, 2, 3]))
+    back, offsets = unframe(groups)
     assert back.to_list() == rows.to_list() and offsets.tolist() == [0, 2, 2, 3]
 
 
 def test_rows_keep_which_are_missing_when_they_are_stacked_and_taken() -> None:
-    rows = stacked(ByteRows.of_list([b"a", None]), ByteRows.missing(1), ByteRows.of_list([b"bb"]))
+    rows = interleave(ByteRows.of_list([b"a", None]), ByteRows.missing(1), ByteRows.of_list([b"bb"]))
     assert rows.present.tolist() == [True, False, False, True]
     assert rows.take([3, 0]).to_list() == [b"bb", b"a"]
 

@@ -13,7 +13,7 @@ from tidegate.state.cells import CHUNK_ENTRIES
 from tidegate.state.heap.frozen_state import INLINE_ENTRIES
 from tidegate.state.heap.heap_backend import HeapBackend, MemoryBackend
 from tidegate.state.keyed_state import BackendContext, KeyedStateBackend, StateDescriptor, TimeToLive
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.rocksdb_backend import RocksDBBackend
 
 KEYS = pa.schema([("k", pa.int64())])
 VALUE = StateDescriptor("v", "value", pa.schema([("n", pa.int64())]))
@@ -37,7 +37,7 @@ def test_back_ends_are_made_by_name() -> None:
 
 
 def test_a_back_end_that_is_not_installed_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(new_backend.__globals__["BACKENDS"], "rocksdb", ("tidegate.state.not_there", "RocksBackend"))
+    monkeypatch.setitem(new_backend.__globals__["BACKENDS"], "rocksdb", ("tidegate.state.not_there", "RocksDBBackend"))
     with pytest.raises(OptionError, match=r"not_there.*Install tidegate\[rocksdb\]"):
         new_backend("rocksdb")
 
@@ -45,7 +45,7 @@ def test_a_back_end_that_is_not_installed_names_what_to_install(monkeypatch: pyt
 @pytest.mark.parametrize("name", ["heap", "memory"])
 def test_files_of_rocksdb_are_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
     """S5.2, S9.3: only a savepoint goes from one back end to another."""
-    former = RocksBackend()
+    former = RocksDBBackend()
     former.open(BackendContext("rides", KEYS, ("k",), 128, range(128), lambda: 0, str(tmp_path)))
     put(former, 10)
     parts = former.snapshot(1)()

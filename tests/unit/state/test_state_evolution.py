@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import SnapshotError
-from tidegate.jobs.restore.state_evolution import Column, evolution, is_wider_key
+from tidegate.jobs.restore.state_evolution import StateColumn, evolution, is_wider_key
 from tidegate.jobs.restore.state_shapes import StateShape, compare_states
-from tidegate.snapshot.evolved_columns import columns_of, evolved
+from tidegate.snapshot.evolved_columns import evolve_part, schema_columns
 from tidegate.snapshot.parts import Blob, StatePart
 from tidegate.state.evolved_parts import evolved_parts
 from tidegate.state.keyed_state import StateDescriptor, TimeToLive
@@ -94,14 +94,16 @@ def test_a_ttl_that_is_new_is_refused_by_name_in_the_restore_and_in_the_prefligh
     now = StateDescriptor("seen", "value", OLD.columns, ttl=TimeToLive(1_000))
     with pytest.raises(SnapshotError, match="'seen' of operator 'op'.*TTL is new"):
         evolved_parts([part(OLD)], [now], KEYS, "op")
-    was, is_ = (StateShape("seen", "keyed", columns_of(part_schema(one, KEYS))) for one in (OLD, now))
+    was, is_ = (StateShape("seen", "keyed", schema_columns(part_schema(one, KEYS))) for one in (OLD, now))
     ((name, why),) = compare_states([was], [StateShape.from_json(is_.to_json())]).refused
     assert name == "seen" and "TTL is new" in why
 
 
 def test_a_new_column_that_is_only_called_like_that_of_a_ttl_is_null_in_what_is_restored() -> None:
     """Of a broadcast join, whose columns have no prefix."""
-    assert not evolution([Column("a", "int64")], [Column("a", "int64"), Column("ttl_ms", "int64")]).refused
+    assert not evolution(
+        [StateColumn("a", "int64")], [StateColumn("a", "int64"), StateColumn("ttl_ms", "int64")]
+    ).refused
 
 
 def test_a_time_that_the_finer_unit_cannot_hold_is_refused_when_it_is_met() -> None:
@@ -117,7 +119,7 @@ def test_files_of_a_back_end_that_has_its_own_are_not_evolved() -> None:
     native = StatePart("seen", "keyed", part(OLD).table, format="rocksdb")
     assert evolved_parts([native], [now], KEYS, "op")[0] is native, "the back end compares them itself"
     with pytest.raises(SnapshotError, match="Take a savepoint"):
-        evolved(native, part_schema(now, KEYS), "op")
+        evolve_part(native, part_schema(now, KEYS), "op")
 
 
 NUMBERS = {"int8": pa.int8(), "int32": pa.int32(), "int64": pa.int64(), "uint16": pa.uint16(), "uint64": pa.uint64()}

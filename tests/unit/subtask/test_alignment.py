@@ -6,7 +6,7 @@ from tidegate.channel.elements import CheckpointBarrier
 from tidegate.subtask.alignment import (
     AlignmentAborted,
     BarrierAligner,
-    Block,
+    BlockChannel,
     ForwardCancel,
     TakeSnapshot,
     UnblockAll,
@@ -30,8 +30,8 @@ def test_a_single_channel_snapshots_as_soon_as_its_barrier_arrives() -> None:
 def test_channels_that_delivered_the_barrier_are_blocked_until_the_last_one_delivers() -> None:
     """S3.2."""
     aligner = BarrierAligner(3, "exactly_once")
-    assert aligner.barrier(1, barrier(1), 5) == [Block(1)]
-    assert aligner.barrier(0, barrier(1), 6) == [Block(0)]
+    assert aligner.barrier(1, barrier(1), 5) == [BlockChannel(1)]
+    assert aligner.barrier(0, barrier(1), 6) == [BlockChannel(0)]
     assert aligner.barrier(2, barrier(1), 9) == [UnblockAll(), TakeSnapshot(barrier(1), 5)]
 
 
@@ -65,7 +65,7 @@ def test_a_newer_barrier_aborts_the_older_alignment_and_starts_its_own() -> None
     aligner = BarrierAligner(2, "exactly_once")
     aligner.barrier(0, barrier(1), 1)
     actions = aligner.barrier(1, barrier(2), 2)
-    assert kinds(actions) == ["UnblockAll", "AlignmentAborted", "ForwardCancel", "Block"]
+    assert kinds(actions) == ["UnblockAll", "AlignmentAborted", "ForwardCancel", "BlockChannel"]
     assert actions[1].checkpoint_id == 1  # type: ignore[union-attr]
     assert aligner.barrier(0, barrier(2), 3) == [UnblockAll(), TakeSnapshot(barrier(2), 2)]
 
@@ -107,7 +107,7 @@ def test_a_channel_that_delivered_and_then_ended_is_not_counted_twice() -> None:
     aligner = BarrierAligner(3, "exactly_once")
     aligner.barrier(0, barrier(1), 1)
     assert aligner.end_of_partition(0) == []
-    assert aligner.barrier(1, barrier(1), 1) == [Block(1)]
+    assert aligner.barrier(1, barrier(1), 1) == [BlockChannel(1)]
 
 
 def test_a_cancel_marker_unblocks_at_once_and_goes_downstream_once() -> None:

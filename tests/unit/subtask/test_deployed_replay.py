@@ -15,12 +15,12 @@ from tidegate.channel.elements import Watermark
 from tidegate.connectors.datagen import DataGen
 from tidegate.errors import SnapshotError
 from tidegate.operators.stream_operator import CommitPermit
-from tidegate.plan.execution_plan import plan
-from tidegate.snapshot.channel_state import InFlight, channel_part
+from tidegate.plan.execution_plan import make_execution_plan
+from tidegate.snapshot.channel_state import InFlightElement, channel_part
 from tidegate.snapshot.parts import StatePart
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.slot import Slot, Wake
-from tidegate.subtask.snapshots.restored_state import Restored
+from tidegate.subtask.slot import LoopSignal, Slot
+from tidegate.subtask.snapshots.restored_state import RestoredState
 from tidegate.subtask.subtask import Subtask
 from tidegate.testing.collect_sink import CollectSink
 from tidegate.testing.in_process_job import InlineExecutor
@@ -54,7 +54,7 @@ def deployed(
 ) -> dict[tuple[str, int], Subtask]:
     """Subtasks by uid of the chain's head, and index."""
     graph = pipeline().build()
-    execution = plan(graph, parallelism, 16)
+    execution = make_execution_plan(graph, parallelism, 16)
     slot = Slot(
         run_id="r",
         generation=1,
@@ -63,7 +63,7 @@ def deployed(
         threshold_bytes=1,
         writers=InlineExecutor(),
         now_ms=lambda: 0,
-        wake=Wake(),
+        wake=LoopSignal(),
     )
     deployment = Deployment(
         job_id="job",
@@ -75,7 +75,7 @@ def deployed(
         wait_for_final=True,
         channel_capacity_bytes=1_000,
         splits={"numbers": {}, "names": {}},
-        restored=Restored(CommitPermit(1, 1, 1), parts, ()),
+        restored=RestoredState(CommitPermit(1, 1, 1), parts, ()),
         unaligned_after_ms=unaligned_after_ms,
     )
     subtasks = deploy(graph, execution, deployment, slot, None)
@@ -114,7 +114,7 @@ def test_without_the_option_nobody_overtakes_and_nothing_can_be_overdrawn() -> N
 
 def test_a_subtask_gets_its_in_flight_data_back_on_the_channels_it_came_from() -> None:
     """S3.7."""
-    elements = [InFlight(0, 0, joined(1)), InFlight(0, 1, joined(2)), InFlight(0, 1, 77)]
+    elements = [InFlightElement(0, 0, joined(1)), InFlightElement(0, 1, joined(2)), InFlightElement(0, 1, 77)]
     windows = deployed({("windows", 1): [channel_part(elements, 1, 2)]})[("windows", 1)]
     replay = windows._inputs.replay_left()
     assert [number for number, _ in replay] == [0, 1, 1]
@@ -123,7 +123,10 @@ def test_a_subtask_gets_its_in_flight_data_back_on_the_channels_it_came_from() -
 
 def test_at_another_parallelism_every_row_goes_to_the_owner_of_its_key() -> None:
     """S3.7, S5.5."""
-    parts = [channel_part([InFlight(0, 0, joined(*range(j, 40, 2))), InFlight(0, 0, 9)], j, 2) for j in range(2)]
+    parts = [
+        channel_part([InFlightElement(0, 0, joined(*range(j, 40, 2))), InFlightElement(0, 0, 9)], j, 2)
+        for j in range(2)
+    ]
     subtasks = deployed({("windows", i): parts for i in range(3)}, parallelism=3)
     keys: list[int] = []
     for i in range(3):
@@ -151,5 +154,5 @@ def test_in_flight_data_that_the_pipeline_has_no_place_for_is_refused(
 ) -> None:
     """S3.7, S9.3: also when its operator is no longer the head of a chain."""
     with pytest.raises(SnapshotError, match=message) as refused:
-        deployed({(uid, 0): [channel_part([InFlight(0, 0, element)], 0, 2)]})
+        deployed({(uid, 0): [channel_part([InFlightElement(0, 0, element)], 0, 2)]})
     assert refused.value.where == f"operator {uid!r}, subtask 0"

@@ -31,13 +31,13 @@ def test_end_of_data_counts_once_per_channel() -> None:
 def test_an_ended_subtask_waits_for_a_snapshot_that_starts_after_its_end() -> None:
     """S7.3."""
     life = SubtaskLifecycle([], wait_for_final=True)
-    life.snapshot_taken(1)
-    life.part_over(1)
-    life.passed_on()
+    life.on_snapshot_taken(1)
+    life.snapshot_settled(1)
+    life.end_of_data_sent()
     life.committed(1)
     assert not life.may_finish
-    life.snapshot_taken(2)
-    life.part_over(2)
+    life.on_snapshot_taken(2)
+    life.snapshot_settled(2)
     life.committed(2)
     assert life.may_finish
 
@@ -45,30 +45,30 @@ def test_an_ended_subtask_waits_for_a_snapshot_that_starts_after_its_end() -> No
 def test_a_subtask_does_not_finish_before_its_part_of_every_snapshot_is_over() -> None:
     """S7.3: a savepoint beside the final snapshot, that completes later."""
     life = SubtaskLifecycle([], wait_for_final=True)
-    life.passed_on()
-    life.snapshot_taken(1)
-    life.snapshot_taken(2)
-    life.part_over(1)
+    life.end_of_data_sent()
+    life.on_snapshot_taken(1)
+    life.on_snapshot_taken(2)
+    life.snapshot_settled(1)
     life.committed(1)
     assert not life.may_finish
-    life.part_over(2)
-    life.part_over(2)
+    life.snapshot_settled(2)
+    life.snapshot_settled(2)
     assert life.may_finish
 
 
 def test_without_a_final_snapshot_an_ended_source_may_finish_at_once() -> None:
     life = SubtaskLifecycle([], wait_for_final=False)
     assert not life.may_finish
-    life.passed_on()
+    life.end_of_data_sent()
     assert life.may_finish
 
 
 def test_an_ended_subtask_may_finish_when_it_is_told_that_no_final_snapshot_is_to_come() -> None:
     """S7.3."""
     life = SubtaskLifecycle([], wait_for_final=True)
-    life.passed_on()
+    life.end_of_data_sent()
     assert not life.may_finish
-    life.let_finish()
+    life.allow_finish()
     assert life.may_finish
 
 
@@ -76,7 +76,7 @@ def test_a_subtask_does_not_finish_before_its_inputs_have_reached_end_of_partiti
     """S7.3."""
     life = SubtaskLifecycle([0], wait_for_final=False)
     life.end_of_data(0, True)
-    life.passed_on()
+    life.end_of_data_sent()
     assert not life.may_finish
     life.end_of_partition(0)
     assert life.may_finish

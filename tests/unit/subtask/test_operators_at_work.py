@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 import pytest
 
-from tidegate.operators.stream_operator import CommitPermit, Output, StreamOperator, Waiting
+from tidegate.operators.stream_operator import CommitPermit, EmissionPaused, Output, StreamOperator
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.subtask.chain import OperatorChain
 
@@ -22,7 +22,7 @@ class Noting(StreamOperator):
         self.seen: list[tuple[str, tuple[str, ...]]] = []
 
     def note(self, what: str) -> None:
-        self.seen.append((what, self.chain.at_work()))
+        self.seen.append((what, self.chain.busy_operators()))
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         self.note("process")
@@ -47,7 +47,7 @@ class Refusing(Noting):
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         while self.waits:
-            yield Waiting()
+            yield EmissionPaused()
         yield batch
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot:
@@ -67,11 +67,11 @@ def chained(*operators: Noting) -> OperatorChain:
 def test_the_operator_that_is_called_is_at_work_and_none_when_all_is_done() -> None:
     a, b = Noting(), Noting()
     chain = chained(a, b)
-    assert chain.at_work() == ()
+    assert chain.busy_operators() == ()
     assert list(chain.batch(ROWS, 0)) == [ROWS]
     assert a.seen == [("process", ("a",)), ("resumed", ("a",))]
     assert b.seen == [("process", ("b",)), ("resumed", ("b",))]
-    assert chain.at_work() == ()
+    assert chain.busy_operators() == ()
 
 
 def test_one_that_keeps_the_loop_waiting_is_at_work_until_it_does_not() -> None:
@@ -79,10 +79,10 @@ def test_one_that_keeps_the_loop_waiting_is_at_work_until_it_does_not() -> None:
     waiting = Refusing()
     chain = chained(Noting(), waiting, Noting())
     emission = chain.batch(ROWS, 0)
-    assert isinstance(next(emission), Waiting) and chain.at_work() == ("b",)
-    assert isinstance(next(emission), Waiting) and chain.at_work() == ("b",)
+    assert isinstance(next(emission), EmissionPaused) and chain.busy_operators() == ("b",)
+    assert isinstance(next(emission), EmissionPaused) and chain.busy_operators() == ("b",)
     waiting.waits = False
-    assert list(emission) == [ROWS] and chain.at_work() == ()
+    assert list(emission) == [ROWS] and chain.busy_operators() == ()
 
 
 def test_those_whose_state_is_written_or_committed_are_at_work() -> None:
@@ -90,11 +90,11 @@ def test_those_whose_state_is_written_or_committed_are_at_work() -> None:
     chain = chained(a, b)
     parts = chain.snapshot(1, portable=False)
     commits = chain.commits(CommitPermit(1, 1, 1))
-    assert chain.at_work() == ()
+    assert chain.busy_operators() == ()
     for work in (*(part for _, part in parts), *commits):
         work()
     assert a.seen == [("write", ("a",)), ("commit", ("a",))] and b.seen == [("write", ("b",)), ("commit", ("b",))]
-    assert chain.at_work() == ()
+    assert chain.busy_operators() == ()
 
 
 def test_one_that_has_failed_is_not_at_work_any_more() -> None:
@@ -102,4 +102,4 @@ def test_one_that_has_failed_is_not_at_work_any_more() -> None:
     ((_, write),) = chain.snapshot(1, portable=False)
     with pytest.raises(OSError, match="the disk is full"):
         write()
-    assert chain.at_work() == ()
+    assert chain.busy_operators() == ()

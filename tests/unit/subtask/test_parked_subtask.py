@@ -11,13 +11,13 @@ import pyarrow as pa
 from tidegate.channel.control.protocol import Abort, Acknowledged, Trigger
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
-from tidegate.connectors.interface import Polled, SourceReader, Split
+from tidegate.connectors.interface import PollResult, SourceReader, Split
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext, Output, SideOutput, StreamOperator
 from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.router import OutputEdge, Router
-from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.slot import LoopSignal, Slot
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask
 from tidegate.subtask.watermarks import WatermarkTracker
@@ -59,7 +59,7 @@ class Rig:
             threshold_bytes=1,
             writers=InlineExecutor(),
             now_ms=lambda: self.now_ms,
-            wake=Wake(),
+            wake=LoopSignal(),
         )
         self.inputs = [MemoryChannel(1_000_000), MemoryChannel(1_000_000)]
         self.output = MemoryChannel(1)
@@ -80,7 +80,7 @@ class Rig:
         self.slot.start([self.subtask])
 
     def pump(self) -> None:
-        while self.slot.pump():
+        while self.slot.run_round():
             continue
 
     def out(self, channel: MemoryChannel | None = None) -> list[Any]:
@@ -108,7 +108,7 @@ def test_an_abort_while_the_output_is_full_leaves_no_channel_blocked() -> None:
     rig.inputs[0].send(barrier(1))
     rig.inputs[0].send(BATCH)
     rig.pump()
-    rig.slot.tell(Abort(1))
+    rig.slot.post(Abort(1))
     rig.pump()
     assert sum(isinstance(element, pa.RecordBatch) for element in rig.out()) == 2
 
@@ -119,8 +119,8 @@ def test_the_snapshot_of_an_aborted_checkpoint_is_not_kept() -> None:
     for channel in rig.inputs:
         channel.send(barrier(1))
     rig.pump()
-    rig.slot.tell(Trigger(1, "checkpoint", None, "chk-1", 0, ()))
-    rig.slot.tell(Abort(1))
+    rig.slot.post(Trigger(1, "checkpoint", None, "chk-1", 0, ()))
+    rig.slot.post(Abort(1))
     rig.out()
     assert rig.slot._held == {}
     assert not any(isinstance(message, Acknowledged) for message in rig.sent)
@@ -189,11 +189,11 @@ class Once(SourceReader):
     def add_splits(self, splits: Sequence[Split]) -> None:
         raise AssertionError
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         if self.given:
-            return Polled(state="nothing_now", retry_at_ms=now_ms + 100)
+            return PollResult(state="nothing_now", retry_at_ms=now_ms + 100)
         self.given = True
-        return Polled(BATCH, "split")
+        return PollResult(BATCH, "split")
 
     def snapshot(self) -> Sequence[Split]:
         return ()

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.subtask.partitioner import custom_cut
+from tidegate.subtask.partitioner import partition_batch
 
 
 @given(st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1)))), st.booleans())
 def test_every_row_comes_to_the_subtask_it_names_in_its_order(case: tuple[int, list[int]], as_arrow: bool) -> None:
     parallelism, targets = case
     batch = pa.record_batch({"row": pa.array(range(len(targets)), pa.int64()), "to": pa.array(targets, pa.int32())})
-    cut = custom_cut(lambda b, n: b["to"] if as_arrow else b["to"].to_numpy(), parallelism, "op", 0)
+    cut = partition_batch(lambda b, n: b["to"] if as_arrow else b["to"].to_numpy(), parallelism, "op", 0)
     parts = cut(batch)
     assert len(parts) == parallelism
     for target, part in enumerate(parts):
@@ -47,11 +47,11 @@ def test_an_answer_that_is_not_a_subtask_for_each_row_is_refused_by_the_name_of_
         return answer
 
     with pytest.raises(OperatorFailure) as failure:
-        custom_cut(whose, 2, "lines.partition_by", 1)(pa.record_batch({"a": [1, 2, 3]}))
+        partition_batch(whose, 2, "lines.partition_by", 1)(pa.record_batch({"a": [1, 2, 3]}))
     assert failure.value.uid == "lines.partition_by" and failure.value.subtask == 1
     assert cause in failure.value.message and "whose" in failure.value.message
 
 
 def test_what_the_function_raises_names_the_operator() -> None:
     with pytest.raises(OperatorFailure, match="partition_by.*KeyError"):
-        custom_cut(lambda batch, n: batch["none"], 2, "lines.partition_by", 0)(pa.record_batch({"a": [1]}))
+        partition_batch(lambda batch, n: batch["none"], 2, "lines.partition_by", 0)(pa.record_batch({"a": [1]}))

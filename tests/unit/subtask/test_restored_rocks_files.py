@@ -12,11 +12,11 @@ import pytest
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.execution_plan import ExecutionPlan
-from tidegate.snapshot.redistribution import Share
+from tidegate.snapshot.redistribution import RestoreShare
 from tidegate.state.keyed_state import BackendContext, StateDescriptor
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
-from tidegate.subtask.snapshots.restored_state import Restored, load_restored
-from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
+from tidegate.state.rocksdb.rocksdb_backend import RocksDBBackend
+from tidegate.subtask.snapshots.restored_state import RestoredState, load_restored_state
+from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, WrittenSnapshot
 from tidegate.testing.in_process_job import InlineExecutor
 
 KEYS = pa.schema([("k", pa.int64())])
@@ -32,7 +32,7 @@ class Run:
     def __init__(self, folder: Path, number: int, threshold_bytes: int) -> None:
         self._store = open_store(str(folder / "store"))
         self.writer = SnapshotWriter(f"r{number}", number, self.open, threshold_bytes, InlineExecutor())
-        self.backend = RocksBackend()
+        self.backend = RocksDBBackend()
         scratch = str(folder / f"scratch-{number}")
         self.backend.open(BackendContext("op", KEYS, ("k",), 128, range(128), lambda: 0, scratch, 2**24))
         self.state = self.backend.value(VALUE)
@@ -44,8 +44,8 @@ class Run:
         batch = pa.record_batch({"k": pa.array(keys, pa.int64())})
         self.state.put(self.backend.keys(batch), pa.record_batch({"n": batch["k"]}))
 
-    def snapshot(self, n: int) -> Written:
-        made: list[Written] = []
+    def snapshot(self, n: int) -> WrittenSnapshot:
+        made: list[WrittenSnapshot] = []
         failures: list[Exception] = []
         place = SnapshotPlace(n, location(n), False)
         self.writer.write(0, place, [("op", self.backend.snapshot(n))], made.append, failures.append)
@@ -53,13 +53,13 @@ class Run:
         self.writer.blobs.completed(n)
         return made[0]
 
-    def restore(self, n: int, written: Written) -> None:
+    def restore(self, n: int, written: WrittenSnapshot) -> None:
         """From checkpoint `n` of the run before, as a slot does."""
         document: dict[str, Any] = {
             "location": location(n),
             "parallelism": 1,
             "may_share": True,
-            "shares": {"op": Share(((0, written.handles["op"]),), None).to_json()},
+            "shares": {"op": RestoreShare(((0, written.handles["op"]),), None).to_json()},
             "finished": [],
             "checkpoint_id": n,
             "generation": 1,
@@ -68,8 +68,8 @@ class Run:
             "after_drain": False,
             "is_fork": False,
         }
-        restored = load_restored({0: document}, self.open, PLAN)
-        assert isinstance(restored, Restored)
+        restored = load_restored_state({0: document}, self.open, PLAN)
+        assert isinstance(restored, RestoredState)
         self.writer.blobs.restored(restored.files)
         self.backend.restore(restored.parts[PLACE])
 
@@ -78,7 +78,7 @@ def location(n: int) -> str:
     return f"j/checkpoints/chk-{n}-g1"
 
 
-def blob_ids(written: Written) -> set[str]:
+def blob_ids(written: WrittenSnapshot) -> set[str]:
     return {blob.id for file in written.handles["op"].files for blob in file.blobs}
 
 

@@ -22,17 +22,17 @@ from tidegate.channel.control.protocol import (
 )
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from tidegate.channel.memory import MemoryChannel
-from tidegate.connectors.interface import Polled, SourceReader, Split
+from tidegate.connectors.interface import PollResult, SourceReader, Split
 from tidegate.connectors.split_documents import splits_from_parts
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.jobs.stores.store import Store
 from tidegate.operators.stream_operator import CommitPermit, Output, StreamOperator
-from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams, StateHandle
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, Blob, StatePart
 from tidegate.snapshot.streams import decode_parts
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.router import OutputEdge, Router
-from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.slot import LoopSignal, Slot
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask
 
@@ -103,9 +103,9 @@ class Numbers(SourceReader):
         (split,) = splits
         self.at = split.position or 0
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         self.at += 1
-        return Polled(pa.record_batch({"v": [self.at]}), "s")
+        return PollResult(pa.record_batch({"v": [self.at]}), "s")
 
     def snapshot(self) -> Sequence[Split]:
         return [Split("s", {}, self.at)]
@@ -127,7 +127,7 @@ class Rig:
             threshold_bytes=1_000_000,
             writers=self.writers,
             now_ms=lambda: 0,
-            wake=Wake(),
+            wake=LoopSignal(),
         )
         self.inputs = [MemoryChannel(1_000_000) for _ in range(inputs)]
         self.output = MemoryChannel(1_000_000)
@@ -152,7 +152,7 @@ class Rig:
 
     def trigger(self, checkpoint_id: int, stop: Any = None) -> None:
         kind: Any = "checkpoint" if stop is None else "stop-savepoint"
-        self.slot.tell(Trigger(checkpoint_id, kind, stop, f"chk-{checkpoint_id}", 0, ((1, 0),)))
+        self.slot.post(Trigger(checkpoint_id, kind, stop, f"chk-{checkpoint_id}", 0, ((1, 0),)))
 
     def told(self, kind: type) -> list[Any]:
         return [message for message in self.sent if isinstance(message, kind)]
@@ -171,16 +171,16 @@ def barrier(n: int) -> CheckpointBarrier:
 def test_a_barrier_is_born_at_the_triggered_source_behind_what_its_position_covers() -> None:
     """S3.1, S4.1, S4.2: exactly the records in front of the barrier are in the position."""
     rig = Rig()
-    rig.slot.pump()
-    rig.slot.pump()
+    rig.slot.run_round()
+    rig.slot.run_round()
     rig.trigger(1)
-    rig.slot.pump()
-    rig.slot.pump()
+    rig.slot.run_round()
+    rig.slot.run_round()
     assert rig.out() == [[1], [2], [99], barrier(1), [3]]
     rig.writers.run()
     (ack,) = rig.told(Acknowledged)
     assert set(ack.operators) == {"numbers", "op"}
-    stream = StreamFactory(rig.store, "chk-1", 0).load(StateHandle.from_json(ack.operators["numbers"]))
+    stream = SnapshotStreams(rig.store, "chk-1", 0).load(StateHandle.from_json(ack.operators["numbers"]))
     assert [split.position for split in splits_from_parts(decode_parts(stream))] == [2]
 
 
@@ -191,7 +191,7 @@ def test_a_snapshot_flushes_then_sends_the_barrier_then_freezes_and_acknowledges
     rig.inputs[0].send(barrier(1))
     rig.inputs[0].send(pa.record_batch({"v": [2]}))
     rig.trigger(1)
-    while rig.slot.pump():
+    while rig.slot.run_round():
         continue
     assert rig.asked == ["process [1]", "prepare 1", "freeze 1", "process [2]"]
     assert rig.out() == [[1], [99], barrier(1), [2]]
@@ -207,7 +207,7 @@ def test_a_snapshot_that_cannot_be_written_is_declined() -> None:
     rig.operator.frozen_fails = True
     rig.inputs[0].send(barrier(1))
     rig.trigger(1)
-    while rig.slot.pump():
+    while rig.slot.run_round():
         continue
     rig.writers.run()
     assert rig.told(Acknowledged) == []
@@ -219,14 +219,14 @@ def test_a_subtask_that_has_finished_declines_a_trigger() -> None:
     """S1.5, S3.6: a checkpoint planned before that is aborted, and does not hang."""
     rig = Rig()
     rig.trigger(1, stop="suspend")
-    rig.slot.pump()
+    rig.slot.run_round()
     rig.writers.run()
-    rig.slot.tell(Complete(1, 1, 7))
-    while rig.slot.pump():
+    rig.slot.post(Complete(1, 1, 7))
+    while rig.slot.run_round():
         continue
     assert rig.subtask.is_finished
     rig.trigger(2)
-    rig.slot.pump()
+    rig.slot.run_round()
     assert [(m.checkpoint_id, m.reason) for m in rig.told(Declined)] == [(2, "the subtask has finished")]
 
 
@@ -238,11 +238,11 @@ def test_a_triggered_subtask_that_is_no_source_holds_the_trigger_until_every_inp
     for channel in rig.inputs:
         channel.send(EndOfData(drain=True))
     rig.inputs[1].send(EndOfPartition())
-    while rig.slot.pump():
+    while rig.slot.run_round():
         continue
     assert "freeze 1" not in rig.asked
     rig.inputs[0].send(EndOfPartition())
-    while rig.slot.pump():
+    while rig.slot.run_round():
         continue
     assert rig.asked == ["process [1]", "end_input", "finish", "prepare 1", "freeze 1"]
 
@@ -254,26 +254,26 @@ def test_finish_is_called_on_a_drain_and_not_on_a_suspend_and_the_end_is_in_fron
     """S7.1, S7.2: only a real end finishes; the savepoint starts behind EndOfData."""
     rig = Rig()
     rig.trigger(1, stop=stop)
-    rig.slot.pump()
+    rig.slot.run_round()
     assert rig.asked == [*asked, "prepare 1", "freeze 1 portably"]
     elements = [element for element in rig.out() if not isinstance(element, Watermark)]
     drained = [[99]] if stop == "drain" else []
     assert elements == [*drained, EndOfData(stop == "drain"), [99], CheckpointBarrier(1, "stop-savepoint", 0, stop)]
-    assert not rig.slot.pump(), "it reads nothing behind its end, and waits for the savepoint (S7.3)"
+    assert not rig.slot.run_round(), "it reads nothing behind its end, and waits for the savepoint (S7.3)"
 
 
 def test_a_subtask_waits_for_the_snapshot_behind_its_end_then_closes_and_ends_its_partition() -> None:
     """S7.3: close comes before EndOfPartition, and only once the stop-savepoint is complete."""
     rig = Rig()
     rig.trigger(1, stop="suspend")
-    rig.slot.pump()
+    rig.slot.run_round()
     rig.out()
     rig.subtask.completed(CommitPermit(1, 1, 7))
-    while rig.slot.pump():
+    while rig.slot.run_round():
         continue
     assert rig.asked[-1] != "close", "its own part is not acknowledged"
     rig.writers.run()
-    while rig.slot.pump():
+    while rig.slot.run_round():
         continue
     assert rig.asked[-1] == "close" and rig.out() == [EndOfPartition()]
     ends = (SubtaskEndedData, SubtaskFinished)
@@ -287,7 +287,7 @@ def test_a_subtask_restored_as_finished_runs_no_user_code_acknowledges_and_ends(
     rig.inputs[0].send(EndOfData(drain=True))
     rig.inputs[0].send(barrier(1))
     rig.trigger(1)
-    while rig.slot.pump():
+    while rig.slot.run_round():
         continue
     rig.writers.run()
     assert rig.asked == []
@@ -299,7 +299,7 @@ def test_a_subtask_restored_as_finished_runs_no_user_code_acknowledges_and_ends(
 def test_close_releases_a_subtask_that_never_came_to_its_end() -> None:
     """S7.1: in every case, and once."""
     rig = Rig()
-    rig.slot.pump()
+    rig.slot.run_round()
     rig.slot.close()
     assert rig.asked == ["process [1]", "close"]
 
@@ -309,7 +309,7 @@ def test_an_operator_is_told_when_its_state_is_for_a_savepoint() -> None:
     rig = Rig(inputs=1)
     for n, kind in ((1, "checkpoint"), (2, "savepoint"), (3, "final")):
         rig.inputs[0].send(CheckpointBarrier(n, kind, 0, None))  # type: ignore[arg-type]
-    while rig.slot.pump():
+    while rig.slot.run_round():
         continue
     assert [what for what in rig.asked if "freeze" in what] == ["freeze 1", "freeze 2 portably", "freeze 3"]
 
@@ -328,12 +328,12 @@ def test_blobs_of_a_completed_checkpoint_are_not_written_again() -> None:
     for n in range(1, 5):
         rig.trigger(n)
         rig.inputs[0].send(barrier(n))
-        while rig.slot.pump():
+        while rig.slot.run_round():
             continue
         while rig.writers.work:
             rig.writers.run()
         if n < 4:
-            rig.slot.tell(told[n - 1])
+            rig.slot.post(told[n - 1])
     assert reads == [1, 2]
     assert [ack.metrics["persisted_bytes"] > 2_000_000 for ack in rig.told(Acknowledged)] == [True, True, False, False]
     assert all(ack.metrics["bytes"] > 2_000_000 for ack in rig.told(Acknowledged))

@@ -17,10 +17,10 @@ from tidegate.errors import SnapshotError
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.blobs import MAX_SMALL_FILES, PACK_BYTES
-from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams, StateHandle
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
-from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
+from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, WrittenSnapshot
 from tidegate.testing.in_process_job import InlineExecutor
 
 TABLE = pa.table({KEY_GROUP_COLUMN: pa.array([], pa.uint16()), "v": pa.array([], pa.int64())})
@@ -56,19 +56,19 @@ class Slot:
 
         return Blob(blob_id, read, size_bytes)
 
-    def write(self, n: int, blobs: Sequence[Blob], savepoint: bool = False) -> Written:
+    def write(self, n: int, blobs: Sequence[Blob], savepoint: bool = False) -> WrittenSnapshot:
         """Snapshot `n` with these blobs; it is not yet complete."""
-        made: list[Written] = []
+        made: list[WrittenSnapshot] = []
         part = StatePart("v", "keyed", TABLE, (), tuple(blobs))
         place = SnapshotPlace(n, location(n, savepoint), savepoint)
         self.writer.write(0, place, [("op", lambda: [part])], made.append, self.failures.append)
         assert self.failures == []
         return made[0]
 
-    def values(self, written: Written, at: str) -> list[int]:
+    def values(self, written: WrittenSnapshot, at: str) -> list[int]:
         """What a restore of the snapshot reads."""
         handle = StateHandle.from_json(written.handles["op"].to_json())
-        (part,) = StreamFactory.at(at, self.open).parts(handle)
+        (part,) = SnapshotStreams.at(at, self.open).parts(handle)
         return [v for table in part.tables() for v in table["v"].to_pylist()]
 
 
@@ -205,9 +205,9 @@ def test_files_of_blobs_are_written_side_by_side(tmp_path: Path) -> None:
     with ThreadPoolExecutor(3) as writers:
         slot = Slot(open_store(str(tmp_path)), writers=writers)
         part = StatePart("v", "keyed", TABLE, (), tuple(Blob(f"b{n}", partial(read, n), PACK_BYTES) for n in range(3)))
-        made: list[Written] = []
+        made: list[WrittenSnapshot] = []
 
-        def written(one: Written) -> None:
+        def written(one: WrittenSnapshot) -> None:
             made.append(one)
             told.set()
 
@@ -247,7 +247,7 @@ def test_a_damaged_or_missing_blob_is_named_when_it_is_read(slot: Slot) -> None:
 
 def test_a_blob_that_the_metadata_does_not_name_is_an_error(slot: Slot) -> None:
     written = slot.write(1, [slot.blob("a", rows(1))])
-    bare = Written({"op": replace(written.handles["op"], files=())}, {})
+    bare = WrittenSnapshot({"op": replace(written.handles["op"], files=())}, {})
     with pytest.raises(SnapshotError, match="names a blob 0-r1-a"):
         slot.values(bare, location(1))
 
@@ -278,5 +278,5 @@ def test_checkpoints_are_copied_to_the_local_disk_and_savepoints_are_not(slot: S
     names = os.listdir(tmp_path / "local" / "job" / "0")
     assert sorted(name.rpartition(".")[2] for name in names) == ["blobs", "blobs", "state"]
     slot.store.delete_folder("j")
-    (part,) = StreamFactory.at(location(3), slot.open, 0, copies).parts(third.handles["op"])
+    (part,) = SnapshotStreams.at(location(3), slot.open, 0, copies).parts(third.handles["op"])
     assert [v for table in part.tables() for v in table["v"].to_pylist()] == [1, 2]

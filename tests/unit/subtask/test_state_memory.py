@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 import tidegate as td
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import make_execution_plan
 from tidegate.state.keyed_state import KeyedStateBackend
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.slot import LoopSignal, Slot
 from tidegate.testing.collect_sink import CollectSink
 from tidegate.testing.in_process_job import InlineExecutor
 
@@ -40,7 +40,7 @@ def shares(draw: Callable[[td.Pipeline], td.Stream], state_backend: Any = "heap"
         threshold_bytes=1,
         writers=InlineExecutor(),
         now_ms=lambda: 0,
-        wake=Wake(),
+        wake=LoopSignal(),
     )
     deployment = Deployment(
         job_id="job",
@@ -56,7 +56,9 @@ def shares(draw: Callable[[td.Pipeline], td.Stream], state_backend: Any = "heap"
         state_memory_bytes=600,
     )
     operators = [
-        o for subtask in deploy(graph, plan(graph, 2, 16), deployment, slot, None) for o in operators_of(subtask)
+        o
+        for subtask in deploy(graph, make_execution_plan(graph, 2, 16), deployment, slot, None)
+        for o in operators_of(subtask)
     ]
     for operator in operators:
         operator.close()

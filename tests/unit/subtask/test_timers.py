@@ -15,7 +15,7 @@ from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.subtask.chain import OperatorChain, OperatorFailure
 from tidegate.subtask.router import OutputEdge, Router
-from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.slot import LoopSignal, Slot
 from tidegate.subtask.subtask import InputPort, Subtask
 from tidegate.testing.in_process_job import InlineExecutor
 
@@ -43,7 +43,7 @@ class Delay(StreamOperator):
                 raise ValueError("minus one")
             yield batch
 
-    def withholds(self) -> bool:
+    def has_pending_rows(self) -> bool:
         return bool(self.held)
 
 
@@ -61,7 +61,7 @@ class Rig:
             threshold_bytes=1_000_000,
             writers=InlineExecutor(),
             now_ms=lambda: self.now_ms,
-            wake=Wake(),
+            wake=LoopSignal(),
         )
         self.delays = [Delay(ms) for ms in delays_ms]
         uids = [f"delay-{n}" for n in range(len(delays_ms))]
@@ -87,7 +87,7 @@ class Rig:
         return self.out()
 
     def out(self) -> list[Any]:
-        while self.slot.pump():
+        while self.slot.run_round():
             continue
         out: list[Any] = []
         while (element := self.output.poll()) is not None:

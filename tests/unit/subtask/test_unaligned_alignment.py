@@ -12,11 +12,11 @@ from tidegate.subtask.alignment import (
     AlignmentAborted,
     AlignmentAction,
     BarrierAligner,
-    Block,
+    BlockChannel,
     CaptureComplete,
     CaptureQueued,
     ForwardCancel,
-    Record,
+    RecordChannel,
     StopRecording,
     TakeSnapshot,
     TakeUnaligned,
@@ -38,8 +38,8 @@ def at_once(channels: int) -> BarrierAligner:
 
 def taken(aligner: BarrierAligner, n: int, now_ms: int = 0) -> list[AlignmentAction]:
     """The checkpoint must be due; what the aligner wants after its snapshot."""
-    assert TakeUnaligned(barrier(n), 0) in aligner.due(now_ms)
-    return aligner.taken(n)
+    assert TakeUnaligned(barrier(n), 0) in aligner.due_action(now_ms)
+    return aligner.on_snapshot_taken(n)
 
 
 # ------------------------------------------------------------ overtaking
@@ -49,27 +49,27 @@ def test_the_first_announced_barrier_takes_the_snapshot_and_what_is_queued_becom
     """S3.7."""
     aligner = at_once(2)
     assert aligner.due_ms is None
-    assert aligner.announced(0, barrier(1), 7) == []
+    assert aligner.on_barrier_queued(0, barrier(1), 7) == []
     assert aligner.due_ms == 7
-    assert aligner.due(7) == [TakeUnaligned(barrier(1), 7)]
-    assert aligner.taken(1) == [CaptureQueued(1, 0), Record(1, 1)]
-    assert aligner.announced(1, barrier(1), 9) == [CaptureQueued(1, 1), CaptureComplete(1)]
+    assert aligner.due_action(7) == [TakeUnaligned(barrier(1), 7)]
+    assert aligner.on_snapshot_taken(1) == [CaptureQueued(1, 0), RecordChannel(1, 1)]
+    assert aligner.on_barrier_queued(1, barrier(1), 9) == [CaptureQueued(1, 1), CaptureComplete(1)]
 
 
 def test_a_single_channel_needs_only_what_is_queued() -> None:
     """S3.2, S3.7."""
     aligner = at_once(1)
-    aligner.announced(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
     assert taken(aligner, 1) == [CaptureQueued(1, 0), CaptureComplete(1)]
 
 
 def test_an_overtaken_barrier_is_ignored_when_its_turn_comes() -> None:
     """S3.7."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
     taken(aligner, 1)
     assert aligner.barrier(0, barrier(1), 1) == []
-    aligner.announced(1, barrier(1), 2)
+    aligner.on_barrier_queued(1, barrier(1), 2)
     assert aligner.barrier(1, barrier(1), 3) == []
     assert aligner.due_ms is None
 
@@ -77,62 +77,62 @@ def test_an_overtaken_barrier_is_ignored_when_its_turn_comes() -> None:
 def test_a_barrier_that_is_polled_before_its_announcement_is_looked_at_ends_the_recording() -> None:
     """S3.7: queues are filled by another thread."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
     taken(aligner, 1)
     assert aligner.barrier(1, barrier(1), 1) == [StopRecording(1, 1), CaptureComplete(1)]
-    assert aligner.announced(1, barrier(1), 2) == []
-    assert aligner.announced(0, barrier(1), 2) == []
+    assert aligner.on_barrier_queued(1, barrier(1), 2) == []
+    assert aligner.on_barrier_queued(0, barrier(1), 2) == []
     assert aligner.due_ms is None
 
 
 def test_a_barrier_that_is_polled_first_of_all_blocks_only_until_the_snapshot() -> None:
     """S3.2, S3.7."""
     aligner = at_once(2)
-    assert aligner.barrier(0, barrier(1), 0) == [Block(0)]
-    assert aligner.due(0) == [UnblockAll(), TakeUnaligned(barrier(1), 0)]
-    assert aligner.taken(1) == [Record(1, 1)]
+    assert aligner.barrier(0, barrier(1), 0) == [BlockChannel(0)]
+    assert aligner.due_action(0) == [UnblockAll(), TakeUnaligned(barrier(1), 0)]
+    assert aligner.on_snapshot_taken(1) == [RecordChannel(1, 1)]
 
 
 def test_announcements_during_the_flush_of_the_snapshot_count_as_arrived_before_it() -> None:
     """S3.6, S3.7."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1), 0)
-    aligner.due(0)
-    assert aligner.announced(1, barrier(1), 1) == []
-    assert aligner.taken(1) == [CaptureQueued(1, 0), CaptureQueued(1, 1), CaptureComplete(1)]
+    aligner.on_barrier_queued(0, barrier(1), 0)
+    aligner.due_action(0)
+    assert aligner.on_barrier_queued(1, barrier(1), 1) == []
+    assert aligner.on_snapshot_taken(1) == [CaptureQueued(1, 0), CaptureQueued(1, 1), CaptureComplete(1)]
 
 
 @pytest.mark.parametrize("kind", ["savepoint", "stop-savepoint", "final"])
 def test_only_checkpoints_overtake(kind: Any) -> None:
     """S3.7."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1, kind), 0)
+    aligner.on_barrier_queued(0, barrier(1, kind), 0)
     assert aligner.due_ms is None
-    assert aligner.due(1_000_000) == []
-    assert aligner.barrier(0, barrier(1, kind), 5) == [Block(0)]
+    assert aligner.due_action(1_000_000) == []
+    assert aligner.barrier(0, barrier(1, kind), 5) == [BlockChannel(0)]
     assert aligner.barrier(1, barrier(1, kind), 6) == [UnblockAll(), TakeSnapshot(barrier(1, kind), 0)]
 
 
 def test_a_checkpoint_overtakes_no_savepoint() -> None:
     """S3.1, S3.7: a barrier overtakes records, never another barrier."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1, "savepoint"), 0)
-    aligner.announced(0, barrier(2), 1)
+    aligner.on_barrier_queued(0, barrier(1, "savepoint"), 0)
+    aligner.on_barrier_queued(0, barrier(2), 1)
     assert aligner.due_ms is None
     aligner.barrier(0, barrier(1, "savepoint"), 2)
     assert aligner.barrier(1, barrier(1, "savepoint"), 3) == [UnblockAll(), TakeSnapshot(barrier(1, "savepoint"), 0)]
-    assert aligner.due(3) == [TakeUnaligned(barrier(2), 1)]
+    assert aligner.due_action(3) == [TakeUnaligned(barrier(2), 1)]
 
 
 def test_a_savepoint_behind_an_overtaken_checkpoint_aligns() -> None:
     """S3.2, S3.7."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
     taken(aligner, 1)
-    aligner.announced(0, barrier(2, "savepoint"), 1)
+    aligner.on_barrier_queued(0, barrier(2, "savepoint"), 1)
     assert aligner.barrier(0, barrier(1), 2) == []
-    assert aligner.barrier(0, barrier(2, "savepoint"), 3) == [Block(0)]
-    assert aligner.announced(1, barrier(1), 4) == [CaptureQueued(1, 1), CaptureComplete(1)]
+    assert aligner.barrier(0, barrier(2, "savepoint"), 3) == [BlockChannel(0)]
+    assert aligner.on_barrier_queued(1, barrier(1), 4) == [CaptureQueued(1, 1), CaptureComplete(1)]
     assert aligner.abort(1) == []
     assert aligner.barrier(1, barrier(2, "savepoint"), 5) == [UnblockAll(), TakeSnapshot(barrier(2, "savepoint"), 1)]
 
@@ -143,30 +143,30 @@ def test_a_savepoint_behind_an_overtaken_checkpoint_aligns() -> None:
 def test_a_checkpoint_aligns_until_its_timeout_and_then_overtakes() -> None:
     """S3.7: the channel that was blocked has nothing more in front of its barrier."""
     aligner = BarrierAligner(3, "exactly_once", unaligned_after_ms=100)
-    aligner.announced(0, barrier(1), 50)
-    assert aligner.due(149) == []
-    assert aligner.barrier(0, barrier(1), 60) == [Block(0)]
-    aligner.announced(1, barrier(1), 140)
+    aligner.on_barrier_queued(0, barrier(1), 50)
+    assert aligner.due_action(149) == []
+    assert aligner.barrier(0, barrier(1), 60) == [BlockChannel(0)]
+    aligner.on_barrier_queued(1, barrier(1), 140)
     assert aligner.due_ms == 150
-    assert aligner.due(150) == [UnblockAll(), TakeUnaligned(barrier(1), 50)]
-    assert aligner.taken(1) == [CaptureQueued(1, 1), Record(1, 2)]
+    assert aligner.due_action(150) == [UnblockAll(), TakeUnaligned(barrier(1), 50)]
+    assert aligner.on_snapshot_taken(1) == [CaptureQueued(1, 1), RecordChannel(1, 2)]
 
 
 def test_the_timeout_counts_from_the_first_arrival_not_from_its_turn() -> None:
     """S3.7."""
     aligner = BarrierAligner(2, "exactly_once", unaligned_after_ms=100)
-    aligner.announced(1, barrier(1), 10)
+    aligner.on_barrier_queued(1, barrier(1), 10)
     aligner.barrier(1, barrier(1), 90)
-    assert aligner.due(110) == [UnblockAll(), TakeUnaligned(barrier(1), 10)]
+    assert aligner.due_action(110) == [UnblockAll(), TakeUnaligned(barrier(1), 10)]
 
 
 def test_a_checkpoint_whose_barriers_all_come_in_time_stays_aligned() -> None:
     """S3.2, S3.7."""
     aligner = BarrierAligner(2, "exactly_once", unaligned_after_ms=100)
-    aligner.announced(0, barrier(1), 1)
+    aligner.on_barrier_queued(0, barrier(1), 1)
     aligner.barrier(0, barrier(1), 2)
     assert aligner.barrier(1, barrier(1), 3) == [UnblockAll(), TakeSnapshot(barrier(1), 1)]
-    assert aligner.announced(1, barrier(1), 4) == []
+    assert aligner.on_barrier_queued(1, barrier(1), 4) == []
     assert aligner.due_ms is None
 
 
@@ -176,32 +176,32 @@ def test_a_checkpoint_whose_barriers_all_come_in_time_stays_aligned() -> None:
 def test_two_checkpoints_are_captured_at_the_same_time() -> None:
     """S3.7: max_concurrent_checkpoints; the later one's barrier came on channels that had brought the earlier."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1), 0)
-    aligner.announced(0, barrier(2), 0)
-    assert taken(aligner, 1) == [CaptureQueued(1, 0), Record(1, 1)]
-    assert taken(aligner, 2) == [CaptureQueued(2, 0), Record(2, 1)]
-    assert aligner.announced(1, barrier(1), 3) == [CaptureQueued(1, 1), CaptureComplete(1)]
-    assert aligner.announced(1, barrier(2), 4) == [CaptureQueued(2, 1), CaptureComplete(2)]
+    aligner.on_barrier_queued(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(2), 0)
+    assert taken(aligner, 1) == [CaptureQueued(1, 0), RecordChannel(1, 1)]
+    assert taken(aligner, 2) == [CaptureQueued(2, 0), RecordChannel(2, 1)]
+    assert aligner.on_barrier_queued(1, barrier(1), 3) == [CaptureQueued(1, 1), CaptureComplete(1)]
+    assert aligner.on_barrier_queued(1, barrier(2), 4) == [CaptureQueued(2, 1), CaptureComplete(2)]
 
 
 def test_the_earlier_of_two_waiting_checkpoints_overtakes_first() -> None:
     """S3.1, S3.7: barriers leave in the order of their ids."""
     aligner = BarrierAligner(1, "exactly_once", unaligned_after_ms=10)
-    aligner.announced(0, barrier(1), 0)
-    aligner.announced(0, barrier(2), 5)
-    assert aligner.due(100) == [TakeUnaligned(barrier(1), 0)]
-    assert aligner.taken(1) == [CaptureQueued(1, 0), CaptureComplete(1)]
-    assert aligner.due(100) == [TakeUnaligned(barrier(2), 5)]
+    aligner.on_barrier_queued(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(2), 5)
+    assert aligner.due_action(100) == [TakeUnaligned(barrier(1), 0)]
+    assert aligner.on_snapshot_taken(1) == [CaptureQueued(1, 0), CaptureComplete(1)]
+    assert aligner.due_action(100) == [TakeUnaligned(barrier(2), 5)]
 
 
 def test_a_newer_barrier_on_a_channel_without_the_older_one_gives_the_older_up() -> None:
     """S3.4: captured already or not, it cannot complete; reported, and cancelled downstream."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
     taken(aligner, 1)
-    assert aligner.announced(1, barrier(2), 1) == []
+    assert aligner.on_barrier_queued(1, barrier(2), 1) == []
     assert aligner.due_ms == 0
-    actions = aligner.due(1)
+    actions = aligner.due_action(1)
     assert kinds(actions) == ["AlignmentAborted", "ForwardCancel", "TakeUnaligned"]
     assert actions[0] == AlignmentAborted(1, "barrier 2 came before all barriers 1")
     assert actions[1:] == [ForwardCancel(1), TakeUnaligned(barrier(2), 1)]
@@ -211,30 +211,30 @@ def test_a_newer_barrier_on_a_channel_without_the_older_one_gives_the_older_up()
 def test_a_newer_barrier_that_is_polled_gives_the_older_up_too() -> None:
     """S3.4."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
     taken(aligner, 1)
-    assert kinds(aligner.barrier(1, barrier(2), 1)) == ["AlignmentAborted", "ForwardCancel", "Block"]
+    assert kinds(aligner.barrier(1, barrier(2), 1)) == ["AlignmentAborted", "ForwardCancel", "BlockChannel"]
 
 
 def test_what_was_given_up_does_not_take_a_still_older_one_with_it() -> None:
     """S3.4: 2 was passed over by 3 on channel 1; 1 was not."""
     aligner = at_once(3)
     for n in (1, 2):
-        aligner.announced(0, barrier(n), 0)
+        aligner.on_barrier_queued(0, barrier(n), 0)
         taken(aligner, n)
-    aligner.announced(1, barrier(1), 1)
-    aligner.announced(1, barrier(3), 2)
-    assert aligner.due(2)[0] == AlignmentAborted(2, "barrier 3 came before all barriers 2")
-    assert aligner.announced(2, barrier(1), 3) == [CaptureQueued(1, 2), CaptureComplete(1)]
+    aligner.on_barrier_queued(1, barrier(1), 1)
+    aligner.on_barrier_queued(1, barrier(3), 2)
+    assert aligner.due_action(2)[0] == AlignmentAborted(2, "barrier 3 came before all barriers 2")
+    assert aligner.on_barrier_queued(2, barrier(1), 3) == [CaptureQueued(1, 2), CaptureComplete(1)]
 
 
 def test_an_older_barrier_that_comes_after_a_newer_one_is_ignored() -> None:
     """S3.4."""
     aligner = at_once(2)
-    aligner.announced(1, barrier(2), 0)
-    assert aligner.announced(0, barrier(1), 1) == []
-    assert aligner.due(1) == [TakeUnaligned(barrier(2), 0)]
-    assert aligner.taken(2) == [Record(2, 0), CaptureQueued(2, 1)]
+    aligner.on_barrier_queued(1, barrier(2), 0)
+    assert aligner.on_barrier_queued(0, barrier(1), 1) == []
+    assert aligner.due_action(1) == [TakeUnaligned(barrier(2), 0)]
+    assert aligner.on_snapshot_taken(2) == [RecordChannel(2, 0), CaptureQueued(2, 1)]
 
 
 # ------------------------------------------------------------ cancelled, aborted
@@ -243,32 +243,32 @@ def test_an_older_barrier_that_comes_after_a_newer_one_is_ignored() -> None:
 def test_an_abort_before_the_overtaking_leaves_nothing_due() -> None:
     """S2.2, S3.7."""
     aligner = BarrierAligner(2, "exactly_once", unaligned_after_ms=100)
-    aligner.announced(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
     aligner.barrier(0, barrier(1), 1)
     assert aligner.abort(1) == [UnblockAll()]
     assert aligner.due_ms is None
-    assert aligner.announced(1, barrier(1), 2) == []
+    assert aligner.on_barrier_queued(1, barrier(1), 2) == []
     assert aligner.barrier(1, barrier(1), 3) == []
 
 
 def test_an_abort_during_the_flush_of_the_snapshot_leaves_nothing_to_capture() -> None:
     """S2.2, S3.7."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1), 0)
-    aligner.due(0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
+    aligner.due_action(0)
     assert aligner.abort(1) == []
-    assert aligner.taken(1) == []
+    assert aligner.on_snapshot_taken(1) == []
 
 
 def test_an_abort_ends_the_capture_without_unblocking_another_alignment() -> None:
     """S2.2, S3.7."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
     taken(aligner, 1)
     aligner.barrier(0, barrier(1), 1)
-    assert aligner.barrier(0, barrier(2, "savepoint"), 2) == [Block(0)]
+    assert aligner.barrier(0, barrier(2, "savepoint"), 2) == [BlockChannel(0)]
     assert aligner.abort(1) == []
-    assert aligner.announced(1, barrier(1), 3) == []
+    assert aligner.on_barrier_queued(1, barrier(1), 3) == []
     assert aligner.barrier(1, barrier(1), 4) == []
     assert aligner.barrier(1, barrier(2, "savepoint"), 5)[0] == UnblockAll()
 
@@ -277,9 +277,9 @@ def test_a_checkpoint_that_was_only_announced_unblocks_nothing_when_it_is_droppe
     """S2.2, S3.2, S3.7: channel 0 has delivered savepoint 1 and must wait for channel 1, whatever becomes of 2."""
     for drop in (BarrierAligner.abort, BarrierAligner.cancel):
         aligner = at_once(2)
-        aligner.announced(0, barrier(1, "savepoint"), 0)
-        assert aligner.barrier(0, barrier(1, "savepoint"), 1) == [Block(0)]
-        aligner.announced(0, barrier(2), 2)
+        aligner.on_barrier_queued(0, barrier(1, "savepoint"), 0)
+        assert aligner.barrier(0, barrier(1, "savepoint"), 1) == [BlockChannel(0)]
+        aligner.on_barrier_queued(0, barrier(2), 2)
         assert UnblockAll() not in drop(aligner, 2)
         assert aligner.barrier(1, barrier(1, "savepoint"), 3)[0] == UnblockAll()
 
@@ -287,20 +287,20 @@ def test_a_checkpoint_that_was_only_announced_unblocks_nothing_when_it_is_droppe
 def test_a_cancel_marker_ends_the_capture_and_goes_downstream_once() -> None:
     """S3.4, S3.7."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
     taken(aligner, 1)
     assert kinds(aligner.cancel(1)) == ["AlignmentAborted", "ForwardCancel"]
     assert aligner.cancel(1) == []
-    assert aligner.announced(1, barrier(1), 2) == []
+    assert aligner.on_barrier_queued(1, barrier(1), 2) == []
 
 
 def test_a_barrier_announced_after_its_cancel_marker_overtakes_nothing() -> None:
     """S3.4, S3.7."""
     aligner = at_once(2)
     aligner.cancel(1)
-    aligner.announced(0, barrier(1), 1)
+    aligner.on_barrier_queued(0, barrier(1), 1)
     assert aligner.due_ms is None
-    assert aligner.due(9) == []
+    assert aligner.due_action(9) == []
 
 
 # ------------------------------------------------------------ ends
@@ -309,28 +309,28 @@ def test_a_barrier_announced_after_its_cancel_marker_overtakes_nothing() -> None
 def test_an_end_that_arrives_completes_the_capture_of_its_channel() -> None:
     """S3.5, S3.7."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
     taken(aligner, 1)
-    assert aligner.end_announced(1) == [CaptureQueued(1, 1), CaptureComplete(1)]
+    assert aligner.on_end_queued(1) == [CaptureQueued(1, 1), CaptureComplete(1)]
     assert aligner.end_of_partition(1) == []
 
 
 def test_an_end_that_is_polled_before_its_announcement_completes_the_capture_once() -> None:
     """S3.5, S3.7."""
     aligner = at_once(2)
-    aligner.announced(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
     taken(aligner, 1)
     assert aligner.end_of_partition(1) == [StopRecording(1, 1), CaptureComplete(1)]
-    assert aligner.end_announced(1) == []
+    assert aligner.on_end_queued(1) == []
 
 
 def test_what_is_queued_in_front_of_an_end_without_barrier_is_captured() -> None:
     """S3.5, S3.7."""
     aligner = at_once(3)
-    aligner.end_announced(1)
-    aligner.end_announced(2)
+    aligner.on_end_queued(1)
+    aligner.on_end_queued(2)
     aligner.end_of_partition(2)
-    aligner.announced(0, barrier(1), 0)
+    aligner.on_barrier_queued(0, barrier(1), 0)
     assert taken(aligner, 1) == [CaptureQueued(1, 0), CaptureQueued(1, 1), CaptureComplete(1)]
 
 
@@ -338,12 +338,12 @@ def test_an_end_behind_the_barrier_is_not_counted_twice() -> None:
     """S3.5, S3.7."""
     aligner = at_once(3)
     for channel in (0, 1):
-        aligner.announced(channel, barrier(1), 0)
-    assert taken(aligner, 1) == [CaptureQueued(1, 0), CaptureQueued(1, 1), Record(1, 2)]
-    assert aligner.end_announced(0) == []
+        aligner.on_barrier_queued(channel, barrier(1), 0)
+    assert taken(aligner, 1) == [CaptureQueued(1, 0), CaptureQueued(1, 1), RecordChannel(1, 2)]
+    assert aligner.on_end_queued(0) == []
     assert aligner.barrier(0, barrier(1), 1) == []
     assert aligner.end_of_partition(0) == []
-    assert aligner.announced(2, barrier(1), 2) == [CaptureQueued(1, 2), CaptureComplete(1)]
+    assert aligner.on_barrier_queued(2, barrier(1), 2) == [CaptureQueued(1, 2), CaptureComplete(1)]
 
 
 # ------------------------------------------------------------ triggered here, inputs over
@@ -352,19 +352,19 @@ def test_an_end_behind_the_barrier_is_not_counted_twice() -> None:
 def test_a_trigger_overtakes_as_soon_as_every_end_has_arrived() -> None:
     """S1.3, S3.7: what is queued becomes state, so that nothing buffered is skipped."""
     aligner = at_once(2)
-    aligner.end_announced(0)
+    aligner.on_end_queued(0)
     aligner.end_of_partition(0)
     assert aligner.triggered(barrier(4), since_ms=0, now_ms=0) == []
-    aligner.end_announced(1)
+    aligner.on_end_queued(1)
     assert aligner.triggered(barrier(4), since_ms=0, now_ms=1) == [TakeUnaligned(barrier(4), 0)]
-    assert aligner.taken(4) == [CaptureQueued(4, 1), CaptureComplete(4)]
+    assert aligner.on_snapshot_taken(4) == [CaptureQueued(4, 1), CaptureComplete(4)]
 
 
 def test_a_trigger_waits_for_its_timeout_and_for_the_savepoint_in_front_of_it() -> None:
     """S1.3, S3.7."""
     aligner = BarrierAligner(1, "exactly_once", unaligned_after_ms=50)
-    aligner.announced(0, barrier(3, "savepoint"), 0)
-    aligner.end_announced(0)
+    aligner.on_barrier_queued(0, barrier(3, "savepoint"), 0)
+    aligner.on_end_queued(0)
     assert aligner.triggered(barrier(4), since_ms=10, now_ms=100) == []
     aligner.barrier(0, barrier(3, "savepoint"), 20)
     assert aligner.triggered(barrier(4), since_ms=10, now_ms=59) == []
@@ -393,7 +393,7 @@ def test_aligned_checkpoints_do_not_listen_to_time() -> None:
     aligner = BarrierAligner(2, "exactly_once")
     aligner.barrier(0, barrier(1), 0)
     assert aligner.due_ms is None
-    assert aligner.due(10**9) == []
+    assert aligner.due_action(10**9) == []
 
 
 # ------------------------------------------------------------ any order of events
@@ -458,9 +458,9 @@ class Model:
                         self.news.append((channel, element))
             case "news":
                 while self.news and random.random() < 0.8:
-                    self.do(self.aligner.announced(*self.news.pop(0), self.now_ms))
+                    self.do(self.aligner.on_barrier_queued(*self.news.pop(0), self.now_ms))
             case "due":
-                self.do(self.aligner.due(self.now_ms))
+                self.do(self.aligner.due_action(self.now_ms))
             case "poll":
                 channel = random.randrange(len(self.queues))
                 if self.queues[channel] and channel not in self.blocked:
@@ -477,7 +477,7 @@ class Model:
     def do(self, actions: list[AlignmentAction]) -> None:
         for action in actions:
             match action:
-                case Block(channel):
+                case BlockChannel(channel):
                     self.blocked.add(channel)
                 case UnblockAll():
                     self.blocked.clear()
@@ -486,8 +486,8 @@ class Model:
                     self.complete.append(b.checkpoint_id)
                 case TakeUnaligned(b):
                     self.snapshot(b.checkpoint_id)
-                    self.do(self.aligner.taken(b.checkpoint_id))
-                case Record(n, channel):
+                    self.do(self.aligner.on_snapshot_taken(b.checkpoint_id))
+                case RecordChannel(n, channel):
                     self.recording.add((n, channel))
                 case StopRecording(n, channel):
                     self.recording.discard((n, channel))

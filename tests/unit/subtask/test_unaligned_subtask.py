@@ -19,9 +19,9 @@ from tidegate.channel.elements import (
     Watermark,
 )
 from tidegate.channel.memory import MemoryChannel
-from tidegate.connectors.interface import Polled, SourceReader, Split
+from tidegate.connectors.interface import PollResult, SourceReader, Split
 from tidegate.operators.stream_operator import Output, StreamOperator
-from tidegate.snapshot.channel_state import PART_NAME, ReplayInput, replay_for
+from tidegate.snapshot.channel_state import PART_NAME, ReplayInput, replay_elements
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain
@@ -115,9 +115,9 @@ class Counting(SourceReader):
     def add_splits(self, splits: Sequence[Split]) -> None:
         pass
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         self.next += 1
-        return Polled(batch(self.next - 1), "s")
+        return PollResult(batch(self.next - 1), "s")
 
     def active_splits(self) -> frozenset[str]:
         return frozenset({"s"})
@@ -193,7 +193,7 @@ class Rig:
 
     def in_flight(self, n: int) -> list[tuple[int, Any]]:
         """(channel, values or watermark) of snapshot n."""
-        replay = replay_for(self.host.written[n][0]["op"], {0: ReplayInput(SCHEMA)}, 0, 2, where="op")
+        replay = replay_elements(self.host.written[n][0]["op"], {0: ReplayInput(SCHEMA)}, 0, 2, where="op")
         return [(e.source, e.element if isinstance(e.element, int) else e.element["v"].to_pylist()) for e in replay]
 
 

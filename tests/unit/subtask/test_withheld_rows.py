@@ -15,7 +15,7 @@ from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.router import OutputEdge, Router
-from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.slot import LoopSignal, Slot
 from tidegate.subtask.subtask import InputPort, Subtask
 from tidegate.testing.in_process_job import InlineExecutor
 
@@ -41,7 +41,7 @@ class Rig:
             threshold_bytes=1_000_000,
             writers=InlineExecutor(),
             now_ms=lambda: 0,
-            wake=Wake(),
+            wake=LoopSignal(),
         )
         subtask = Subtask(
             (0, 0),
@@ -60,7 +60,7 @@ class Rig:
         """What comes out when these come in; batches as rows."""
         for element in elements:
             self.channels[channel].send(element)
-        while self.slot.pump():
+        while self.slot.run_round():
             continue
         out: list[Any] = []
         while (element := self.output.poll()) is not None:

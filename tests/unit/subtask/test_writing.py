@@ -12,9 +12,9 @@ import pytest
 from tidegate.channel.control.protocol import Acknowledged, Declined, SlotMessage, SubtaskCommitted
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.snapshot.parts import StatePart
-from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.slot import LoopSignal, Slot
 from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace
-from tidegate.subtask.snapshots.writer_threads import side_by_side
+from tidegate.subtask.snapshots.writer_threads import run_concurrently
 from tidegate.testing.in_process_job import InlineExecutor
 
 MEET_S = 20.0
@@ -36,7 +36,7 @@ class SlotOf:
             threshold_bytes=1 << 20,
             writers=writers,
             now_ms=lambda: 0,
-            wake=Wake(),
+            wake=LoopSignal(),
         )
         self.slot._places[1] = SnapshotPlace(1, "chk-1", False)
 
@@ -76,7 +76,7 @@ def test_the_commits_of_a_chain_run_side_by_side_and_are_reported_when_the_last_
         works = [lambda: meeting.wait(MEET_S)] * 3
         rig.slot.commit((0, 0), 1, works, lambda: done.append("done"))  # type: ignore[arg-type]
         assert rig.await_message() == SubtaskCommitted((0, 0), 1)
-    rig.slot.pump()
+    rig.slot.run_round()
     assert len(rig.sent) == 1 and done == ["done"], "`done` is for the loop"
 
 
@@ -103,13 +103,13 @@ def test_a_commit_that_fails_ends_the_run_and_reports_nothing_as_committed() -> 
     rig = SlotOf(InlineExecutor())
     rig.slot.commit((0, 0), 1, [lambda: None, fail, fail], lambda: pytest.fail("not committed"))
     with pytest.raises(OSError, match="network down"):
-        rig.slot.pump()
+        rig.slot.run_round()
     assert rig.sent == []
 
 
 def test_what_is_done_comes_in_the_order_of_the_works_whatever_ended_first() -> None:
     writers = InlineExecutor()
     made: list[list[int]] = []
-    side_by_side(writers, [lambda n=n: n for n in range(4)], made.append, pytest.fail)  # type: ignore[misc]
-    side_by_side(writers, [], made.append, pytest.fail)
+    run_concurrently(writers, [lambda n=n: n for n in range(4)], made.append, pytest.fail)  # type: ignore[misc]
+    run_concurrently(writers, [], made.append, pytest.fail)
     assert made == [[0, 1, 2, 3], []]

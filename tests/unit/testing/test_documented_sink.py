@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tidegate.connectors.interface import Sink, SinkWriter
-from tidegate.connectors.transactions import Committable, SinkContext, check_own, is_leftover, transaction_id
+from tidegate.connectors.transactions import Committable, SinkContext, check_writer, is_leftover, transaction_id
 from tidegate.errors import TidegateError
 from tidegate.testing import SinkConformance
 
@@ -25,7 +25,7 @@ _NAMES: dict[str, Any] = {
     "SinkConformance": SinkConformance,
     "SinkWriter": SinkWriter,
     "TidegateError": TidegateError,
-    "check_own": check_own,
+    "check_own": check_writer,
     "is_leftover": is_leftover,
     "itertools": itertools,
     "json": json,

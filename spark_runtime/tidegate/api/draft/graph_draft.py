@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tidegate.api.draft.stream_time import EventTime
+from tidegate.api.draft.stream_time import StreamEventTime
 from tidegate.connectors.interface import Sink, Source
 from tidegate.errors import PipelineError
 from tidegate.operators.operator_spec import OperatorSpec
@@ -27,7 +27,7 @@ class DraftOutput:
 
     name: str
     schema: pa.Schema
-    event_time: EventTime = EventTime()
+    event_time: StreamEventTime = StreamEventTime()
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class DraftNode:
     @property
     def where(self) -> str:
         """Its place, for errors."""
-        return place(self.kind, self.uid, self.location)
+        return call_place(self.kind, self.uid, self.location)
 
 
-def place(kind: str, uid: str | None, location: str) -> str:
+def call_place(kind: str, uid: str | None, location: str) -> str:
     """The `where` of an error: kind, uid where there is one, `file:line` of the user's call."""
     return f"{kind} {uid!r} at {location}" if uid else f"{kind} at {location}"
 
@@ -111,9 +111,9 @@ class GraphDraft:
             for node in self._nodes:
                 if node.sink is not None:
                     check_sink(node.sink, node)
-        return self.so_far()
+        return self.partial_graph()
 
-    def so_far(self) -> JobGraph:
+    def partial_graph(self) -> JobGraph:
         """The graph as it has been drawn, finished or not, unchecked; for people to look at."""
         uids = self._uids()
         return JobGraph(
@@ -183,10 +183,10 @@ def check_sink(sink: Sink, node: DraftNode) -> None:
     try:
         sink.check(node.schema)
     except PipelineError as error:
-        raise placed(error, node.where) from error
+        raise with_place(error, node.where) from error
 
 
-def placed(error: PipelineError, where: str) -> PipelineError:
+def with_place(error: PipelineError, where: str) -> PipelineError:
     """The same error, with the place in the user's code added to its own."""
     own = f"{error.where}, {where}" if error.where else where
     return PipelineError(error.what, where=own, cause=error.cause, remedy=error.remedy)
@@ -194,7 +194,7 @@ def placed(error: PipelineError, where: str) -> PipelineError:
 
 def require_uid(uid: object, kind: str, location: str) -> str:
     """The uid, checked. PipelineError when it is missing or cannot be part of a file name."""
-    where = place(kind, None, location)
+    where = call_place(kind, None, location)
     if uid is None:
         raise PipelineError(
             f"the {kind} has no uid",

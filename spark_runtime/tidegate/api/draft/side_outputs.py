@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from tidegate.api.draft.column_checks import refuse_duplicates, same_columns
 from tidegate.api.draft.graph_draft import UID, DraftOutput
-from tidegate.api.draft.stream_time import EventTime
+from tidegate.api.draft.stream_time import StreamEventTime
 from tidegate.errors import PipelineError
 from tidegate.operators.stream_operator import MAIN_OUTPUT
 
 
 def checked_side_outputs(
-    declared: object, input_schema: pa.Schema, event_time: EventTime, where: str
+    declared: object, input_schema: pa.Schema, event_time: StreamEventTime, where: str
 ) -> tuple[DraftOutput, ...]:
     """Of a mapping name -> schema, or None. An output has event time where it has the input's column of it, of the same
     type. PipelineError for anything else."""
@@ -29,7 +29,9 @@ def checked_side_outputs(
     return tuple(_checked(name, schema, input_schema, event_time, where) for name, schema in declared.items())
 
 
-def _checked(name: object, schema: object, input_schema: pa.Schema, event_time: EventTime, where: str) -> DraftOutput:
+def _checked(
+    name: object, schema: object, input_schema: pa.Schema, event_time: StreamEventTime, where: str
+) -> DraftOutput:
     if not isinstance(name, str) or not UID.fullmatch(name) or name == MAIN_OUTPUT:
         raise PipelineError(
             f"{name!r} cannot be the name of a side output",
@@ -44,7 +46,7 @@ def _checked(name: object, schema: object, input_schema: pa.Schema, event_time: 
             remedy=f'Give one: side_outputs={{{name!r}: pa.schema([("line", pa.string())])}}',
         )
     refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
-    return DraftOutput(name, schema, event_time.kept_by(same_columns(schema, input_schema), where))
+    return DraftOutput(name, schema, event_time.after_projection(same_columns(schema, input_schema), where))
 
 
 def declared_schemas(sides: Sequence[DraftOutput]) -> tuple[tuple[str, pa.Schema], ...]:

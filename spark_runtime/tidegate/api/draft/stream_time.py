@@ -15,7 +15,7 @@ UNITS: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")
 
 
 @dataclass(frozen=True)
-class EventTime:
+class StreamEventTime:
     """The event-time column of a stream.
 
     Attributes:
@@ -30,18 +30,18 @@ class EventTime:
     assigned: str = ""
     lost: str = ""
 
-    def kept_by(self, sources: Mapping[str, str], call: str) -> EventTime:
+    def after_projection(self, sources: Mapping[str, str], call: str) -> StreamEventTime:
         """After a projection. `sources`: output column -> the input column that it is unchanged. `call`: for errors."""
         if self.column is None or sources.get(self.column) == self.column:
             return self
         for output, source in sources.items():
             if source == self.column:
-                return EventTime(output, self.unit, self.assigned)
-        return self.gone(f"the event-time column {self.column!r} is dropped or changed by {call}")
+                return StreamEventTime(output, self.unit, self.assigned)
+        return self.without_column(f"the event-time column {self.column!r} is dropped or changed by {call}")
 
-    def gone(self, how: str) -> EventTime:
+    def without_column(self, how: str) -> StreamEventTime:
         """Lost, unless it was already."""
-        return self if self.column is None else EventTime(None, self.unit, self.assigned, how)
+        return self if self.column is None else StreamEventTime(None, self.unit, self.assigned, how)
 
     def require(self, where: str, what: str = "the window") -> str:
         """The column; PipelineError saying how it was lost. `what`: needs it, for the error."""
@@ -63,14 +63,14 @@ class EventTime:
         )
 
 
-def common_event_time(times: Sequence[EventTime], call: str) -> EventTime:
+def common_event_time(times: Sequence[StreamEventTime], call: str) -> StreamEventTime:
     """Of a union: that of its inputs when all agree."""
     first = times[0]
     if all((t.column, t.unit) == (first.column, first.unit) for t in times):
         return next((t for t in times if t.lost), first)
     names = ", ".join(repr(t.column) if t.column else "none" for t in times)
     with_time = next(t for t in times if t.column is not None)
-    return with_time.gone(f"the inputs of {call} have different event-time columns: {names}")
+    return with_time.without_column(f"the inputs of {call} have different event-time columns: {names}")
 
 
 def time_unit(field: pa.Field, unit: object, where: str) -> TimeUnit:

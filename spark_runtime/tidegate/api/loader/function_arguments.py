@@ -35,7 +35,7 @@ class _Parameter:
     default: bool
 
 
-def call_with(function: Callable[..., object], arguments: Mapping[str, Any], where: str) -> object:
+def call_function(function: Callable[..., object], arguments: Mapping[str, Any], where: str) -> object:
     """Call a pipeline's function with the arguments of a job.
 
     Args:
@@ -135,7 +135,7 @@ def _checked(
 def _converted(value: Any, type_: Any, where: str) -> Any:
     """The value as `type_`; PipelineError when it is none."""
     try:
-        return _as(value, type_)
+        return _convert(value, type_)
     except (TypeError, ValueError, OptionError) as error:
         cause = error.cause or error.what if isinstance(error, OptionError) else str(error)
         raise PipelineError(
@@ -146,32 +146,36 @@ def _converted(value: Any, type_: Any, where: str) -> Any:
         ) from error
 
 
-def _as(value: Any, type_: Any) -> Any:
+def _convert(value: Any, type_: Any) -> Any:
     if type_ is Any:
         return value
     origin, inner = get_origin(type_), get_args(type_)
     if origin in (Union, types.UnionType):
         return _as_one_of(value, inner)
     if origin is Literal:
-        return next(choice for choice in inner if _is_choice(value, choice)) if _has(value, inner) else _no(inner)
+        return (
+            next(choice for choice in inner if _is_choice(value, choice))
+            if _accepts(value, inner)
+            else _type_error(inner)
+        )
     if origin is Annotated:
-        return _as(value, inner[0])
+        return _convert(value, inner[0])
     if (origin or type_) in _SEQUENCES:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise TypeError("a list is needed")
         if origin is tuple and Ellipsis not in inner:
             if len(value) != len(inner):
                 raise TypeError(f"{len(inner)} values are needed")
-            return tuple(_as(v, item) for v, item in zip(value, inner, strict=True))
+            return tuple(_convert(v, item) for v, item in zip(value, inner, strict=True))
         item = inner[0] if inner else Any
-        return _SEQUENCES[origin or type_]([_as(v, item) for v in value])
+        return _SEQUENCES[origin or type_]([_convert(v, item) for v in value])
     if (origin or type_) in _MAPPINGS:
         if not isinstance(value, Mapping):
             raise TypeError("an object with names is needed")
-        return {name: _as(v, inner[1] if len(inner) == 2 else Any) for name, v in value.items()}
+        return {name: _convert(v, inner[1] if len(inner) == 2 else Any) for name, v in value.items()}
     if isinstance(type_, type) and issubclass(type_, Enum):
         found = [member for member in type_ if value in (member.value, member.name)]
-        return found[0] if found else _no(type_)
+        return found[0] if found else _type_error(type_)
     return _as_simple(value, type_)
 
 
@@ -213,13 +217,13 @@ def _as_one_of(value: Any, choices: Sequence[Any]) -> Any:
     for choice in choices:
         if choice is not type(None):
             try:
-                return _as(value, choice)
+                return _convert(value, choice)
             except (TypeError, ValueError, OptionError) as error:
                 errors.append(str(error))
     raise TypeError(errors[0] if errors else "nothing fits")
 
 
-def _has(value: Any, choices: Sequence[Any]) -> bool:
+def _accepts(value: Any, choices: Sequence[Any]) -> bool:
     return any(_is_choice(value, choice) for choice in choices)
 
 
@@ -227,7 +231,7 @@ def _is_choice(value: Any, choice: Any) -> bool:
     return bool(value == choice and type(value) is type(choice)) or (isinstance(value, str) and value == str(choice))
 
 
-def _no(choices: Any) -> Any:
+def _type_error(choices: Any) -> Any:
     raise ValueError(f"it is none of {', '.join(str(getattr(c, 'value', c)) for c in choices)}")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tidegate.api.draft.call_site import code_root, format_location, is_below
 from tidegate.api.draft.column_checks import nearest
-from tidegate.api.loader.function_arguments import call_with
+from tidegate.api.loader.function_arguments import call_function
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.found_schema import FoundSchemas, using_found_schemas
 from tidegate.connectors.storage import relative_paths
@@ -65,7 +65,7 @@ def load_pipeline(
     check_unpacked(root_dir)
     with (
         code_root(root_dir),
-        _remembering_modules(root_dir),
+        _recording_imports(root_dir),
         relative_paths(paths),
         using_found_schemas(schemas or {}),
     ):
@@ -73,7 +73,7 @@ def load_pipeline(
         function = _function(module, function_name)
         where = f"pipeline {target}"
         with _users_errors(root_dir, where, arguments):
-            made = call_with(function, arguments, f"{where} in {format_location(*_place_of(function))}")
+            made = call_function(function, arguments, f"{where} in {format_location(*_place_of(function))}")
         if not isinstance(made, Pipeline):
             raise PipelineError(
                 f"{function_name} returned {'nothing' if made is None else type(made).__name__}, not a Pipeline",
@@ -94,7 +94,7 @@ def _import(root_dir: str, module_name: str) -> ModuleType:
             cause="a module of Python or of the runtime has this name",
             remedy="Rename the file",
         )
-    _put_first(root_dir, top, where)
+    _prepend_to_path(root_dir, top, where)
     with _users_errors(root_dir, where, {}):
         try:
             return importlib.import_module(module_name)
@@ -111,7 +111,7 @@ def _import(root_dir: str, module_name: str) -> ModuleType:
             ) from error
 
 
-def _put_first(root_dir: str, top: str, where: str) -> None:
+def _prepend_to_path(root_dir: str, top: str, where: str) -> None:
     """Make `root_dir` the first of sys.path; forget what earlier calls loaded, and another module of the name `top`."""
     for name in _loaded_modules:
         sys.modules.pop(name, None)
@@ -139,7 +139,7 @@ def _put_first(root_dir: str, top: str, where: str) -> None:
 
 
 @contextlib.contextmanager
-def _remembering_modules(root_dir: str) -> Iterator[None]:
+def _recording_imports(root_dir: str) -> Iterator[None]:
     """Note the modules that are loaded from `root_dir` meanwhile, for the next call to forget."""
     before = set(sys.modules)
     try:
@@ -203,10 +203,10 @@ def _users_errors(root_dir: str, where: str, arguments: Mapping[str, Any]) -> It
             remedy="Correct the line",
         ) from error
     except Exception as error:
-        raise _translated(error, root_dir, where, arguments) from error
+        raise _as_pipeline_error(error, root_dir, where, arguments) from error
 
 
-def _translated(error: Exception, root_dir: str, where: str, arguments: Mapping[str, Any]) -> PipelineError:
+def _as_pipeline_error(error: Exception, root_dir: str, where: str, arguments: Mapping[str, Any]) -> PipelineError:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if is_below(frame.filename, root_dir)]
     line = ""

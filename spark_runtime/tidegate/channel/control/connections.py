@@ -30,7 +30,7 @@ USER_TIMEOUT_MS = 60_000
 """A control connection whose bytes are not acknowledged for this long is lost, milliseconds."""
 
 
-class _ControlEnd:
+class _ControlEndpoint:
     """One authenticated control connection, served by a socket thread; shared by both sides.
 
     Calls `on_message` for each message, then `on_lost` once, never after `shut`; both on the thread.
@@ -95,10 +95,10 @@ class _ControlEnd:
             for message in self._messages.read():
                 self._on_message(message)
         except (OSError, TidegateError) as error:
-            self._lose(error)
+            self._on_disconnect(error)
         except Exception as error:
             traceback.print_exc()
-            self._lose(error)
+            self._on_disconnect(error)
 
     def _write(self) -> None:
         if not self._is_open:
@@ -106,14 +106,14 @@ class _ControlEnd:
         try:
             done = self._messages.write()
         except (OSError, TidegateError) as error:
-            self._lose(error)
+            self._on_disconnect(error)
             return
         self._watch(selectors.EVENT_READ if done else selectors.EVENT_READ | selectors.EVENT_WRITE)
         if done:
             with self._drained:
                 self._drained.notify_all()
 
-    def _lose(self, error: BaseException) -> None:
+    def _on_disconnect(self, error: BaseException) -> None:
         if self._is_open:
             self.shut()
             self._on_lost(str(error) or type(error).__name__)
@@ -138,7 +138,7 @@ class ControlServer:
         self._credentials = Credentials(Role.CONTROL, generation, run_id, secret)
         self._on_message = on_message
         self._on_lost = on_lost
-        self._ends: dict[int, _ControlEnd] = {}
+        self._ends: dict[int, _ControlEndpoint] = {}
         self._acceptor: Acceptor | None = None
         self._thread = SocketThread("tidegate-control", on_error=_print_error)
         self._is_closed = False
@@ -168,7 +168,7 @@ class ControlServer:
         return "this slot is connected already" if slot in self._ends else None
 
     def _on_authenticated(self, connection: socket.socket, slot: int) -> None:
-        end = _ControlEnd(
+        end = _ControlEndpoint(
             self._thread,
             connection,
             lambda message: self._on_message(slot, message),
@@ -237,7 +237,7 @@ class ControlClient:
         credentials = Credentials(Role.CONTROL, generation, run_id, secret)
         connection = dial(host, port, DiallerHandshake(credentials, slot, DRIVER), timeout_s, "the driver")
         self._thread = SocketThread("tidegate-control", on_error=_print_error)
-        self._end = _ControlEnd(self._thread, connection, on_message, on_lost)
+        self._end = _ControlEndpoint(self._thread, connection, on_message, on_lost)
         self._thread.start()
         self._thread.call(self._end.open)
 

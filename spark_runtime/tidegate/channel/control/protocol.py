@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from tidegate.channel.elements import CheckpointKind, StopMode
-from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.history.verdicts import WithheldRange
 
 Subtask: TypeAlias = tuple[int, int]
 """(chain id, index)."""
@@ -114,7 +114,7 @@ class Quarantine:
     """Move the data of rejected transactions to the folder `path`, and never commit it (S7.8)."""
 
     path: str
-    withheld: Withheld
+    withheld: WithheldRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition
 from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
-from tidegate.channel.ports import Announce, InputChannel, OutputChannel, in_front_of
+from tidegate.channel.ports import Announce, InputChannel, OutputChannel, elements_before_barrier
 from tidegate.channel.tcp.acceptor import Acceptor
 from tidegate.channel.tcp.credit import ReceiverCredit, SenderCredit
 from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, ListenerHandshake, Role
@@ -37,7 +37,7 @@ from tidegate.channel.tcp.wire_format import (
     pack_header,
 )
 
-_ANNOUNCED = (Kind.BARRIER, Kind.END_OF_PARTITION)
+_ANNOUNCED_EVENTS = (Kind.BARRIER, Kind.END_OF_PARTITION)
 FLUSH_TIMEOUT_S = 30.0
 """How long `flush` waits for every other slot to have everything, seconds: their I/O threads answer, not loops."""
 
@@ -111,17 +111,17 @@ class TcpInputChannel:
             link.outbox.put_urgent(credit_frame(self.channel_id, consumed_bytes))
         return decode_batch(header.flags, payload, self._schema)
 
-    def announce_to(self, announce: Announce) -> None:
-        """See `InputChannel.announce_to`; `announce` is called on the I/O thread."""
+    def on_barrier_queued(self, announce: Announce) -> None:
+        """See `InputChannel.on_barrier_queued`; `announce` is called on the I/O thread."""
         self._announce = announce
 
-    def ahead_of(self, checkpoint_id: int) -> list[Element]:
-        """See `InputChannel.ahead_of`; batches are views of what was received.
+    def queued_before(self, checkpoint_id: int) -> list[Element]:
+        """See `InputChannel.queued_before`; batches are views of what was received.
 
         Raises:
             ProtocolError: one cannot be read.
         """
-        return in_front_of(checkpoint_id, map(self._decode, self._queue.copy()))
+        return elements_before_barrier(checkpoint_id, map(self._decode, self._queue.copy()))
 
     def _decode(self, frame: tuple[Header, pa.Buffer]) -> Element:
         header, payload = frame
@@ -151,7 +151,7 @@ class TcpInputChannel:
         if header.kind is Kind.BATCH:
             self._credit.arrived(header.length)
         self._queue.append((header, payload))
-        if self._announce is not None and header.kind in _ANNOUNCED:
+        if self._announce is not None and header.kind in _ANNOUNCED_EVENTS:
             event = decode_event(header, payload)
             assert isinstance(event, CheckpointBarrier | EndOfPartition), event
             self._announce(event)
@@ -189,7 +189,7 @@ class DataTransport:
         self._links_lock = threading.Lock()
         self._changed = threading.Condition()
         self._acceptor: Acceptor | None = None
-        self._thread = SocketThread(f"tidegate-data-{slot}", self._on_bug)
+        self._thread = SocketThread(f"tidegate-data-{slot}", self._on_internal_error)
         self._started = False
         self._closed = False
         self._failure: BaseException | None = None
@@ -281,7 +281,7 @@ class DataTransport:
         """
         links = [link for link in self._links.values() if link.is_connected]
         for link in links:
-            link.farewell()
+            link.send_close()
         with self._changed:
             flushed = self._changed.wait_for(
                 lambda: self._failure is not None or all(link.is_flushed for link in links), timeout_s
@@ -352,7 +352,7 @@ class DataTransport:
         """LinkOwner: the first one counts."""
         self._record(error)
 
-    def _on_bug(self, error: BaseException) -> None:
+    def _on_internal_error(self, error: BaseException) -> None:
         self._record(error)
 
     def _record(self, error: BaseException) -> None:

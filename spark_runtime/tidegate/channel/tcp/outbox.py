@@ -94,7 +94,7 @@ class Outbox:
             self._socket = None
             self._on_error(error)
         else:
-            self._writing = _without_first(self._writing, sent)
+            self._writing = _drop_prefix(self._writing, sent)
 
     def _take_frames(self) -> None:
         size = 0
@@ -112,7 +112,7 @@ class Outbox:
                 size += view.nbytes
 
 
-def _without_first(buffers: list[memoryview], size_bytes: int) -> list[memoryview]:
+def _drop_prefix(buffers: list[memoryview], size_bytes: int) -> list[memoryview]:
     for number, view in enumerate(buffers):
         if size_bytes < view.nbytes:
             return [view[size_bytes:], *buffers[number + 1 :]]

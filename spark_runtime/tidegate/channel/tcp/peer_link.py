@@ -11,7 +11,7 @@ import pyarrow as pa
 from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
 from tidegate.channel.tcp.outbox import Outbox
 from tidegate.channel.tcp.socket_thread import SocketThread
-from tidegate.channel.tcp.wire_format import HEADER_BYTES, Header, Kind, farewell_frame, unpack_header
+from tidegate.channel.tcp.wire_format import HEADER_BYTES, Header, Kind, close_frame, unpack_header
 
 READ_BUDGET_BYTES = 16 * 2**20
 """Read at most this much from one connection before the others have their turn."""
@@ -59,7 +59,9 @@ class PeerLink:
         self._farewell_answered = False
         self._peer_has_ended = False
         self._is_closed = False
-        self.outbox = Outbox(lambda: thread.call(self._watch), lambda error: thread.call(lambda: self._lose(error)))
+        self.outbox = Outbox(
+            lambda: thread.call(self._watch), lambda error: thread.call(lambda: self._on_disconnect(error))
+        )
 
     @property
     def is_connected(self) -> bool:
@@ -119,7 +121,7 @@ class PeerLink:
             try:
                 self._read()
             except OSError as error:
-                self._lose(error)
+                self._on_disconnect(error)
             except ChannelError as error:
                 self._fail(error)
             except Exception:
@@ -128,7 +130,7 @@ class PeerLink:
             finally:
                 self._owner.on_read()
 
-    def _lose(self, error: OSError) -> None:
+    def _on_disconnect(self, error: OSError) -> None:
         """The connection is gone: fine after a farewell, else a failure."""
         if self._peer_has_ended:
             self.close()
@@ -191,10 +193,10 @@ class PeerLink:
         payload, self._frame = self._payload, None
         self._payload_view = memoryview(b"")
         self._payload_size = 0
-        if header.kind is Kind.FAREWELL:
+        if header.kind is Kind.CLOSE:
             self._peer_has_ended = True
-            self.outbox.put_urgent(farewell_frame(Kind.FAREWELL_SEEN))
-        elif header.kind is Kind.FAREWELL_SEEN:
+            self.outbox.put_urgent(close_frame(Kind.CLOSE_ACK))
+        elif header.kind is Kind.CLOSE_ACK:
             if not self._farewell_sent:
                 raise ProtocolError("a farewell was answered that nobody said", where=f"slot {self.slot}")
             self._farewell_answered = True
@@ -203,7 +205,7 @@ class PeerLink:
 
     # ------------------------------------------------------------ any thread
 
-    def farewell(self) -> None:
+    def send_close(self) -> None:
         """The last element has been put. Once."""
         self._farewell_sent = True
-        self.outbox.put(farewell_frame(Kind.FAREWELL))
+        self.outbox.put(close_frame(Kind.CLOSE))

@@ -31,7 +31,7 @@ class SocketThread:
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         os.set_blocking(self._write_end, False)
-        self._selector.register(self._read_end, selectors.EVENT_READ, self._on_poke)
+        self._selector.register(self._read_end, selectors.EVENT_READ, self._on_wake)
         self._poked = False
         self._calls: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -47,7 +47,7 @@ class SocketThread:
     def call(self, todo: Callable[[], None]) -> None:
         """Run `todo` soon on the thread, in order of the calls. After `stop`: not at all."""
         self._calls.append(todo)
-        self._poke()
+        self._wake()
 
     def call_later(self, delay_s: float, todo: Callable[[], None]) -> None:
         """Run `todo` after `delay_s`."""
@@ -77,7 +77,7 @@ class SocketThread:
     def stop(self) -> None:
         """Finish the calls made so far, then end. May be called twice; from this thread it does not wait."""
         self._stopping = True
-        self._poke()
+        self._wake()
         if self._thread.is_alive() and not self.is_current:
             self._thread.join(JOIN_TIMEOUT_S)
         if not self._thread.is_alive():
@@ -91,14 +91,14 @@ class SocketThread:
                 self._write_end = self._read_end = -1
                 self._selector.close()
 
-    def _poke(self) -> None:
+    def _wake(self) -> None:
         if not self._poked:
             self._poked = True
             with self._pipe_lock:
                 if self._write_end >= 0:
                     os.write(self._write_end, b"\0")
 
-    def _on_poke(self, _events: int) -> None:
+    def _on_wake(self, _events: int) -> None:
         os.read(self._read_end, 64)
         self._poked = False
 

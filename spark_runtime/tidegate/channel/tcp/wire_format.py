@@ -48,9 +48,9 @@ class Kind(IntEnum):
     END_OF_DATA = 6
     END_OF_PARTITION = 7
     CREDIT = 8
-    FAREWELL = 9
+    CLOSE = 9
     """Connection-wide: the sender has sent its last element on every channel."""
-    FAREWELL_SEEN = 10
+    CLOSE_ACK = 10
     """The answer to a farewell: everything in front of it has arrived."""
 
 
@@ -162,8 +162,8 @@ def decode_credit(payload: Any) -> int:
         raise ProtocolError("a CREDIT frame is damaged", cause=str(error)) from error
 
 
-def farewell_frame(kind: Kind) -> bytes:
-    """FAREWELL or FAREWELL_SEEN."""
+def close_frame(kind: Kind) -> bytes:
+    """FAREWELL or CLOSE_ACK."""
     return pack_header(kind, NO_CHANNEL, 0, 0)
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
-from tidegate.cli.environment import Surroundings
-from tidegate.cli.job_lookup import absolute, job_of, same_place, show_progress
-from tidegate.cli.presentation import checkpoint_document, size, status_text
+from tidegate.cli.environment import CliEnvironment
+from tidegate.cli.job_lookup import absolute_root, job_of, same_job_arguments, show_progress
+from tidegate.cli.presentation import checkpoint_document, size_text, status_text
 from tidegate.errors import CommandRefusedError, WaitTimeoutError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import CommandResult
 from tidegate.jobs.status import JobStatus
-from tidegate.jobs.stop_outcomes import ON_TIMEOUT, answer_wait, next_action, remark
+from tidegate.jobs.stop_outcomes import ON_TIMEOUT, answer_timeout, next_action, stop_warning
 
 DEFAULT_TIMEOUT = "10 min"
 CANCEL_TIMEOUT = "2 min"
@@ -69,53 +69,53 @@ def _add_path(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--path", metavar="FOLDER", help="folder or URL for the savepoint (default: the job's)")
 
 
-def checkpoint(args: argparse.Namespace, around: Surroundings) -> int:
+def checkpoint(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Take a checkpoint."""
     return _snapshot(args, around, "checkpoint")
 
 
-def savepoint(args: argparse.Namespace, around: Surroundings) -> int:
+def savepoint(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Take a savepoint."""
     return _snapshot(args, around, "savepoint")
 
 
-def _snapshot(args: argparse.Namespace, around: Surroundings, verb: str) -> int:
+def _snapshot(args: argparse.Namespace, around: CliEnvironment, verb: str) -> int:
     client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
-    result = ask(client, around, verb, _with_path(args, {}), timeout)
+    result = send_command(client, around, verb, _with_path(args, {}), timeout)
     taken = client.view().checkpoint(int(result.data.get("checkpoint_id", 0)))
     output = around.output
     text = f"{verb} {result.data.get('checkpoint_id')}: {result.data.get('path')}"
     if taken is not None and taken.duration_ms is not None:
-        text += f" ({taken.duration_ms:,} ms, {size(taken.metrics.get('bytes'))})"
-    output.say(text)
+        text += f" ({taken.duration_ms:,} ms, {size_text(taken.metrics.get('bytes'))})"
+    output.print(text)
     document = checkpoint_document(taken) if taken is not None else dict(result.data)
     output.document({"job_id": client.job_id, "command_id": result.command_id, **document})
     return 0
 
 
-def stop(args: argparse.Namespace, around: Surroundings) -> int:
+def stop(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Stop with a savepoint: suspend, or drain."""
     client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     given = {"mode": "drain" if args.drain else "suspend", "timeout": timeout, "on_timeout": args.on_timeout}
     if timeout is None:
         timeout = JobOptions.from_mapping(client.spec(client.view().spec_number).options).stop_timeout
-    result = ask(client, around, "stop", _with_path(args, given), answer_wait(timeout))
+    result = send_command(client, around, "stop", _with_path(args, given), answer_timeout(timeout))
     view = client.view()
     output = around.output
     outcome, mode = result.data.get("outcome", view.status), result.data.get("mode", given["mode"])
-    output.say(f"{client.job_id}: {outcome} ({mode}), savepoint {result.data.get('path')}")
-    if words := remark(result.data):
+    output.print(f"{client.job_id}: {outcome} ({mode}), savepoint {result.data.get('path')}")
+    if words := stop_warning(result.data):
         output.note(f"tidegate: {words}")
     if mode == "suspend":
-        output.say(f"next: tidegate restore {same_place(args, client.job_id)}")
+        output.print(f"next: tidegate restore {same_job_arguments(args, client.job_id)}")
     document = {"job_id": client.job_id, "command_id": result.command_id, "status": str(view.status)}
     output.document({**document, **dict(result.data), "next": next_action(str(outcome))})
     return 0
 
 
-def cancel(args: argparse.Namespace, around: Surroundings) -> int:
+def cancel(args: argparse.Namespace, around: CliEnvironment) -> int:
     """End the job; when its driver is dead, end it in the driver's place."""
     client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
@@ -128,7 +128,7 @@ def cancel(args: argparse.Namespace, around: Surroundings) -> int:
     command_id: str | None = None
     if not view.is_terminal and client.is_alive():
         try:
-            command_id = ask(client, around, "cancel", {}, timeout).command_id
+            command_id = send_command(client, around, "cancel", {}, timeout).command_id
         except CommandRefusedError:
             if client.view().status is not JobStatus.CANCELED:  # else somebody else was faster
                 raise
@@ -141,17 +141,17 @@ def cancel(args: argparse.Namespace, around: Surroundings) -> int:
         )
     else:
         view = client.cancel_dead(around.caller)
-    around.output.say(f"{client.job_id}: {status_text(view)}")
+    around.output.print(f"{client.job_id}: {status_text(view)}")
     around.output.document({"job_id": client.job_id, "command_id": command_id, "status": str(view.status)})
     return 0
 
 
 def _with_path(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
-    return given if args.path is None else {**given, "path": absolute(args.path)}
+    return given if args.path is None else {**given, "path": absolute_root(args.path)}
 
 
-def ask(
-    client: JobClient, around: Surroundings, verb: str, given: dict[str, Any], timeout: timedelta | None
+def send_command(
+    client: JobClient, around: CliEnvironment, verb: str, given: dict[str, Any], timeout: timedelta | None
 ) -> CommandResult:
     """Send a command and wait for its answer. CommandRefusedError for a refusal; timeouts name the command."""
     lives = COMMAND_LIFE if timeout is None else max(COMMAND_LIFE, timeout)

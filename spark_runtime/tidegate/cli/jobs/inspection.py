@@ -8,7 +8,7 @@ from typing import Any
 
 from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.job_lookup import job_of
 from tidegate.cli.output import table
 from tidegate.cli.presentation import (
@@ -63,7 +63,7 @@ def add_logs(parser: Parser) -> None:
     parser.set_defaults(run=logs)
 
 
-def status(args: argparse.Namespace, around: Surroundings) -> int:
+def status(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Show a job; exit code 0 whatever its status is."""
     client = job_of(JobDirectory, args, around)
     view = client.view()
@@ -72,12 +72,12 @@ def status(args: argparse.Namespace, around: Surroundings) -> int:
         view = _watch(client, around)
     alive = None if view.is_terminal else client.is_alive()
     for line in view_lines(view, alive=alive):
-        around.output.say(line)
+        around.output.print(line)
     around.output.document(view_document(view, alive=alive))
     return 0
 
 
-def _watch(client: JobDirectory, around: Surroundings) -> JobView:
+def _watch(client: JobDirectory, around: CliEnvironment) -> JobView:
     """Look until the job has ended: a progress line on a terminal, else a line whenever status or snapshots change."""
     said: tuple[object, ...] = ()
 
@@ -86,23 +86,23 @@ def _watch(client: JobDirectory, around: Surroundings) -> JobView:
         around.output.progress(progress_text(view))
         news = (view.status, view.reason, view.generation, len(view.completed))
         if not around.output.shows_progress and news != said:
-            around.output.say(progress_text(view))
+            around.output.print(progress_text(view))
         said = news
 
     return client.wait_status(_EVERY, None, around.poll_s, on_poll)
 
 
-def checkpoints(args: argparse.Namespace, around: Surroundings) -> int:
+def checkpoints(args: argparse.Namespace, around: CliEnvironment) -> int:
     """List a job's snapshots."""
     client = job_of(JobDirectory, args, around)
     view = client.view()
     if not view.checkpoints:
-        around.output.say(f"{client.job_id}: no snapshot yet")
+        around.output.print(f"{client.job_id}: no snapshot yet")
     else:
         for line in checkpoint_lines(view.checkpoints, deleted=has_deleted_checkpoints(client.specs()[-1], view)):
-            around.output.say(line)
+            around.output.print(line)
         for line in statistics_lines(view.statistics):
-            around.output.say(line)
+            around.output.print(line)
     around.output.document(
         {
             "job_id": client.job_id,
@@ -113,7 +113,7 @@ def checkpoints(args: argparse.Namespace, around: Surroundings) -> int:
     return 0
 
 
-def list_all(args: argparse.Namespace, around: Surroundings) -> int:
+def list_all(args: argparse.Namespace, around: CliEnvironment) -> int:
     """List a root's jobs. A job that cannot be read is listed with its error."""
     root, storage_options = (
         arguments.root(args, around.environment),
@@ -131,16 +131,16 @@ def list_all(args: argparse.Namespace, around: Surroundings) -> int:
             rows.append((job_id, str(view.spec_number), str(len(view.completed)), status_text(view)))
             documents.append(view_document(view))
     if not rows:
-        around.output.say(f"no jobs below {root}")
+        around.output.print(f"no jobs below {root}")
     else:
         headings = ("job", "submission", "snapshots", "status")
         for line in table(headings, rows, right=frozenset({"submission", "snapshots"})):
-            around.output.say(line)
+            around.output.print(line)
     around.output.document({"root": root, "jobs": documents})
     return 0
 
 
-def logs(args: argparse.Namespace, around: Surroundings) -> int:
+def logs(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Show logs, each under its name when there are several."""
     client = job_of(JobDirectory, args, around)
     client.view()
@@ -160,7 +160,7 @@ def logs(args: argparse.Namespace, around: Surroundings) -> int:
     return 0
 
 
-def _follow(client: JobDirectory, around: Surroundings, generation: int | None) -> None:
+def _follow(client: JobDirectory, around: CliEnvironment, generation: int | None) -> None:
     shown: dict[str, int] = {}
     last = ""
     while True:

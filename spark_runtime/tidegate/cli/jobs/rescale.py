@@ -6,17 +6,17 @@ import argparse
 
 from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
-from tidegate.cli.environment import Surroundings
-from tidegate.cli.job_lookup import job_of, same_place
-from tidegate.cli.jobs.commands import ask
+from tidegate.cli.environment import CliEnvironment
+from tidegate.cli.job_lookup import job_of, same_job_arguments
+from tidegate.cli.jobs.commands import send_command
 from tidegate.cli.jobs.start import add_waiting, run_submission
 from tidegate.errors import CommandRefusedError, OptionError
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.driver_requirements import require_machine, without_ports
+from tidegate.jobs.launch.driver_requirements import drop_port_settings, require_driver_machine
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.status import JobStatus, JobView
-from tidegate.jobs.stop_outcomes import answer_wait, stop_arguments
+from tidegate.jobs.stop_outcomes import answer_timeout, stop_arguments
 
 
 def add_rescale(parser: Parser) -> None:
@@ -32,7 +32,7 @@ def add_rescale(parser: Parser) -> None:
     parser.set_defaults(run=rescale)
 
 
-def rescale(args: argparse.Namespace, around: Surroundings) -> int:
+def rescale(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Suspend, submit, start. A job that runs at the parallelism already is left as it is."""
     client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
@@ -40,12 +40,12 @@ def rescale(args: argparse.Namespace, around: Surroundings) -> int:
     before = client.spec(view.spec_number)
     _check(args.parallelism, JobOptions.from_mapping(before.options))
     if view.is_active and before.options["parallelism"] == args.parallelism:
-        around.output.say(f"{client.job_id}: runs at parallelism {args.parallelism} already")
+        around.output.print(f"{client.job_id}: runs at parallelism {args.parallelism} already")
         around.output.document({"job_id": client.job_id, "spec": view.spec_number, "parallelism": args.parallelism})
         return 0
     options = JobOptions.from_mapping({**before.options, "parallelism": args.parallelism})
-    conf = before.spark_conf if view.is_terminal else without_ports(before.spark_conf)
-    (around.require or require_machine)(before.master, conf, options, around.environment)
+    conf = before.spark_conf if view.is_terminal else drop_port_settings(before.spark_conf)
+    (around.require or require_driver_machine)(before.master, conf, options, around.environment)
     path = _suspended(args, around, client, view)
     around.output.note(f"{client.job_id}: suspended with savepoint {path}")
     spec = client.submit(
@@ -55,19 +55,19 @@ def rescale(args: argparse.Namespace, around: Surroundings) -> int:
         submission_id=args.submission_id,
         submitted_by=around.caller,
     )
-    back = f"tidegate restore {same_place(args, client.job_id)} --option parallelism={before.options['parallelism']}"
+    back = f"tidegate restore {same_job_arguments(args, client.job_id)} --option parallelism={before.options['parallelism']}"
     around.output.note(f"should it not come up: {back}")
     return run_submission(args, around, client, spec, timeout)
 
 
-def _suspended(args: argparse.Namespace, around: Surroundings, client: JobClient, view: JobView) -> str:
+def _suspended(args: argparse.Namespace, around: CliEnvironment, client: JobClient, view: JobView) -> str:
     """Path of the savepoint that the job is suspended with."""
     if not view.is_terminal:
         limit = arguments.duration(args.stop_timeout, "--stop-timeout")
         given = stop_arguments({"mode": "suspend", "timeout": limit})
         if limit is None:
             limit = JobOptions.from_mapping(client.spec(view.spec_number).options).stop_timeout
-        ask(client, around, "stop", given, answer_wait(limit))
+        send_command(client, around, "stop", given, answer_timeout(limit))
         view = client.view()
     stop = view.stop or {}
     if view.status is not JobStatus.STOPPED or stop.get("mode") != "suspend" or not stop.get("path"):

@@ -12,19 +12,19 @@ from typing import Any
 
 from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
-from tidegate.cli.environment import Surroundings
-from tidegate.cli.job_lookup import job_of, same_place, show_progress
-from tidegate.cli.pipeline_arguments import add_pipeline_settings, given_arguments, given_options
+from tidegate.cli.environment import CliEnvironment
+from tidegate.cli.job_lookup import job_of, same_job_arguments, show_progress
+from tidegate.cli.pipeline_arguments import add_pipeline_settings, parse_arguments, parse_options
 from tidegate.cli.presentation import status_text, view_document, view_lines
 from tidegate.cli.verb_registry import runtime
 from tidegate.errors import CommandRefusedError, JobNotFoundError, OptionError
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pinned_graph
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, read_pinned_graph
 from tidegate.jobs.client import fork as forking
 from tidegate.jobs.client import submission
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.job_directory import job_remedy
 from tidegate.jobs.client.waiter import failure_error
-from tidegate.jobs.launch.driver_requirements import require_machine
+from tidegate.jobs.launch.driver_requirements import require_driver_machine
 from tidegate.jobs.launch.local import launch_local
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Launch, RestoreFrom, Spec
@@ -137,13 +137,13 @@ def add_waiting(parser: argparse.ArgumentParser) -> None:
     arguments.add_timeout(parser, None, what)
 
 
-def start(args: argparse.Namespace, around: Surroundings) -> int:
+def start(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Submit and start anew."""
     client = job_of(JobClient, args, around)
-    options = JobOptions.from_mapping(given_options(args) or {})
-    given = given_arguments(args) or {}
+    options = JobOptions.from_mapping(parse_options(args) or {})
+    given = parse_arguments(args) or {}
     timeout = arguments.duration(args.timeout, "--timeout")
-    is_new = submission.check_start(client, args.submission_id, fresh=args.fresh)
+    is_new = submission.check_may_start(client, args.submission_id, fresh=args.fresh)
     around.output.progress("checking the pipeline")
     effects = runtime("start")(args.pipeline, args.code_root, given, options, starts=client.job_id if is_new else "")
     if args.fresh and client.specs():
@@ -151,7 +151,7 @@ def start(args: argparse.Namespace, around: Surroundings) -> int:
             around.output.note(f"fresh start: sink {uid!r}: {effect}")
     spark_conf = arguments.pairs(args.conf, "--conf")
     if is_new:
-        (around.require or require_machine)(args.master, spark_conf, options, around.environment)
+        (around.require or require_driver_machine)(args.master, spark_conf, options, around.environment)
     around.output.progress("submitting")
     spec = client.submit(
         pipeline=args.pipeline,
@@ -167,7 +167,7 @@ def start(args: argparse.Namespace, around: Surroundings) -> int:
     return run_submission(args, around, client, spec, timeout)
 
 
-def restore(args: argparse.Namespace, around: Surroundings) -> int:
+def restore(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Submit and start from a snapshot. Options and arguments given are laid over those of the submission before."""
     client = job_of(JobClient, args, around)
     before = client.spec(client.view().followed) if client.specs() else None
@@ -181,9 +181,9 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
                 "To fork another job's savepoint under a new id, name the code: --pipeline file.py:build",
             ),
         )
-    options = _laid_over(before.options if before else {}, given_options(args))
+    options = merge_settings(before.options if before else {}, parse_options(args))
     checked = None if options is None else JobOptions.from_mapping(options)
-    given = _laid_over(before.arguments if before else {}, given_arguments(args))
+    given = merge_settings(before.arguments if before else {}, parse_arguments(args))
     timeout = arguments.duration(args.timeout, "--timeout")
     if args.pipeline is not None:
         around.output.progress("checking the pipeline")
@@ -191,10 +191,10 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         in_use = given if given is not None else before.arguments if before else {}
         paths, pinned = (before.relative_paths, _pinned(client, before)) if before else (None, None)
         runtime("restore")(args.pipeline, args.code_root, in_use, in_effect, paths=paths, pinned=pinned)
-    spark_conf = _laid_over(before.spark_conf if before else {}, arguments.pairs(args.conf, "--conf") or None)
+    spark_conf = merge_settings(before.spark_conf if before else {}, arguments.pairs(args.conf, "--conf") or None)
     _require(args, around, before, spark_conf, checked or JobOptions.from_mapping(before.options if before else None))
     around.output.progress("submitting")
-    request = submission.Request(
+    request = submission.SubmissionRequest(
         pipeline=args.pipeline,
         arguments=given,
         options=checked,
@@ -214,31 +214,31 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
 
 
 def _pinned(client: JobClient, before: Spec) -> PinnedGraph | None:
-    return pinned_graph(client.store, client.layout, before.number)
+    return read_pinned_graph(client.store, client.layout, before.number)
 
 
-def fork(args: argparse.Namespace, around: Surroundings) -> int:
+def fork(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Submit and start a fork. Options and arguments given are laid over those under which its snapshot was taken."""
     client = job_of(JobClient, args, around)
     where = arguments.root(args, around.environment), arguments.storage_options(args, around.environment)
     original = around.connect(JobClient, where[0], args.original, where[1])
-    given = given_arguments(args)
-    forking.check_differs(client, original, args.pipeline, given)
-    submission.check_start(client, args.submission_id, fresh=args.fresh, what="fork")
+    given = parse_arguments(args)
+    forking.check_settings_differ(client, original, args.pipeline, given)
+    submission.check_may_start(client, args.submission_id, fresh=args.fresh, what="fork")
     wanted = restore_from(args.source, args.allow_non_restored_state, "refuse", args.allow_drained)
     known = next((s for s in client.specs() if s.submission_id == args.submission_id), None)
     before = known or forking.find_origin(original, wanted).spec
-    options = JobOptions.from_mapping(_laid_over(before.options, given_options(args)) or before.options)
+    options = JobOptions.from_mapping(merge_settings(before.options, parse_options(args)) or before.options)
     timeout = arguments.duration(args.timeout, "--timeout")
     if args.pipeline is not None:
         around.output.progress("checking the pipeline")
         in_use = {**before.arguments, **(given or {})}
         pinned = _pinned(client if known else original, before)
         runtime("fork")(args.pipeline, args.code_root, in_use, options, paths=before.relative_paths, pinned=pinned)
-    spark_conf = _laid_over(before.spark_conf, arguments.pairs(args.conf, "--conf") or None)
+    spark_conf = merge_settings(before.spark_conf, arguments.pairs(args.conf, "--conf") or None)
     _require(args, around, before, spark_conf, options)
     around.output.progress("submitting")
-    request = submission.Request(
+    request = submission.SubmissionRequest(
         pipeline=args.pipeline,
         arguments=given,
         options=options,
@@ -257,7 +257,7 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
 
 def _require(
     args: argparse.Namespace,
-    around: Surroundings,
+    around: CliEnvironment,
     before: Spec | None,
     spark_conf: Mapping[str, Any] | None,
     options: JobOptions,
@@ -267,7 +267,7 @@ def _require(
         return  # it is there already, and its driver may have the ports
     master = args.master or (before.master if before else None)
     conf = spark_conf if spark_conf is not None else before.spark_conf if before else {}
-    (around.require or require_machine)(master, conf, options, around.environment)
+    (around.require or require_driver_machine)(master, conf, options, around.environment)
 
 
 def restore_from(
@@ -299,14 +299,14 @@ def restore_from(
 
 
 def run_submission(
-    args: argparse.Namespace, around: Surroundings, client: JobClient, spec: Spec, timeout: timedelta | None
+    args: argparse.Namespace, around: CliEnvironment, client: JobClient, spec: Spec, timeout: timedelta | None
 ) -> int:
     output = around.output
     launch = (around.launch or launch_local)(client, spec)
     if args.detach:
         view = client.view()
-        output.say(f"{client.job_id}: submission {spec.number} started, process {launch.pid}")
-        _say_next(args, around, client.job_id)
+        output.print(f"{client.job_id}: submission {spec.number} started, process {launch.pid}")
+        _print_next_steps(args, around, client.job_id)
     else:
         output.progress(f"{client.job_id}: waiting for the driver")
         if timeout is None and not args.wait:
@@ -318,11 +318,13 @@ def run_submission(
         if args.wait:
             view = _succeeded(client, view)
             for line in view_lines(view):
-                output.say(line)
+                output.print(line)
         else:
-            output.say(f"{client.job_id}: {status_text(view)}, submission {spec.number}, generation {view.generation}")
+            output.print(
+                f"{client.job_id}: {status_text(view)}, submission {spec.number}, generation {view.generation}"
+            )
             if not view.is_terminal:
-                _say_next(args, around, client.job_id)
+                _print_next_steps(args, around, client.job_id)
     output.document({**view_document(view), "launch": _launch_document(launch)})
     return 0
 
@@ -338,15 +340,15 @@ def _succeeded(client: JobClient, view: JobView) -> JobView:
     return view
 
 
-def _say_next(args: argparse.Namespace, around: Surroundings, job_id: str) -> None:
-    place = same_place(args, job_id)
-    around.output.say(f"next: tidegate status --watch {place}")
-    around.output.say(f"      tidegate stop {place}")
+def _print_next_steps(args: argparse.Namespace, around: CliEnvironment, job_id: str) -> None:
+    place = same_job_arguments(args, job_id)
+    around.output.print(f"next: tidegate status --watch {place}")
+    around.output.print(f"      tidegate stop {place}")
 
 
 def _launch_document(launch: Launch) -> dict[str, Any]:
     return {"attempt": launch.attempt, "host": launch.host, "pid": launch.pid, "log": launch.log}
 
 
-def _laid_over(before: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def merge_settings(before: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if given is None else {**before, **given}

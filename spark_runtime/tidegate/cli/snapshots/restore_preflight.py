@@ -5,34 +5,40 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from tidegate.cli.environment import Surroundings
-from tidegate.cli.pipeline_arguments import given_arguments, given_options
-from tidegate.cli.pipeline_validation import built
+from tidegate.cli.environment import CliEnvironment
+from tidegate.cli.pipeline_arguments import parse_arguments, parse_options
+from tidegate.cli.pipeline_validation import build_plan
 from tidegate.cli.snapshots.snapshot_path import current_splits, reader_of
 from tidegate.clock import now_iso
 from tidegate.connectors.found_schema import found_schemas
 from tidegate.connectors.interface import Source
-from tidegate.coordinator.recovery.restore import facts_of
+from tidegate.coordinator.recovery.restore import restore_target
 from tidegate.coordinator.recovery.source_positions import judge_source
 from tidegate.errors import OptionError, OutageError, SnapshotError, StoreError
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
 from tidegate.jobs.codec import encode
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.restore.compatibility import Finding, Target, as_stored, judge_restore, judged
+from tidegate.jobs.restore.compatibility import (
+    RestoreFinding,
+    RestoreTarget,
+    check_compatibility,
+    restrict_to_row_formats,
+    verdict_of_findings,
+)
 from tidegate.plan.graph_document import graph_document
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.reader import SnapshotReader
 
 
-def run(args: argparse.Namespace, around: Surroundings) -> int:
+def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Say whether it fits, and why not; exit code 0 or that of a snapshot that does not fit."""
     reader = reader_of(args, around)
-    given = given_options(args) or {}
+    given = parse_options(args) or {}
     options = JobOptions.from_mapping(given)
     schemas = found_schemas(reader.metadata.graph)
-    with built(args.pipeline, args.code_root, given_arguments(args) or {}, options, schemas=schemas) as (graph, _):
+    with build_plan(args.pipeline, args.code_root, parse_arguments(args) or {}, options, schemas=schemas) as (graph, _):
         document = graph_document(graph)
-        target = Target(
+        target = RestoreTarget(
             document,
             options.parallelism,
             options.max_parallelism,
@@ -40,29 +46,29 @@ def run(args: argparse.Namespace, around: Surroundings) -> int:
             allow_drained=args.allow_drained,
             state_backend=options.state_backend if "state_backend" in given else None,
         )
-        found = judge_restore(facts_of(reader.metadata), target).findings
+        found = check_compatibility(restore_target(reader.metadata), target).findings
         findings = [*(_as_stored(reader, finding) for finding in found), *_sources(reader, graph)]
-    verdict = judged(findings)
+    verdict = verdict_of_findings(findings)
     if args.write_graph is not None:
         pinned = PinnedGraph(0, options.parallelism, options.max_parallelism, document, now_iso())
         _write(args.write_graph, encode(pinned))
     output = around.output
-    output.say(f"{reader.path}: {'fits' if verdict.fits else 'does not fit'} {args.pipeline}")
+    output.print(f"{reader.path}: {'fits' if verdict.fits else 'does not fit'} {args.pipeline}")
     for finding in verdict.findings:
         more = "".join(f"; {text}" for text in (finding.cause, finding.remedy) if text)
-        output.say(f"  {finding.verdict}: {finding.what}{more}")
+        output.print(f"  {finding.verdict}: {finding.what}{more}")
     output.document({"path": reader.path, "pipeline": args.pipeline, **verdict.to_json()})
     return 0 if verdict.fits else SnapshotError.exit_code
 
 
-def _as_stored(reader: SnapshotReader, finding: Finding) -> Finding:
+def _as_stored(reader: SnapshotReader, finding: RestoreFinding) -> RestoreFinding:
     """Metadata before version 3 do not tell formats; the streams do."""
     if finding.uid is None or reader.metadata.operator(finding.uid) is None:
         return finding
-    return as_stored(finding, reader.native_formats(finding.uid))
+    return restrict_to_row_formats(finding, reader.native_formats(finding.uid))
 
 
-def _sources(reader: SnapshotReader, graph: JobGraph) -> Iterator[Finding]:
+def _sources(reader: SnapshotReader, graph: JobGraph) -> Iterator[RestoreFinding]:
     """Whether each source can go on from its position."""
     for node in graph.nodes:
         known = reader.metadata.operator(node.uid)
@@ -70,11 +76,13 @@ def _sources(reader: SnapshotReader, graph: JobGraph) -> Iterator[Finding]:
             yield from _of_source(reader, node.uid, node.source)
 
 
-def _of_source(reader: SnapshotReader, uid: str, source: Source) -> Iterator[Finding]:
+def _of_source(reader: SnapshotReader, uid: str, source: Source) -> Iterator[RestoreFinding]:
     try:
         finding = judge_source(uid, source, current_splits(reader, uid) or ())
     except (OSError, StoreError, OutageError) as error:
-        yield Finding("source", "refused", f"source {uid!r} cannot be asked now", str(error), "Check again later", uid)
+        yield RestoreFinding(
+            "source", "refused", f"source {uid!r} cannot be asked now", str(error), "Check again later", uid
+        )
         return
     if finding is not None:
         yield finding

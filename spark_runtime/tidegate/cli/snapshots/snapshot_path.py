@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidegate.cli import arguments
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.connectors.split_documents import SPLITS, split_documents
 from tidegate.jobs.layout import METADATA_NAME
 from tidegate.jobs.stores.store_registry import open_store
@@ -17,7 +17,7 @@ from tidegate.snapshot.reader import SnapshotReader
 from tidegate.state.state_reader import open_reader
 
 
-def reader_of(args: argparse.Namespace, around: Surroundings) -> SnapshotReader:
+def reader_of(args: argparse.Namespace, around: CliEnvironment) -> SnapshotReader:
     """The snapshot that is named: a URL, an absolute path, one below the working directory when a snapshot lies there,
     else one below the root. Raises SnapshotError, StoreError, OptionError."""
     options = arguments.storage_options(args, around.environment)

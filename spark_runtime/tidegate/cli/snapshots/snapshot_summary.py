@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow.compute as pc
 
 from tidegate.channel.elements import MIN_WATERMARK
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.output import table
-from tidegate.cli.presentation import size
+from tidegate.cli.presentation import size_text
 from tidegate.cli.snapshots.snapshot_path import current_splits, reader_of
-from tidegate.jobs.status_text import event_time
+from tidegate.jobs.status_text import event_time_text
 from tidegate.snapshot.metadata import OperatorState
-from tidegate.snapshot.reader import SnapshotReader, StateShape
+from tidegate.snapshot.reader import SnapshotReader, StateSummary
 
 PROGRESS = "progress"
 """State in which operators over event time keep how far they are."""
@@ -24,11 +24,11 @@ MAX_SPLITS_SHOWN = 20
 """Splits of one source in the text for people; the document has all."""
 
 
-def run(args: argparse.Namespace, around: Surroundings) -> int:
+def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Show it."""
     document = summary_document(reader_of(args, around))
     for line in summary_lines(document):
-        around.output.say(line)
+        around.output.print(line)
     around.output.document(document)
     return 0
 
@@ -53,7 +53,7 @@ def summary_document(reader: SnapshotReader) -> dict[str, Any]:
         "parallelism": metadata.parallelism,
         "max_parallelism": metadata.max_parallelism,
         "size_bytes": metadata.size_bytes,
-        "watermark": event_time(min(marks, default=None)),
+        "watermark": event_time_text(min(marks, default=None)),
         "watermark_us": min(marks, default=None),
         "drained_operators": list(metadata.drained_operators),
         "operators": operators,
@@ -70,14 +70,14 @@ def _operator_document(reader: SnapshotReader, operator: OperatorState, kind: st
         "drained": operator.uid in reader.metadata.drained_operators,
         "subtasks": len(operator.subtasks),
         "size_bytes": sum(s.handle.full_bytes for s in operator.subtasks if s.handle is not None),
-        "watermark": event_time(watermark_us),
+        "watermark": event_time_text(watermark_us),
         "watermark_us": watermark_us,
         "states": [_state_document(shape) for shape in states],
         "splits": current_splits(reader, operator.uid),
     }
 
 
-def _state_document(shape: StateShape) -> dict[str, Any]:
+def _state_document(shape: StateSummary) -> dict[str, Any]:
     return {
         "name": shape.name,
         "kind": shape.kind,
@@ -89,7 +89,7 @@ def _state_document(shape: StateShape) -> dict[str, Any]:
     }
 
 
-def _watermark_us(reader: SnapshotReader, uid: str, states: tuple[StateShape, ...]) -> int | None:
+def _watermark_us(reader: SnapshotReader, uid: str, states: tuple[StateSummary, ...]) -> int | None:
     """The lowest watermark that the operator's subtasks had come to; None: it keeps none, or none had come."""
     progress = next((s for s in states if s.name == PROGRESS and "watermark_us" in dict(s.columns)), None)
     if progress is None:
@@ -108,7 +108,7 @@ def summary_lines(document: Mapping[str, Any]) -> list[str]:
         f"  lineage {document['lineage']}, previous snapshot {document['parent'] or 'none'}",
         f"  generation {document['generation']}, run {document['run_id']}",
         f"  parallelism {document['parallelism']} of at most {document['max_parallelism']}, state "
-        f"{size(document['size_bytes'])}",
+        f"{size_text(document['size_bytes'])}",
         f"  watermark {document['watermark'] or '-'}",
     ]
     for operator in document["operators"]:
@@ -126,7 +126,7 @@ def _operator_lines(operator: Mapping[str, Any]) -> list[str]:
             f"  {state['name']}",
             state["kind"],
             "-" if state["rows"] is None else f"{state['rows']:,}",
-            size(state["size_bytes"]) if state["format"] == "rows" else state["format"],
+            size_text(state["size_bytes"]) if state["format"] == "rows" else state["format"],
             ", ".join(f"{column['name']} {column['type']}" for column in state["columns"]),
         )
         for state in operator["states"]

@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.output import table
 from tidegate.cli.snapshots.snapshot_path import reader_of
 from tidegate.cli.snapshots.snapshot_verbs import DEFAULT_LIMIT
 from tidegate.errors import OptionError, StoreError
-from tidegate.jobs.status_text import event_time
+from tidegate.jobs.status_text import event_time_text
 from tidegate.state.state_reader import state_batches
 
 TIME_COLUMNS = frozenset(
@@ -31,7 +31,7 @@ TIME_COLUMNS = frozenset(
 """Columns of the runtime's own states that hold times, microseconds since the epoch; the verb shows them as such."""
 
 
-def run(args: argparse.Namespace, around: Surroundings) -> int:
+def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Show rows, or write them to a file."""
     if args.limit is not None and args.limit < 0:
         raise OptionError("a limit is not negative", where="--limit", remedy="Give 0 or more")
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, around: Surroundings) -> int:
     told = {"uid": args.uid, "state": args.state, "columns": {f.name: str(f.type) for f in batches.schema}}
     if write is not None:
         rows = write(args.out, batches.schema, chosen)
-        around.output.say(f"{args.out}: {rows:,} rows")
+        around.output.print(f"{args.out}: {rows:,} rows")
         around.output.document({**told, "out": args.out, "rows_written": rows})
         return 0
     shown = (row for batch in chosen for row in batch.to_pylist())
@@ -51,14 +51,14 @@ def run(args: argparse.Namespace, around: Surroundings) -> int:
         around.output.document({**told, "rows": [plain(row) for row in shown]})
     elif args.format == "json":
         for row in shown:
-            around.output.say(json.dumps(plain(row), ensure_ascii=False))
+            around.output.print(json.dumps(plain(row), ensure_ascii=False))
     else:
-        _say_table(around, batches, list(shown), limit)
+        _print_table(around, batches, list(shown), limit)
     return 0
 
 
-def _say_table(
-    around: Surroundings, batches: pa.RecordBatchReader, rows: list[dict[str, Any]], limit: int | None
+def _print_table(
+    around: CliEnvironment, batches: pa.RecordBatchReader, rows: list[dict[str, Any]], limit: int | None
 ) -> None:
     names = batches.schema.names
     right = frozenset(f.name for f in batches.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type))
@@ -67,14 +67,14 @@ def _say_table(
         tuple("" if row[name] is None else _cell(row[name], is_time=name in times) for name in names) for row in rows
     ]
     for line in table(names, cells, right=right):
-        around.output.say(line)
+        around.output.print(line)
     if limit is not None and len(rows) == limit and any(batch.num_rows for batch in batches):
         around.output.note("there are more rows; --limit N shows more, --out FILE.parquet writes all")
 
 
 def _cell(value: Any, *, is_time: bool) -> str:
     """A value as text; of a column that the runtime keeps times in, the time."""
-    return (event_time(value) or "") if is_time else str(plain(value))
+    return (event_time_text(value) or "") if is_time else str(plain(value))
 
 
 def at_most(batches: pa.RecordBatchReader, limit: int | None) -> Iterator[pa.RecordBatch]:

@@ -8,12 +8,12 @@ import threading
 
 from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.errors import OptionError
 from tidegate.jobs.launch import launcher_registry
 from tidegate.jobs.launch.agent import Agent
 from tidegate.jobs.launch.launcher import LauncherSettings
-from tidegate.jobs.launch.relaunch import Budget
+from tidegate.jobs.launch.relaunch import RelaunchBudget
 
 RESTARTS = 3
 WITHIN = "1 h"
@@ -42,19 +42,19 @@ def add_agent(parser: Parser) -> None:
     parser.set_defaults(run=agent)
 
 
-def agent(args: argparse.Namespace, around: Surroundings) -> int:
+def agent(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Look after the root until SIGTERM or SIGINT. Exit code 0."""
     over = threading.Event()
     made = make_agent(args, around)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
-    around.output.say(f"agent: looking after {arguments.root(args, around.environment)}, launcher {args.launcher}")
+    around.output.print(f"agent: looking after {arguments.root(args, around.environment)}, launcher {args.launcher}")
     made.run(over)
-    around.output.say("agent: ended; the drivers go on")
+    around.output.print("agent: ended; the drivers go on")
     return 0
 
 
-def make_agent(args: argparse.Namespace, around: Surroundings) -> Agent:
+def make_agent(args: argparse.Namespace, around: CliEnvironment) -> Agent:
     """The agent that the command line describes. Raises OptionError."""
     within = arguments.duration(args.within, "--within")
     assert within is not None, "it has a default"
@@ -69,9 +69,9 @@ def make_agent(args: argparse.Namespace, around: Surroundings) -> Agent:
         arguments.root(args, around.environment),
         arguments.storage_options(args, around.environment),
         kind=args.launcher,
-        launchers=launcher_registry.launchers(settings),
-        budget=Budget(_restarts(args.restarts), within.total_seconds()),
-        say=around.output.say,
+        launchers=launcher_registry.make_launchers(settings),
+        budget=RelaunchBudget(_restarts(args.restarts), within.total_seconds()),
+        say=around.output.print,
     )
 
 

@@ -6,7 +6,7 @@ import argparse
 
 from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.upkeep.installation_checks import examine
 from tidegate.errors import EnvironmentProblemError
 
@@ -18,17 +18,17 @@ def add_doctor(parser: Parser) -> None:
     parser.set_defaults(run=doctor)
 
 
-def doctor(args: argparse.Namespace, around: Surroundings) -> int:
+def doctor(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Print one line a finding. Returns EnvironmentProblemError's exit code when there is a problem."""
     root = args.root or around.environment.get(arguments.ROOT_VARIABLE)
     findings = examine(root, arguments.storage_options(args, around.environment), around.environment)
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        around.output.say(f"{'ok     ' if finding.ok else 'problem'}  {finding.name:<{width}}  {finding.detail}")
+        around.output.print(f"{'ok     ' if finding.ok else 'problem'}  {finding.name:<{width}}  {finding.detail}")
         if not finding.ok:
-            around.output.say(f"{'':<{width + 11}}{finding.remedy}")
+            around.output.print(f"{'':<{width + 11}}{finding.remedy}")
     problems = [finding for finding in findings if not finding.ok]
-    around.output.say("all well" if not problems else f"{len(problems)} of {len(findings)} checks found a problem")
+    around.output.print("all well" if not problems else f"{len(problems)} of {len(findings)} checks found a problem")
     around.output.document(
         {
             "ok": not problems,

@@ -18,28 +18,28 @@ from tidegate.connectors.connector_registry import find_connector, registered_co
 from tidegate.errors import TidegateError
 from tidegate.jobs.launch.driver_requirements import (
     COMMAND_TIMEOUT_S,
-    Finding,
+    CheckResult,
     check_java,
     check_loopback,
+    command_output,
     java_of,
-    said,
 )
 from tidegate.jobs.stores.store_registry import open_store
 
-LEAST_PYTHON = (3, 11)
-MOST_PYTHON = (3, 14)
+MIN_PYTHON = (3, 11)
+MAX_PYTHON = (3, 14)
 KERNEL_CACHE_VARIABLE = "NUMBA_CACHE_DIR"
 
 
-def check_python(version: tuple[int, int], executable: str) -> Finding:
+def check_python(version: tuple[int, int], executable: str) -> CheckResult:
     """Python 3.11 to 3.14."""
     detail = f"{version[0]}.{version[1]} at {executable}"
-    if LEAST_PYTHON <= version <= MOST_PYTHON:
-        return Finding("python", True, detail)
-    return Finding("python", False, detail, "Use Python 3.11, 3.12, 3.13 or 3.14")
+    if MIN_PYTHON <= version <= MAX_PYTHON:
+        return CheckResult("python", True, detail)
+    return CheckResult("python", False, detail, "Use Python 3.11, 3.12, 3.13 or 3.14")
 
 
-def check_pyspark(installed: Mapping[str, str | None], has_jars: bool) -> Finding:
+def check_pyspark(installed: Mapping[str, str | None], has_jars: bool) -> CheckResult:
     """pyspark is there and whole. pyspark-client brings a module of the same name without Spark itself, and whichever
     was installed last has overwritten the other's files.
 
@@ -53,53 +53,55 @@ def check_pyspark(installed: Mapping[str, str | None], has_jars: bool) -> Findin
         both = f"pyspark-client {client} is installed" + (
             f" beside pyspark {spark} and overwrites its files" if spark else ""
         )
-        return Finding("pyspark", False, both, f"Run `pip uninstall pyspark-client`, then `{again}`")
+        return CheckResult("pyspark", False, both, f"Run `pip uninstall pyspark-client`, then `{again}`")
     if spark is None:
-        return Finding("pyspark", False, "not installed for this interpreter", "Install tidegate with its dependencies")
+        return CheckResult(
+            "pyspark", False, "not installed for this interpreter", "Install tidegate with its dependencies"
+        )
     if int(spark.split(".")[0]) < 4:
-        return Finding("pyspark", False, f"{spark} is too old", "Install pyspark 4 or newer")
+        return CheckResult("pyspark", False, f"{spark} is too old", "Install pyspark 4 or newer")
     if not has_jars:
-        return Finding("pyspark", False, f"{spark}, but Spark's jars are missing", f"Run `{again}`")
-    return Finding("pyspark", True, spark)
+        return CheckResult("pyspark", False, f"{spark}, but Spark's jars are missing", f"Run `{again}`")
+    return CheckResult("pyspark", True, spark)
 
 
-def check_slot_python(named: str | None, said: str | None, version: tuple[int, int]) -> Finding:
+def check_slot_python(named: str | None, said: str | None, version: tuple[int, int]) -> CheckResult:
     """The interpreter that Spark starts slots with. `said`: "3.11" when it imports what slots need, else why not."""
     if named is None:
-        return Finding("PYSPARK_PYTHON", True, f"not set: slots use {sys.executable}")
+        return CheckResult("PYSPARK_PYTHON", True, f"not set: slots use {sys.executable}")
     own = f"{version[0]}.{version[1]}"
     remedy = f"Unset PYSPARK_PYTHON, or set it to {sys.executable}"
     if said is None:
-        return Finding("PYSPARK_PYTHON", False, f"{named} cannot be run", remedy)
+        return CheckResult("PYSPARK_PYTHON", False, f"{named} cannot be run", remedy)
     if said != own:
         told = (
             f"is Python {said}, the driver's is {own}"
             if re.fullmatch(r"\d+\.\d+", said)
             else f"lacks something: {said}"
         )
-        return Finding("PYSPARK_PYTHON", False, f"{named} {told}", remedy)
-    return Finding("PYSPARK_PYTHON", True, named)
+        return CheckResult("PYSPARK_PYTHON", False, f"{named} {told}", remedy)
+    return CheckResult("PYSPARK_PYTHON", True, named)
 
 
-def check_connector(name: str) -> Finding:
+def check_connector(name: str) -> CheckResult:
     """A connector that another distribution registers can be loaded."""
     try:
         found = find_connector(name)
     except TidegateError as error:
-        return Finding("connector", False, error.what + (f": {error.cause}" if error.cause else ""), error.remedy)
-    return Finding("connector", True, f"{name} of {found.__module__}")
+        return CheckResult("connector", False, error.what + (f": {error.cause}" if error.cause else ""), error.remedy)
+    return CheckResult("connector", True, f"{name} of {found.__module__}")
 
 
-def examine(root: str | None, storage_options: Mapping[str, Any], environment: Mapping[str, str]) -> list[Finding]:
+def examine(root: str | None, storage_options: Mapping[str, Any], environment: Mapping[str, str]) -> list[CheckResult]:
     """Look at everything. Never raises for what it finds."""
     version = (sys.version_info.major, sys.version_info.minor)
     java = java_of(environment)
     named = environment.get("PYSPARK_PYTHON")
     return [
         check_python(version, sys.executable),
-        check_java(said(java, "-version"), java),
+        check_java(command_output(java, "-version"), java),
         check_pyspark({name: _version(name) for name in ("pyspark", "pyspark-client")}, _has_jars()),
-        check_slot_python(named, None if named is None else _slot_python_said(named), version),
+        check_slot_python(named, None if named is None else _slot_python_output(named), version),
         *[_package(name) for name in ("pyarrow", "numpy", "numba", "fsspec")],
         *[check_connector(name) for name in registered_connectors()],
         check_loopback(),
@@ -108,7 +110,7 @@ def examine(root: str | None, storage_options: Mapping[str, Any], environment: M
     ]
 
 
-def _slot_python_said(python: str) -> str | None:
+def _slot_python_output(python: str) -> str | None:
     code = (
         "import sys\n"
         "try:\n"
@@ -138,33 +140,33 @@ def _has_jars() -> bool:
     return any(os.path.isdir(os.path.join(place, "jars")) for place in places)
 
 
-def _package(name: str) -> Finding:
+def _package(name: str) -> CheckResult:
     version = _version(name)
     if version is None:
-        return Finding(name, False, "not installed for this interpreter", "Install tidegate with its dependencies")
-    return Finding(name, True, version)
+        return CheckResult(name, False, "not installed for this interpreter", "Install tidegate with its dependencies")
+    return CheckResult(name, True, version)
 
 
-def _kernel_cache(environment: Mapping[str, str]) -> Finding:
+def _kernel_cache(environment: Mapping[str, str]) -> CheckResult:
     """Where compiled kernels are kept: without a lasting place each driver and slot compiles them anew."""
     named = environment.get(KERNEL_CACHE_VARIABLE)
     base = named or environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     try:
         os.makedirs(base, mode=0o700, exist_ok=True)
         with tempfile.TemporaryFile(dir=base):
-            return Finding("kernel cache", True, f"{base} is writable")
+            return CheckResult("kernel cache", True, f"{base} is writable")
     except OSError as error:
         remedy = f"Set {KERNEL_CACHE_VARIABLE} to a writable folder of this user"
-        return Finding("kernel cache", False, f"{base} is not writable: {error.strerror}", remedy)
+        return CheckResult("kernel cache", False, f"{base} is not writable: {error.strerror}", remedy)
 
 
-def _root(root: str | None, storage_options: Mapping[str, Any]) -> Finding:
+def _root(root: str | None, storage_options: Mapping[str, Any]) -> CheckResult:
     if root is None:
-        return Finding("root", True, "not looked at: no --root and no TIDEGATE_ROOT")
+        return CheckResult("root", True, "not looked at: no --root and no TIDEGATE_ROOT")
     try:
         store = open_store(root, storage_options)
         store.probe()
     except TidegateError as error:
         detail = f"{error.what}{f' [{error.where}]' if error.where else ''}{f': {error.cause}' if error.cause else ''}"
-        return Finding("root", False, detail, error.remedy or "Use another root")
-    return Finding("root", True, f"{store.url}: create-only writes, reads, listings and deletes work")
+        return CheckResult("root", False, detail, error.remedy or "Use another root")
+    return CheckResult("root", True, f"{store.url}: create-only writes, reads, listings and deletes work")

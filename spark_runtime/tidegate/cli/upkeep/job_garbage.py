@@ -9,14 +9,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tidegate.cli import arguments
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.job_lookup import job_of
 from tidegate.cli.output import table
-from tidegate.cli.presentation import size
+from tidegate.cli.presentation import size_text
 from tidegate.cli.upkeep.sink_collection import collect_sinks
 from tidegate.clock import utc_now
 from tidegate.connectors.leftovers import Leftover
-from tidegate.coordinator.garbage.garbage_collection import Freed, collect
+from tidegate.coordinator.garbage.garbage_collection import CollectionReport, collect_garbage
 from tidegate.coordinator.garbage.sink_leftovers import SinkLeftovers
 from tidegate.errors import OptionError, TidegateError
 from tidegate.jobs.client.job_directory import JobDirectory
@@ -24,7 +24,7 @@ from tidegate.jobs.layout import JobLayout, job_ids
 from tidegate.jobs.stores.store_registry import open_store
 
 
-def run(args: argparse.Namespace, around: Surroundings) -> int:
+def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     """List what goes, and what is freed. Of a root, a job that cannot be read is told, and the others are gone
     through; then the exit code is that of the first such job."""
     if args.keep is not None and args.keep < 1:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, around: Surroundings) -> int:
             around.output.note(f"{job_id}: {error}")
             failures[job_id] = error
     freed_bytes = sum(document["freed_bytes"] for document in documents)
-    around.output.say(f"{len(documents)} jobs: {size(freed_bytes)} {_verb(args)}")
+    around.output.print(f"{len(documents)} jobs: {size_text(freed_bytes)} {_verb(args)}")
     failed = [{"job_id": job_id, "error": str(error)} for job_id, error in failures.items()]
     around.output.document({"dry_run": args.dry_run, "jobs": documents, "failed": failed, "freed_bytes": freed_bytes})
     return next((error.exit_code for error in failures.values()), 0)
@@ -62,12 +62,12 @@ def _verb(args: argparse.Namespace) -> str:
 
 
 def _of_job(
-    client: JobDirectory, older_than: timedelta, args: argparse.Namespace, around: Surroundings
+    client: JobDirectory, older_than: timedelta, args: argparse.Namespace, around: CliEnvironment
 ) -> Mapping[str, Any]:
     """Collect one job's garbage and say so; gives the document."""
     started = utc_now()
     around.output.progress(f"{client.job_id}: looking for what nobody needs")
-    found = collect(
+    found = collect_garbage(
         client.store,
         client.layout,
         client.decisions,
@@ -78,14 +78,14 @@ def _of_job(
         dry_run=args.dry_run,
     )
     sinks = _of_sinks(client, started, older_than, found, args) if args.sinks else SinkLeftovers()
-    rows: list[tuple[str, str, str]] = [(one.path, one.why, size(one.size_bytes)) for one in found.collected]
-    rows += [(_many(one), one.why, size(one.size_bytes)) for _, one in sinks.found]
+    rows: list[tuple[str, str, str]] = [(one.path, one.why, size_text(one.size_bytes)) for one in found.collected]
+    rows += [(_count_text(one), one.why, size_text(one.size_bytes)) for _, one in sinks.found]
     if rows:
         for line in table(("path", "why", "size"), rows, right=frozenset({"size"})):
-            around.output.say(line)
+            around.output.print(line)
     too_young, freed_bytes = found.too_young + sinks.too_young, found.size_bytes + sinks.size_bytes
     young = f"; {too_young} more are not older than {args.older_than}" if too_young else ""
-    around.output.say(f"{client.job_id}: {size(freed_bytes)} {_verb(args)}{young}")
+    around.output.print(f"{client.job_id}: {size_text(freed_bytes)} {_verb(args)}{young}")
     if found.kept_back:
         around.output.note(f"shared files stay: {found.kept_back}; call again later")
     if found.rows_kept:
@@ -109,11 +109,11 @@ def _of_job(
 
 
 def _of_sinks(
-    client: JobDirectory, now: datetime, older_than: timedelta, found: Freed, args: argparse.Namespace
+    client: JobDirectory, now: datetime, older_than: timedelta, found: CollectionReport, args: argparse.Namespace
 ) -> SinkLeftovers:
     deleted = {one.path for one in found.collected}
     return collect_sinks(client, now=now, older_than=older_than, dry_run=args.dry_run, deleted=deleted)
 
 
-def _many(one: Leftover) -> str:
+def _count_text(one: Leftover) -> str:
     return one.path if one.files == 1 else f"{one.path} ({one.files} files)"

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from tidegate.cli.arguments import Parser
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.errors import EnvironmentProblemError, OptionError, PipelineError
 from tidegate.jobs.artifacts.artifact import pack, resolve_pipeline
-from tidegate.jobs.artifacts.packed_pipeline import SITE_PACKAGES, SUFFIX, Files, describe, packed
+from tidegate.jobs.artifacts.packed_pipeline import SITE_PACKAGES, SUFFIX, Files, describe, pack_pipeline
 
 RUNTIMES_OWN = (
     *("tidegate", "pyspark", "py4j", "pyarrow", "numpy", "numba", "llvmlite", "fsspec", "pendulum"),
@@ -45,7 +45,7 @@ def add_pack(parser: Parser) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, around: Surroundings) -> int:
+def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Write the file, and say its hash."""
     if not args.output.endswith(SUFFIX):
         raise OptionError(f"{args.output} is no {SUFFIX}", where="--output", remedy="Write -o pipeline.zip")
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, around: Surroundings) -> int:
     with open(args.output, "wb") as file:
         file.write(data)
     digest = hashlib.sha256(data).hexdigest()
-    around.output.say(f"{args.output}: {target}, {len(names)} packages, {len(data)} bytes, sha256 {digest}")
+    around.output.print(f"{args.output}: {target}, {len(names)} packages, {len(data)} bytes, sha256 {digest}")
     document = {"file": args.output, "pipeline": target, "packages": names, "sha256": digest, "bytes": len(data)}
     around.output.document(document)
     return 0
@@ -77,7 +77,7 @@ def packed_pipeline(
     names: list[str] = []
     if requirements is not None:
         packages, names = _packages(requirements, install or run_pip)
-    return packed(describe(target, names, packages), (*code, *packages)), names
+    return pack_pipeline(describe(target, names, packages), (*code, *packages)), names
 
 
 def _packages(requirements: str, install: Install) -> tuple[Files, list[str]]:

@@ -14,16 +14,16 @@ from tidegate.connectors.transactions import SinkContext
 from tidegate.coordinator.garbage.abandoned_checkpoints import claimed_savepoints
 from tidegate.coordinator.garbage.sink_leftovers import (
     SinkLeftovers,
-    asked_of,
-    asked_steadily,
     collect_leftovers,
     lineages_of,
+    referenced_transactions,
+    stable_referenced_transactions,
 )
 from tidegate.errors import TidegateError
-from tidegate.jobs.artifacts.artifact import materialise
-from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.jobs.artifacts.artifact import unpack_artifact
+from tidegate.jobs.artifacts.pinned_graph import read_pinned_graph
 from tidegate.jobs.client.job_directory import JobDirectory
-from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
+from tidegate.jobs.history.submissions import entries_by_submission, may_have_run, next_submission_that_ran
 from tidegate.jobs.records import Spec
 
 
@@ -50,8 +50,8 @@ def collect_sinks(
     lineages = lineages_of(decisions, specs)
     if not lineages:
         return SinkLeftovers()
-    ran = may_have_run(submissions_of(decisions))
-    newest = followed_by(len(specs) + 1, ran)
+    ran = may_have_run(entries_by_submission(decisions))
+    newest = next_submission_that_ran(len(specs) + 1, ran)
     owned = claimed_savepoints(decisions, specs)
     kept: list[str] = []
     with tempfile.TemporaryDirectory(prefix="tidegate-gc-") as scratch:
@@ -65,10 +65,10 @@ def collect_sinks(
             found = collect_leftovers(
                 sinks,
                 lineages,
-                lambda lineage: asked_steadily(
+                lambda lineage: stable_referenced_transactions(
                     lineage,
                     lambda: lineages_of(client.decisions(), client.specs()),
-                    lambda as_it_is: asked_of(as_it_is, client.store, client.specs(), owned, deleted),
+                    lambda as_it_is: referenced_transactions(as_it_is, client.store, client.specs(), owned, deleted),
                 ),
                 now - older_than,
                 dry_run=dry_run,
@@ -91,13 +91,13 @@ def _sinks(
     """Every two-phase sink that a submission had, once for each uid and place, with the context of a writer."""
     seen: set[tuple[str, str]] = set()
     for at, spec in enumerate(newest_first):
-        pinned = pinned_graph(client.store, client.layout, spec.number)
+        pinned = read_pinned_graph(client.store, client.layout, spec.number)
         others = {(uid, told) for uid, told in pinned.sinks.items()} - seen if pinned is not None else set()
         if at and not others:
             continue
         code = os.path.join(scratch, str(spec.number))
         try:
-            materialise(client.store, client.layout, spec.artifact, code)
+            unpack_artifact(client.store, client.layout, spec.artifact, code)
             graph = load_pipeline(
                 code,
                 spec.pipeline,

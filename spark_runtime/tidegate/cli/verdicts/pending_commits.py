@@ -9,32 +9,32 @@ import secrets
 import tempfile
 
 from tidegate.api.loader.pipeline_loader import load_pipeline
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.job_lookup import job_of
 from tidegate.cli.verdicts.verdict_verbs import NEWEST
 from tidegate.clock import iso
-from tidegate.coordinator.driver_job import Job
-from tidegate.coordinator.events import Ruling
+from tidegate.coordinator.driver_job import DriverJob
+from tidegate.coordinator.events import Verdict
 from tidegate.coordinator.late_commit import (
-    LateResult,
+    LateCommitResult,
     commit_late,
     committed_last,
     last_status,
     newest_uncommitted,
-    settled_status,
+    status_after_commit,
 )
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
 from tidegate.errors import CommandRefusedError
-from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.jobs.artifacts.artifact import unpack_artifact
 from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.decision_log import last_fence
-from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.history.verdicts import Verdicts, find_verdicts
+from tidegate.jobs.launches import find_local_driver
 from tidegate.jobs.options import JobOptions
-from tidegate.plan.execution_plan import plan
+from tidegate.plan.execution_plan import make_execution_plan
 
 
-def run(args: argparse.Namespace, around: Surroundings) -> int:
+def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Give a verdict, commit what is approved, and say what is left."""
     client = job_of(JobDirectory, args, around)
     around.output.progress(f"{client.job_id}: looking for its driver")
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, around: Surroundings) -> int:
     if given is not None:
         then, n = given
         approves = then == "approve"
-        ruling = Ruling(
+        ruling = Verdict(
             args.id or f"commit-pending-{secrets.token_hex(8)}",
             approves,
             None if n == NEWEST else n,
@@ -57,12 +57,12 @@ def run(args: argparse.Namespace, around: Surroundings) -> int:
     committed = f"committed up to checkpoint {result.committed}" if result.committed else "nothing is committed"
     waiting = f"; waiting for a verdict: {', '.join(map(str, result.waiting))}" if result.waiting else ""
     gone = f"; in quarantine: {', '.join(map(str, result.quarantined))}" if result.quarantined else ""
-    around.output.say(f"{client.job_id}: {view.status}; {committed}{waiting}{gone}")
+    around.output.print(f"{client.job_id}: {view.status}; {committed}{waiting}{gone}")
     around.output.document({"job_id": client.job_id, "status": str(view.status), **dataclasses.asdict(result)})
     return 0
 
 
-def commit_pending(client: JobDirectory, ruling: Ruling | None = None) -> LateResult:
+def commit_pending(client: JobDirectory, ruling: Verdict | None = None) -> LateCommitResult:
     """Commit what is approved, after `ruling` if there is one, from the pinned pipeline and the latest recovery point;
     of a job that commits by itself what that point covers.
 
@@ -93,14 +93,14 @@ def commit_pending(client: JobDirectory, ruling: Ruling | None = None) -> LateRe
     if not verdicts.gated:
         due = newest_uncommitted(client.decisions(), client.specs(), verdicts)
     told, rejected = last_status(client.decisions(), spec.number)
-    unsaid = settled_status(told, verdicts, rejected) is not None  # by a call that died before it did
+    unsaid = status_after_commit(told, verdicts, rejected) is not None  # by a call that died before it did
     if ruling is None and not due and not verdicts.withheld and not unsaid:
-        return LateResult(committed_last(verdicts), verdicts.waiting, verdicts.uncommitted, ())
+        return LateCommitResult(committed_last(verdicts), verdicts.waiting, verdicts.uncommitted, ())
     fence = last_fence(client.decisions())
     assert fence is not None, "a job with checkpoints had a driver"
     with tempfile.TemporaryDirectory(prefix="tidegate-commit-") as scratch:
         code = os.path.join(scratch, "artifact")
-        materialise(client.store, client.layout, spec.artifact, code)
+        unpack_artifact(client.store, client.layout, spec.artifact, code)
         graph = load_pipeline(
             code,
             spec.pipeline,
@@ -110,8 +110,8 @@ def commit_pending(client: JobDirectory, ruling: Ruling | None = None) -> LateRe
             schemas=schemas_in_effect(client.store, client.layout, spec, client.specs(), client.log),
         )
         options = JobOptions.from_mapping(spec.options)
-        execution = plan(graph, options.parallelism, options.max_parallelism)
-        job = Job(
+        execution = make_execution_plan(graph, options.parallelism, options.max_parallelism)
+        job = DriverJob(
             root=client.root,
             storage_options=client.storage_options,
             store=client.store,
@@ -121,7 +121,9 @@ def commit_pending(client: JobDirectory, ruling: Ruling | None = None) -> LateRe
             graph=graph,
             plan=execution,
             log=client.log,
-            reign=client.log.reign(spec=spec.number, launch=fence.data["launch"], only_commits=True),
+            generation_log=client.log.begin_generation(
+                spec=spec.number, launch=fence.data["launch"], only_commits=True
+            ),
             now_iso=lambda: iso(client.now()),
             specs=client.specs,
         )
@@ -132,7 +134,7 @@ def _checked(client: JobDirectory) -> Verdicts:
     view = client.view()
     spec = client.spec(view.spec_number)
     where = f"job {client.job_id}"
-    verdicts = verdicts_of(client.specs(), client.decisions(), spec.number)
+    verdicts = find_verdicts(client.specs(), client.decisions(), spec.number)
     beyond = sorted(set(view.uncommitted) - set(verdicts.uncommitted if verdicts.gated else ()))
     if view.is_terminal and view.followed != spec.number and beyond:
         raise CommandRefusedError(
@@ -142,7 +144,9 @@ def _checked(client: JobDirectory) -> Verdicts:
             remedy="Restore the latest with commit=on_request (`tidegate restore` takes it from there), and let that "
             "run approve or reject them",
         )
-    if not view.is_terminal and (client.is_alive() or find_local(client.store, client.layout, spec.number) is not None):
+    if not view.is_terminal and (
+        client.is_alive() or find_local_driver(client.store, client.layout, spec.number) is not None
+    ):
         remedy = "Approve or reject it with `tidegate approve` or `reject`; or wait for its end"
         raise CommandRefusedError("the driver is alive", where=where, remedy=remedy)
     if not view.is_terminal and not view.is_active:

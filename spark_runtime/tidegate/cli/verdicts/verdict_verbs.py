@@ -8,11 +8,11 @@ from typing import Any
 
 from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.job_lookup import job_of, show_progress
-from tidegate.cli.jobs.commands import ask
+from tidegate.cli.jobs.commands import send_command
 from tidegate.cli.output import table
-from tidegate.cli.presentation import size
+from tidegate.cli.presentation import size_text
 from tidegate.cli.verb_registry import with_runtime
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.staged_data import StagedData
@@ -74,11 +74,11 @@ def add_commit_pending(parser: Parser) -> None:
     parser.set_defaults(run=with_runtime("commit-pending"))
 
 
-def approve(args: argparse.Namespace, around: Surroundings) -> int:
+def approve(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Approve, and wait for the commit; a job that ends before it leaves it pending."""
     client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
-    result = ask(client, around, "commit", {"checkpoint_id": args.checkpoint}, timeout)
+    result = send_command(client, around, "commit", {"checkpoint_id": args.checkpoint}, timeout)
     n = int(result.data["checkpoint_id"])
 
     def done(view: JobView) -> bool:
@@ -88,30 +88,30 @@ def approve(args: argparse.Namespace, around: Surroundings) -> int:
         done, f"the commit of checkpoint {n}", timeout, around.poll_s, lambda seen: show_progress(around, seen)
     )
     committed = n not in view.uncommitted
-    around.output.say(f"checkpoint {n}: {'committed' if committed else 'approved; the job ended before its commit'}")
+    around.output.print(f"checkpoint {n}: {'committed' if committed else 'approved; the job ended before its commit'}")
     document: dict[str, Any] = {"checkpoint_id": n, "committed": committed, "waiting": list(view.waiting)}
     around.output.document({"job_id": client.job_id, "command_id": result.command_id, **document})
     return 0
 
 
-def reject(args: argparse.Namespace, around: Surroundings) -> int:
+def reject(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Reject."""
     client = job_of(JobClient, args, around)
     given = {"checkpoint_id": args.checkpoint, "then": args.then, "reason": args.reason}
-    result = ask(client, around, "reject", given, arguments.duration(args.timeout, "--timeout"))
-    around.output.say(result.message)
+    result = send_command(client, around, "reject", given, arguments.duration(args.timeout, "--timeout"))
+    around.output.print(result.message)
     around.output.document({"job_id": client.job_id, "command_id": result.command_id, **dict(result.data)})
     return 0
 
 
-def staged(args: argparse.Namespace, around: Surroundings) -> int:
+def staged(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Show what is staged: a table of it, then the places."""
     client = job_of(JobClient, args, around)
     found = client.staged(args.checkpoint)
     for line in staged_lines(found):
-        around.output.say(line)
+        around.output.print(line)
     if not found:
-        around.output.say(f"{client.job_id}: nothing is staged that waits for a verdict")
+        around.output.print(f"{client.job_id}: nothing is staged that waits for a verdict")
     around.output.document({"job_id": client.job_id, "staged": [data.to_json() for data in found]})
     return 0
 
@@ -121,7 +121,7 @@ def staged_lines(found: Sequence[StagedData]) -> list[str]:
     if not found:
         return []
     rows = [
-        (str(d.checkpoint_id), d.uid, "-" if d.rows is None else f"{d.rows:,}", size(d.bytes), d.format or d.kind)
+        (str(d.checkpoint_id), d.uid, "-" if d.rows is None else f"{d.rows:,}", size_text(d.bytes), d.format or d.kind)
         for d in found
     ]
     lines = table(("checkpoint", "sink", "rows", "size", "as"), rows, right=frozenset({"checkpoint", "rows", "size"}))

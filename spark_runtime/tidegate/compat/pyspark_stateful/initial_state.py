@@ -10,7 +10,7 @@ import pyarrow as pa
 from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.compat.pyspark_stateful.processor_specs import COMPLETE_STATE, WAITING_STATE, StatefulProcessorSpec
 from tidegate.errors import SnapshotError
-from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.restored_parts import single_part
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
 from tidegate.state.keyed_state import KeySet
 
@@ -40,16 +40,16 @@ class InitialState:
         self._schema = pa.schema([pa.field(KEY_GROUP_COLUMN, pa.uint16()), *spec.input_schema])
 
     @property
-    def anyone_waits(self) -> bool:
+    def has_held_rows(self) -> bool:
         """There are rows that wait."""
         return bool(self._waiting)
 
-    def wait(self, batch: pa.RecordBatch, keys: KeySet) -> None:
+    def hold_rows(self, batch: pa.RecordBatch, keys: KeySet) -> None:
         """Keep rows until the initial state is complete."""
         groups = pa.array(keys.groups[keys.rows])
         self._waiting.append(pa.RecordBatch.from_arrays([groups, *batch.columns], schema=self._schema))
 
-    def released(self) -> list[pa.RecordBatch]:
+    def release_rows(self) -> list[pa.RecordBatch]:
         """It is complete: the rows that have waited, in order of arrival."""
         self.complete = True
         waiting, self._waiting = self._waiting, []
@@ -91,7 +91,7 @@ class InitialState:
             return
         renamed = dict(self._spec.renamed)
         for part in waiting:
-            table = checked_part(part, self._schema, self._uid, renamed).table
+            table = single_part(part, self._schema, self._uid, renamed).table
             mine = table.filter(self._own(table))
             self._waiting += [
                 pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)

@@ -10,15 +10,15 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
 from tidegate.compat.pyspark_stateful.processor_handle import ProcessorHandle
-from tidegate.compat.pyspark_stateful.processor_rows import ProcessorRows
+from tidegate.compat.pyspark_stateful.processor_rows import ProcessorInput
 from tidegate.compat.pyspark_stateful.timer_overlay import TimerOverlay
 from tidegate.errors import PipelineError
-from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.state.keyed_state import DueTimers, KeySet
 
-LEAST_KEYS = 16
+MIN_KEYS = 16
 FIRST_KEYS = 1024
-MOST_KEYS = 64 * 1024
+MAX_KEYS = 64 * 1024
 """Keys that are worked through together: fewer where their lists and maps are large, more where they are small."""
 MANY_ELEMENTS = 256 * 1024
 """List elements and map entries that should at most be read together."""
@@ -35,7 +35,7 @@ class ProcessorCalls:
     """
 
     def __init__(
-        self, processor: StatefulProcessor, handle: ProcessorHandle, timers: TimerOverlay, rows: ProcessorRows
+        self, processor: StatefulProcessor, handle: ProcessorHandle, timers: TimerOverlay, rows: ProcessorInput
     ) -> None:
         self.limit = FIRST_KEYS
         self._processor = processor
@@ -103,9 +103,9 @@ class ProcessorCalls:
             overlay.write()
             read += overlay.elements
         if read > MANY_ELEMENTS:
-            self.limit = max(LEAST_KEYS, self.limit // 2)
+            self.limit = max(MIN_KEYS, self.limit // 2)
         elif read < MANY_ELEMENTS // 4:
-            self.limit = min(MOST_KEYS, self.limit * 2)
+            self.limit = min(MAX_KEYS, self.limit * 2)
         return self._timers.write(fired_until_us)
 
     def _taken(self, results: Any, method: str) -> Iterator[pa.RecordBatch]:
@@ -119,7 +119,7 @@ class ProcessorCalls:
                 yield from self._rows.batches()
 
 
-class TimesNow(TimerValues):
+class CurrentTimes(TimerValues):
     """PySpark's `TimerValues`; see there. The clock is read when it is asked for, and once: batch mode has none, and
     whoever goes by event time alone does not need it."""
 
@@ -135,14 +135,14 @@ class TimesNow(TimerValues):
         return self._read_ms
 
 
-class OutputTime:
+class OutputEventTime:
     """The event-time column of what a processor gives.
 
     Attributes:
         passed_us: the watermark that was passed on: a row of an earlier time would be late downstream.
     """
 
-    def __init__(self, time: EventTime, processor: str, where: str, passed_us: int) -> None:
+    def __init__(self, time: EventTimeColumn, processor: str, where: str, passed_us: int) -> None:
         self.passed_us = passed_us
         self._time, self._processor, self._where = time, processor, where
 

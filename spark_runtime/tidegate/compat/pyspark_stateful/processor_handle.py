@@ -9,16 +9,16 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 
 from tidegate.compat.pyspark_stateful.spark_values import Kept, calling_line
-from tidegate.compat.pyspark_stateful.state_declarations import DeclaredState, Keyless, Schema, state_of
+from tidegate.compat.pyspark_stateful.state_declarations import DeclaredState, Schema, StateOutsideCall, state_of
 from tidegate.compat.pyspark_stateful.state_overlays import ListOverlay, MapOverlay, Overlay, ValueOverlay
-from tidegate.compat.pyspark_stateful.timer_overlay import LEAST_MS, MOST_MS, TimerOverlay
+from tidegate.compat.pyspark_stateful.timer_overlay import MIN_MS, MOST_MS, TimerOverlay
 from tidegate.errors import PipelineError
 from tidegate.state.keyed_state import KeyedKind, KeyedStateBackend, StateDescriptor
 
 Fit = TypeVar("Fit")
 
 
-class KeyInHand:
+class CurrentKey:
     """The key that the processor is called for.
 
     Attributes:
@@ -55,7 +55,7 @@ class KeyInHand:
 class OverlaidValue(ValueState):
     """PySpark's `ValueState`; see there."""
 
-    def __init__(self, overlay: ValueOverlay, key: KeyInHand) -> None:
+    def __init__(self, overlay: ValueOverlay, key: CurrentKey) -> None:
         self._overlay, self._key = overlay, key
 
     def exists(self) -> bool:
@@ -81,7 +81,7 @@ class OverlaidValue(ValueState):
 class OverlaidList(ListState):
     """PySpark's `ListState`; see there. An iterator has the elements as they are when it is made."""
 
-    def __init__(self, overlay: ListOverlay, key: KeyInHand) -> None:
+    def __init__(self, overlay: ListOverlay, key: CurrentKey) -> None:
         self._overlay, self._key = overlay, key
 
     def exists(self) -> bool:
@@ -119,7 +119,7 @@ class OverlaidList(ListState):
 class OverlaidMap(MapState):
     """PySpark's `MapState`; see there. An iterator has the entries as they are when it is made, in any order."""
 
-    def __init__(self, overlay: MapOverlay, key: KeyInHand) -> None:
+    def __init__(self, overlay: MapOverlay, key: CurrentKey) -> None:
         self._overlay, self._key = overlay, key
         self._row = Row(*overlay.codec.schema.names)
 
@@ -187,7 +187,7 @@ class ProcessorHandle(StatefulProcessorHandle):
     ) -> None:
         """Args: declared: by name, as they were when the pipeline was built. deleted: names of `deleteIfExists`."""
         self._deleted = deleted
-        self.key = KeyInHand(where)
+        self.key = CurrentKey(where)
         self.timers = timers
         self.overlays: list[Overlay[Any]] = []
         self._where, self._time_mode = where, time_mode
@@ -254,7 +254,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         self._require_init(f"get{kind.title()}State")
         given = state_of(kind, name, key, schema, ttl_ms, self._time_mode, self._where).descriptor
         if name in self._deleted:
-            return Keyless(lambda call: self._of_deleted(name, call))
+            return StateOutsideCall(lambda call: self._of_deleted(name, call))
         before = self._declared.get(name)
         if before is None or _shape(before.descriptor) != _shape(given):
             raise self._otherwise(name)
@@ -299,7 +299,7 @@ class ProcessorHandle(StatefulProcessorHandle):
                 where=f"{self._where}, {calling_line()}",
                 remedy="Give milliseconds since the epoch: a whole number",
             )
-        return min(max(int(time_ms.__index__()), LEAST_MS), MOST_MS)
+        return min(max(int(time_ms.__index__()), MIN_MS), MOST_MS)
 
 
 def _shape(state: StateDescriptor) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from tidegate.state.arrow.missing_values import arrow_array
 from tidegate.state.keyed_state import KeySet
 
 
-class RowsOfKeys(ABC):
+class KeyedInput(ABC):
     """The rows of a delivered batch, by key."""
 
     @abstractmethod
@@ -26,7 +26,7 @@ class RowsOfKeys(ABC):
         """Those of key number `key`, as `handleInputRows` takes them."""
 
 
-class ProcessorRows(ABC):
+class ProcessorInput(ABC):
     """One variant of a processor's rows.
 
     What it gives is collected by `add` until `full`, and made into batches of the declared schema by `batches`.
@@ -41,7 +41,7 @@ class ProcessorRows(ABC):
         self._method = "handleInputRows"
 
     @abstractmethod
-    def by_key(self, batch: pa.RecordBatch, keys: KeySet) -> RowsOfKeys:
+    def by_key(self, batch: pa.RecordBatch, keys: KeySet) -> KeyedInput:
         """The rows of each key, in order."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class ProcessorRows(ABC):
             ) from error
 
 
-class _Objects(RowsOfKeys):
+class _RowGroups(KeyedInput):
     def __init__(self, batch: pa.RecordBatch, keys: KeySet) -> None:
         ordered, self._bounds = _by_key(batch, keys)
         self._row = Row(*batch.schema.names)
@@ -108,7 +108,7 @@ class _Objects(RowsOfKeys):
         return (row(*values) for values in self._values[self._bounds[key] : self._bounds[key + 1]])
 
 
-class RowObjects(ProcessorRows):
+class RowObjects(ProcessorInput):
     """`Row` objects: the variant of `transformWithState`."""
 
     def __init__(self, schema: pa.Schema, processor: str, where: str) -> None:
@@ -117,12 +117,12 @@ class RowObjects(ProcessorRows):
         self._flat = not any(pt.is_nested(field.type) for field in schema)
         self._collected: list[tuple[Any, ...]] = []
 
-    def by_key(self, batch: pa.RecordBatch, keys: KeySet) -> RowsOfKeys:
-        """See `ProcessorRows`."""
-        return _Objects(batch, keys)
+    def by_key(self, batch: pa.RecordBatch, keys: KeySet) -> KeyedInput:
+        """See `ProcessorInput`."""
+        return _RowGroups(batch, keys)
 
     def keys(self, keys: KeySet) -> list[tuple[Any, ...]]:
-        """See `ProcessorRows`."""
+        """See `ProcessorInput`."""
         return list(zip(*map(python_values, keys.columns().columns), strict=True))
 
     def _collect(self, result: Any) -> int:
@@ -144,7 +144,7 @@ class RowObjects(ProcessorRows):
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-class _Frames(RowsOfKeys):
+class _FrameGroups(KeyedInput):
     def __init__(self, batch: pa.RecordBatch, keys: KeySet) -> None:
         ordered, self._bounds = _by_key(batch, keys)
         self._frame, self._guessed = _frame(ordered)
@@ -156,7 +156,7 @@ class _Frames(RowsOfKeys):
         yield frame
 
 
-class PandasFrames(ProcessorRows):
+class PandasFrames(ProcessorInput):
     """pandas frames: the variant of `transformWithStateInPandas`. One frame for each key and delivered batch."""
 
     def __init__(self, schema: pa.Schema, processor: str, where: str) -> None:
@@ -166,12 +166,12 @@ class PandasFrames(ProcessorRows):
         self._pandas: Any = pd
         self._collected: list[Any] = []
 
-    def by_key(self, batch: pa.RecordBatch, keys: KeySet) -> RowsOfKeys:
-        """See `ProcessorRows`."""
-        return _Frames(batch, keys)
+    def by_key(self, batch: pa.RecordBatch, keys: KeySet) -> KeyedInput:
+        """See `ProcessorInput`."""
+        return _FrameGroups(batch, keys)
 
     def keys(self, keys: KeySet) -> list[tuple[Any, ...]]:
-        """See `ProcessorRows`; timestamps are pandas' own, without a zone, instants as those of UTC."""
+        """See `ProcessorInput`; timestamps are pandas' own, without a zone, instants as those of UTC."""
         columns = [
             _frame(pa.record_batch([column], names=["key"]))[0]["key"].tolist()
             if pt.is_timestamp(column.type)

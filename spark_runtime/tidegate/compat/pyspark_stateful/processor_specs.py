@@ -10,7 +10,7 @@ import pyarrow as pa
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.backend_shapes import backend_shapes
-from tidegate.operators.functions.mode_dependence import why_batch_sensitive
+from tidegate.operators.functions.mode_dependence import batch_sensitivity_reason
 from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
 from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.state.keys.key_types import stored_field
@@ -85,7 +85,7 @@ class StatefulProcessorSpec(OperatorSpec):
         return "none" if self.initial_schema is None else INITIAL
 
     @property
-    def cuts_by_key(self) -> bool:
+    def groups_by_key(self) -> bool:
         """Its keys may be worked through apart, each with its own end of the input: they share no state."""
         return self.initial_schema is None
 
@@ -93,7 +93,7 @@ class StatefulProcessorSpec(OperatorSpec):
         """By the clock, or when the user says so."""
         if self.time_mode == "processingtime":
             return "its timers and TTL go by the clock: timeMode is ProcessingTime"
-        return why_batch_sensitive(type(self.processor))
+        return batch_sensitivity_reason(type(self.processor))
 
     def states(self) -> tuple[StateShape, ...]:
         """What the processor declares, its timers, what the initial state leaves behind, and the states that the

@@ -98,7 +98,7 @@ SPARK_TYPES_TEXT = (
 """For messages."""
 
 
-class UnfitValueError(ValueError):
+class ValueTypeError(ValueError):
     """A value that is not of the type it is given for."""
 
 
@@ -144,10 +144,10 @@ def arrow_schema(schema: st.StructType, what: str, where: str, *, nullable: bool
 
 
 _UNFIT = (ValueError, ArithmeticError, TypeError, AttributeError)
-"""What a conversion raises for a value that is not of the type: UnfitValueError, and others of the value's own."""
+"""What a conversion raises for a value that is not of the type: ValueTypeError, and others of the value's own."""
 
 
-class RowCodec:
+class SparkRowCodec:
     """Rows of one schema.
 
     Attributes:
@@ -247,7 +247,7 @@ class RowCodec:
 
 
 def _accept(type_: st.DataType, as_key: bool) -> Change:
-    """From what a processor gives to the kept form; UnfitValueError. Null is None and what pandas and numpy have for
+    """From what a processor gives to the kept form; ValueTypeError. Null is None and what pandas and numpy have for
     it; NaN too, where a type has none, as in Spark."""
     accept = _accept_value(type_, as_key)
     has_nan = isinstance(type_, st.FloatType | st.DoubleType | st.StringType)
@@ -299,13 +299,13 @@ def _plain(value: Any, types: tuple[type, ...]) -> Any:
         converted = value.tolist()
         if isinstance(converted, types) and not (isinstance(converted, bool) and bool not in types):
             return converted
-    raise UnfitValueError(f"a {type(value).__name__} is not of that type")
+    raise ValueTypeError(f"a {type(value).__name__} is not of that type")
 
 
 def _whole(least: int, most: int, value: Any) -> int:
     number: int = value if type(value) is int else _plain(value, (int,))
     if not least <= number <= most:
-        raise UnfitValueError(f"it is beyond {least} and {most}")
+        raise ValueTypeError(f"it is beyond {least} and {most}")
     return number
 
 
@@ -326,7 +326,7 @@ def _decimal(precision: int, step: decimal.Decimal, value: Any) -> decimal.Decim
     with decimal.localcontext(prec=76, rounding=decimal.ROUND_HALF_UP):
         number = number.quantize(step)
     if len(number.as_tuple().digits) > precision:
-        raise UnfitValueError(f"it has more than {precision} digits")
+        raise ValueTypeError(f"it has more than {precision} digits")
     return number
 
 
@@ -380,7 +380,7 @@ def _interval(value: Any) -> dt.timedelta:
     """Python's own reach 300 times as far as 64 bits of microseconds, in Arrow and in Spark."""
     length: dt.timedelta = _plain(value, (dt.timedelta,))
     if not _SHORTEST <= length <= _LONGEST:
-        raise UnfitValueError("it is beyond 64 bits of microseconds, some 292,000 years")
+        raise ValueTypeError("it is beyond 64 bits of microseconds, some 292,000 years")
     return length
 
 
@@ -392,7 +392,7 @@ def _elements(value: Any) -> Any:
 def _map(key: Change, item: Change, value: Any) -> list[tuple[Any, Any]]:
     pairs = [(key(k), item(v)) for k, v in _plain(value, (dict,)).items()]
     if any(k is None for k, _ in pairs):
-        raise UnfitValueError("a key is null")
+        raise ValueTypeError("a key is null")
     return pairs
 
 
@@ -401,7 +401,7 @@ def _struct(fields: dict[str, Change], value: Any) -> dict[str, Any]:
         return {name: accept(value.get(name)) for name, accept in fields.items()}
     values = _plain(value, (tuple, list))
     if len(values) != len(fields):
-        raise UnfitValueError(f"it has {len(values)} values for {len(fields)} fields")
+        raise ValueTypeError(f"it has {len(values)} values for {len(fields)} fields")
     return {name: accept(one) for (name, accept), one in zip(fields.items(), values, strict=True)}
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import types as st
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from tidegate.compat.pyspark_stateful.spark_ddl import schema_of
-from tidegate.compat.pyspark_stateful.spark_values import RowCodec
+from tidegate.compat.pyspark_stateful.spark_values import SparkRowCodec
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.state.keyed_state import KeyedKind, StateDescriptor, TimeToLive
 
@@ -32,8 +32,8 @@ class DeclaredState:
     """
 
     descriptor: StateDescriptor
-    columns: RowCodec
-    map_key: RowCodec | None = None
+    columns: SparkRowCodec
+    map_key: SparkRowCodec | None = None
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,20 @@ def state_of(
         )
     where = f"{where}, state {name!r}"
     struct = schema_of(schema, "the schema", where)
-    columns = RowCodec(struct, f"state {name!r}", where)
+    columns = SparkRowCodec(struct, f"state {name!r}", where)
     ttl = _time_to_live(ttl_ms, time_mode, where)
     if key is None:
         return DeclaredState(StateDescriptor(name, kind, columns.schema, ttl=ttl), columns)
     key_struct = schema_of(key, "the schema of the map key", where)
     apart = st.StructType(
-        [st.StructField(_apart(field.name, struct.names), field.dataType) for field in key_struct.fields]
+        [st.StructField(_separate(field.name, struct.names), field.dataType) for field in key_struct.fields]
     )
-    map_key = RowCodec(apart, f"the map key of state {name!r}", where, as_key=True)
+    map_key = SparkRowCodec(apart, f"the map key of state {name!r}", where, as_key=True)
     descriptor = StateDescriptor(name, kind, columns.schema, map_key.schema, ttl=ttl)
     return DeclaredState(descriptor, columns, map_key)
 
 
-def _apart(name: str, others: list[str]) -> str:
+def _separate(name: str, others: list[str]) -> str:
     """A column of the map key and one of the value may have one name; in a state they may not."""
     while name in others:
         name = f"key_{name}"
@@ -184,13 +184,13 @@ class DeclaringHandle(StatefulProcessorHandle):
                 "Declare it, or delete it; with clear() a key's state goes",
             )
         self.states[name] = state_of(kind, name, key, schema, ttl_ms, self._time_mode, self._where)
-        return Keyless(self.outside)
+        return StateOutsideCall(self.outside)
 
     def _refused(self, what: str, cause: str, remedy: str) -> PipelineError:
         return PipelineError(what, where=self._where, cause=cause, remedy=remedy)
 
 
-class Keyless:
+class StateOutsideCall:
     """Stands for a state while there is no key: whatever is asked of it is refused."""
 
     def __init__(self, refused: Callable[[str], PipelineError]) -> None:

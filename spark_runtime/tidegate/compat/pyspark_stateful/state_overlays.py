@@ -2,7 +2,7 @@
 batch (S5.1).
 
 While the keys of a batch are worked through, what is read comes for all of them in one call, and what is written stays
-in an overlay until `write`. Rows are in the kept form of their `RowCodec`.
+in an overlay until `write`. Rows are in the kept form of their `SparkRowCodec`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from tidegate.compat.pyspark_stateful.spark_values import Kept, RowCodec
+from tidegate.compat.pyspark_stateful.spark_values import Kept, SparkRowCodec
 from tidegate.state.keyed_state import KeySet, ListState, MapState, Mask, ValueState
 
 LARGE_MAP_ENTRIES = 64
@@ -58,7 +58,7 @@ class Overlay(ABC, Generic[State]):
 class ValueOverlay(Overlay[ValueState]):
     """One row for each key."""
 
-    def __init__(self, state: ValueState, codec: RowCodec) -> None:
+    def __init__(self, state: ValueState, codec: SparkRowCodec) -> None:
         super().__init__(state)
         self.codec = codec
         self._read: list[Kept | None] | None = None
@@ -101,7 +101,7 @@ class ValueOverlay(Overlay[ValueState]):
 class ListOverlay(Overlay[ListState]):
     """Rows in order, for each key."""
 
-    def __init__(self, state: ListState, codec: RowCodec) -> None:
+    def __init__(self, state: ListState, codec: SparkRowCodec) -> None:
         super().__init__(state)
         self.codec = codec
         self._read: list[Kept] | None = None
@@ -148,7 +148,7 @@ class ListOverlay(Overlay[ListState]):
 class MapOverlay(Overlay[MapState]):
     """A row for each key and map key."""
 
-    def __init__(self, state: MapState, map_key: RowCodec, codec: RowCodec) -> None:
+    def __init__(self, state: MapState, map_key: SparkRowCodec, codec: SparkRowCodec) -> None:
         super().__init__(state)
         self.map_key, self.codec = map_key, codec
         self._typical = 0.0

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from tidegate.state.keyed_state import DueTimers, KeySet, TimerService
 
-LEAST_MS, MOST_MS = -(2**63) // 1000 + 1, 2**63 // 1000 - 1
+MIN_MS, MOST_MS = -(2**63) // 1000 + 1, 2**63 // 1000 - 1
 """Times that microseconds can tell."""
 
 

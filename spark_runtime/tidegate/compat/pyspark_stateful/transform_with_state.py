@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
 from tidegate.compat.pyspark_stateful.initial_state import InitialState
-from tidegate.compat.pyspark_stateful.processor_calls import OutputTime, ProcessorCalls, TimesNow
+from tidegate.compat.pyspark_stateful.processor_calls import CurrentTimes, OutputEventTime, ProcessorCalls
 from tidegate.compat.pyspark_stateful.processor_handle import ProcessorHandle
 from tidegate.compat.pyspark_stateful.processor_rows import PandasFrames, RowObjects
 from tidegate.compat.pyspark_stateful.processor_specs import (
@@ -27,12 +27,12 @@ from tidegate.compat.pyspark_stateful.processor_specs import (
 )
 from tidegate.compat.pyspark_stateful.timer_overlay import TimerOverlay
 from tidegate.errors import SnapshotError
-from tidegate.operators.keyed_backend import opened_back_end
+from tidegate.operators.keyed_backend import open_keyed_backend
 from tidegate.operators.processes.process_timers import Phase, UserTimers, count_dropped
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
-from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.operators.time.late_rows import LATE_DROPPED
-from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks
+from tidegate.operators.time.passed_watermarks import PASSED_STATE, WatermarkByKeyGroup
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.evolved_parts import evolved_parts
@@ -70,9 +70,9 @@ class TransformWithState(StreamOperator):
         spec = self._spec
         self._where = f"operator {ctx.uid!r} subtask {ctx.subtask}"
         groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
-        self._passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        self._passed = WatermarkByKeyGroup(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         self._initial = InitialState(spec, groups, ctx.uid)
-        self._back_end = back_end = opened_back_end(
+        self._back_end = back_end = open_keyed_backend(
             ctx,
             spec.key_schema,
             columns=spec.keys,
@@ -90,11 +90,11 @@ class TransformWithState(StreamOperator):
         name = type(self._processor).__name__
         rows = (PandasFrames if spec.pandas else RowObjects)(spec.schema, name, self._where)
         self._calls = ProcessorCalls(self._processor, self._handle, self._overlaid, rows)
-        self._time = EventTime(spec.time_column, spec.time_unit) if spec.time_column is not None else None
-        self._output: OutputTime | None = None
+        self._time = EventTimeColumn(spec.time_column, spec.time_unit) if spec.time_column is not None else None
+        self._output: OutputEventTime | None = None
         if spec.output_time is not None:
-            output = EventTime(spec.output_time, spec.output_unit)
-            self._output = OutputTime(output, name, self._where, MIN_WATERMARK)
+            output = EventTimeColumn(spec.output_time, spec.output_unit)
+            self._output = OutputEventTime(output, name, self._where, MIN_WATERMARK)
         self._is_open = True
         self._processor.init(self._handle)
         self._handle.opened()
@@ -109,7 +109,7 @@ class TransformWithState(StreamOperator):
             yield from self._checked(self._handled(batch))
         else:
             assert self._back_end is not None
-            self._initial.wait(batch, self._back_end.keys(batch))
+            self._initial.hold_rows(batch, self._back_end.keys(batch))
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """Event timers up to the watermark fire; at MAX_WATERMARK all there are."""
@@ -138,9 +138,9 @@ class TransformWithState(StreamOperator):
         """Timers over processing time that are due fire."""
         yield from self._checked(self._fire_due())
 
-    def withholds(self) -> bool:
+    def has_pending_rows(self) -> bool:
         """While a timer waits for the clock, or rows for the initial state."""
-        return self._initial.anyone_waits or self._timers["processing"].next_us() is not None
+        return self._initial.has_held_rows or self._timers["processing"].next_us() is not None
 
     def end_input(self, input_index: int) -> Iterator[Output]:
         """The end of the initial state releases the rows that wait for it."""
@@ -260,7 +260,7 @@ class TransformWithState(StreamOperator):
     def _complete(self) -> Iterator[Output]:
         if self._initial.complete:
             return
-        for batch in self._initial.released():
+        for batch in self._initial.release_rows():
             yield from self._checked(self._handled(batch))
         if self._initial.held_us > self._passed.watermark_us:
             self._passed.advance(self._initial.held_us)
@@ -305,7 +305,7 @@ class TransformWithState(StreamOperator):
 
     def _turn(self, phase: Phase) -> None:
         for timers in self._timers.values():
-            timers.turn(phase)
+            timers.next_batch_of_timers(phase)
 
     def _user_timers(self, back_end: KeyedStateBackend, kind: TimerKind) -> UserTimers:
         dropped = partial(count_dropped, self.ctx, kind)
@@ -321,7 +321,7 @@ class TransformWithState(StreamOperator):
             self._last_ms = max(self._last_ms, fired_ms or 0)
         else:
             self._last_ms = max(0, watermark_us // 1000)
-        return TimesNow(self.ctx.processing_time_ms, self._last_ms)
+        return CurrentTimes(self.ctx.processing_time_ms, self._last_ms)
 
     # ------------------------------------------------------------ results
 

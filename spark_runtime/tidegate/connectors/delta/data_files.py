@@ -19,9 +19,9 @@ from tidegate.connectors.files.sink.encoded_file import EncodedFile
 from tidegate.connectors.files.sink.hive_partitions import NULL_FOLDER
 from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 
-LONGEST_FOLDER = 100
+MAX_FOLDER_CHARACTERS = 100
 """Characters of a partition's folder name; a longer value is cut and told apart by a digest."""
-LONGEST_BOUND = 32
+MAX_BOUND_CHARACTERS = 32
 """Characters of a string's smallest and largest value in the statistics; longer ones are left out."""
 
 
@@ -53,9 +53,9 @@ class DataFile(EncodedFile):
 def _folder(name: str, value: str | None) -> str:
     """The log holds the value; the folder's name is for people, and for stores that spread load by prefix."""
     text = f"{quote(name, safe='')}={NULL_FOLDER if value is None else quote(value, safe='')}"
-    if len(text) <= LONGEST_FOLDER:
+    if len(text) <= MAX_FOLDER_CHARACTERS:
         return text
-    return f"{text[: LONGEST_FOLDER - 9]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{text[: MAX_FOLDER_CHARACTERS - 9]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def statistics(path: str, schema: pa.Schema) -> str:
@@ -96,5 +96,5 @@ def _put(bounds: dict[str, Any], name: str, value: Any) -> None:
         bounds[name] = text if value.tzinfo is None else f"{text}Z"
     elif isinstance(value, date):
         bounds[name] = value.isoformat()
-    elif not isinstance(value, str) or len(value) <= LONGEST_BOUND:
+    elif not isinstance(value, str) or len(value) <= MAX_BOUND_CHARACTERS:
         bounds[name] = value

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction
 
 S3_PROTOCOLS = ("s3", "s3a")
-LONGEST_CAUSE = 500
+MAX_CAUSE_CHARACTERS = 500
 """Characters of an error of delta-rs that are told."""
 
 _S3_NAMES = {
@@ -216,4 +216,4 @@ class DeltaLog:
         for name in _SECRET_NAMES:
             if self._options.get(name):
                 text = text.replace(self._options[name], MASK)
-        return text[:LONGEST_CAUSE]
+        return text[:MAX_CAUSE_CHARACTERS]

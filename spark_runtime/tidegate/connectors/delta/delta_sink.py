@@ -17,9 +17,9 @@ from tidegate.connectors.files.sink.hive_partitions import partition_columns
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.sink.staged_files import quarantine_files, staged_files
 from tidegate.connectors.interface import Sink, SinkWriter
-from tidegate.connectors.leftovers import Leftovers, StillNeeded
+from tidegate.connectors.leftovers import LeftoverReport, NeededTransactions
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.storage import absolute, check_target_folder, is_local, list_folder, open_filesystem
+from tidegate.connectors.storage import absolute_url, check_target_folder, is_local, list_folder, open_filesystem
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import PipelineError
 from tidegate.jobs.client.staged_data import StagedData
@@ -58,7 +58,7 @@ class Delta(Sink):
         target_file_rows: int = DEFAULT_TARGET_FILE_ROWS,
         target_file_size: str | ByteSize = DEFAULT_TARGET_FILE_SIZE,
     ) -> None:
-        self._url = absolute(path)
+        self._url = absolute_url(path)
         self._partition_by = partition_columns(partition_by, "Delta(partition_by=...)")
         self._storage_options = dict(storage_options or {})
         self._cut = file_cut(target_file_rows, target_file_size, "Delta")
@@ -99,7 +99,7 @@ class Delta(Sink):
         filesystem, root = open_filesystem(self._url, self._storage_options)
         quarantine_files(filesystem, FileLayout(root, ctx), ctx, committables, into)
 
-    def collect(self, ctx: SinkContext, needed: StillNeeded, *, dry_run: bool = False) -> Leftovers:
+    def collect(self, ctx: SinkContext, needed: NeededTransactions, *, dry_run: bool = False) -> LeftoverReport:
         """Removes staged files, and packs commit markers."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
         return FileLeftovers(filesystem, FileLayout(root, ctx), needed).collect(dry_run=dry_run)

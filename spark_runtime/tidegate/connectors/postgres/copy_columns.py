@@ -27,7 +27,7 @@ _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 @dataclass(frozen=True)
-class Column:
+class TargetColumn:
     """A column of the target, from the catalog.
 
     Attributes:
@@ -51,7 +51,7 @@ class Column:
     always_filled: bool
 
 
-def problem_of(field: pa.Field, column: Column) -> str | None:
+def problem_of(field: pa.Field, column: TargetColumn) -> str | None:
     """Why the column cannot take the field's values as they are; None when it can."""
     if column.always_filled:
         return "the database fills it itself"
@@ -98,7 +98,7 @@ def _taken_by(kind: pa.DataType) -> tuple[str, ...] | None:
     return None
 
 
-def _loss(kind: pa.DataType, column: Column) -> str | None:
+def _loss(kind: pa.DataType, column: TargetColumn) -> str | None:
     """Rounding that a type modifier would do in silence."""
     if column.modifier < 0:
         return None

@@ -13,7 +13,7 @@ from tidegate.connectors.postgres.connection import Database
 from tidegate.connectors.postgres.postgres_writer import PostgresWriter
 from tidegate.connectors.postgres.staging_tables import Staging
 from tidegate.connectors.postgres.target_check import check_target
-from tidegate.connectors.postgres.target_table import Target
+from tidegate.connectors.postgres.target_table import TargetTable
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import OptionError
@@ -87,7 +87,7 @@ class Postgres(Sink):
         if not staging_schema:
             raise OptionError("The staging schema has no name", where="Postgres(staging_schema=...)")
         self._database = Database(dsn, password)
-        self._target = Target(schema or "public", name, keys)
+        self._target = TargetTable(schema or "public", name, keys)
         self._staging = Staging(staging_schema)
 
     def check(self, schema: pa.Schema) -> None:

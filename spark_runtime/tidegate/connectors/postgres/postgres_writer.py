@@ -14,7 +14,7 @@ import pyarrow as pa
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.postgres.connection import Connections, Database, is_unreachable, load_psycopg
 from tidegate.connectors.postgres.copy_columns import copy_text
-from tidegate.connectors.postgres.row_spool import WaitingRows
+from tidegate.connectors.postgres.row_spool import RowSpool
 from tidegate.connectors.postgres.staging_tables import (
     ROW_COLUMN,
     TRANSACTION_COLUMN,
@@ -22,13 +22,13 @@ from tidegate.connectors.postgres.staging_tables import (
     StagedRows,
     Staging,
 )
-from tidegate.connectors.postgres.target_table import Target, columns_of
+from tidegate.connectors.postgres.target_table import TargetTable, columns_of
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import (
     Committable,
     SinkContext,
     TransactionId,
-    check_own,
+    check_writer,
     is_leftover,
     parse_transaction_id,
     transaction_id,
@@ -39,9 +39,9 @@ from tidegate.jobs.client.staged_data import StagedData
 if TYPE_CHECKING:
     import psycopg
 
-ORDER_LIMIT_S = 60.0
+COMMIT_ORDER_TIMEOUT_S = 60.0
 """An upsert waits so long for another subtask to commit what an older checkpoint left at another parallelism ..."""
-ORDER_PAUSE_S = 0.1
+COMMIT_ORDER_POLL_S = 0.1
 """... and looks again after this time."""
 
 log = logging.getLogger(__name__)
@@ -67,13 +67,13 @@ class PostgresWriter(SinkWriter):
     unclear is looked up when the step is repeated.
     """
 
-    def __init__(self, database: Database, target: Target, staging: Staging, ctx: SinkContext) -> None:
+    def __init__(self, database: Database, target: TargetTable, staging: Staging, ctx: SinkContext) -> None:
         self._database = database
         self._target = target
         self._staging = staging
         self._ctx = ctx
         self._connections = Connections(database, f"tidegate {ctx.job_id}/{ctx.uid}/{ctx.subtask}"[:63])
-        self._rows: WaitingRows | None = None
+        self._rows: RowSpool | None = None
         self._registering = threading.Lock()
         self._registration: Registration | None = None
         self._next_number = 1
@@ -84,7 +84,7 @@ class PostgresWriter(SinkWriter):
         if batch.num_rows == 0:
             return
         if self._rows is None:
-            self._rows = WaitingRows(self._ctx.schema, self._ctx.scratch)
+            self._rows = RowSpool(self._ctx.schema, self._ctx.scratch)
         self._rows.append(batch)
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
@@ -117,9 +117,9 @@ class PostgresWriter(SinkWriter):
         return self._staging.staging_table(connection, self._target.name, [there[name] for name in names])
 
     def _stage(
-        self, connection: psycopg.Connection[Any], writer: int, made: TransactionId, table: str, rows: WaitingRows
+        self, connection: psycopg.Connection[Any], writer: int, made: TransactionId, table: str, rows: RowSpool
     ) -> None:
-        number = self._staging.announce(connection, writer, made, self._target.name, table, rows.rows)
+        number = self._staging.register_transaction(connection, writer, made, self._target.name, table, rows.rows)
         if number is None:
             return  # An earlier attempt was committed and only its answer lost.
         first = 0
@@ -136,7 +136,7 @@ class PostgresWriter(SinkWriter):
                     where=self._where(str(made)),
                     cause=f"given {rows.rows}, taken {cursor.rowcount}",
                 )
-        self._hold_reign(connection)
+        self._hold_generation(connection)
 
     def commit(self, committables: Sequence[Committable]) -> None:
         """Publish, idempotently; each checkpoint's handles in one database transaction, oldest first.
@@ -148,7 +148,7 @@ class PostgresWriter(SinkWriter):
                 checkpoint is visible.
         """
         for handle in committables:
-            check_own(self._ctx, handle)
+            check_writer(self._ctx, handle)
         made = sorted((parse_transaction_id(h.transaction_id) for h in committables), key=lambda m: m.checkpoint_id)
         for checkpoint_id, group in groupby(made, key=lambda m: m.checkpoint_id):
             self._publish(checkpoint_id, list(group))
@@ -156,25 +156,25 @@ class PostgresWriter(SinkWriter):
     def _publish(self, checkpoint_id: int, transactions: Sequence[TransactionId]) -> None:
         self._registered()
         where = f"checkpoint {checkpoint_id}"
-        for _ in range(int(ORDER_LIMIT_S / ORDER_PAUSE_S)):
+        for _ in range(int(COMMIT_ORDER_TIMEOUT_S / COMMIT_ORDER_POLL_S)):
             if self._run(
                 lambda connection: self._try_publish(connection, checkpoint_id, transactions), "committed", where
             ):
                 return
-            if self._closing.wait(ORDER_PAUSE_S):
+            if self._closing.wait(COMMIT_ORDER_POLL_S):
                 break
         raise OutageError(
             "An upsert would overtake rows of an older checkpoint, which another subtask has not committed",
             where=self._where(where),
-            cause=f"staged transactions of another parallelism are still there after {ORDER_LIMIT_S:.0f} s",
+            cause=f"staged transactions of another parallelism are still there after {COMMIT_ORDER_TIMEOUT_S:.0f} s",
             remedy="See why the other subtasks do not commit; the commit is repeated at the next start",
         )
 
     def _try_publish(
         self, connection: psycopg.Connection[Any], checkpoint_id: int, transactions: Sequence[TransactionId]
     ) -> bool:
-        self._hold_reign(connection)
-        if self._target.key and self._staging.waits_elsewhere(connection, self._ctx, checkpoint_id):
+        self._hold_generation(connection)
+        if self._target.key and self._staging.is_staged_elsewhere(connection, self._ctx, checkpoint_id):
             return False
         for made in transactions:
             staged = self._staging.take(connection, str(made))
@@ -215,11 +215,11 @@ class PostgresWriter(SinkWriter):
             FencedError, TidegateError: as for `commit`.
         """
         for handle in committables:
-            check_own(self._ctx, handle)
+            check_writer(self._ctx, handle)
         self._registered()
 
         def remove(connection: psycopg.Connection[Any]) -> None:
-            self._hold_reign(connection)
+            self._hold_generation(connection)
             self._remove(connection, [handle.transaction_id for handle in committables])
 
         self._run(remove, "removed", f"{len(committables)} transactions")
@@ -231,7 +231,7 @@ class PostgresWriter(SinkWriter):
             FencedError, TidegateError: as for `commit`.
         """
         for handle in committables:
-            check_own(self._ctx, handle)
+            check_writer(self._ctx, handle)
             made = parse_transaction_id(handle.transaction_id)
             n = into.checkpoint_of(made)
             self._registered()
@@ -239,11 +239,11 @@ class PostgresWriter(SinkWriter):
             def put_away(
                 connection: psycopg.Connection[Any], made: TransactionId = made, n: int = n
             ) -> StagedData | None:
-                self._hold_reign(connection)
-                found = self._staging.put_away(connection, made, n)
+                self._hold_generation(connection)
+                found = self._staging.move_to_quarantine(connection, made, n)
                 if found is None:
                     return None
-                relation, where = self._staging.numbered(found)
+                relation, where = self._staging.next_number(found)
                 place = self._database.place
                 return StagedData(made.uid, n, "table", found.rows, relation=relation, where=where, place=place)
 
@@ -291,7 +291,7 @@ class PostgresWriter(SinkWriter):
     def _registered(self) -> Registration:
         registration = self._register()
         if registration is None:
-            raise self._fenced()
+            raise self._fenced_error()
         return registration
 
     def _register(self) -> Registration | None:
@@ -309,13 +309,13 @@ class PostgresWriter(SinkWriter):
                     self._next_number = self._registration.next_number
             return self._registration
 
-    def _hold_reign(self, connection: psycopg.Connection[Any]) -> None:
+    def _hold_generation(self, connection: psycopg.Connection[Any]) -> None:
         """Raise when a newer generation has registered; none will before this transaction ends."""
         self._staging.lock(connection, self._ctx, alone=False)
         if self._staging.superseded(connection, self._ctx) is not None:
-            raise self._fenced()
+            raise self._fenced_error()
 
-    def _fenced(self) -> FencedError:
+    def _fenced_error(self) -> FencedError:
         return FencedError(
             "A newer generation of the job writes to this table",
             where=self._where(f"generation {self._ctx.generation}"),

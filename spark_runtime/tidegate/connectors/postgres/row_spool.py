@@ -14,7 +14,7 @@ CHUNK_ROWS = 65_536
 """Small batches are read back in chunks of about so many rows."""
 
 
-class WaitingRows:
+class RowSpool:
     """Written on the loop, then read by one thread at a time, as often as it likes. The file has no name and is gone
     with this object.
 

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidegate.connectors.postgres.copy_columns import Column
-from tidegate.connectors.postgres.target_table import Target
+from tidegate.connectors.postgres.copy_columns import TargetColumn
+from tidegate.connectors.postgres.target_table import TargetTable
 from tidegate.connectors.transactions import SinkContext, TransactionId
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Staging:
         )
         return connection.execute(self._sql(query), {**_names(ctx), "writer": writer}).fetchone() is not None
 
-    def staging_table(self, connection: psycopg.Connection[Any], target: str, columns: Sequence[Column]) -> str:
+    def staging_table(self, connection: psycopg.Connection[Any], target: str, columns: Sequence[TargetColumn]) -> str:
         """Name of the staging table for these columns of the target; made when missing. Its columns are of the
         target's types and NOT NULL where those are, so that what the target cannot take is refused before the
         checkpoint completes, and not at its commit."""
@@ -222,7 +222,7 @@ class Staging:
         connection.execute(self._sql("COMMENT ON TABLE {schema}.{table} IS {said}", table=table, said=said))
         return name
 
-    def announce(
+    def register_transaction(
         self,
         connection: psycopg.Connection[Any],
         writer: int,
@@ -265,7 +265,7 @@ class Staging:
         row = connection.execute(self._sql(f"{query} {returned}"), [transaction_id]).fetchone()
         return StagedRows(*row) if row else None
 
-    def put_away(
+    def move_to_quarantine(
         self, connection: psycopg.Connection[Any], made: TransactionId, checkpoint_id: int
     ) -> StagedRows | None:
         """Move a transaction from those that are staged to those in quarantine, with its rows where they are; None when
@@ -282,12 +282,12 @@ class Staging:
         row = connection.execute(self._sql(query), [str(made)]).fetchone()
         return StagedRows(*row) if row else None
 
-    def numbered(self, staged: StagedRows) -> tuple[str, str]:
+    def next_number(self, staged: StagedRows) -> tuple[str, str]:
         """Where the rows of a transaction are, by its number."""
         where = f"{TRANSACTION_COLUMN} = {staged.transaction}"
         return f"{_quoted(self.schema)}.{_quoted(staged.staging)}", where
 
-    def publish(self, connection: psycopg.Connection[Any], staged: StagedRows, target: Target) -> None:
+    def publish(self, connection: psycopg.Connection[Any], staged: StagedRows, target: TargetTable) -> None:
         """Insert a taken transaction's rows into the target. With a key, of several rows of one the last is taken, in
         order of the key, so that writers of the same keys do not wait for each other in a circle."""
         from psycopg import sql
@@ -348,7 +348,7 @@ class Staging:
         )
         return [row[0] for row in connection.execute(self._sql(query), _names(ctx))]
 
-    def waits_elsewhere(self, connection: psycopg.Connection[Any], ctx: SinkContext, checkpoint_id: int) -> bool:
+    def is_staged_elsewhere(self, connection: psycopg.Connection[Any], ctx: SinkContext, checkpoint_id: int) -> bool:
         """Whether a run of another parallelism left staged, for an older checkpoint, what another subtask is to commit
         or remove."""
         query = (

@@ -10,7 +10,7 @@ import pyarrow as pa
 from tidegate.connectors.postgres.connection import Database, load_psycopg, refused
 from tidegate.connectors.postgres.copy_columns import problem_of
 from tidegate.connectors.postgres.staging_tables import RESERVED_COLUMNS, Staging
-from tidegate.connectors.postgres.target_table import FIND_TABLE, FoundColumn, Target, found_columns
+from tidegate.connectors.postgres.target_table import FIND_TABLE, FoundColumn, TargetTable, found_columns
 from tidegate.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ FROM pg_index i WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.i
 """
 
 
-def check_target(database: Database, target: Target, staging: Staging, schema: pa.Schema) -> None:
+def check_target(database: Database, target: TargetTable, staging: Staging, schema: pa.Schema) -> None:
     """Raise PipelineError when the table cannot take records of this schema, naming everything that is wrong."""
     psycopg = load_psycopg()
     try:
@@ -53,7 +53,7 @@ def check_target(database: Database, target: Target, staging: Staging, schema: p
 
 
 def _problems(
-    connection: psycopg.Connection[Any], target: Target, staging: Staging, schema: pa.Schema
+    connection: psycopg.Connection[Any], target: TargetTable, staging: Staging, schema: pa.Schema
 ) -> Sequence[str]:
     if connection.info.server_version < OLDEST_SERVER:
         return [f"the server is version {connection.info.server_version // 10_000}; 14 or newer is needed"]
@@ -75,7 +75,7 @@ def _problems(
     ]
 
 
-def _problems_of_columns(schema: pa.Schema, found: dict[str, FoundColumn], target: Target) -> Sequence[str]:
+def _problems_of_columns(schema: pa.Schema, found: dict[str, FoundColumn], target: TargetTable) -> Sequence[str]:
     problems = [f"column {name!r} is there twice" for name in sorted(set(schema.names)) if schema.names.count(name) > 1]
     for field in schema:
         if field.name in RESERVED_COLUMNS:
@@ -91,7 +91,11 @@ def _problems_of_columns(schema: pa.Schema, found: dict[str, FoundColumn], targe
 
 
 def _problems_of_key(
-    connection: psycopg.Connection[Any], table: int, schema: pa.Schema, found: dict[str, FoundColumn], target: Target
+    connection: psycopg.Connection[Any],
+    table: int,
+    schema: pa.Schema,
+    found: dict[str, FoundColumn],
+    target: TargetTable,
 ) -> Sequence[str]:
     problems = [f"the records have no key column {name!r}" for name in target.key if name not in schema.names]
     nullable = [name for name in target.key if name in found and not found[name].column.required]
@@ -104,7 +108,7 @@ def _problems_of_key(
 
 
 def _problems_of_rights(
-    schema: pa.Schema, found: dict[str, FoundColumn], rights: Sequence[bool], target: Target
+    schema: pa.Schema, found: dict[str, FoundColumn], rights: Sequence[bool], target: TargetTable
 ) -> Sequence[str]:
     insert, update, select, usage = rights
     written = [found[name] for name in schema.names if name in found]

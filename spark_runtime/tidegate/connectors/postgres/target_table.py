@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidegate.connectors.postgres.copy_columns import Column
+from tidegate.connectors.postgres.copy_columns import TargetColumn
 
 if TYPE_CHECKING:
     import psycopg
@@ -31,7 +31,7 @@ WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetTable:
     """A table by name, and the columns of the key by which rows replace others; none: rows are appended."""
 
     schema: str
@@ -48,13 +48,13 @@ class Target:
 class FoundColumn:
     """A column of the table and what this user may do with it."""
 
-    column: Column
+    column: TargetColumn
     insert: bool
     update: bool
     select: bool
 
 
-def columns_of(connection: psycopg.Connection[Any], target: Target) -> dict[str, Column]:
+def columns_of(connection: psycopg.Connection[Any], target: TargetTable) -> dict[str, TargetColumn]:
     """The table's columns by name; empty when there is no such table."""
     row = connection.execute(FIND_TABLE, [target.schema, target.table]).fetchone()
     return {name: found.column for name, found in found_columns(connection, row[0]).items()} if row else {}
@@ -62,4 +62,4 @@ def columns_of(connection: psycopg.Connection[Any], target: Target) -> dict[str,
 
 def found_columns(connection: psycopg.Connection[Any], table: int) -> dict[str, FoundColumn]:
     """The columns of a table, by its oid."""
-    return {row[0]: FoundColumn(Column(*row[:9]), *row[9:]) for row in connection.execute(_COLUMNS, [table])}
+    return {row[0]: FoundColumn(TargetColumn(*row[:9]), *row[9:]) for row in connection.execute(_COLUMNS, [table])}

@@ -11,7 +11,7 @@ import pyarrow as pa
 from tidegate.connectors.files.source.file_schema import FilePolicy
 from tidegate.connectors.files.source.file_set import FileSet
 from tidegate.connectors.files.source.files import Files, FilesReader, file_of
-from tidegate.connectors.interface import Polled, SourceReader, Split
+from tidegate.connectors.interface import PollResult, SourceReader, Split
 from tidegate.errors import PipelineError
 
 
@@ -47,9 +47,9 @@ class MaterialisedReader(SourceReader):
         if self._reader is not None:
             self._reader.add_splits(splits)
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """The next batch."""
-        return Polled(state="end") if self._reader is None else self._reader.poll(now_ms)
+        return PollResult(state="end") if self._reader is None else self._reader.poll(now_ms)
 
     def snapshot(self) -> Sequence[Split]:
         """All splits; the one being read with its position."""

@@ -68,7 +68,7 @@ class SparkSource(Source):
         """Of what the driver wrote."""
         return MaterialisedReader(self._schema)
 
-    def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
+    def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
         """Those whose rows are not in the job directory any more."""
         return unavailable_files(self._schema, splits)
 

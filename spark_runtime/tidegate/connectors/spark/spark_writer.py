@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.storage import open_filesystem
-from tidegate.connectors.transactions import Committable, SinkContext, check_own, transaction_id
+from tidegate.connectors.transactions import Committable, SinkContext, check_writer, transaction_id
 from tidegate.errors import OptionError, PipelineError, TidegateError
 from tidegate.jobs.secrets import check_no_plain_secrets, resolve_secrets
 
@@ -206,7 +206,7 @@ class _StagingWriter(SinkWriter):
     def commit(self, committables: Sequence[Committable]) -> None:
         """All rows at once, unless the marker says that they have been: called with the handles of all subtasks."""
         for handle in committables:
-            check_own(self._ctx, handle)
+            check_writer(self._ctx, handle)
         files = [(handle.data["url"], handle.data["storage_options"]) for handle in committables]
         folder = files[0][0].rsplit("/", 1)[0]
         filesystem, marker = open_filesystem(f"{folder}/{quote(self._ctx.uid, safe='')}.written", files[0][1])

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tidegate.channel.control.protocol import Subtask
-from tidegate.coordinator.checkpointing.finished_operators import naturally_ended
-from tidegate.coordinator.events import Complete
+from tidegate.coordinator.checkpointing.finished_operators import naturally_ended_subtasks
+from tidegate.coordinator.events import CompleteCheckpoint
 from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.metadata import OperatorState, SubtaskState
@@ -16,12 +16,12 @@ MAX_SUBTASKS_IN_HISTORY = 64
 """Subtasks whose acknowledgement a "complete" entry holds; bounds the entry to some 15 KiB."""
 
 
-def operator_states(complete: Complete, topology: Topology) -> tuple[OperatorState, ...]:
+def operator_metadata(complete: CompleteCheckpoint, topology: Topology) -> tuple[OperatorState, ...]:
     """Per operator: finished, partially finished or running, and the handle of every subtask.
 
     A drained source and what it feeds is not finished: only what hangs on naturally ended sources is (S6.2).
     """
-    really = naturally_ended(complete, topology)
+    really = naturally_ended_subtasks(complete, topology)
     out: list[OperatorState] = []
     for chain in topology.chains:
         mine = [(chain.chain_id, i) for i in range(topology.parallelism)]
@@ -34,16 +34,16 @@ def operator_states(complete: Complete, topology: Topology) -> tuple[OperatorSta
     return tuple(out)
 
 
-def drained_operators(complete: Complete, topology: Topology) -> tuple[str, ...]:
+def drained_operators(complete: CompleteCheckpoint, topology: Topology) -> tuple[str, ...]:
     """Operators that a drain made fire early: those of which some source had not ended by itself (S7.5)."""
     if complete.stop != "drain":
         return ()
-    really = naturally_ended(complete, topology)
+    really = naturally_ended_subtasks(complete, topology)
     subtasks = range(topology.parallelism)
     return tuple(f.uid for f in topology.fire_at_end if any((f.chain_id, i) not in really for i in subtasks))
 
 
-def subtask_history(complete: Complete) -> dict[str, dict[str, float]]:
+def subtask_history(complete: CompleteCheckpoint) -> dict[str, dict[str, float]]:
     """The acknowledgement of every subtask for the history (S2.5): "chain.index" -> ack_ms after the trigger, sync,
     async,
     alignment time, start delay, bytes. Of a job with more than MAX_SUBTASKS_IN_HISTORY subtasks, the slowest so
@@ -53,7 +53,7 @@ def subtask_history(complete: Complete) -> dict[str, dict[str, float]]:
     return {f"{ack.subtask[0]}.{ack.subtask[1]}": dict(ack.metrics) for ack in kept}
 
 
-def _subtask_state(subtask: Subtask, uid: str, finished: bool, complete: Complete) -> SubtaskState:
+def _subtask_state(subtask: Subtask, uid: str, finished: bool, complete: CompleteCheckpoint) -> SubtaskState:
     ack = complete.acks.get(subtask)
     document: Mapping[str, Any] | None = ack.operators.get(uid) if ack is not None else None
     handle = StateHandle.from_json(document) if document is not None else None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tidegate.channel.control.protocol import Subtask
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.checkpointing.retention import Completed, retired
+from tidegate.coordinator.checkpointing.retention import CompletedCheckpoint, find_retired
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.commits.commit_tracker import CommitTracker
 from tidegate.coordinator.events import Action
@@ -19,7 +19,7 @@ class CompletedSnapshots:
     def __init__(
         self,
         topology: Topology,
-        completed: Sequence[Completed],
+        completed: Sequence[CompletedCheckpoint],
         *,
         retained: int,
         last_committed: int | None,
@@ -36,7 +36,7 @@ class CompletedSnapshots:
         self._last_committed = last_committed if topology.commits else None
         self._restored = restored
 
-    def add(self, snapshot: Completed) -> list[Action]:
+    def add(self, snapshot: CompletedCheckpoint) -> list[Action]:
         """It has completed; newer than all others."""
         self._completed.append(snapshot)
         if snapshot.kind != "savepoint":
@@ -45,7 +45,7 @@ class CompletedSnapshots:
                 self._commits.completed(snapshot.checkpoint_id)
         return self._record_committed() + self._retire()
 
-    def announce(self, checkpoint_id: int, log_number: int, *, last: bool) -> list[Action]:
+    def notify(self, checkpoint_id: int, log_number: int, *, last: bool) -> list[Action]:
         """A recovery point is complete: subtasks are told, with the permit to commit it or behind a gate without.
         `last`: every subtask may finish on it."""
         if self._gate is None:
@@ -56,10 +56,10 @@ class CompletedSnapshots:
         """Every subtask runs."""
         return self._gated(self._gate.up()) if self._gate is not None else []
 
-    def judged(self, verdict: ev.Approved | ev.Quarantined) -> list[Action]:
+    def apply_verdict(self, verdict: ev.CheckpointApproved | ev.CheckpointQuarantined) -> list[Action]:
         """A verdict after which the run goes on is in the log (S7.8)."""
         assert self._gate is not None, "a verdict without a commit gate"
-        if isinstance(verdict, ev.Quarantined):
+        if isinstance(verdict, ev.CheckpointQuarantined):
             actions = self._gate.quarantine(verdict.withheld)
         else:
             actions = self._gate.approve(verdict.checkpoint_id, verdict.log_number)
@@ -97,7 +97,7 @@ class CompletedSnapshots:
         return [ev.RecordCommitted(newest), *self._retire()]
 
     def _retire(self) -> list[Action]:
-        gone = retired(
+        gone = find_retired(
             self._completed,
             retained=self._retained,
             last_committed=self._last_committed,
@@ -107,4 +107,4 @@ class CompletedSnapshots:
         )
         ids = {c.checkpoint_id for c in gone}
         self._completed = [c for c in self._completed if c.checkpoint_id not in ids]
-        return [ev.Retire(c.checkpoint_id, c.path) for c in gone]
+        return [ev.DeleteCheckpoint(c.checkpoint_id, c.path) for c in gone]

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidegate.channel.control.protocol import Subtask
-from tidegate.coordinator.events import Complete
+from tidegate.coordinator.events import CompleteCheckpoint
 from tidegate.coordinator.topology import Topology
 
 
-def naturally_ended(complete: Complete, topology: Topology) -> frozenset[Subtask]:
+def naturally_ended_subtasks(complete: CompleteCheckpoint, topology: Topology) -> frozenset[Subtask]:
     """Subtasks that had processed all there is: sources that were read out, and those whose every input is fed by such
     ones. What a drain ended is not among them: its source has more (S6.2). Linear in subtasks."""
     ended = set(complete.finished) | {s for s, ack in complete.acks.items() if ack.finished}
@@ -28,14 +28,14 @@ def naturally_ended(complete: Complete, topology: Topology) -> frozenset[Subtask
     return frozenset(natural)
 
 
-def union_refusal(complete: Complete, topology: Topology) -> str | None:
+def union_state_problem(complete: CompleteCheckpoint, topology: Topology) -> str | None:
     """Why the snapshot must not complete, or None. Union state is whole only with the part of every subtask: those of
     subtasks that have finished are gone, and those of subtasks that called finish() would be given, by a restore, to
     ones that have not (S6.3)."""
     using = sorted({(s[0], uid) for s, ack in complete.acks.items() for uid in _with_union(ack.operators)})
     if not using:
         return None
-    natural = naturally_ended(complete, topology)
+    natural = naturally_ended_subtasks(complete, topology)
     for chain_id, uid in using:
         mine = [(chain_id, i) for i in range(topology.parallelism)]
         ended = {s for s in mine if s in complete.finished or (s in complete.acks and complete.acks[s].finished)}

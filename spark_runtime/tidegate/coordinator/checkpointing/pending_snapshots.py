@@ -7,15 +7,23 @@ from dataclasses import dataclass, field, replace
 from tidegate.channel.control.protocol import Acknowledged, Subtask
 from tidegate.channel.elements import CheckpointKind
 from tidegate.coordinator.checkpointing.checkpoint_plan import CheckpointPlan
-from tidegate.coordinator.events import AbortCode, Action, Complete, EndRun, Request, Retire, SendAbort
+from tidegate.coordinator.events import (
+    AbortCode,
+    Action,
+    CompleteCheckpoint,
+    DeleteCheckpoint,
+    EndRun,
+    SendAbort,
+    SnapshotRequest,
+)
 
-COUNTED: frozenset[AbortCode] = frozenset({"expired", "declined", "io"})
+COUNT_METRICS: frozenset[AbortCode] = frozenset({"expired", "declined", "io"})
 """Aborts that are failures: they count against `tolerable_checkpoint_failures`, but for savepoints (S2.2)."""
 NAMED_SUBTASKS = 5
 """Subtasks that the reason of an expiry names."""
 
-_SUMMED = ("bytes", "persisted_bytes", "alignment_bytes", "in_flight_bytes", "unaligned")
-_WORST = ("sync_ms", "async_ms", "alignment_ms", "start_delay_ms")
+SUM_METRICS = ("bytes", "persisted_bytes", "alignment_bytes", "in_flight_bytes", "unaligned")
+MAX_METRICS = ("sync_ms", "async_ms", "alignment_ms", "start_delay_ms")
 
 
 @dataclass
@@ -24,7 +32,7 @@ class PendingCheckpoint:
     every subtask had passed EndOfData on, so that all may finish on it (S7.3)."""
 
     checkpoint_id: int
-    request: Request
+    request: SnapshotRequest
     path: str
     triggered_ms: int
     deadline_ms: int
@@ -44,9 +52,9 @@ class PendingCheckpoint:
         self.acks[ack.subtask] = replace(ack, metrics={**ack.metrics, "ack_ms": now_ms - self.triggered_ms})
         return len(self.acks) == len(self.plan.wait_for)
 
-    def collected(self, now_ms: int) -> Complete:
+    def completion(self, now_ms: int) -> CompleteCheckpoint:
         """What is to be completed, once all have acknowledged."""
-        return Complete(
+        return CompleteCheckpoint(
             self.checkpoint_id,
             self.request.kind,
             self.request.stop,
@@ -57,16 +65,16 @@ class PendingCheckpoint:
             self.metrics(now_ms),
         )
 
-    def to_end(self, uncommitted: tuple[int, ...]) -> EndRun:
+    def is_ready_to_end(self, uncommitted: tuple[int, ...]) -> EndRun:
         """It was a stop's, and every subtask has finished."""
         request = self.request
         return EndRun(request.stop, self.checkpoint_id, self.path, request.request_id, uncommitted)
 
-    def give_up(self, reason: str, code: AbortCode, counts: bool = False) -> list[Action]:
+    def abort_reason(self, reason: str, code: AbortCode, counts: bool = False) -> list[Action]:
         """The actions for a snapshot that will never complete: an abort for every subtask, and the deletion of its
         files (S2.2, S2.3)."""
         checkpoint_id = self.checkpoint_id
-        return [SendAbort(checkpoint_id, reason, code, counts), Retire(checkpoint_id, self.path)]
+        return [SendAbort(checkpoint_id, reason, code, counts), DeleteCheckpoint(checkpoint_id, self.path)]
 
     def expiry(self, now_ms: int) -> str:
         """Why it expires, naming subtasks that have not answered."""
@@ -75,8 +83,8 @@ class PendingCheckpoint:
 
     def metrics(self, now_ms: int) -> dict[str, float]:
         """Sums of bytes, worst of times (milliseconds) over subtasks, duration, counts (S2.5)."""
-        out: dict[str, float] = {name: sum(a.metrics.get(name, 0) for a in self.acks.values()) for name in _SUMMED}
-        out |= {name: max((a.metrics.get(name, 0) for a in self.acks.values()), default=0) for name in _WORST}
+        out: dict[str, float] = {name: sum(a.metrics.get(name, 0) for a in self.acks.values()) for name in SUM_METRICS}
+        out |= {name: max((a.metrics.get(name, 0) for a in self.acks.values()), default=0) for name in MAX_METRICS}
         out["duration_ms"] = now_ms - self.triggered_ms
         out["acknowledged"] = len(self.acks)
         out["finished_subtasks"] = len(self.plan.finished)

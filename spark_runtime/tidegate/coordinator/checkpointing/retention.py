@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tidegate.channel.elements import SAVEPOINTS, CheckpointKind, StopMode
+from tidegate.channel.elements import SAVEPOINT_KINDS, CheckpointKind, StopMode
 
 MAX_OVERDUE_DELETIONS = 32
 """Retired checkpoints, in folders, whose grace is over and that are not deleted: from so many on no new checkpoint
@@ -14,7 +14,7 @@ aborted ones, or a slow call, stays below it."""
 
 
 @dataclass(frozen=True)
-class Completed:
+class CompletedCheckpoint:
     """A completed snapshot: id, kind, folder; `stop` of a stop-savepoint; `taken_back`: it is no restore point any
     more, because sinks took back what it committed (S9.3); `claimed`: a savepoint that the job owns since a restore
     claimed it (S7.4)."""
@@ -27,15 +27,15 @@ class Completed:
     claimed: bool = False
 
 
-def retired(
-    completed: Sequence[Completed],
+def find_retired(
+    completed: Sequence[CompletedCheckpoint],
     *,
     retained: int,
     last_committed: int | None,
     restored: int | None = None,
     pinned: Collection[int] = (),
     rejected: Collection[int] = (),
-) -> list[Completed]:
+) -> list[CompletedCheckpoint]:
     """The checkpoints that may go, oldest first.
 
     Args:
@@ -63,5 +63,5 @@ def retired(
         keep |= {c.checkpoint_id for c in recovery[-retained:]}
         keep |= {c.checkpoint_id for c in own[-1:]}
         keep.add(last_committed)
-    owned = (c for c in completed if (c.claimed and not pinned) or c.kind not in SAVEPOINTS)
+    owned = (c for c in completed if (c.claimed and not pinned) or c.kind not in SAVEPOINT_KINDS)
     return [c for c in owned if c.checkpoint_id not in keep]

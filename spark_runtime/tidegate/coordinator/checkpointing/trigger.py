@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tidegate.coordinator.events import RefusalCode, Request
+from tidegate.coordinator.events import RefusalCode, SnapshotRequest
 
 WaitCode = Literal[
     "claiming", "ending", "max_concurrent", "deletions", "uncommitted", "min_pause", "not_all_required_subtasks_running"
 ]
-FORCED = ("savepoint", "stop-savepoint")
+FORCED_KINDS = ("savepoint", "stop-savepoint")
 """Kinds that neither concurrency nor the pause holds up (S1.2)."""
 
 _MESSAGES: dict[RefusalCode, str] = {
@@ -34,12 +34,12 @@ _MESSAGES: dict[RefusalCode, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartSnapshot:
     """Claim an id now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class KeepWaiting:
     """Not now. `until_ms`: when to ask again, where time alone decides."""
 
     code: WaitCode
@@ -47,7 +47,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseRequest:
     """Never; answer it where somebody waits."""
 
     code: RefusalCode
@@ -55,16 +55,16 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropRequest:
     """No longer wanted, by nobody's fault: a final snapshot while a subtask still reads; a periodic one while sources
     pause, which would start with the verdict that lets them read again, and hold nothing new (S7.8)."""
 
 
-Verdict: TypeAlias = Start | Wait | Refuse | Drop
+Verdict: TypeAlias = StartSnapshot | KeepWaiting | RefuseRequest | DropRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class TriggerConditions:
     """What requests are judged by.
 
     Attributes:
@@ -103,7 +103,7 @@ class Situation:
     max_uncommitted: int | None = None
 
 
-def admit(request: Request, situation: Situation) -> Refuse | None:
+def admit_request(request: SnapshotRequest, situation: TriggerConditions) -> RefuseRequest | None:
     """The pre-checks, in order; None: it may queue."""
     if situation.shut_down:
         return _refuse("shut_down")
@@ -118,30 +118,30 @@ def admit(request: Request, situation: Situation) -> Refuse | None:
     return None
 
 
-def judge(request: Request, situation: Situation, now_ms: int) -> Verdict:
+def decide_start(request: SnapshotRequest, situation: TriggerConditions, now_ms: int) -> Verdict:
     """What becomes of a queued request now."""
     if request.kind == "final" and not situation.all_ended:
-        return Drop()
+        return DropRequest()
     if situation.claiming:
-        return Wait("claiming")
-    if situation.ending and not (situation.only_final and request.kind in FORCED):
-        return Wait("ending")
-    if request.kind not in FORCED and situation.pending >= situation.max_concurrent:
-        return Wait("max_concurrent")
+        return KeepWaiting("claiming")
+    if situation.ending and not (situation.only_final and request.kind in FORCED_KINDS):
+        return KeepWaiting("ending")
+    if request.kind not in FORCED_KINDS and situation.pending >= situation.max_concurrent:
+        return KeepWaiting("max_concurrent")
     if request.kind == "checkpoint" and situation.deletes_too_slowly:
-        return Wait("deletions")
+        return KeepWaiting("deletions")
     if request.kind == "checkpoint" and situation.max_uncommitted is not None:
         if situation.uncommitted >= situation.max_uncommitted and not request.periodic:
             return _refuse("too_many_uncommitted")
         if situation.uncommitted + situation.pending >= situation.max_uncommitted:
-            return Drop() if request.periodic else Wait("uncommitted")
+            return DropRequest() if request.periodic else KeepWaiting("uncommitted")
     if request.periodic and situation.pause_ends_ms is not None and now_ms < situation.pause_ends_ms:
-        return Wait("min_pause", situation.pause_ends_ms)
+        return KeepWaiting("min_pause", situation.pause_ends_ms)
     if not situation.all_up:
         code: Literal["not_all_required_subtasks_running"] = "not_all_required_subtasks_running"
-        return _refuse(code) if request.periodic else Wait(code)
-    return Start()
+        return _refuse(code) if request.periodic else KeepWaiting(code)
+    return StartSnapshot()
 
 
-def _refuse(code: RefusalCode) -> Refuse:
-    return Refuse(code, _MESSAGES[code])
+def _refuse(code: RefusalCode) -> RefuseRequest:
+    return RefuseRequest(code, _MESSAGES[code])

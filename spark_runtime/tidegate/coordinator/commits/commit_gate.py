@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tidegate.channel.control.protocol import Durable, PauseSources
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Action
-from tidegate.jobs.history.verdicts import Verdicts, Withheld
+from tidegate.jobs.history.verdicts import Verdicts, WithheldRange
 
 
 @dataclass
@@ -41,7 +41,7 @@ class CommitGate:
     at_end: bool = False
     _restored_with: int = 0
     quarantined: frozenset[int] = frozenset()
-    _unsent: list[Withheld] = field(default_factory=list)
+    _unsent: list[WithheldRange] = field(default_factory=list)
     _is_up: bool = False
     _paused: bool = False
 
@@ -98,14 +98,14 @@ class CommitGate:
         if self.approved > self._restored_with and not self.closing:
             actions.append(ev.SendPermit(self.approved, self.approved_at))
         self.closing = self.closing or self.at_end
-        return actions + self._pressure()
+        return actions + self._pause_sources()
 
     def completed(self, checkpoint_id: int, *, last: bool) -> list[Action]:
         """A recovery point is complete. `last`: every subtask may finish on it."""
         self.line.append(checkpoint_id)
         self.waiting.append(checkpoint_id)
         self.closing = self.closing or last
-        return [Durable(checkpoint_id, last), *self._pressure()]
+        return [Durable(checkpoint_id, last), *self._pause_sources()]
 
     def approve(self, checkpoint_id: int, log_number: int) -> list[Action]:
         """ "commit <= `checkpoint_id`" is in the log."""
@@ -116,9 +116,9 @@ class CommitGate:
         actions: list[Action] = []
         if self._is_up and not self.closing:
             actions.append(ev.SendPermit(checkpoint_id, log_number))
-        return actions + self._pressure()
+        return actions + self._pause_sources()
 
-    def quarantine(self, withheld: Withheld) -> list[Action]:
+    def quarantine(self, withheld: WithheldRange) -> list[Action]:
         """What is `withheld` waits no more, and is never committed: that is in the log. Subtasks hear it before any
         later permit; those that do not all run yet, when they do."""
         self.waiting = [n for n in self.waiting if n not in withheld.checkpoints]
@@ -126,9 +126,9 @@ class CommitGate:
         if not self._is_up:
             self._unsent.append(withheld)
             return []
-        return [ev.SendQuarantine(withheld), *self._pressure()]
+        return [ev.SendQuarantine(withheld), *self._pause_sources()]
 
-    def _pressure(self) -> list[Action]:
+    def _pause_sources(self) -> list[Action]:
         if not self._is_up or self.is_full == self._paused:
             return []
         self._paused = self.is_full

@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tidegate.coordinator.events import Answer, Ruling
+from tidegate.coordinator.events import CommandAnswer, Verdict
 from tidegate.coordinator.topology import Topology
-from tidegate.jobs.history.verdicts import Verdicts, Withheld
+from tidegate.jobs.history.verdicts import Verdicts, WithheldRange
 from tidegate.jobs.records import Decision
 
 
 @dataclass(frozen=True, slots=True)
-class Decide:
+class AppendVerdict:
     """Append the decision, then give the answer. `withheld`: of a rejection after which the job goes on without it."""
 
     checkpoint_id: int
-    answer: Answer
-    withheld: Withheld | None = None
+    answer: CommandAnswer
+    withheld: WithheldRange | None = None
 
 
-Outcome: TypeAlias = Decide | Answer
+Outcome: TypeAlias = AppendVerdict | CommandAnswer
 """An Answer alone: nothing is to be decided."""
 
 
-def judge_ruling(
-    ruling: Ruling, verdicts: Verdicts, *, cannot_quarantine: Sequence[str] = (), closing: bool = False
+def decide_verdict(
+    ruling: Verdict, verdicts: Verdicts, *, cannot_quarantine: Sequence[str] = (), closing: bool = False
 ) -> Outcome:
     """What to do. The same word on the same checkpoint again is answered as the first one was.
 
@@ -44,7 +44,7 @@ def judge_ruling(
     if wanted is None:
         return _refuse(ruling, "nothing_waits", "no checkpoint waits for a verdict")
     if wanted in verdicts.waiting and ruling.then == "quarantine" and not ruling.approves:
-        return _into_quarantine(ruling, wanted, verdicts, cannot_quarantine, closing)
+        return _quarantine_verdict(ruling, wanted, verdicts, cannot_quarantine, closing)
     if wanted in verdicts.waiting:
         return _on_waiting(ruling, wanted, verdicts)
     view = verdicts.views.get(wanted)
@@ -58,25 +58,29 @@ def judge_ruling(
             return _done(ruling, "approved", f"checkpoint {wanted} was approved before", wanted)
         text = f"checkpoint {wanted} was approved, with all up to {verdicts.approved}: it may be committed already"
         return _refuse(ruling, "approved", text)
-    return _refuse(ruling, *_why_not(wanted, verdicts))
+    return _refuse(ruling, *_refusal_reason(wanted, verdicts))
 
 
-def _on_waiting(ruling: Ruling, wanted: int, verdicts: Verdicts) -> Outcome:
+def _on_waiting(ruling: Verdict, wanted: int, verdicts: Verdicts) -> Outcome:
     if ruling.approves:
         text = f"checkpoint {wanted} is approved, and with it all in front of it that waited; the sinks commit it"
-        return Decide(wanted, Answer(ruling.request_id, True, "approved", text, {"checkpoint_id": wanted}))
+        return AppendVerdict(
+            wanted, CommandAnswer(ruling.request_id, True, "approved", text, {"checkpoint_id": wanted})
+        )
     later = [n for n in verdicts.waiting if n > wanted]
     newest = verdicts.views[verdicts.line[-1]]
     if ruling.then == "replay" and newest.kind == "stop-savepoint" and newest.spec == verdicts.spec:
         text = f"the job is stopping with savepoint {newest.checkpoint_id}; reject with then=stop, then restore the job"
         return _refuse(ruling, "job_stops", text)
     data = {"checkpoint_id": wanted, "then": ruling.then, "rejected": [wanted, *later]}
-    text = f"checkpoint {wanted} is rejected" + (f", and what came after it: {_listed(later)}" if later else "")
+    text = f"checkpoint {wanted} is rejected" + (f", and what came after it: {_id_list(later)}" if later else "")
     goes = "the job stops" if ruling.then == "stop" else "the job goes back to what is in front of it"
-    return Decide(wanted, Answer(ruling.request_id, True, "rejected", f"{text}; {goes}", data))
+    return AppendVerdict(wanted, CommandAnswer(ruling.request_id, True, "rejected", f"{text}; {goes}", data))
 
 
-def _into_quarantine(ruling: Ruling, wanted: int, verdicts: Verdicts, cannot: Sequence[str], closing: bool) -> Outcome:
+def _quarantine_verdict(
+    ruling: Verdict, wanted: int, verdicts: Verdicts, cannot: Sequence[str], closing: bool
+) -> Outcome:
     if cannot:
         text = f"sink {', '.join(map(repr, cannot))} cannot move away what it staged; reject with then=stop or replay"
         return _refuse(ruling, "cannot_quarantine", text)
@@ -86,16 +90,16 @@ def _into_quarantine(ruling: Ruling, wanted: int, verdicts: Verdicts, cannot: Se
     rejected = tuple(n for n in verdicts.waiting if n >= wanted)
     after = max((n for n in verdicts.line if n < wanted), default=verdicts.begins_after)
     goes = "what sinks staged for it moves to quarantine/, and the job goes on"
-    text = f"checkpoint {_listed(rejected)} is rejected; {goes}"
+    text = f"checkpoint {_id_list(rejected)} is rejected; {goes}"
     data = {"checkpoint_id": wanted, "then": ruling.then, "rejected": list(rejected)}
-    answer = Answer(ruling.request_id, True, "rejected", text, data)
-    return Decide(wanted, answer, Withheld(after, rejected, ruling.by, ruling.reason))
+    answer = CommandAnswer(ruling.request_id, True, "rejected", text, data)
+    return AppendVerdict(wanted, answer, WithheldRange(after, rejected, ruling.by, ruling.reason))
 
 
-def _why_not(wanted: int, verdicts: Verdicts) -> tuple[str, str]:
+def _refusal_reason(wanted: int, verdicts: Verdicts) -> tuple[str, str]:
     """Code and text for one that no verdict can be given on."""
     view = verdicts.views.get(wanted)
-    waiting = f"; waiting: {_listed(verdicts.waiting)}" if verdicts.waiting else "; none waits"
+    waiting = f"; waiting: {_id_list(verdicts.waiting)}" if verdicts.waiting else "; none waits"
     if view is None:
         return "unknown_checkpoint", f"there is no checkpoint {wanted}{waiting}"
     if view.status == "pending":
@@ -107,7 +111,7 @@ def _why_not(wanted: int, verdicts: Verdicts) -> tuple[str, str]:
     return "abandoned", f"checkpoint {wanted} is no part of what this submission goes on from{waiting}"
 
 
-def is_closing(verdicts: Verdicts, decisions: Sequence[Decision], topology: Topology) -> bool:
+def ends_lineage(verdicts: Verdicts, decisions: Sequence[Decision], topology: Topology) -> bool:
     """Whether the submission ends with the newest snapshot of its line: a stop-savepoint of its own, or one that was
     taken when every subtask had ended, perhaps by the submission before: nothing runs again then."""
     newest = verdicts.views[verdicts.line[-1]] if verdicts.line else None
@@ -120,13 +124,13 @@ def is_closing(verdicts: Verdicts, decisions: Sequence[Decision], topology: Topo
     return (own and newest.kind in ("stop-savepoint", "final")) or everything <= finished
 
 
-def _refuse(ruling: Ruling, code: str, text: str) -> Answer:
-    return Answer(ruling.request_id, False, code, text)
+def _refuse(ruling: Verdict, code: str, text: str) -> CommandAnswer:
+    return CommandAnswer(ruling.request_id, False, code, text)
 
 
-def _done(ruling: Ruling, code: str, text: str, checkpoint_id: int) -> Answer:
-    return Answer(ruling.request_id, True, code, text, {"checkpoint_id": checkpoint_id})
+def _done(ruling: Verdict, code: str, text: str, checkpoint_id: int) -> CommandAnswer:
+    return CommandAnswer(ruling.request_id, True, code, text, {"checkpoint_id": checkpoint_id})
 
 
-def _listed(ids: tuple[int, ...] | list[int]) -> str:
+def _id_list(ids: tuple[int, ...] | list[int]) -> str:
     return ", ".join(map(str, ids))

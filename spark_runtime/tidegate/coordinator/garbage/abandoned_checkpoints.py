@@ -11,31 +11,31 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tidegate.channel.elements import SAVEPOINTS
-from tidegate.coordinator.checkpointing.retention import retired
-from tidegate.coordinator.garbage.shared_files import OWNED
+from tidegate.channel.elements import SAVEPOINT_KINDS
+from tidegate.coordinator.checkpointing.retention import find_retired
+from tidegate.coordinator.garbage.shared_files import OWNED_KINDS
 from tidegate.coordinator.recovery.restore_point import completed_snapshots, last_committed
 from tidegate.jobs.history.checkpoints import RecoveryPoints, checkpoint_views
-from tidegate.jobs.history.rewinds import taken_back
-from tidegate.jobs.history.submissions import submissions_of
-from tidegate.jobs.history.verdicts import verdicts_of
+from tidegate.jobs.history.rewinds import rewound_checkpoints
+from tidegate.jobs.history.submissions import entries_by_submission
+from tidegate.jobs.history.verdicts import find_verdicts
 from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.status import JobStatus
 
-CLEAN_ENDS = (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING, JobStatus.STOPPED)
+FINAL_STATUSES = (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING, JobStatus.STOPPED)
 """Statuses that a driver appends when every slot has said that it is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class Garbage:
+class AbandonedFolder:
     """A folder to delete. `at_once`: the driver that claimed it ended in order, so that no zombie of its runs is left
     for whose sake to wait."""
 
     path: str
-    at_once: bool
+    without_grace: bool
 
 
-def find_garbage(
+def find_abandoned_folders(
     decisions: Sequence[Decision],
     folders: Collection[str],
     specs: Sequence[Spec],
@@ -44,7 +44,7 @@ def find_garbage(
     generation: int,
     retained: int,
     commits: bool,
-) -> tuple[Garbage, ...]:
+) -> tuple[AbandonedFolder, ...]:
     """What may go, oldest first. Only folders that the log knows as claimed by an earlier generation; anything else is
     not ours.
 
@@ -55,12 +55,12 @@ def find_garbage(
         retained: `retained_checkpoints`.
         commits: some sink commits in two phases, so that the last committed snapshot stays.
     """
-    gone_back_past = taken_back(specs, submissions_of(decisions))
+    gone_back_past = rewound_checkpoints(specs, entries_by_submission(decisions))
     claimed = claimed_savepoints(decisions, specs)
     completed = completed_snapshots(decisions, set(folders), gone_back_past, claimed)
     done = {d.data["checkpoint_id"] for d in decisions if d.kind == "complete"}
-    verdicts = verdicts_of(specs, decisions, spec_number)
-    gone = retired(
+    verdicts = find_verdicts(specs, decisions, spec_number)
+    gone = find_retired(
         completed,
         retained=retained,
         last_committed=last_committed(decisions, gone_back_past) if commits else None,
@@ -70,12 +70,12 @@ def find_garbage(
     )
     needed = {c.checkpoint_id for c in completed} - {c.checkpoint_id for c in gone}
     named = named_snapshots(decisions, specs, spec_number)
-    clean = {d.generation: d.data["status"] in CLEAN_ENDS for d in decisions if d.kind == "status"}
+    clean = {d.generation: d.data["status"] in FINAL_STATUSES for d in decisions if d.kind == "status"}
     return tuple(
-        Garbage(d.data["path"], clean.get(d.generation, False))
+        AbandonedFolder(d.data["path"], clean.get(d.generation, False))
         for d in decisions
         if d.kind == "claim"
-        and (d.data["kind"] in OWNED or d.data["path"] in claimed or d.data["checkpoint_id"] not in done)
+        and (d.data["kind"] in OWNED_KINDS or d.data["path"] in claimed or d.data["checkpoint_id"] not in done)
         and d.data["path"] in folders
         and d.generation < generation
         and d.data["checkpoint_id"] not in needed
@@ -94,17 +94,17 @@ def claimed_savepoints(
     claims = {s.number: s.restore for s in specs if s.restore is not None and s.restore.claim_mode == "claim"}
     if not claims:
         return frozenset()
-    done = {e.spec for e in submissions_of(decisions) if e.kind == "complete" and e.data["kind"] != "savepoint"}
+    done = {e.spec for e in entries_by_submission(decisions) if e.kind == "complete" and e.data["kind"] != "savepoint"}
     wanted = [restore for number, restore in claims.items() if number == running or number in done]
     paths, ids = {restore.path for restore in wanted}, {restore.checkpoint_id for restore in wanted}
-    own = (d.data for d in decisions if d.kind == "complete" and d.data["kind"] in SAVEPOINTS)
+    own = (d.data for d in decisions if d.kind == "complete" and d.data["kind"] in SAVEPOINT_KINDS)
     return frozenset(data["path"] for data in own if data["path"] in paths or data["checkpoint_id"] in ids)
 
 
 def named_snapshots(decisions: Sequence[Decision], specs: Sequence[Spec], spec_number: int) -> frozenset[str]:
     """Folders that submission `spec_number` would start from again, and that later ones start from: by name, or as the
     latest of their line."""
-    entries = submissions_of(decisions)
+    entries = entries_by_submission(decisions)
     points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
     named: set[str] = set()
     for spec in specs:
@@ -117,6 +117,6 @@ def named_snapshots(decisions: Sequence[Decision], specs: Sequence[Spec], spec_n
 def restored_checkpoint(decisions: Sequence[Decision], specs: Sequence[Spec], spec_number: int) -> int | None:
     """Id of the job's own snapshot that submission `spec_number` restarts from, while it has completed no recovery
     point itself."""
-    entries = submissions_of(decisions)
+    entries = entries_by_submission(decisions)
     point = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False)).latest(spec_number)
     return point.checkpoint_id if point is not None and point.spec != spec_number else None

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from tidegate.coordinator.garbage.abandoned_checkpoints import find_garbage, named_snapshots
-from tidegate.coordinator.garbage.shared_files import OWNED, judge, on_their_way
-from tidegate.coordinator.garbage.unfinished_savepoints import delete_unfinished, existing, unfinished_savepoints
-from tidegate.coordinator.garbage.unread_rows import UnreadRows, find_unread
+from tidegate.coordinator.garbage.abandoned_checkpoints import find_abandoned_folders, named_snapshots
+from tidegate.coordinator.garbage.shared_files import OWNED_KINDS, pending_checkpoint_ids, split_deletable
+from tidegate.coordinator.garbage.unfinished_savepoints import delete_unfinished, existing_files, unfinished_savepoints
+from tidegate.coordinator.garbage.unread_rows import UnreadRows, find_unread_rows
 from tidegate.errors import NotFoundError, SnapshotError
 from tidegate.jobs.layout import SHA256_PATTERN, JobLayout
 from tidegate.jobs.options import JobOptions
@@ -46,7 +46,7 @@ DEFAULT_GRACE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectedItem:
     """Something that went, or would go.
 
     Attributes:
@@ -64,7 +64,7 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class Freed:
+class CollectionReport:
     """What a collection did, or would do.
 
     Attributes:
@@ -75,7 +75,7 @@ class Freed:
         savepoints_kept: why unfinished savepoints in some places were.
     """
 
-    collected: tuple[Collected, ...]
+    collected: tuple[CollectedItem, ...]
     too_young: int
     kept_back: str
     rows_kept: str = ""
@@ -88,7 +88,7 @@ class Freed:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CollectionPlan:
     """What nobody needs.
 
     Attributes:
@@ -113,7 +113,7 @@ def plan_collection(
     is_old: Callable[[str], bool],
     *,
     keep: int | None = None,
-) -> Plan:
+) -> CollectionPlan:
     """Decide by reachability from log, submissions, `_metadata` and claims that are on their way. Reads by `used_by`
     and `is_old` alone.
 
@@ -126,11 +126,11 @@ def plan_collection(
     """
     fence = next((d for d in reversed(decisions) if d.kind == "fence"), None)
     if fence is None:
-        return Plan({}, 0, (), "no driver has ever run" if files else "")
+        return CollectionPlan({}, 0, (), "no driver has ever run" if files else "")
     spec = next(spec for spec in specs if spec.number == fence.data["spec"])
     is_over = has_ended(decisions)
     generation = fence.generation + 1 if is_over else fence.generation
-    garbage = find_garbage(
+    garbage = find_abandoned_folders(
         decisions,
         folders,
         specs,
@@ -143,23 +143,23 @@ def plan_collection(
     why: dict[str, Why] = {g.path: "retired" if g.path in completed else "unfinished" for g in garbage}
     found = {path: reason for path, reason in why.items() if is_old(path)}
     too_young = len(why) - len(found)
-    pending = frozenset[int]() if is_over else on_their_way(decisions, generation)
+    pending = frozenset[int]() if is_over else pending_checkpoint_ids(decisions, generation)
     needed = completed & (set(folders) | named_snapshots(decisions, specs, spec.number)) - found.keys()
     try:
         used = {name for folder in sorted(needed) for name in used_by(folder)}
     except SnapshotError as error:
-        return Plan(found, too_young, (), f"a checkpoint that stays cannot be read: {error}")
-    unused, held = judge(files, used, {}, pending)
+        return CollectionPlan(found, too_young, (), f"a checkpoint that stays cannot be read: {error}")
+    unused, held = split_deletable(files, used, {}, pending)
     waits = f"checkpoints {sorted(pending)} are on their way and may use {len(held)} of them" if held else ""
-    return Plan(found, too_young, tuple(unused), waits)
+    return CollectionPlan(found, too_young, tuple(unused), waits)
 
 
 def completed_folders(decisions: Sequence[Decision]) -> set[str]:
     """Of checkpoints that were completed, whether or not they are there."""
-    return {d.data["path"] for d in decisions if d.kind == "complete" and d.data["kind"] in OWNED}
+    return {d.data["path"] for d in decisions if d.kind == "complete" and d.data["kind"] in OWNED_KINDS}
 
 
-def collect(
+def collect_garbage(
     store: Store,
     layout: JobLayout,
     read_log: Callable[[], Sequence[Decision]],
@@ -169,7 +169,7 @@ def collect(
     older_than: timedelta = DEFAULT_GRACE,
     keep: int | None = None,
     dry_run: bool = False,
-) -> Freed:
+) -> CollectionReport:
     """Delete what nobody needs and is older than `older_than` by the store's own times. Blocks; may be repeated, and
     broken off anywhere.
 
@@ -183,7 +183,7 @@ def collect(
     folders = [f"{layout.checkpoints}/{name}" for name in store.list(layout.checkpoints)]
     savepoints = unfinished_savepoints(read_log())
     submitted = read_specs() if savepoints else ()
-    left, savepoints_kept = existing(store, submitted[-1], [*savepoints]) if submitted else (set[str](), [])
+    left, savepoints_kept = existing_files(store, submitted[-1], [*savepoints]) if submitted else (set[str](), [])
 
     def used_by(folder: str) -> frozenset[str]:
         return read_metadata(store, folder).shared_files()
@@ -202,14 +202,14 @@ def collect(
     plan = plan_collection(
         read_log(), read_specs(), [*folders, *sorted(left)], files, used_by, is_old_folder, keep=keep
     )
-    collected: list[Collected] = []
+    collected: list[CollectedItem] = []
     too_young, unused, kept_back = plan.too_young, plan.files, plan.kept_back
     for folder, why in plan.folders.items():
-        if folder in _named_now(read_log(), read_specs()):
+        if folder in _referenced_now(read_log(), read_specs()):
             unused, kept_back = (), f"a submission starts from {folder} since a moment ago, and may use them"
             continue
         where, inside = opened(folder)
-        collected.append(Collected(folder, why, _size_bytes(where, where.walk(inside))))
+        collected.append(CollectedItem(folder, why, _size_bytes(where, where.walk(inside))))
         if not dry_run and folder in savepoints:
             delete_unfinished(where, inside, savepoints[folder])
         elif not dry_run:
@@ -218,11 +218,11 @@ def collect(
         if not is_old([path]):
             too_young += 1
             continue
-        collected.append(Collected(path, "unused", _size_bytes(store, [path])))
+        collected.append(CollectedItem(path, "unused", _size_bytes(store, [path])))
         if not dry_run:
             store.delete(path)
     specs = read_specs()
-    rows = find_unread(store, layout, read_log(), specs, frozenset(one.path for one in collected))
+    rows = find_unread_rows(store, layout, read_log(), specs, frozenset(one.path for one in collected))
     if len(read_specs()) > len(specs):
         rows = UnreadRows(kept="the job was submitted anew a moment ago")
     for path in rows.paths:
@@ -232,7 +232,7 @@ def collect(
         if not is_old(held):
             too_young += 1
             continue
-        collected.append(Collected(path, "unread", _size_bytes(store, held)))
+        collected.append(CollectedItem(path, "unread", _size_bytes(store, held)))
         if not dry_run:
             for one in held:
                 store.delete(one)
@@ -245,10 +245,10 @@ def collect(
         if young:
             too_young += 1
             continue
-        collected.append(Collected(path, "unnamed", size_bytes))
+        collected.append(CollectedItem(path, "unnamed", size_bytes))
         if not dry_run:
             store.delete_folder(path)
-    return Freed(tuple(collected), too_young, kept_back, rows.kept, tuple(savepoints_kept))
+    return CollectionReport(tuple(collected), too_young, kept_back, rows.kept, tuple(savepoints_kept))
 
 
 def has_ended(decisions: Sequence[Decision]) -> bool:
@@ -257,7 +257,7 @@ def has_ended(decisions: Sequence[Decision]) -> bool:
     return last is not None and last.kind == "status" and JobStatus(last.data["status"]).is_terminal
 
 
-def _named_now(decisions: Sequence[Decision], specs: Sequence[Spec]) -> frozenset[str]:
+def _referenced_now(decisions: Sequence[Decision], specs: Sequence[Spec]) -> frozenset[str]:
     """What submissions start from, the newest ones included."""
     fence = next(d for d in reversed(decisions) if d.kind == "fence")
     return named_snapshots(decisions, specs, fence.data["spec"])

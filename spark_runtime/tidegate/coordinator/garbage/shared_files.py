@@ -20,18 +20,18 @@ from tidegate.jobs.records import Decision
 from tidegate.jobs.stores.store import Store
 from tidegate.snapshot.metadata import read_metadata
 
-OWNED = ("checkpoint", "final")
+OWNED_KINDS = ("checkpoint", "final")
 """Kinds that the runtime owns; savepoints use no shared files, and are never deleted."""
 
 
-def on_their_way(decisions: Sequence[Decision], generation: int) -> frozenset[int]:
+def pending_checkpoint_ids(decisions: Sequence[Decision], generation: int) -> frozenset[int]:
     """Ids that this generation has claimed, and neither completed nor aborted."""
     own = [d for d in decisions if d.generation == generation]
     ended = {d.data["checkpoint_id"] for d in own if d.kind in ("complete", "abort")}
     return frozenset(d.data["checkpoint_id"] for d in own if d.kind == "claim") - ended
 
 
-def judge(
+def split_deletable(
     names: Iterable[str], used: Collection[str], held: Mapping[str, frozenset[int]], pending: frozenset[int]
 ) -> tuple[list[str], dict[str, frozenset[int]]]:
     """Which of the files may go, and which are to be judged again. Pure.
@@ -99,7 +99,7 @@ class SharedFiles:
             finally:
                 self._lock.release()
 
-    def sweep_or_tell(self) -> None:
+    def sweep_or_report(self) -> None:
         """As `sweep`, but a retained checkpoint that cannot be read is told once, not raised: until somebody puts it
         back, or it goes itself, all files stay."""
         try:
@@ -115,14 +115,14 @@ class SharedFiles:
             return
         decisions = self._decisions()
         used = self._in_use(decisions)
-        gone, self._held = judge(names, used, self._held, on_their_way(decisions, self._generation))
+        gone, self._held = split_deletable(names, used, self._held, pending_checkpoint_ids(decisions, self._generation))
         if gone:
             self._check()
         for name in gone:
             self._store.delete(self._layout.shared_file(name))
 
     def _in_use(self, decisions: Sequence[Decision]) -> set[str]:
-        completed = [d for d in decisions if d.kind == "complete" and d.data["kind"] in OWNED]
+        completed = [d for d in decisions if d.kind == "complete" and d.data["kind"] in OWNED_KINDS]
         inherited = self._inherited
         if inherited is None:
             earlier = {d.data["path"] for d in completed if d.generation < self._generation}

@@ -12,7 +12,7 @@ Works with no job running, and beside a running one, without a fence. Why that i
 - Of commit markers nothing is forgotten that a snapshot which may be there can ask for: its own transactions, and what
   a rewind to it would have to take back; these are packed.
 - The log is read again behind the snapshots: what a run that begins meanwhile has taken over is not in those that it
-  left there (`asked_steadily`). What begins still later finds all that these hold.
+  left there (`stable_referenced_transactions`). What begins still later finds all that these hold.
 - Only what is older than a grace goes. It covers what the log cannot tell: zombies, and what is on its way.
 - Quarantine is not touched: its data has left the sink's staging, and what has not is held by a snapshot that stays.
 """
@@ -23,29 +23,29 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from tidegate.channel.elements import SAVEPOINTS
+from tidegate.channel.elements import SAVEPOINT_KINDS
 from tidegate.connectors.interface import CollectsLeftovers, Sink
-from tidegate.connectors.leftovers import ALL_CHECKPOINTS, Leftover, Leftovers, StillNeeded
+from tidegate.connectors.leftovers import ALL_CHECKPOINTS, Leftover, LeftoverReport, NeededTransactions
 from tidegate.connectors.transactions import Committable, SinkContext, parse_transaction_id
 from tidegate.coordinator.garbage.garbage_collection import has_ended
-from tidegate.coordinator.recovery.sink_rewind import held_by_sinks
+from tidegate.coordinator.recovery.sink_rewind import sink_handles
 from tidegate.errors import SnapshotError, StoreError
 from tidegate.jobs.history.checkpoints import CheckpointView, checkpoint_views
-from tidegate.jobs.history.rewinds import taken_back
-from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
+from tidegate.jobs.history.rewinds import rewound_checkpoints
+from tidegate.jobs.history.submissions import entries_by_submission, may_have_run, next_submission_that_ran
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision, Spec
-from tidegate.jobs.restore.snapshot_lookup import open_snapshot
+from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder
 from tidegate.jobs.stores.store import Store
-from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams
 from tidegate.snapshot.metadata import read_metadata
 
-READINGS = 10
+MAX_READ_ATTEMPTS = 10
 """Of a lineage's snapshots, until none is completed meanwhile."""
 
 
 @dataclass(frozen=True)
-class Lineage:
+class SinkLineage:
     """One of a job's lineages.
 
     Attributes:
@@ -59,7 +59,7 @@ class Lineage:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReferencedTransactions:
     """What snapshots of a lineage may ask of its sinks.
 
     Attributes:
@@ -72,11 +72,11 @@ class Asked:
     oldest: int = ALL_CHECKPOINTS
     kept: str = ""
 
-    def of(self, uid: str, lineage: Lineage, before: datetime) -> StillNeeded:
+    def of(self, uid: str, lineage: SinkLineage, before: datetime) -> NeededTransactions:
         """Of one sink."""
         if self.kept:
-            return StillNeeded(None, 0, before)
-        return StillNeeded(None if lineage.goes_on else self.handles.get(uid, ()), self.oldest, before)
+            return NeededTransactions(None, 0, before)
+        return NeededTransactions(None if lineage.goes_on else self.handles.get(uid, ()), self.oldest, before)
 
 
 @dataclass(frozen=True)
@@ -99,28 +99,28 @@ class SinkLeftovers:
         return sum(one.size_bytes for _, one in self.found)
 
 
-def lineages_of(decisions: Sequence[Decision], specs: Sequence[Spec]) -> tuple[Lineage, ...]:
+def lineages_of(decisions: Sequence[Decision], specs: Sequence[Spec]) -> tuple[SinkLineage, ...]:
     """A job's lineages, oldest first; none when no driver has run. Pure."""
     fence = next((d for d in reversed(decisions) if d.kind == "fence"), None)
     if fence is None:
         return ()
-    entries = submissions_of(decisions)
-    newest = min(fence.data["spec"], followed_by(len(specs) + 1, may_have_run(entries)))
+    entries = entries_by_submission(decisions)
+    newest = min(fence.data["spec"], next_submission_that_ran(len(specs) + 1, may_have_run(entries)))
     is_over = has_ended(decisions) and specs[-1].number == fence.data["spec"]
     going_on = {spec.lineage for spec in specs if spec.number >= newest and not is_over}
-    gone = taken_back(specs, entries)
+    gone = rewound_checkpoints(specs, entries)
     by_spec = {spec.number: spec.lineage for spec in specs}
     views = [view for view in checkpoint_views(entries, ended=False) if view.status == "completed"]
     there = [view for view in views if view.checkpoint_id not in gone]
     return tuple(
-        Lineage(name, name in going_on, tuple(view for view in there if by_spec.get(view.spec) == name))
+        SinkLineage(name, name in going_on, tuple(view for view in there if by_spec.get(view.spec) == name))
         for name in dict.fromkeys(spec.lineage for spec in specs)
     )
 
 
-def asked_of(
-    lineage: Lineage, store: Store, specs: Sequence[Spec], owned: Collection[str], deleted: Collection[str]
-) -> Asked:
+def referenced_transactions(
+    lineage: SinkLineage, store: Store, specs: Sequence[Spec], owned: Collection[str], deleted: Collection[str]
+) -> ReferencedTransactions:
     """Reads what the snapshots hold. Blocks.
 
     Args:
@@ -135,53 +135,57 @@ def asked_of(
             continue
         name = f"{view.kind} {view.checkpoint_id}"
         try:
-            holder, folder = open_snapshot(store, options.get(view.spec, {}), view.path)
+            holder, folder = open_snapshot_folder(store, options.get(view.spec, {}), view.path)
             if not holder.exists(JobLayout.metadata(folder)):
-                if view.kind not in SAVEPOINTS or view.path in owned:
+                if view.kind not in SAVEPOINT_KINDS or view.path in owned:
                     continue  # deleted by a driver; of what it deletes itself there is no copy
-                return Asked({}, kept=f"{name} is not in its place, and a copy may be restored")
-            held = held_by_sinks(view.path, read_metadata(holder, folder), StreamFactory(holder, folder))
+                return ReferencedTransactions({}, kept=f"{name} is not in its place, and a copy may be restored")
+            held = sink_handles(view.path, read_metadata(holder, folder), SnapshotStreams(holder, folder))
         except (SnapshotError, StoreError) as error:
-            return Asked({}, kept=f"{name} cannot be read: {error}")
+            return ReferencedTransactions({}, kept=f"{name} cannot be read: {error}")
         for uid, of_sink in held.items():
             handles.setdefault(uid, []).extend(of_sink)
         barriers = (parse_transaction_id(h.transaction_id).checkpoint_id for of in held.values() for h in of)
         oldest = min(oldest, view.checkpoint_id + 1, *barriers)
-    return Asked(handles, oldest)
+    return ReferencedTransactions(handles, oldest)
 
 
-def asked_steadily(lineage: Lineage, now: Callable[[], Sequence[Lineage]], ask: Callable[[Lineage], Asked]) -> Asked:
+def stable_referenced_transactions(
+    lineage: SinkLineage, now: Callable[[], Sequence[SinkLineage]], ask: Callable[[SinkLineage], ReferencedTransactions]
+) -> ReferencedTransactions:
     """What the snapshots of a lineage hold, all of which are there at one time. A run deletes snapshots when newer ones
     hold the same; so none may be completed while they are read, nor a run begin in a lineage where none was. Blocks.
 
     Args:
         lineage: as it was when the collection began.
         now: reads the log, for all lineages as they are by now.
-        ask: `asked_of`.
+        ask: `referenced_transactions`.
     """
 
-    def as_it_is() -> Lineage:
+    def as_it_is() -> SinkLineage:
         return next(one for one in now() if one.name == lineage.name)
 
     current = as_it_is()
-    for _ in range(READINGS):
+    for _ in range(MAX_READ_ATTEMPTS):
         if current.goes_on and not lineage.goes_on:
-            return Asked({}, kept="a run has begun in it meanwhile; call again later")
+            return ReferencedTransactions({}, kept="a run has begun in it meanwhile; call again later")
         answer = ask(current)
         before, current = current, as_it_is()
         if answer.kept or (_ids(current), current.goes_on) == (_ids(before), before.goes_on):
             return answer
-    return Asked({}, kept=f"snapshots were completed {READINGS} times while they were read; call again later")
+    return ReferencedTransactions(
+        {}, kept=f"snapshots were completed {MAX_READ_ATTEMPTS} times while they were read; call again later"
+    )
 
 
-def _ids(lineage: Lineage) -> frozenset[int]:
+def _ids(lineage: SinkLineage) -> frozenset[int]:
     return frozenset(view.checkpoint_id for view in lineage.snapshots)
 
 
 def collect_leftovers(
     sinks: Sequence[tuple[Sink, SinkContext]],
-    lineages: Sequence[Lineage],
-    asked: Callable[[Lineage], Asked],
+    lineages: Sequence[SinkLineage],
+    asked: Callable[[SinkLineage], ReferencedTransactions],
     before: datetime,
     *,
     dry_run: bool = False,
@@ -204,7 +208,7 @@ def collect_leftovers(
         if answer.kept:
             kept.append(f"lineage {lineage.name}: {answer.kept}")
         for sink, ctx in able:
-            made: Leftovers = sink.collect(
+            made: LeftoverReport = sink.collect(
                 replace(ctx, lineage=lineage.name), answer.of(ctx.uid, lineage, before), dry_run=dry_run
             )
             found += [(sink.describe(), one) for one in made.found]

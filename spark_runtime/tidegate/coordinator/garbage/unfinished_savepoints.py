@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tidegate.channel.elements import SAVEPOINTS
+from tidegate.channel.elements import SAVEPOINT_KINDS
 from tidegate.errors import SnapshotError, StoreError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision, Spec
@@ -42,11 +42,11 @@ def unfinished_savepoints(decisions: Sequence[Decision]) -> Mapping[str, Unfinis
     return {
         d.data["path"]: UnfinishedSavepoint(d.data["path"], d.generation, d.run_id)
         for d in decisions
-        if d.kind == "claim" and d.data["kind"] in SAVEPOINTS and d.data["checkpoint_id"] not in done and d.run_id
+        if d.kind == "claim" and d.data["kind"] in SAVEPOINT_KINDS and d.data["checkpoint_id"] not in done and d.run_id
     }
 
 
-def existing(root: Store, spec: Spec, locations: Sequence[str]) -> tuple[set[str], list[str]]:
+def existing_files(root: Store, spec: Spec, locations: Sequence[str]) -> tuple[set[str], list[str]]:
     """Those of which there is a folder, by one listing for each place; and why some places could not be listed.
 
     Args: root: store of the job root. spec: its storage options are those of locations elsewhere.

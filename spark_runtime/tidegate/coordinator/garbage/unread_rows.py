@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tidegate.channel.elements import SAVEPOINTS
-from tidegate.coordinator.recovery.restore_point import ended_as
+from tidegate.channel.elements import SAVEPOINT_KINDS
+from tidegate.coordinator.recovery.restore_point import end_status
 from tidegate.errors import SnapshotError, StoreError
 from tidegate.jobs.artifacts.materialised_rows import Materialised, submissions_read
 from tidegate.jobs.codec import decode
 from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
-from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.history.submissions import entries_by_submission
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision, Spec
-from tidegate.jobs.restore.snapshot_lookup import open_snapshot
+from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder
 from tidegate.jobs.stores.store import Store
 from tidegate.snapshot.metadata import read_metadata
 
@@ -41,7 +41,7 @@ class UnreadRows:
     kept: str = ""
 
 
-def find_unread(
+def find_unread_rows(
     store: Store, layout: JobLayout, decisions: Sequence[Decision], specs: Sequence[Spec], gone: Collection[str]
 ) -> UnreadRows:
     """Args: decisions, specs: read a moment ago, to be compared with what they are then. gone: folders of checkpoints
@@ -51,12 +51,12 @@ def find_unread(
     if not there or fence is None:
         return UnreadRows()
     reigning = fence.data["spec"]
-    entries = submissions_of(decisions)
+    entries = entries_by_submission(decisions)
     views = checkpoint_views(entries, ended=False)
     points = RecoveryPoints(specs, entries, views)
     needed = {n for n in there if n > reigning}
-    if ended_as(decisions, reigning) is None:  # it runs, or may be started again
-        needed |= points.line(reigning).keys()
+    if end_status(decisions, reigning) is None:  # it runs, or may be started again
+        needed |= points.lineage(reigning).keys()
     moved: dict[int, int] = {}  # submission -> a savepoint that may be elsewhere, and read its rows
     for view in views:
         if view.status != "completed" or view.path in gone or needed >= there:
@@ -65,21 +65,21 @@ def find_unread(
             read = _read_by(store, layout, specs, view)
         except (SnapshotError, StoreError) as error:
             return UnreadRows(kept=f"{view.kind} {view.checkpoint_id} cannot be read: {error}")
-        if read is None and view.kind in SAVEPOINTS:
-            moved.update(dict.fromkeys(points.line(view.spec, view.checkpoint_id), view.checkpoint_id))
+        if read is None and view.kind in SAVEPOINT_KINDS:
+            moved.update(dict.fromkeys(points.lineage(view.spec, view.checkpoint_id), view.checkpoint_id))
         needed |= read or set()
     stay = sorted(there & moved.keys() - needed)
     kept = ", ".join(f"{layout.materialised(n)} for savepoint {moved[n]}" for n in stay)
     kept += ", which is not in its place; delete the folder by hand, when no copy of it is left" if stay else ""
     unread = [layout.materialised(n) for n in sorted(there - needed - moved.keys())]
-    strays = [path for n in sorted(needed - {reigning} | {*stay}) for path in _strays(store, layout, n)]
+    strays = [path for n in sorted(needed - {reigning} | {*stay}) for path in _unrecorded_files(store, layout, n)]
     return UnreadRows((*unread, *strays), frozenset(strays), kept)
 
 
 def _read_by(store: Store, layout: JobLayout, specs: Sequence[Spec], view: CheckpointView) -> frozenset[int] | None:
     """Submissions in whose rows the snapshot has positions; None: it is not there."""
     options = next((spec.storage_options for spec in specs if spec.number == view.spec), {})
-    holder, folder = open_snapshot(store, options, view.path)
+    holder, folder = open_snapshot_folder(store, options, view.path)
     if not holder.exists(layout.metadata(folder)):
         return None
     metadata = read_metadata(holder, folder)
@@ -87,7 +87,7 @@ def _read_by(store: Store, layout: JobLayout, specs: Sequence[Spec], view: Check
     return submissions_read(metadata.splits, finished, layout.job_id)
 
 
-def _strays(store: Store, layout: JobLayout, number: int) -> list[str]:
+def _unrecorded_files(store: Store, layout: JobLayout, number: int) -> list[str]:
     """Files of the submission that are not on record, of sources of which something is."""
     found = store.walk(layout.materialised(number))
     records = [path for path in found if path.endswith(".json")]

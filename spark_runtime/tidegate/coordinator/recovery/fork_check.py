@@ -1,5 +1,5 @@
 """What a fork's pipeline must be like, so that it ends and leaves its original's output alone (S7.4). Pure, but for
-`live_sinks`."""
+`two_phase_sinks_with_data`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 
 from tidegate.connectors.interface import Sink
 from tidegate.errors import PipelineError
-from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.jobs.artifacts.pinned_graph import read_pinned_graph
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.history.rewinds import sinks_of
+from tidegate.jobs.history.rewinds import rewound_sinks
 from tidegate.jobs.history.sink_identity import is_same_place, recorded_identity
-from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
+from tidegate.jobs.history.submissions import entries_by_submission, may_have_run, next_submission_that_ran
 from tidegate.jobs.records import Spec
 from tidegate.jobs.stores.store import Store
 from tidegate.plan.job_graph import JobGraph
@@ -61,7 +61,7 @@ def two_phase_sinks(graph: JobGraph) -> dict[str, Sink]:
     return {node.uid: node.sink for node in graph.nodes if node.sink is not None and node.sink.two_phase}
 
 
-def live_sinks(store: Store, job_id: str, fork_id: str) -> dict[str, str]:
+def two_phase_sinks_with_data(store: Store, job_id: str, fork_id: str) -> dict[str, str]:
     """Two-phase sinks of another job of the root, and, is it a fork, of those that it stems from: uid -> what each last
     said of itself. Of each those that have committed, and those of the newest submission that may have run, which may
     have completed nothing yet. Blocks on the store.
@@ -76,10 +76,10 @@ def live_sinks(store: Store, job_id: str, fork_id: str) -> dict[str, str]:
     while stems_from is not None and stems_from not in seen:
         seen.add(stems_from)
         client = JobClient(store, stems_from)
-        specs, entries = client.specs(), submissions_of(client.decisions())
-        told = dict(sinks_of(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete")))
-        newest = followed_by(len(specs) + 1, may_have_run(entries))
-        pinned = pinned_graph(store, client.layout, newest) if newest else None
+        specs, entries = client.specs(), entries_by_submission(client.decisions())
+        told = dict(rewound_sinks(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete")))
+        newest = next_submission_that_ran(len(specs) + 1, may_have_run(entries))
+        pinned = read_pinned_graph(store, client.layout, newest) if newest else None
         for uid, now in pinned.sinks.items() if pinned is not None else ():
             told[uid if told.get(uid, now) == now else f"{uid} of submission {newest}"] = now
         found |= {uid if stems_from == job_id else f"{uid} of {stems_from}": text for uid, text in told.items()}

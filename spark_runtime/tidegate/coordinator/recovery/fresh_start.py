@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tidegate.connectors.interface import ReportsExistingOutput
 from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import StoreError
-from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.history.submissions import entries_by_submission
 from tidegate.jobs.records import Decision, Spec
 from tidegate.plan.job_graph import JobGraph
 
@@ -17,7 +17,7 @@ def check_first_run(
 ) -> None:
     """`check_fresh_start` of a submission that restores nothing, or is a fork, until it has run: from then on what is
     there may be its own output, or that of a job beside it. Raises as that does."""
-    own = (entry for entry in submissions_of(decisions) if entry.spec == spec.number)
+    own = (entry for entry in entries_by_submission(decisions) if entry.spec == spec.number)
     is_fork = spec.restore is not None and spec.restore.fork_of is not None
     continues = any(one.lineage == spec.lineage and one.number < spec.number for one in specs)
     begins = spec.restore is None or (is_fork and not continues)

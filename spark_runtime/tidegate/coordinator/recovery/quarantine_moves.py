@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from tidegate.connectors.interface import Sink, SupportsQuarantine
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext, parse_transaction_id
-from tidegate.coordinator.recovery.sink_rewind import held_by_sinks
+from tidegate.coordinator.recovery.sink_rewind import sink_handles
 from tidegate.errors import SnapshotError, StoreError, TidegateError
 from tidegate.jobs.history.checkpoints import CheckpointView
-from tidegate.jobs.history.verdicts import Unmoved, Withheld
+from tidegate.jobs.history.verdicts import PendingQuarantineMove, WithheldRange
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.stores.store import Store
 from tidegate.plan.job_graph import JobGraph
-from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams
 from tidegate.snapshot.metadata import read_metadata
 
 OpenLocation = Callable[[str], tuple[Store, str]]
@@ -29,8 +29,8 @@ SinksOf = Callable[[str], Mapping[str, tuple[Sink, SinkContext]]]
 """Lineage -> the pipeline's two-phase sinks by uid, with the place of a writer."""
 
 
-def finish_moves(
-    unmoved: Unmoved,
+def finish_quarantine_moves(
+    unmoved: PendingQuarantineMove,
     views: Mapping[int, CheckpointView],
     restored: str | None,
     open_location: OpenLocation,
@@ -57,18 +57,18 @@ def finish_moves(
         if any(n >= through and views[n].path == restored for n in newest_first):
             told = through
             continue  # that holds all of it: newer ones, which may lie anywhere, need not be read
-        held = _find(unmoved.withheld, newest_first, views, restored, open_location)
+        held = _find_handles(unmoved.withheld, newest_first, views, restored, open_location)
         if held is not None:
             told = max(told, held.checkpoint_id)
             sinks = sinks_of(held.lineage)
             _move(unmoved, held.by_uid, sinks, into)
-            remarks += _stranded(unmoved.withheld, held.by_uid, sinks)
+            remarks += _sinks_removed_error(unmoved.withheld, held.by_uid, sinks)
     lost = [n for n in unmoved.withheld.checkpoints if n > told]
-    return (*remarks, _given_up(lost)) if lost else tuple(remarks)
+    return (*remarks, _abandoned_error(lost)) if lost else tuple(remarks)
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _SinkHandles:
     """The handles of a snapshot by the uid of their sink."""
 
     checkpoint_id: int
@@ -76,13 +76,13 @@ class _Held:
     by_uid: Mapping[str, Sequence[Committable]]
 
 
-def _find(
-    withheld: Withheld,
+def _find_handles(
+    withheld: WithheldRange,
     newest_first: Sequence[int],
     views: Mapping[int, CheckpointView],
     restored: str | None,
     open_location: OpenLocation,
-) -> _Held | None:
+) -> _SinkHandles | None:
     """What the newest snapshot of a submission holds, of those that can be read: any behind the last barrier tells all,
     older ones do where people have deleted those. None: none is there."""
     unreadable: dict[str, SnapshotError | StoreError] = {}
@@ -91,24 +91,24 @@ def _find(
         if unreadable and checkpoint_id < withheld.through:
             break  # it holds less than what is there and cannot be read
         if location == restored:
-            return _Held(checkpoint_id, "", {})
+            return _SinkHandles(checkpoint_id, "", {})
         try:
             store, folder = open_location(location)
             if not store.exists(JobLayout.metadata(folder)):
                 continue
             metadata = read_metadata(store, folder)
-            by_uid = held_by_sinks(location, metadata, StreamFactory(store, folder))
+            by_uid = sink_handles(location, metadata, SnapshotStreams(store, folder))
         except (SnapshotError, StoreError) as error:
             unreadable[location] = error
         else:
-            return _Held(checkpoint_id, metadata.lineage, by_uid)
+            return _SinkHandles(checkpoint_id, metadata.lineage, by_uid)
     if unreadable:
-        raise _cannot_tell(withheld, unreadable)
+        raise _unknown_error(withheld, unreadable)
     return None
 
 
-def _cannot_tell(
-    withheld: Withheld, unreadable: Mapping[str, SnapshotError | StoreError]
+def _unknown_error(
+    withheld: WithheldRange, unreadable: Mapping[str, SnapshotError | StoreError]
 ) -> SnapshotError | StoreError:
     """One that may be transient goes before one that is not."""
     first = next((e for e in unreadable.values() if not isinstance(e, SnapshotError)), next(iter(unreadable.values())))
@@ -123,15 +123,15 @@ def _cannot_tell(
     )
 
 
-def _given_up(lost: Sequence[int]) -> str:
+def _abandoned_error(lost: Sequence[int]) -> str:
     return (
         f"checkpoints {list(lost)} were rejected with then=quarantine, and no snapshot is there any more that tells "
         "what sinks had staged for them: what is not in quarantine/ yet is given up"
     )
 
 
-def _stranded(
-    withheld: Withheld, held: Mapping[str, Sequence[Committable]], sinks: Mapping[str, tuple[Sink, SinkContext]]
+def _sinks_removed_error(
+    withheld: WithheldRange, held: Mapping[str, Sequence[Committable]], sinks: Mapping[str, tuple[Sink, SinkContext]]
 ) -> list[str]:
     """Of sinks that the pipeline has no more, or other ones in their place."""
     able = {uid for uid, (sink, _) in sinks.items() if isinstance(sink, SupportsQuarantine)}
@@ -143,7 +143,7 @@ def _stranded(
     ]
 
 
-def _withheld_of(withheld: Withheld, handles: Sequence[Committable]) -> list[Committable]:
+def _withheld_of(withheld: WithheldRange, handles: Sequence[Committable]) -> list[Committable]:
     return [h for h in handles if withheld.covers(parse_transaction_id(h.transaction_id).checkpoint_id)]
 
 
@@ -154,7 +154,7 @@ def cannot_quarantine(graph: JobGraph) -> tuple[str, ...]:
 
 
 def _move(
-    unmoved: Unmoved,
+    unmoved: PendingQuarantineMove,
     held: Mapping[str, Sequence[Committable]],
     sinks: Mapping[str, tuple[Sink, SinkContext]],
     into: Quarantine,

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tidegate.channel.control.protocol import Subtask
-from tidegate.coordinator.recovery.rewind import WayBack
+from tidegate.coordinator.recovery.rewind import RewindPlan
 from tidegate.errors import SnapshotError
-from tidegate.jobs.history.verdicts import Withheld
-from tidegate.jobs.restore.compatibility import OperatorFacts, SnapshotFacts, Target, judge_restore
+from tidegate.jobs.history.verdicts import WithheldRange
+from tidegate.jobs.restore.compatibility import OperatorFacts, RestoreTarget, SnapshotFacts, check_compatibility
 from tidegate.plan.execution_plan import ExecutionPlan
 from tidegate.plan.graph_document import graph_document
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata
-from tidegate.snapshot.redistribution import Rescale, share_of
+from tidegate.snapshot.redistribution import Rescale, restore_share
 
 
 @dataclass(frozen=True)
-class Restore:
+class RestoreState:
     """A snapshot that fits the pipeline.
 
     Attributes:
@@ -47,9 +47,9 @@ class Restore:
     parallelism: int
     moved_splits: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     permitted: int | None = None
-    withheld: Sequence[Withheld] = ()
+    withheld: Sequence[WithheldRange] = ()
     quarantine: str = ""
-    way_back: WayBack | None = None
+    way_back: RewindPlan | None = None
     may_share: bool = False
     dropped: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ class Restore:
     def for_slot(self, index: int) -> dict[str, Any]:
         """Part of slot `index`'s deployment message, which `subtask.snapshots.restored_state.load_restored` reads."""
         place = Rescale(self.metadata.parallelism, self.parallelism, self.metadata.max_parallelism, index)
-        shares = {op.uid: share_of(op, place) for op in self.operators if op.uid not in self.moved_splits}
+        shares = {op.uid: restore_share(op, place) for op in self.operators if op.uid not in self.moved_splits}
         return {
             "location": self.location,
             "checkpoint_id": self.metadata.checkpoint_id if self.permitted is None else self.permitted,
@@ -80,7 +80,7 @@ class Restore:
         }
 
 
-def check_restore(
+def check_snapshot_fits(
     location: str,
     metadata: SnapshotMetadata,
     graph: JobGraph,
@@ -91,11 +91,11 @@ def check_restore(
     allow_non_restored_state: bool,
     commit_only: bool,
     state_backend: str | None = None,
-) -> Restore:
+) -> RestoreState:
     """Raises SnapshotError naming operators, numbers and the remedy when the snapshot does not fit. Whether it is of a
     drain is looked at elsewhere (`recovery.check_drained`)."""
     where = f"snapshot {location}"
-    target = Target(
+    target = RestoreTarget(
         graph_document(graph),
         plan.parallelism,
         plan.max_parallelism,
@@ -105,12 +105,14 @@ def check_restore(
         state_backend=state_backend,
         is_fork=metadata.lineage != lineage,
     )
-    verdict = judge_restore(facts_of(metadata), target)
+    verdict = check_compatibility(restore_target(metadata), target)
     for finding in verdict.refused:
         raise SnapshotError(finding.what, where=where, cause=finding.cause, remedy=finding.remedy)
     known = {node.uid for node in graph.nodes}
     runs_code = {node.uid for node in graph.nodes if node.spec is not None}
-    operators = tuple(of_running(op) if op.uid in runs_code else op for op in metadata.operators if op.uid in known)
+    operators = tuple(
+        drop_finished_state(op) if op.uid in runs_code else op for op in metadata.operators if op.uid in known
+    )
     status = {op.uid: op.status for op in operators}
     finished = frozenset(
         (chain.chain_id, index)
@@ -123,10 +125,10 @@ def check_restore(
     for finding in verdict.findings:
         if finding.code == "lost_state" and finding.uid is not None and finding.state is not None:
             dropped.setdefault(finding.uid, []).append(finding.state)
-    return Restore(location, metadata, log_number, is_fork, finished, operators, plan.parallelism, dropped=dropped)
+    return RestoreState(location, metadata, log_number, is_fork, finished, operators, plan.parallelism, dropped=dropped)
 
 
-def of_running(operator: OperatorState) -> OperatorState:
+def drop_finished_state(operator: OperatorState) -> OperatorState:
     """Without the state of subtasks that have finished, where others have not: what they had left to emit they have
     emitted (S6.2). Not for sources and sinks: positions stay, and what is staged is to be committed."""
     if operator.status != "partially_finished":
@@ -135,7 +137,7 @@ def of_running(operator: OperatorState) -> OperatorState:
     return replace(operator, subtasks=subtasks)
 
 
-def facts_of(metadata: SnapshotMetadata) -> SnapshotFacts:
+def restore_target(metadata: SnapshotMetadata) -> SnapshotFacts:
     """The snapshot as `jobs.restore.compatibility` takes it."""
     operators = []
     for operator in metadata.operators:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from tidegate.channel.elements import SAVEPOINTS
-from tidegate.coordinator.checkpointing.retention import Completed
+from tidegate.channel.elements import SAVEPOINT_KINDS
+from tidegate.coordinator.checkpointing.retention import CompletedCheckpoint
 from tidegate.errors import SnapshotError
 from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
-from tidegate.jobs.history.submissions import Entry, may_have_run, submissions_of
+from tidegate.jobs.history.submissions import LogEntry, entries_by_submission, may_have_run
 from tidegate.jobs.history.verdicts import Verdicts
 from tidegate.jobs.records import Decision, Spec
 
-ENDED_FOR_GOOD = ("FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED", "CANCELED")
+FINAL_STATUSES = ("FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED", "CANCELED")
 """Statuses after which a submission is not run again."""
 
 
@@ -46,7 +46,7 @@ def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], s
     """
     completes = {d.data["checkpoint_id"]: d for d in decisions if d.kind == "complete"}
     spec = next(spec for spec in specs if spec.number == spec_number)
-    entries = submissions_of(decisions)
+    entries = entries_by_submission(decisions)
     points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
     newest = points.latest(spec_number)
     if newest is not None and newest.spec == spec_number:
@@ -59,7 +59,7 @@ def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], s
         return None
     _refuse_rejected(points, specs, entries, spec)
     found = points.restored(spec_number)
-    if found is None and _lost_to_verdicts(specs, entries, spec_number):
+    if found is None and _rejected_restore_points_error(specs, entries, spec_number):
         return None  # all that the line had was rejected since: from the beginning
     if found is None:
         what = "any completed checkpoint" if wanted.checkpoint_id is None else f"checkpoint {wanted.checkpoint_id}"
@@ -73,16 +73,16 @@ def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], s
     return RestorePoint(found.path, found.checkpoint_id or None, known.number if known is not None else 0)
 
 
-def _lost_to_verdicts(specs: Sequence[Spec], entries: Sequence[Entry], spec_number: int) -> bool:
+def _rejected_restore_points_error(specs: Sequence[Spec], entries: Sequence[LogEntry], spec_number: int) -> bool:
     """The submission would have something to start from, had nothing been rejected (S7.8)."""
     others = [entry for entry in entries if entry.kind != "reject"]
     return RecoveryPoints(specs, others, checkpoint_views(others, ended=False)).restored(spec_number) is not None
 
 
-def _refuse_rejected(points: RecoveryPoints, specs: Sequence[Spec], entries: Sequence[Entry], spec: Spec) -> None:
+def _refuse_rejected(points: RecoveryPoints, specs: Sequence[Spec], entries: Sequence[LogEntry], spec: Spec) -> None:
     """A submission may not begin with a snapshot that was rejected. One that is rejected under it is another matter: it
     goes back to what is in front of that (S7.8)."""
-    named = points.named(spec.restore) if spec.restore is not None and spec.restore.kind != "latest" else None
+    named = points.find(spec.restore) if spec.restore is not None and spec.restore.kind != "latest" else None
     if named is None or named.checkpoint_id not in points.rejected:
         return
     before = list(takewhile(lambda entry: entry.spec < spec.number, entries))
@@ -125,7 +125,7 @@ def check_verdicts(
         raise _rejected(checkpoint_id, f"job {spec.job_id}")
     if verdicts.gated or not sinks:
         return
-    waiting = sorted({*_waiting_in(taken, checkpoint_id), *verdicts.waiting})
+    waiting = sorted({*_waiting_checkpoints(taken, checkpoint_id), *verdicts.waiting})
     if not waiting:
         return
     raise SnapshotError(
@@ -136,7 +136,7 @@ def check_verdicts(
     )
 
 
-def check_abandoned(
+def check_discarded_verdicts(
     specs: Sequence[Spec], decisions: Sequence[Decision], spec: Spec, taken: Verdicts, checkpoint_id: int
 ) -> None:
     """A submission may not begin with a snapshot that holds what waits for a verdict, and has gone: an earlier one went
@@ -148,24 +148,26 @@ def check_abandoned(
     Raises:
         SnapshotError: names what is gone, and the submission that went back.
     """
-    waiting = _waiting_in(taken, checkpoint_id)
+    waiting = _waiting_checkpoints(taken, checkpoint_id)
     if not waiting:
         return
-    entries = submissions_of(decisions)
-    if _went_on_without(entries, checkpoint_id):
-        raise _gone(spec, checkpoint_id, [checkpoint_id], "the run after that which took it went on from an older one")
+    entries = entries_by_submission(decisions)
+    if _passed_over(entries, checkpoint_id):
+        raise _missing_checkpoint_error(
+            spec, checkpoint_id, [checkpoint_id], "the run after that which took it went on from an older one"
+        )
     points, ran = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False)), may_have_run(entries)
     for other in specs:
         if other.number not in ran or other.number >= spec.number or other.lineage != spec.lineage:
             continue
-        line = points.line(other.number)
+        line = points.lineage(other.number)
         gone = [n for n in waiting if taken.views[n].spec < other.number and n > line.get(taken.views[n].spec, 0)]
         if gone:
             cause = f"submission {other.number} went back in front of them before there was a verdict"
-            raise _gone(spec, checkpoint_id, gone, cause)
+            raise _missing_checkpoint_error(spec, checkpoint_id, gone, cause)
 
 
-def _gone(spec: Spec, checkpoint_id: int, gone: Sequence[int], cause: str) -> SnapshotError:
+def _missing_checkpoint_error(spec: Spec, checkpoint_id: int, gone: Sequence[int], cause: str) -> SnapshotError:
     return SnapshotError(
         f"checkpoint {checkpoint_id} holds what checkpoints {gone} had staged, which is gone",
         where=f"job {spec.job_id}",
@@ -174,7 +176,7 @@ def _gone(spec: Spec, checkpoint_id: int, gone: Sequence[int], cause: str) -> Sn
     )
 
 
-def _went_on_without(entries: Sequence[Entry], checkpoint_id: int) -> bool:
+def _passed_over(entries: Sequence[LogEntry], checkpoint_id: int) -> bool:
     """Its own submission has had a later run, and that began with something older: of a savepoint, which is no recovery
     point, behind which its run completed none (S2.4)."""
     claim = next((e for e in entries if e.kind == "claim" and e.data["checkpoint_id"] == checkpoint_id), None)
@@ -187,7 +189,7 @@ def _went_on_without(entries: Sequence[Entry], checkpoint_id: int) -> bool:
     return not held and any(e.decision.run_id not in ("", run_id) for e in later)
 
 
-def _waiting_in(taken: Verdicts, checkpoint_id: int) -> list[int]:
+def _waiting_checkpoints(taken: Verdicts, checkpoint_id: int) -> list[int]:
     """Of what a snapshot holds, that which has no verdict yet, oldest first; a savepoint's own part waits for that on a
     later checkpoint. Args: taken: on the line of the submission that took it."""
     waiting = [n for n in taken.waiting if n <= checkpoint_id]
@@ -226,13 +228,13 @@ def check_drained(point: RestorePoint, spec: Spec, drained_operators: Sequence[s
         )
 
 
-def ended_as(decisions: Sequence[Decision], spec_number: int) -> tuple[str, Mapping[str, Any]] | None:
+def end_status(decisions: Sequence[Decision], spec_number: int) -> tuple[str, Mapping[str, Any]] | None:
     """Status and data with which submission `spec_number` came to its end: FINISHED, STOPPED or CANCELED; None: it may
     run. One that failed may be tried again. A rejection that was to stop it is its end, though its driver died
     before it said so (S7.8), or answered: then the data tell the answer, as `rejected`."""
-    own = [e for e in submissions_of(decisions) if e.spec == spec_number]
+    own = [e for e in entries_by_submission(decisions) if e.spec == spec_number]
     told = [e.data for e in own if e.kind == "status"]
-    if told and told[-1]["status"] in ENDED_FOR_GOOD:
+    if told and told[-1]["status"] in FINAL_STATUSES:
         return told[-1]["status"], {name: value for name, value in told[-1].items() if name != "status"}
     stopped = next((e.data for e in own if e.kind == "reject" and e.data["then"] == "stop"), None)
     if stopped is None:
@@ -252,7 +254,7 @@ def completed_snapshots(
     existing: set[str],
     taken_back: Collection[int] = (),
     claimed: Collection[str] = (),
-) -> list[Completed]:
+) -> list[CompletedCheckpoint]:
     """Completed snapshots whose folders are still there, oldest first.
 
     Args:
@@ -261,7 +263,7 @@ def completed_snapshots(
         claimed: locations of savepoints that the job owns.
     """
     return [
-        Completed(
+        CompletedCheckpoint(
             d.data["checkpoint_id"],
             d.data["kind"],
             d.data["path"],
@@ -271,7 +273,7 @@ def completed_snapshots(
         )
         for d in decisions
         if d.kind == "complete"
-        and (d.data["path"] in existing or (d.data["kind"] in SAVEPOINTS and d.data["path"] not in claimed))
+        and (d.data["path"] in existing or (d.data["kind"] in SAVEPOINT_KINDS and d.data["path"] not in claimed))
     ]
 
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from tidegate.connectors.interface import Sink, SupportsRewind
 from tidegate.errors import SnapshotError
 from tidegate.jobs.history.checkpoints import RecoveryPoints, checkpoint_views
-from tidegate.jobs.history.rewinds import Rewind, rewinds_of, sinks_of
-from tidegate.jobs.history.submissions import Entry, submissions_of
+from tidegate.jobs.history.rewinds import Rewind, find_rewinds, rewound_sinks
+from tidegate.jobs.history.submissions import LogEntry, entries_by_submission
 from tidegate.jobs.records import Decision, Spec
 
-SINKS_AS_THEY_WERE = (
+SINKS_UNCHANGED = (
     "Restore with the pipeline as it was and change it afterwards, or set on_committed_after=accept_duplicates"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class WayBack:
+class RewindPlan:
     """What a start from snapshot `checkpoint_id` means for what came after it.
 
     Attributes:
@@ -34,7 +34,7 @@ class WayBack:
     is_recorded: bool
     sinks: tuple[str, ...]
 
-    def told(self) -> str:
+    def log_text(self) -> str:
         """For the driver's log."""
         sinks = ", ".join(self.sinks)
         if self.takes_back:
@@ -52,7 +52,7 @@ def completed_after(
     (S9.3), but for those that a commit gate holds back: `never_committed`."""
     return [
         entry.data["checkpoint_id"]
-        for entry in submissions_of(decisions)
+        for entry in entries_by_submission(decisions)
         if entry.kind == "complete"
         and entry.data["kind"] != "savepoint"
         and entry.spec < spec_number
@@ -61,7 +61,7 @@ def completed_after(
     ]
 
 
-def check_way_back(
+def plan_rewind(
     specs: Sequence[Spec],
     decisions: Sequence[Decision],
     spec: Spec,
@@ -71,7 +71,7 @@ def check_way_back(
     lineage: str,
     sinks: Mapping[str, Sink],
     never_committed: Collection[int] = (),
-) -> WayBack | None:
+) -> RewindPlan | None:
     """Whether submission `spec` may start from a snapshot of its own job that is not the newest (S9.3).
 
     What the log says of a rewind goes before what the submission wishes: one that was begun is carried out by whoever
@@ -90,26 +90,26 @@ def check_way_back(
         SnapshotError: lists sinks and ids when the submission does not accept duplicates; names sinks that cannot take
             rows back; names what has been taken back itself.
     """
-    entries = submissions_of(decisions)
-    rewinds = [rewind for rewind in rewinds_of(specs, entries) if lineage == spec.lineage == rewind.lineage]
-    _refuse_taken_back(rewinds, spec, checkpoint_id, location)
+    entries = entries_by_submission(decisions)
+    rewinds = [rewind for rewind in find_rewinds(specs, entries) if lineage == spec.lineage == rewind.lineage]
+    _refuse_rewound(rewinds, spec, checkpoint_id, location)
     done = frozenset().union(*(rewind.gone for rewind in rewinds if rewind.is_done))
     passed = tuple(n for n in completed_after(decisions, checkpoint_id, spec.number, never_committed) if n not in done)
     mode = spec.restore.on_committed_after if spec.restore is not None else "refuse"
     begun = rewinds[-1] if rewinds and not rewinds[-1].is_done else None
     is_recorded = begun is not None and begun.checkpoint_id == checkpoint_id
     if begun is not None and not is_recorded and mode != "rewind":
-        raise _unfinished(begun, spec)
-    takes_back = is_recorded or (mode == "rewind" and bool(passed) and bool(sinks or sinks_of(entries, passed)))
+        raise _unfinished_rewind(begun, spec)
+    takes_back = is_recorded or (mode == "rewind" and bool(passed) and bool(sinks or rewound_sinks(entries, passed)))
     if takes_back:
-        _check_sinks(specs, entries, spec, passed, sinks, _other_way(specs, entries, spec, passed))
-        return WayBack(checkpoint_id, passed, True, is_recorded, tuple(sinks))
+        _check_sinks(specs, entries, spec, passed, sinks, _alternative_text(specs, entries, spec, passed))
+        return RewindPlan(checkpoint_id, passed, True, is_recorded, tuple(sinks))
     if not passed or not sinks:
         return None
     if mode == "accept_duplicates":
-        return WayBack(checkpoint_id, passed, False, False, tuple(sinks))
+        return RewindPlan(checkpoint_id, passed, False, False, tuple(sinks))
     remedy = "Set on_committed_after=rewind, to have them taken back, or =accept_duplicates"
-    remedy = f"{_other_way(specs, entries, spec, passed)}, or s{remedy[1:]}"
+    remedy = f"{_alternative_text(specs, entries, spec, passed)}, or s{remedy[1:]}"
     raise SnapshotError(
         f"checkpoints {list(passed)} were completed after {location} and may be committed already",
         where=f"job {spec.job_id}, sinks {', '.join(sinks)}",
@@ -118,7 +118,7 @@ def check_way_back(
     )
 
 
-def _other_way(specs: Sequence[Spec], entries: Sequence[Entry], spec: Spec, passed: Sequence[int]) -> str:
+def _alternative_text(specs: Sequence[Spec], entries: Sequence[LogEntry], spec: Spec, passed: Sequence[int]) -> str:
     """What does not go back past `passed`: the newest, by its id, since "the latest" of this submission is what it
     names."""
     points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
@@ -127,7 +127,7 @@ def _other_way(specs: Sequence[Spec], entries: Sequence[Entry], spec: Spec, pass
     return f"Restore {newest}" if passed and newest >= passed[-1] else "Restore the latest"
 
 
-def _refuse_taken_back(rewinds: Sequence[Rewind], spec: Spec, checkpoint_id: int, location: str) -> None:
+def _refuse_rewound(rewinds: Sequence[Rewind], spec: Spec, checkpoint_id: int, location: str) -> None:
     for rewind in rewinds:
         if checkpoint_id in rewind.gone:
             raise SnapshotError(
@@ -139,7 +139,7 @@ def _refuse_taken_back(rewinds: Sequence[Rewind], spec: Spec, checkpoint_id: int
             )
 
 
-def _unfinished(begun: Rewind, spec: Spec) -> SnapshotError:
+def _unfinished_rewind(begun: Rewind, spec: Spec) -> SnapshotError:
     return SnapshotError(
         f"a rewind to snapshot {begun.checkpoint_id} was begun and has not been seen to its end",
         where=f"job {spec.job_id}",
@@ -150,7 +150,7 @@ def _unfinished(begun: Rewind, spec: Spec) -> SnapshotError:
 
 def _check_sinks(
     specs: Sequence[Spec],
-    entries: Sequence[Entry],
+    entries: Sequence[LogEntry],
     spec: Spec,
     passed: Sequence[int],
     sinks: Mapping[str, Sink],
@@ -165,7 +165,7 @@ def _check_sinks(
         if e.kind == "complete" and e.data["checkpoint_id"] in passed and lineages.get(e.spec) != spec.lineage
     ]
     if strange:
-        raise _cannot(
+        raise _unsupported_sinks_error(
             spec,
             f"checkpoints {strange} were completed after a fresh start",
             "sinks take back what was committed since their own job began, not what a fresh start committed",
@@ -174,18 +174,18 @@ def _check_sinks(
     unable = [f"{uid!r} ({type(sink).__name__})" for uid, sink in sinks.items() if not isinstance(sink, SupportsRewind)]
     if unable:
         cause = "a sink of this kind cannot take back what it published"
-        raise _cannot(spec, f"sinks {', '.join(unable)} cannot be rewound", cause, other_ways)
-    for uid, described in sinks_of(entries, passed).items():
+        raise _unsupported_sinks_error(spec, f"sinks {', '.join(unable)} cannot be rewound", cause, other_ways)
+    for uid, described in rewound_sinks(entries, passed).items():
         if uid not in sinks:
             cause = f"it committed checkpoints of {list(passed)} and is not in the pipeline"
-            raise _cannot(spec, f"nobody can rewind sink {uid!r}", cause, SINKS_AS_THEY_WERE)
+            raise _unsupported_sinks_error(spec, f"nobody can rewind sink {uid!r}", cause, SINKS_UNCHANGED)
         now = sinks[uid].describe()
         if now != described:
             cause = f"it was {described} and is {now}"
-            raise _cannot(spec, f"sink {uid!r} writes elsewhere now", cause, SINKS_AS_THEY_WERE)
+            raise _unsupported_sinks_error(spec, f"sink {uid!r} writes elsewhere now", cause, SINKS_UNCHANGED)
 
 
-def _cannot(spec: Spec, what: str, cause: str, remedy: str) -> SnapshotError:
+def _unsupported_sinks_error(spec: Spec, what: str, cause: str, remedy: str) -> SnapshotError:
     return SnapshotError(
         f"committed rows cannot be taken back: {what}", where=f"job {spec.job_id}", cause=cause, remedy=remedy
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tidegate.connectors.interface import Sink, SupportsRewind
-from tidegate.connectors.sink_operator import COMMITTABLES, held_handles
+from tidegate.connectors.sink_operator import COMMITTABLES, handles_in_snapshot
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import SnapshotError, StoreError, TidegateError
-from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams
 from tidegate.snapshot.metadata import SnapshotMetadata
 
 
-def held_by_sinks(location: str, metadata: SnapshotMetadata, factory: StreamFactory) -> dict[str, list[Committable]]:
+def sink_handles(location: str, metadata: SnapshotMetadata, factory: SnapshotStreams) -> dict[str, list[Committable]]:
     """Operator uid -> the handles of uncommitted transactions that the snapshot holds for it, of all subtasks. Raises
     SnapshotError, naming what is damaged."""
     held: dict[str, list[Committable]] = {}
@@ -22,11 +22,11 @@ def held_by_sinks(location: str, metadata: SnapshotMetadata, factory: StreamFact
                 continue
             where = f"snapshot {location}, operator {operator.uid!r}, subtask {state.index}"
             parts = factory.parts(state.handle, where=where)
-            held.setdefault(operator.uid, []).extend(held_handles([p for p in parts if p.name == COMMITTABLES]))
+            held.setdefault(operator.uid, []).extend(handles_in_snapshot([p for p in parts if p.name == COMMITTABLES]))
     return held
 
 
-def take_back(
+def rewind_sinks(
     sinks: Mapping[str, tuple[Sink, SinkContext]],
     held: Mapping[str, Sequence[Committable]],
     checkpoint_id: int,

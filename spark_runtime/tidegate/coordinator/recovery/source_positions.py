@@ -8,17 +8,19 @@ from typing import Any
 
 from tidegate.connectors.interface import Source
 from tidegate.connectors.split_documents import split_documents, split_from_json
-from tidegate.coordinator.recovery.restore import Restore
+from tidegate.coordinator.recovery.restore import RestoreState
 from tidegate.errors import OutageError, SnapshotError, StoreError, TidegateError
-from tidegate.jobs.restore.compatibility import Finding
+from tidegate.jobs.restore.compatibility import RestoreFinding
 from tidegate.plan.job_graph import JobGraph
-from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams
 
 MAX_SPLITS_NAMED = 5
 """Splits of one source that a finding names."""
 
 
-def positions_of(restore: Restore, factory: StreamFactory, sources: Collection[str]) -> dict[str, list[dict[str, Any]]]:
+def positions_of(
+    restore: RestoreState, factory: SnapshotStreams, sources: Collection[str]
+) -> dict[str, list[dict[str, Any]]]:
     """All splits with their positions, in the order of discovery. Readers that had ended gave none: their splits have
     been read."""
     out: dict[str, list[dict[str, Any]]] = {}
@@ -35,7 +37,7 @@ def positions_of(restore: Restore, factory: StreamFactory, sources: Collection[s
     return out
 
 
-def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) -> Finding | None:
+def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) -> RestoreFinding | None:
     """Whether a source can go on from a snapshot's splits, as JSON; None: nothing is left to read. Blocks.
 
     Raises:
@@ -45,28 +47,32 @@ def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) 
     if not left:
         return None
     try:
-        gone = source.unavailable(left)
+        gone = source.unavailable_splits(left)
     except (StoreError, OutageError):
         raise
     except TidegateError as error:
-        return Finding("source", "refused", str(error), uid=uid)
+        return RestoreFinding("source", "refused", str(error), uid=uid)
     except (LookupError, TypeError, AttributeError) as error:
         what = f"source {uid!r} cannot read its positions as a {type(source).__name__}"
         cause = f"another source class or version wrote them: {type(error).__name__}: {error}"
         remedy = "Restore with the class that wrote them, or give the source a new uid"
-        return Finding("source", "refused", what, cause, remedy, uid)
+        return RestoreFinding("source", "refused", what, cause, remedy, uid)
     if gone is None:
-        return Finding("source", "unknown", f"source {uid!r} cannot check whether its positions are there", uid=uid)
+        return RestoreFinding(
+            "source", "unknown", f"source {uid!r} cannot check whether its positions are there", uid=uid
+        )
     if not gone:
-        return Finding("source", "fits", f"source {uid!r} finds all its {len(left)} open splits", uid=uid)
+        return RestoreFinding("source", "fits", f"source {uid!r} finds all its {len(left)} open splits", uid=uid)
     named = "; ".join(f"{split_id}: {why}" for split_id, why in gone[:MAX_SPLITS_NAMED])
     more = f" and {len(gone) - MAX_SPLITS_NAMED} more" if len(gone) > MAX_SPLITS_NAMED else ""
     what = f"source {uid!r} cannot go on: {len(gone)} of {len(left)} splits cannot be read"
     remedy = "Bring the data back, or restore another snapshot"
-    return Finding("source", "refused", what, named + more, remedy, uid)
+    return RestoreFinding("source", "refused", what, named + more, remedy, uid)
 
 
-def check_positions(graph: JobGraph, restore: Restore, positions: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+def check_positions(
+    graph: JobGraph, restore: RestoreState, positions: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> None:
     """Before a submission's first run: refuse to start a run that would fail when it comes to a missing position.
     Positions that cannot be checked now are left to the run, which tries again (S9.1).
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidegate.connectors.found_schema import FoundSchemas, found_schemas
-from tidegate.coordinator.recovery.restore_point import choose_restore_point, ended_as
-from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.coordinator.recovery.restore_point import choose_restore_point, end_status
+from tidegate.jobs.artifacts.pinned_graph import read_pinned_graph
 from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Spec
@@ -32,11 +32,11 @@ def schemas_in_effect(
         SnapshotError: there is nothing of what the submission restores, or it is damaged.
         StoreError: the job directory, or the snapshot's, cannot be read; looking at the input would be a guess.
     """
-    pinned = pinned_graph(store, layout, spec.number)
+    pinned = read_pinned_graph(store, layout, spec.number)
     if pinned is not None and pinned.graph.get("version", 1) >= FIRST_WITH_SCHEMAS:
         return found_schemas(pinned.graph)
     decisions = log.read()
-    if ended_as(decisions, spec.number) is not None:
+    if end_status(decisions, spec.number) is not None:
         return {}  # it runs no more, and what it restored may have been deleted
     point = choose_restore_point(decisions, specs, spec.number)
     if point is None:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from tidegate.channel.elements import StopMode
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.events import Action, Request
+from tidegate.coordinator.events import Action, SnapshotRequest
 from tidegate.jobs.stop_outcomes import CLAIM_FAILED, COMMITS_PENDING, COMMITTED, SAVEPOINT_FAILED
 
 
 def answer_to(
-    request: Request, ok: bool, code: str, message: str, data: dict[str, object] | None = None
+    request: SnapshotRequest, ok: bool, code: str, message: str, data: dict[str, object] | None = None
 ) -> list[Action]:
     """The answer, when somebody waits for one. A stop whose savepoint was not even triggered is one whose savepoint
     failed, whatever refused that: nothing has ended (S7.7)."""
@@ -20,19 +20,19 @@ def answer_to(
     if request.kind == "stop-savepoint" and code in (CLAIM_FAILED, "too_many_requests"):
         data = {"outcome": SAVEPOINT_FAILED, "mode": request.stop, "reason": message, **(data or {})}
         code, message = SAVEPOINT_FAILED, f"{message}; the job goes on"
-    return [ev.Answer(request.request_id, ok, code, message, data or {})]
+    return [ev.CommandAnswer(request.request_id, ok, code, message, data or {})]
 
 
-def stop_answer(
+def stop_result(
     request_id: str, mode: StopMode, checkpoint_id: int, path: str, uncommitted: Sequence[int] = ()
-) -> ev.Answer:
+) -> ev.CommandAnswer:
     """The answer to a stop once the whole job has ended (S7.5). `uncommitted`: what a commit gate held back (S7.8)."""
     if uncommitted:
         data = {"outcome": COMMITS_PENDING, "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
         text = f"the job stopped ({mode}) with savepoint {path}; {uncommitted_text(uncommitted)}"
-        return ev.Answer(request_id, True, COMMITS_PENDING, text, {**data, "uncommitted": list(uncommitted)})
+        return ev.CommandAnswer(request_id, True, COMMITS_PENDING, text, {**data, "uncommitted": list(uncommitted)})
     data = {"outcome": COMMITTED, "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
-    return ev.Answer(request_id, True, COMMITTED, f"the job stopped ({mode}) with savepoint {path}", data)
+    return ev.CommandAnswer(request_id, True, COMMITTED, f"the job stopped ({mode}) with savepoint {path}", data)
 
 
 def uncommitted_text(uncommitted: Sequence[int]) -> str:
@@ -41,7 +41,7 @@ def uncommitted_text(uncommitted: Sequence[int]) -> str:
     return f"not committed, since they wait for a verdict or their approval came too late: checkpoints {ids}"
 
 
-def job_ended(pending: Iterable[Request], waiting: Iterable[Request]) -> list[Action]:
+def job_ended(pending: Iterable[SnapshotRequest], waiting: Iterable[SnapshotRequest]) -> list[Action]:
     """Answers when every subtask has finished first. `waiting`: not triggered yet."""
     actions: list[Action] = []
     for request in pending:
@@ -51,10 +51,10 @@ def job_ended(pending: Iterable[Request], waiting: Iterable[Request]) -> list[Ac
     return actions
 
 
-def carried_over(requests: Iterable[Request], reason: str) -> tuple[list[Action], list[Request]]:
+def split_carried_over(requests: Iterable[SnapshotRequest], reason: str) -> tuple[list[Action], list[SnapshotRequest]]:
     """Answers when a run is over, and the requests of users that the next run takes up again (S7.7)."""
     actions: list[Action] = []
-    keep: list[Request] = []
+    keep: list[SnapshotRequest] = []
     for request in requests:
         if request.kind == "stop-savepoint":
             text = f"the stop did not happen, nothing was committed by it; the job restarts: {reason}"

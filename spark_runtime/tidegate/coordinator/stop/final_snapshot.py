@@ -24,7 +24,7 @@ class FinalSnapshot:
         self.done = False
         self._failures = 0
 
-    def ask(self, now_ms: int) -> None:
+    def request(self, now_ms: int) -> None:
         """Nothing reads any more: at once."""
         self.due_ms = now_ms
 

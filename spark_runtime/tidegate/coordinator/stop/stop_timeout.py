@@ -10,14 +10,14 @@ from tidegate.channel.control.protocol import Subtask
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.checkpoint_plan import SubtaskState
 from tidegate.coordinator.checkpointing.pending_snapshots import NAMED_SUBTASKS, PendingCheckpoint
-from tidegate.coordinator.events import Action, Request
+from tidegate.coordinator.events import Action, SnapshotRequest
 from tidegate.coordinator.stop.answers import answer_to
 from tidegate.coordinator.topology import Topology
 from tidegate.jobs.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
 
 
 @dataclass(frozen=True)
-class HoldUp:
+class BlockingSubtask:
     """A subtask that others wait for.
 
     Attributes:
@@ -44,7 +44,7 @@ class HoldUp:
 
 
 @dataclass(frozen=True)
-class Scene:
+class StopTimeoutState:
     """A run when the time of its stop is up.
 
     Attributes:
@@ -59,11 +59,11 @@ class Scene:
     limit: str
     at_work: Mapping[Subtask, tuple[str, ...]]
 
-    def not_up(self) -> list[HoldUp]:
+    def blocking_start(self) -> list[BlockingSubtask]:
         """Whom a stop waits for before its savepoint is triggered."""
         return [self._of(s, "is not up yet") for s, state in self.states.items() if state == "created"]
 
-    def not_acknowledged(self, pending: PendingCheckpoint) -> list[HoldUp]:
+    def blocking_savepoint(self, pending: PendingCheckpoint) -> list[BlockingSubtask]:
         """Whom the pending savepoint waits for; not those who only wait for them."""
 
         def waits(subtask: Subtask) -> bool:
@@ -73,9 +73,9 @@ class Scene:
             return any(pending.waits_for(above) for above in self._above(subtask))
 
         missing = sorted(pending.plan.wait_for - pending.acks.keys())
-        return [self._of(s, self._owes(s, pending)) for s in self._first(missing, waits)]
+        return [self._of(s, self._has_not_acknowledged(s, pending)) for s in self._first(missing, waits)]
 
-    def not_finished(self, checkpoint_id: int) -> list[HoldUp]:
+    def blocking_finish(self, checkpoint_id: int) -> list[BlockingSubtask]:
         """Whom the end of the job waits for once its savepoint is complete; not those who only wait for them."""
         missing = sorted(s for s, state in self.states.items() if state != "finished")
 
@@ -88,7 +88,7 @@ class Scene:
 
         return [self._of(s, owes(s)) for s in self._first(missing, waits)]
 
-    def _owes(self, subtask: Subtask, pending: PendingCheckpoint) -> str:
+    def _has_not_acknowledged(self, subtask: Subtask, pending: PendingCheckpoint) -> str:
         if self.states[subtask] == "running":
             return "has not passed the end of its data on"
         return f"has not acknowledged savepoint {pending.checkpoint_id}"
@@ -105,11 +105,13 @@ class Scene:
     def _first(missing: Sequence[Subtask], waits: Callable[[Subtask], bool]) -> Sequence[Subtask]:
         return [s for s in missing if not waits(s)] or missing
 
-    def _of(self, subtask: Subtask, why: str) -> HoldUp:
-        return HoldUp(self.topology.chains[subtask[0]].operators, subtask[1], why, self.at_work.get(subtask, ()))
+    def _of(self, subtask: Subtask, why: str) -> BlockingSubtask:
+        return BlockingSubtask(
+            self.topology.chains[subtask[0]].operators, subtask[1], why, self.at_work.get(subtask, ())
+        )
 
 
-def stop_failed(request: Request, reason: str) -> list[Action]:
+def answer_failed_stop(request: SnapshotRequest, reason: str) -> list[Action]:
     """A stop's savepoint was aborted. Its sources have sent EndOfData with the trigger, so the run fails over; nothing
     was committed (S7.7). The run's end comes first: the job has to be up again before anybody is told so."""
     text = f"the stop-savepoint failed, nothing was committed, the job restarts from its recovery point: {reason}"
@@ -117,49 +119,49 @@ def stop_failed(request: Request, reason: str) -> list[Action]:
     return [ev.FailRun(f"stop failed: {reason}"), *answer_to(request, False, SAVEPOINT_FAILED, text, data)]
 
 
-def stop_untouched(request: Request, scene: Scene) -> list[Action]:
+def answer_unstarted_stop(request: SnapshotRequest, scene: StopTimeoutState) -> list[Action]:
     """Nothing of the stop had begun, so that the job goes on as if nobody had asked."""
-    held = scene.not_up()
-    by = _held_up_by(held) if held else "its savepoint could not be triggered yet"
+    held = scene.blocking_start()
+    by = _blocked_by_text(held) if held else "its savepoint could not be triggered yet"
     reason = f"{_too_slow(request, scene)}: {by}"
     return _answer(request, reason, "nothing had ended, the job goes on", held, {})
 
 
-def stop_given_up(pending: PendingCheckpoint, scene: Scene) -> list[Action]:
+def answer_timed_out_stop(pending: PendingCheckpoint, scene: StopTimeoutState) -> list[Action]:
     """The savepoint was on its way, and with its trigger data has ended: the run goes back to its recovery point."""
-    held = scene.not_acknowledged(pending)
+    held = scene.blocking_savepoint(pending)
     done, all_of_them = len(pending.acks), len(pending.plan.wait_for)
     so_far = f"{done} of {all_of_them} subtasks have acknowledged savepoint {pending.checkpoint_id}"
-    reason = f"{_too_slow(pending.request, scene)}: {_held_up_by(held)}; {so_far}"
+    reason = f"{_too_slow(pending.request, scene)}: {_blocked_by_text(held)}; {so_far}"
     then = "nothing was committed, the job restarts from its recovery point"
     progress = {"acknowledged": done, "subtasks": all_of_them, "savepoint": pending.checkpoint_id}
     return [
-        *pending.give_up(reason, "stop_timeout"),
+        *pending.abort_reason(reason, "stop_timeout"),
         ev.FailRun(reason, stop_given_up=True),
         *_answer(pending.request, reason, then, held, progress),
     ]
 
 
-def savepoint_stays(
-    event: ev.GiveUpStop, scene: Scene, checkpoint_id: int, taken: PendingCheckpoint | None
+def answer_kept_savepoint(
+    event: ev.TimeOutStop, scene: StopTimeoutState, checkpoint_id: int, taken: PendingCheckpoint | None
 ) -> list[Action]:
     """The savepoint is complete: it stays, its commit goes on, and the job ends when that is done. `taken`: as this run
     took it; None: an earlier one did."""
     if event.request_id is None:
         return []
     path, mode = (taken.path, taken.request.stop) if taken is not None else (event.path, event.mode)
-    held = scene.not_finished(checkpoint_id)
+    held = scene.blocking_finish(checkpoint_id)
     text = (
         f"savepoint {path or checkpoint_id} is complete and valid, but the job has not ended within {scene.limit}: "
-        f"{_held_up_by(held)}; it goes on committing, and ends when that is done"
+        f"{_blocked_by_text(held)}; it goes on committing, and ends when that is done"
     )
     data: dict[str, Any] = {"outcome": SAVEPOINT_OK, "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
     data["held_up_by"] = _documents(held)
-    return [ev.Answer(event.request_id, False, SAVEPOINT_OK, text, data)]
+    return [ev.CommandAnswer(event.request_id, False, SAVEPOINT_OK, text, data)]
 
 
 def _answer(
-    request: Request, reason: str, then: str, held: Sequence[HoldUp], progress: Mapping[str, int]
+    request: SnapshotRequest, reason: str, then: str, held: Sequence[BlockingSubtask], progress: Mapping[str, int]
 ) -> list[Action]:
     data: dict[str, object] = {
         "outcome": SAVEPOINT_FAILED,
@@ -171,14 +173,14 @@ def _answer(
     return answer_to(request, False, SAVEPOINT_FAILED, f"{reason}; {then}", data)
 
 
-def _too_slow(request: Request, scene: Scene) -> str:
+def _too_slow(request: SnapshotRequest, scene: StopTimeoutState) -> str:
     return f"the stop (mode {request.stop}) was not done within {scene.limit}"
 
 
-def _held_up_by(held: Sequence[HoldUp]) -> str:
+def _blocked_by_text(held: Sequence[BlockingSubtask]) -> str:
     more = f" and {len(held) - NAMED_SUBTASKS} more" if len(held) > NAMED_SUBTASKS else ""
     return f"held up by {', '.join(map(str, held[:NAMED_SUBTASKS]))}{more}"
 
 
-def _documents(held: Sequence[HoldUp]) -> list[dict[str, Any]]:
+def _documents(held: Sequence[BlockingSubtask]) -> list[dict[str, Any]]:
     return [hold_up.document() for hold_up in held[:NAMED_SUBTASKS]]

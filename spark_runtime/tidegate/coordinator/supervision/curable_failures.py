@@ -12,7 +12,7 @@ Curability = Literal["curable", "counted", "incurable"]
 """Curable: another run may go well, as after an outage. Counted: it may, but not for ever: `SAME_ERRORS` in a row give
 the job up. Incurable: the job is given up at once."""
 
-INCURABLE: Final = {
+NOT_RETRYABLE_CODES: Final = {
     "snapshot": "no restart can cure a snapshot that is damaged or does not fit: ",
     "missing_file": "no restart can cure a missing file: ",
     "pipeline": "no restart can cure a pipeline that does not fit: ",
@@ -53,12 +53,12 @@ _OF_A_RUN = re.compile(r"(?:[^\s,]+,){3}\d+,\d+,\d+,[^\s,]+,\d+|\bcheckpoint \d+
 def curability(code: str) -> Curability:
     """What a failure with this code says about another run. A code that no list names, as of a plug-in, is counted: so
     it neither fails the job at once nor restarts it for ever."""
-    if code in INCURABLE:
+    if code in NOT_RETRYABLE_CODES:
         return "incurable"
     return "curable" if code in CURABLE else "counted"
 
 
-class CurableRestarts:
+class RetryableRestarts:
     """A restart strategy that is asked only about failures that a restart can cure. Call order as of
     RestartStrategy."""
 
@@ -81,7 +81,7 @@ class CurableRestarts:
     def on_failure(self, failure: RunFailed, now_ms: int, draw: float = NO_JITTER) -> int | None:
         """See RestartStrategy."""
         delay_ms = self._strategy.on_failure(now_ms, draw)
-        self._given_up = self._why_incurable(failure)
+        self._given_up = self._not_retryable_reason(failure)
         return None if self._given_up else delay_ms
 
     def on_running(self, now_ms: int) -> None:
@@ -93,13 +93,13 @@ class CurableRestarts:
         self._last = None
         self._strategy.on_progress()
 
-    def _why_incurable(self, failure: RunFailed) -> str:
+    def _not_retryable_reason(self, failure: RunFailed) -> str:
         error = _identity(failure)
         self._same = self._same + 1 if error == self._last else 1
         self._last = error
         if curability(failure.code) == "counted" and self._same >= SAME_ERRORS:
             return f"the same error came {self._same} times in a row, and no restart can cure it: "
-        return INCURABLE.get(failure.code, "")
+        return NOT_RETRYABLE_CODES.get(failure.code, "")
 
 
 def _identity(failure: RunFailed) -> tuple[str, str | None, int | None, str]:

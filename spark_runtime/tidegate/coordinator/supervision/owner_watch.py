@@ -17,7 +17,7 @@ from tidegate.jobs.options import OnOwnerLost
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerSeen:
+class OwnerRead:
     """A look at `owner.json`. Mark None: it tells of no owner of this submission. Before there was one, nobody is
     waited for; afterwards that is silence: a task of an earlier submission that still writes is not it."""
 
@@ -25,15 +25,15 @@ class OwnerSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerUnseen:
+class OwnerUnreadable:
     """A look that told nothing: the store did not answer, and neither may it have answered the owner."""
 
 
-OwnerEvent: TypeAlias = OwnerSeen | OwnerUnseen
+OwnerEvent: TypeAlias = OwnerRead | OwnerUnreadable
 
 
 @dataclass(frozen=True, slots=True)
-class AskForEnd:
+class SendEndCommand:
     """Send the job this command.
 
     Attributes:
@@ -56,13 +56,13 @@ class OwnerWatch:
         self._since_ms: int | None = None
         self._asked = 0
 
-    def handle(self, event: OwnerEvent, now_ms: int) -> AskForEnd | None:
+    def handle(self, event: OwnerEvent, now_ms: int) -> SendEndCommand | None:
         """Take a look. One that told nothing begins the time anew, and so does asking: a stop that failed is asked for
         once more after the owner has been silent for as long again."""
         if self._policy == "keep_running":
             return None
-        mark = self._mark if isinstance(event, OwnerUnseen) or event.mark is None else event.mark
-        if isinstance(event, OwnerUnseen) or mark is None:
+        mark = self._mark if isinstance(event, OwnerUnreadable) or event.mark is None else event.mark
+        if isinstance(event, OwnerUnreadable) or mark is None:
             self._since_ms = None
             return None
         if mark != self._mark:
@@ -73,13 +73,13 @@ class OwnerWatch:
         if now_ms - self._since_ms < self._timeout_ms:
             return None
         self._since_ms = now_ms
-        return self.ask()
+        return self.request_end()
 
-    def ask(self) -> AskForEnd:
+    def request_end(self) -> SendEndCommand:
         """The next command for the silence that was seen; also after one that has its answer, as what a driver before
         this one asked for."""
         self._asked += 1
         command_id = stable_id("owner-lost", self._spec, self._mark, self._asked)
         if self._policy == "cancel":
-            return AskForEnd("cancel", command_id, self._asked)
-        return AskForEnd("stop", command_id, self._asked, {"mode": "suspend"})
+            return SendEndCommand("cancel", command_id, self._asked)
+        return SendEndCommand("stop", command_id, self._asked, {"mode": "suspend"})

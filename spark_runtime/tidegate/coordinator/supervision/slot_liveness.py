@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-LEAST_LOOKS = 10
+MIN_OBSERVATIONS = 10
 """Between two looks at most this part of the silence that is too long counts: so many looks in a row find a slot
 silent before it is taken for dead."""
 
 
 @dataclass(frozen=True, slots=True)
-class SlotTrouble:
+class SlotFailure:
     """Slot `slot` has been silent, or has not come round its loop, for `for_ms` milliseconds."""
 
     slot: int
@@ -36,7 +36,7 @@ class SlotTrouble:
 
 
 @dataclass(slots=True)
-class _Heard:
+class _SlotObservation:
     at_ms: int
     rounds: int | None = None
     round_ms: int = 0
@@ -49,43 +49,43 @@ class SlotLiveness:
         """Args: hung_after_ms: `slot_progress_timeout`; None: no slot counts as hung."""
         self._silent_after_ms = silent_after_ms
         self._hung_after_ms = hung_after_ms
-        self._slots: dict[int, _Heard] = {}
+        self._slots: dict[int, _SlotObservation] = {}
         self._over: set[int] = set()
         self._looked_ms: int | None = None
         self._listened_ms = 0
 
-    def heard(self, slot: int) -> None:
+    def on_message(self, slot: int) -> None:
         """Any message of the slot: it counts as of the last look."""
-        self._slots.setdefault(slot, _Heard(self._listened_ms)).at_ms = self._listened_ms
+        self._slots.setdefault(slot, _SlotObservation(self._listened_ms)).at_ms = self._listened_ms
 
-    def beat(self, slot: int, rounds: int | None) -> None:
+    def on_heartbeat(self, slot: int, rounds: int | None) -> None:
         """A heartbeat. `rounds`: of its loop so far; None: the loop has not begun, or has ended."""
-        self.heard(slot)
+        self.on_message(slot)
         heard = self._slots[slot]
         if rounds is None or rounds != heard.rounds:
             heard.rounds, heard.round_ms = rounds, heard.at_ms
 
-    def over(self, slot: int) -> None:
+    def on_slot_ended(self, slot: int) -> None:
         """Nothing more is expected of the slot."""
         self._over.add(slot)
 
-    def trouble(self, now_ms: int) -> SlotTrouble | None:
+    def trouble(self, now_ms: int) -> SlotFailure | None:
         """Look: the first slot that is dead or hung. To be asked often, between taking messages."""
         now_ms = self._listen(now_ms)
         for slot, heard in self._slots.items():
             if slot in self._over:
                 continue
             if now_ms - heard.at_ms > self._silent_after_ms:
-                return SlotTrouble(slot, "silent", now_ms - heard.at_ms)
+                return SlotFailure(slot, "silent", now_ms - heard.at_ms)
             limit_ms = self._hung_after_ms
             # Measured up to the last heartbeat: a slot that is only late is not hung.
             if limit_ms is not None and heard.rounds is not None and heard.at_ms - heard.round_ms > limit_ms:
-                return SlotTrouble(slot, "hung", heard.at_ms - heard.round_ms)
+                return SlotFailure(slot, "hung", heard.at_ms - heard.round_ms)
         return None
 
     def _listen(self, now_ms: int) -> int:
         """The time listened so far, this look included."""
         since_ms = 0 if self._looked_ms is None else now_ms - self._looked_ms
         self._looked_ms = now_ms
-        self._listened_ms += min(since_ms, max(1, self._silent_after_ms // LEAST_LOOKS))
+        self._listened_ms += min(since_ms, max(1, self._silent_after_ms // MIN_OBSERVATIONS))
         return self._listened_ms

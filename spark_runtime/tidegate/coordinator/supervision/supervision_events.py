@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from tidegate.channel.elements import StopMode
-from tidegate.coordinator.events import Answer, Wish
+from tidegate.coordinator.events import CommandAnswer, Wish
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.coordinator.supervision.restart_strategy import NO_JITTER
 from tidegate.jobs.records import Command
@@ -29,7 +29,7 @@ class StopPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginSupervision:
     """The reign has begun and the pipeline is built. Once, first.
 
     Attributes:
@@ -41,17 +41,17 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotsThere:
+class SlotsAvailable:
     """The slots that WaitForSlots asked for are offered."""
 
 
 @dataclass(frozen=True, slots=True)
-class CannotGoOn:
+class RunImpossible:
     """What no restart mends: too few slots in time, a snapshot that is refused.
 
     Attributes:
         exit_code: of the driver.
-        stop: see RunOver.
+        stop: see RunTornDown.
     """
 
     failure: RunFailed
@@ -72,17 +72,17 @@ class RunStarted:
 class RunAnswered:
     """The run answers a command. `run_over`: it has its outcome already."""
 
-    answer: Answer
+    answer: CommandAnswer
     run_over: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgressed:
     """A checkpoint completed."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunOver:
+class RunTornDown:
     """The run has been taken down.
 
     Attributes:
@@ -113,7 +113,7 @@ class StopJudged:
 
     Attributes:
         wanted: it may be carried out; else it was withdrawn, or has its answer.
-        stop, latest: see RunOver.
+        stop, latest: see RunTornDown.
     """
 
     command_id: str
@@ -133,13 +133,13 @@ class Tick:
 
 
 SupervisionEvent: TypeAlias = (
-    Begin
-    | SlotsThere
-    | CannotGoOn
+    BeginSupervision
+    | SlotsAvailable
+    | RunImpossible
     | RunStarted
     | RunAnswered
-    | Progress
-    | RunOver
+    | RunProgressed
+    | RunTornDown
     | CommandArrived
     | StopJudged
     | Terminated
@@ -151,25 +151,25 @@ SupervisionEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class WaitForSlots:
-    """See that the job's slots are offered; answer SlotsThere or CannotGoOn. Ends also with StartRun or EndDriver."""
+    """See that the job's slots are offered; answer SlotsAvailable or RunImpossible. Ends also with StartRun or EndDriver."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartRun:
-    """Choose the restore point and start a run; give it `requests` first. Answer RunOver, or CannotGoOn."""
+    """Choose the restore point and start a run; give it `requests` first. Answer RunTornDown, or RunImpossible."""
 
     requests: tuple[Wish, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckReign:
+class CheckGeneration:
     """Read the log: a newer fence there ends everything. A store that does not answer changes nothing, the next look
     may tell."""
 
 
 @dataclass(frozen=True, slots=True)
-class Deliver:
-    """Give the run a request. One that has its outcome takes none: then the request goes into RunOver's `again`."""
+class DeliverToRun:
+    """Give the run a request. One that has its outcome takes none: then the request goes into RunTornDown's `again`."""
 
     request: Wish
 
@@ -208,7 +208,7 @@ class RecordFailure:
 class AnswerCommand:
     """Write the result of a command."""
 
-    answer: Answer
+    answer: CommandAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +221,11 @@ class AnswerAllOpen:
         otherwise: for all others.
     """
 
-    otherwise: Answer
-    by_verb: Mapping[str, Answer] = field(default_factory=dict)
-    own: tuple[Answer, ...] = ()
+    otherwise: CommandAnswer
+    by_verb: Mapping[str, CommandAnswer] = field(default_factory=dict)
+    own: tuple[CommandAnswer, ...] = ()
 
-    def to(self, command: Command) -> Answer:
+    def to(self, command: Command) -> CommandAnswer:
         """The answer to `command`."""
         own = next((answer for answer in self.own if answer.request_id == command.command_id), None)
         return own or replace(self.by_verb.get(command.verb, self.otherwise), request_id=command.command_id)
@@ -247,8 +247,8 @@ class EndDriver:
 SupervisionAction: TypeAlias = (
     WaitForSlots
     | StartRun
-    | CheckReign
-    | Deliver
+    | CheckGeneration
+    | DeliverToRun
     | JudgeStop
     | FailCurrentRun
     | RecordStatus

@@ -5,14 +5,14 @@ How a shell drives it:
 1. Keep one inbox of events and one loop that takes them: `for action in supervisor.handle(event, now_ms): ...`, actions
    in order, everything on that loop. Callbacks of a run put events into the inbox; they do not call `handle`, since an
    action may call the run.
-2. Feed `Begin` first. `Terminated` and `CommandArrived` (what the command book accepted) may come at any time.
+2. Feed `BeginSupervision` first. `Terminated` and `CommandArrived` (what the command book accepted) may come at any time.
 3. `WaitForSlots` and `StartRun` begin something that goes on while events are taken. Of a run feed `RunStarted` when
-   every subtask is up, `RunAnswered` and `Progress` as JobRun says them, at last one `RunOver`: after the run's
+   every subtask is up, `RunAnswered` and `RunProgressed` as JobRun says them, at last one `RunTornDown`: after the run's
    outcome, its take-down and, for a failed one, `JobRun.shut_down`, whose requests go into `again`.
 4. Before a run gets the requests of `StartRun`, let the command book judge them again and leave out those that are
    not wanted any more; they may have waited long for slots.
 5. Feed `Tick` when the clock reaches `next_wake_ms()`. A `Tick` too many changes nothing.
-6. An action that appends to the log, or reads it (`CheckReign`), and finds the driver fenced ends everything: no
+6. An action that appends to the log, or reads it (`CheckGeneration`), and finds the driver fenced ends everything: no
    further event, no answer.
 7. After `EndDriver` nothing is asked any more; a command that still comes is answered by `handle` as those before it.
 """
@@ -25,32 +25,32 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from tidegate.channel.elements import StopMode
-from tidegate.coordinator.events import Answer, GiveUpStop, Request, Ruling, Then, Wish
-from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected, StopGivenUp
-from tidegate.coordinator.stop.answers import stop_answer, uncommitted_text
-from tidegate.coordinator.supervision.curable_failures import CurableRestarts
+from tidegate.coordinator.events import CommandAnswer, SnapshotRequest, Then, TimeOutStop, Verdict, Wish
+from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected, StopTimedOut
+from tidegate.coordinator.stop.answers import stop_result, uncommitted_text
+from tidegate.coordinator.supervision.curable_failures import RetryableRestarts
 from tidegate.coordinator.supervision.restart_strategy import restart_strategy
-from tidegate.coordinator.supervision.stop_deadline import ASK_AGAIN_MS, StopWatch, cancelled, earliest
+from tidegate.coordinator.supervision.stop_deadline import RETRY_STOP_MS, StopDeadline, cancelled, earliest
 from tidegate.coordinator.supervision.supervision_events import (
     AnswerAllOpen,
     AnswerCommand,
-    Begin,
-    CannotGoOn,
-    CheckReign,
+    BeginSupervision,
+    CheckGeneration,
     CommandArrived,
     DeleteCheckpoints,
-    Deliver,
+    DeliverToRun,
     EndDriver,
     FailCurrentRun,
     JudgeStop,
     Latest,
-    Progress,
     RecordFailure,
     RecordStatus,
     RunAnswered,
-    RunOver,
+    RunImpossible,
+    RunProgressed,
     RunStarted,
-    SlotsThere,
+    RunTornDown,
+    SlotsAvailable,
     StartRun,
     StopJudged,
     StopPoint,
@@ -65,11 +65,11 @@ from tidegate.jobs.records import Command
 from tidegate.jobs.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
 from tidegate.units import format_duration
 
-CANCELED = Answer("", True, "canceled", "the job is cancelled")
+CANCELED = CommandAnswer("", True, "canceled", "the job is cancelled")
 """To everybody who asked for it."""
 
 
-def terminated_text(reason: str, stop: StopPoint | None = None) -> str:
+def termination_message(reason: str, stop: StopPoint | None = None) -> str:
     """What a job fails with whose driver was terminated before it could end the job."""
     if stop is not None:
         return (
@@ -82,17 +82,17 @@ def terminated_text(reason: str, stop: StopPoint | None = None) -> str:
     )
 
 
-def cut_short(stop: StopPoint, reason: str) -> Answer:
+def interrupted_answer(stop: StopPoint, reason: str) -> CommandAnswer:
     text = (
         f"savepoint {stop.path} is complete and valid, but the job ended before what it covers was committed: "
         f"{reason}. Restore it: that commits it too"
     )
     data = {"outcome": SAVEPOINT_OK, "mode": stop.mode, "checkpoint_id": stop.checkpoint_id, "path": stop.path}
-    return Answer("", False, SAVEPOINT_OK, text, data)
+    return CommandAnswer("", False, SAVEPOINT_OK, text, data)
 
 
-def refusal(code: str, message: str) -> Answer:
-    return Answer("", False, code, message)
+def end_refusal(code: str, message: str) -> CommandAnswer:
+    return CommandAnswer("", False, code, message)
 
 
 EXIT_JOB_FAILED = 6
@@ -116,7 +116,7 @@ class Supervisor:
     def __init__(self, options: JobOptions) -> None:
         self.restarts = 0
         self._options = options
-        self._strategy = CurableRestarts(restart_strategy(options))
+        self._strategy = RetryableRestarts(restart_strategy(options))
         self._phase: Phase = "new"
         self._carried: list[Wish] = []
         self._cancel: Command | None = None
@@ -127,12 +127,12 @@ class Supervisor:
         self._waiting_since_ms = 0
         self._waited_ms = 0
         self._failures: list[RunFailed] = []
-        self._held: list[Answer] = []
+        self._held: list[CommandAnswer] = []
         self._farewell: AnswerAllOpen | None = None
         self._stop: StopPoint | None = None
         self._latest: Latest | None = None
-        self._watches: dict[str, StopWatch] = {}
-        self._overdue: Answer | None = None
+        self._watches: dict[str, StopDeadline] = {}
+        self._overdue: CommandAnswer | None = None
 
     # ------------------------------------------------------------ entry
 
@@ -140,26 +140,26 @@ class Supervisor:
         """Take one event; the actions are to be carried out in order."""
         if self._farewell is not None:
             return [AnswerCommand(self._farewell.to(event.command))] if isinstance(event, CommandArrived) else []
-        if isinstance(event, RunOver | CannotGoOn | StopJudged):
+        if isinstance(event, RunTornDown | RunImpossible | StopJudged):
             self._stop = event.stop or self._stop
         match event:
-            case Begin(ended) if ended is not None:
+            case BeginSupervision(ended) if ended is not None:
                 return self._already_ended(*ended)
-            case Begin():
-                self._check_again(now_ms)
+            case BeginSupervision():
+                self._recheck_stop(now_ms)
                 return [RecordStatus("WAITING_FOR_SLOTS"), *self._wait(now_ms)]
-            case SlotsThere():
+            case SlotsAvailable():
                 return self._on_slots(now_ms)
-            case CannotGoOn(failure, exit_code, stop):
+            case RunImpossible(failure, exit_code, stop):
                 return self._interrupted(failure, stop) or self._failed([failure], exit_code, "", stop)
             case RunStarted():
                 return self._on_started(event, now_ms)
             case RunAnswered(answer, run_over):
                 return self._on_answer(answer, run_over, now_ms)
-            case Progress():
+            case RunProgressed():
                 self._strategy.on_progress()
                 return []
-            case RunOver():
+            case RunTornDown():
                 return self._on_over(event, now_ms)
             case CommandArrived(command):
                 return self._on_command(command, now_ms)
@@ -195,7 +195,7 @@ class Supervisor:
         self._waited_ms += now_ms - self._waiting_since_ms
         self._phase = "running"
         requests, self._carried = tuple(self._carried), []
-        return [self._check_again(now_ms), StartRun(requests)]
+        return [self._recheck_stop(now_ms), StartRun(requests)]
 
     def _on_started(self, started: RunStarted, now_ms: int) -> list[SupervisionAction]:
         """The job is up again: a stop that failed may now be told that the job continues. Not by a run that commits
@@ -213,29 +213,29 @@ class Supervisor:
             *(AnswerCommand(answer) for answer in held if not started.commit_only),
         ]
 
-    def _on_answer(self, answer: Answer, run_over: bool, now_ms: int) -> list[SupervisionAction]:
+    def _on_answer(self, answer: CommandAnswer, run_over: bool, now_ms: int) -> list[SupervisionAction]:
         if answer.request_id == SIGTERM_STOP:  # one that another stop kept from starting waits for that one's end
             refused = answer.code != "stop_in_progress"
             return [FailCurrentRun(RunFailed(answer.message))] if refused and not run_over else []
         watch = self._watches.get(answer.request_id)
         if watch is not None and watch.is_late(now_ms) and answer.code in (SAVEPOINT_FAILED, SAVEPOINT_OK):
-            return self._too_late(watch, answer, now_ms, run_over=run_over)
-        return self._tell(answer, now_ms, run_over=run_over)
+            return self._stop_timed_out(watch, answer, now_ms, run_over=run_over)
+        return self._answer(answer, now_ms, run_over=run_over)
 
-    def _tell(self, answer: Answer, now_ms: int, *, run_over: bool) -> list[SupervisionAction]:
+    def _answer(self, answer: CommandAnswer, now_ms: int, *, run_over: bool) -> list[SupervisionAction]:
         """That the job goes on is not said before it does; but runs may fail for ever, and a stop has its time."""
         watch = self._watches.get(answer.request_id)
-        told = watch.told(answer) if watch is not None else answer
+        told = watch.answer(answer) if watch is not None else answer
         if run_over and answer.code == SAVEPOINT_FAILED:
             if watch is not None:
-                watch.hold(answer, now_ms)
+                watch.pause(answer, now_ms)
             self._held.append(told)
             return []
         self._watches.pop(answer.request_id, None)
         return [AnswerCommand(told)]
 
-    def _on_over(self, over: RunOver, now_ms: int) -> list[SupervisionAction]:
-        self._carried += [wish for wish in over.again if not isinstance(wish, GiveUpStop)]
+    def _on_over(self, over: RunTornDown, now_ms: int) -> list[SupervisionAction]:
+        self._carried += [wish for wish in over.again if not isinstance(wish, TimeOutStop)]
         self._latest = over.latest
         outcome = over.outcome
         if isinstance(outcome, RunEnded):
@@ -246,8 +246,8 @@ class Supervisor:
         interrupted = self._interrupted(outcome, over.stop)
         if interrupted:
             return interrupted
-        self._resume_watches(now_ms)
-        if isinstance(outcome, RunRejected | StopGivenUp):  # no failure: it goes back at once, and uses up no restart
+        self._resume_stop_deadlines(now_ms)
+        if isinstance(outcome, RunRejected | StopTimedOut):  # no failure: it goes back at once, and uses up no restart
             self.restarts += 1
             return [RecordStatus("RESTARTING", {"reason": outcome.message}), *self._wait(now_ms)]
         delay_ms = self._strategy.on_failure(outcome, now_ms - self._waited_ms, over.draw)
@@ -261,27 +261,27 @@ class Supervisor:
     def _on_tick(self, now_ms: int) -> list[SupervisionAction]:
         actions: list[SupervisionAction] = []
         if self._check_ms is not None and now_ms >= self._check_ms:
-            actions.append(self._check_again(now_ms))
+            actions.append(self._recheck_stop(now_ms))
         if self._phase == "pausing" and self._resume_ms is not None and now_ms >= self._resume_ms:
             self._resume_ms = None
             actions += self._wait(now_ms)
         elif self._terminate_by_ms is not None and now_ms >= self._terminate_by_ms:
             self._terminate_by_ms = None
             limit = f"sigterm_timeout {format_duration(self._options.sigterm_timeout)}"
-            actions.append(Deliver(GiveUpStop(None, limit)))  # which names who held it up, where somebody did
+            actions.append(DeliverToRun(TimeOutStop(None, limit)))  # which names who held it up, where somebody did
             actions.append(FailCurrentRun(RunFailed(f"the job had not stopped within {limit}")))
         for watch in [w for w in self._watches.values() if w.deadline_ms is not None and w.is_late(now_ms)]:
-            actions += self._time_is_up(watch, now_ms)
+            actions += self._on_stop_timeout(watch, now_ms)
         return actions
 
     # ------------------------------------------------------------ stops whose time is up
 
-    def _time_is_up(self, watch: StopWatch, now_ms: int) -> list[SupervisionAction]:
+    def _on_stop_timeout(self, watch: StopDeadline, now_ms: int) -> list[SupervisionAction]:
         """A run says what has become of the stop so far. Without one the command may not be wanted any more."""
         if self._phase == "running":
             given_up = watch.give_up(self._stop)
-            return [Deliver(given_up)] if watch.held is None else []  # the run that comes up does not have it
-        watch.deadline_ms = now_ms + ASK_AGAIN_MS
+            return [DeliverToRun(given_up)] if watch.held is None else []  # the run that comes up does not have it
+        watch.deadline_ms = now_ms + RETRY_STOP_MS
         return [JudgeStop(watch.command.command_id)]
 
     def _on_stop_judged(self, judged: StopJudged, now_ms: int) -> list[SupervisionAction]:
@@ -292,37 +292,39 @@ class Supervisor:
         self._carried = [wish for wish in self._carried if wish.request_id != judged.command_id]
         self._held = [answer for answer in self._held if answer.request_id != judged.command_id]
         if judged.wanted:
-            told = watch.still_down() if self._stop is None else watch.uncommitted(self._stop)
-            return self._too_late(watch, told, now_ms, run_over=False)
+            told = watch.answer_while_down() if self._stop is None else watch.uncommitted(self._stop)
+            return self._stop_timed_out(watch, told, now_ms, run_over=False)
         del self._watches[judged.command_id]
         return []
 
-    def _too_late(self, watch: StopWatch, told: Answer, now_ms: int, *, run_over: bool) -> list[SupervisionAction]:
+    def _stop_timed_out(
+        self, watch: StopDeadline, told: CommandAnswer, now_ms: int, *, run_over: bool
+    ) -> list[SupervisionAction]:
         """What `on_timeout` asks for (S7.7). What is complete can only be committed: then there is no second try."""
         if watch.on_timeout == "cancel" and self._cancel is None:
             del self._watches[watch.command.command_id]
             self._overdue = told
             return self._on_cancel(watch.command, "by on_timeout=cancel")
         if not watch.tries_again or told.code == SAVEPOINT_OK:
-            return self._tell(told, now_ms, run_over=run_over)
-        request = watch.again(told)
+            return self._answer(told, now_ms, run_over=run_over)
+        request = watch.retry(told)
         if self._phase == "running" and not run_over:
             watch.started(now_ms)
-            return [Deliver(request)]
+            return [DeliverToRun(request)]
         self._carried.append(request)
         return []
 
-    def _resume_watches(self, now_ms: int) -> None:
+    def _resume_stop_deadlines(self, now_ms: int) -> None:
         """The run that was told to give a stop up never had it: the next one is told, at once."""
         for watch in self._watches.values():
             if watch.given_up:
                 watch.given_up, watch.deadline_ms = False, now_ms
 
-    def _check_again(self, now_ms: int) -> CheckReign:
+    def _recheck_stop(self, now_ms: int) -> CheckGeneration:
         """Now, and once per `heartbeat_timeout`: a driver that appends nothing would not notice that a newer one
         reigns, and hold its slots and read its sources for ever (S9.2)."""
         self._check_ms = now_ms + self._options.heartbeat_timeout // timedelta(milliseconds=1)
-        return CheckReign()
+        return CheckGeneration()
 
     # ------------------------------------------------------------ commands and signals
 
@@ -331,11 +333,11 @@ class Supervisor:
         path, request_id = arguments.get("path"), command.command_id
         match command.verb:
             case "checkpoint":
-                return self._request(Request("checkpoint", request_id=request_id, by=by))
+                return self._request(SnapshotRequest("checkpoint", request_id=request_id, by=by))
             case "savepoint":
-                return self._request(Request("savepoint", request_id=request_id, path=path, by=by))
+                return self._request(SnapshotRequest("savepoint", request_id=request_id, path=path, by=by))
             case "stop":
-                watch = StopWatch.of(command, self._options.stop_timeout, now_ms)
+                watch = StopDeadline.of(command, self._options.stop_timeout, now_ms)
                 self._watches[request_id] = watch
                 return self._request(watch.request)
             case "cancel":
@@ -344,12 +346,12 @@ class Supervisor:
                 n = arguments.get("checkpoint_id")
                 then: Then = arguments.get("then") or "stop"
                 reason = str(arguments.get("reason") or "")
-                return self._request(Ruling(request_id, command.verb == "commit", n, by, then, reason))
+                return self._request(Verdict(request_id, command.verb == "commit", n, by, then, reason))
 
     def _request(self, request: Wish) -> list[SupervisionAction]:
         """To the run that is there, else to the next one."""
         if self._phase == "running":
-            return [Deliver(request)]
+            return [DeliverToRun(request)]
         self._carried.append(request)
         return []
 
@@ -369,22 +371,22 @@ class Supervisor:
         self._terminated = True
         if self._phase != "running":
             reason = self._failures[-1].message if self._failures else "before the job ran"
-            return self._given_up(reason, self._stop)
+            return self._timed_out(reason, self._stop)
         if self._options.checkpoint_mode == "off":
             return [FailCurrentRun(RunFailed("checkpoint_mode is off, so that there is none to wait for"))]
         self._terminate_by_ms = now_ms + self._options.sigterm_timeout // timedelta(milliseconds=1)
-        return [Deliver(Request("stop-savepoint", request_id=SIGTERM_STOP, stop="suspend"))]
+        return [DeliverToRun(SnapshotRequest("stop-savepoint", request_id=SIGTERM_STOP, stop="suspend"))]
 
     def _interrupted(self, failure: RunFailed, stop: StopPoint | None) -> list[SupervisionAction]:
         """How a run ends the job that was cancelled or terminated meanwhile."""
         if self._cancel is not None:
             return self._canceled(self._cancel)
-        return self._given_up(failure.message, stop) if self._terminated else []
+        return self._timed_out(failure.message, stop) if self._terminated else []
 
     # ------------------------------------------------------------ how it ends
 
     def _ended(self, outcome: RunEnded) -> list[SupervisionAction]:
-        otherwise = refusal("job_ended", "the job has ended")
+        otherwise = end_refusal("job_ended", "the job has ended")
         left = outcome.uncommitted
         if outcome.stop is None and left:
             data = {"reason": uncommitted_text(left), "uncommitted": list(left)}
@@ -393,57 +395,59 @@ class Supervisor:
             return self._over("FINISHED", {}, AnswerAllOpen(otherwise), exit_code=0)
         assert outcome.path is not None and outcome.checkpoint_id is not None, "a stop has a savepoint"
         mode: StopMode = "drain" if outcome.stop == "drain" else "suspend"
-        answer = stop_answer("", mode, outcome.checkpoint_id, outcome.path, left)
+        answer = stop_result("", mode, outcome.checkpoint_id, outcome.path, left)
         for watch in self._watches.values():
             if outcome.request_id in (watch.command.command_id, None):
-                answer = watch.told(answer)
+                answer = watch.answer(answer)
         return self._over("STOPPED", {"stop": dict(answer.data)}, AnswerAllOpen(otherwise, {"stop": answer}), 0)
 
     def _already_ended(self, status: str, data: Mapping[str, Any]) -> list[SupervisionAction]:
         """The status again, behind this driver's fence; what is open is answered as the earlier driver would have."""
-        by_verb: dict[str, Answer] = {}
+        by_verb: dict[str, CommandAnswer] = {}
         stop = data.get("stop")
         if status == "STOPPED" and stop is not None:
-            by_verb["stop"] = stop_answer(
+            by_verb["stop"] = stop_result(
                 "", stop["mode"], stop["checkpoint_id"], stop["path"], stop.get("uncommitted", ())
             )
         if status == "CANCELED":
             by_verb["cancel"] = CANCELED
             if stop is not None:
-                by_verb["stop"] = Answer("", False, stop["outcome"], str(data.get("reason", "")), stop)
+                by_verb["stop"] = CommandAnswer("", False, stop["outcome"], str(data.get("reason", "")), stop)
         if status == "STOPPED" and stop is None and "reason" in data:
             return self._rejected(RunRejected(data["reason"]), data.get("rejected"))
-        return self._over(status, data, AnswerAllOpen(refusal("job_ended", "the job has ended"), by_verb), exit_code=0)
+        return self._over(
+            status, data, AnswerAllOpen(end_refusal("job_ended", "the job has ended"), by_verb), exit_code=0
+        )
 
     def _rejected(self, outcome: RunRejected, unanswered: Mapping[str, Any] | None = None) -> list[SupervisionAction]:
         """As the verdict wanted it: the job ends in front of what was rejected (S7.8). `unanswered`: checkpoint and
         command, when the driver that carried it out may have died before it answered."""
         text = f"the job has stopped: {outcome.message}"
-        own: tuple[Answer, ...] = ()
+        own: tuple[CommandAnswer, ...] = ()
         if unanswered is not None and unanswered["command"] is not None:
             data = {"checkpoint_id": unanswered["checkpoint_id"]}
-            own = (Answer(unanswered["command"], True, "rejected", text, data),)
-        farewell = AnswerAllOpen(refusal("rejected", text), own=own)
+            own = (CommandAnswer(unanswered["command"], True, "rejected", text, data),)
+        farewell = AnswerAllOpen(end_refusal("rejected", text), own=own)
         return self._over("STOPPED", {"reason": outcome.message}, farewell, 0)
 
     def _canceled(self, command: Command) -> list[SupervisionAction]:
         by = f"by {command.issued_by}"
-        farewell = AnswerAllOpen(refusal("job_ended", f"the job was cancelled {by}"), {"cancel": CANCELED})
+        farewell = AnswerAllOpen(end_refusal("job_ended", f"the job was cancelled {by}"), {"cancel": CANCELED})
         data: dict[str, Any] = {"reason": by}
-        stop: Answer | None = None
+        stop: CommandAnswer | None = None
         if self._overdue is not None:
             stop = cancelled(self._overdue, self._latest)
             data["reason"] = f"{by}: {stop.message}"
         if self._stop is not None:
             why = self._overdue.message if self._overdue is not None else f"it was cancelled {by}"
-            stop = cut_short(self._stop, why)
+            stop = interrupted_answer(self._stop, why)
         if stop is not None:
             farewell = replace(farewell, by_verb={**farewell.by_verb, "stop": stop})
             data["stop"] = dict(stop.data)
         return self._over("CANCELED", data, farewell, 0)
 
-    def _given_up(self, reason: str, stop: StopPoint | None) -> list[SupervisionAction]:
-        return self._failed([RunFailed(terminated_text(reason, stop))], EXIT_TERMINATED, "", stop)
+    def _timed_out(self, reason: str, stop: StopPoint | None) -> list[SupervisionAction]:
+        return self._failed([RunFailed(termination_message(reason, stop))], EXIT_TERMINATED, "", stop)
 
     def _failed(
         self, failures: list[RunFailed], exit_code: int, prefix: str, stop: StopPoint | None
@@ -452,12 +456,12 @@ class Supervisor:
         came after it, so that it is the last failure in the log."""
         first, last = failures[0], failures[-1]
         recorded = [RecordFailure(last)] + ([RecordFailure(first)] if first != last else [])
-        by_verb: dict[str, Answer] = {}
+        by_verb: dict[str, CommandAnswer] = {}
         data: dict[str, Any] = {"reason": prefix + first.message}
         if stop is not None:
-            by_verb["stop"] = cut_short(stop, first.message)
+            by_verb["stop"] = interrupted_answer(stop, first.message)
             data["stop"] = dict(by_verb["stop"].data)
-        farewell = AnswerAllOpen(refusal("job_failed", first.message), by_verb)
+        farewell = AnswerAllOpen(end_refusal("job_failed", first.message), by_verb)
         return [*recorded, *self._over("FAILED", data, farewell, exit_code)]
 
     def _over(

@@ -26,7 +26,7 @@ from tidegate.jobs.artifacts.packed_pipeline import (
 )
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import decode, encode
-from tidegate.jobs.stores.store import Store, checked_path
+from tidegate.jobs.stores.store import Store, check_path
 
 MAX_FILES = 10_000
 """Files of a folder that is pinned as it lies there."""
@@ -65,7 +65,7 @@ class ArtifactManifest:
         """The files; RecordError when a path leaves the artifact or an entry is malformed."""
         try:
             return tuple(
-                ArtifactFile(checked_path(f["path"]), int(f["size_bytes"]), str(f["sha256"])) for f in self.files
+                ArtifactFile(check_path(f["path"]), int(f["size_bytes"]), str(f["sha256"])) for f in self.files
             )
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError("an artifact's manifest is malformed", where=where, cause=repr(error)) from error
@@ -140,7 +140,7 @@ def upload(store: Store, layout: JobLayout, packed: PackedArtifact) -> str:
     return packed.sha256
 
 
-def is_pinned(store: Store, layout: JobLayout, sha256: str) -> bool:
+def artifact_exists(store: Store, layout: JobLayout, sha256: str) -> bool:
     """Whether an artifact is there, whole."""
     return store.exists(layout.artifact_code(sha256)) and store.exists(layout.artifact_manifest(sha256))
 
@@ -155,7 +155,7 @@ def copy_artifact(store: Store, source: JobLayout, target: JobLayout, sha256: st
     store.replace(target.artifact_manifest(sha256), manifest)
 
 
-def materialise(store: Store, layout: JobLayout, sha256: str, target_dir: str) -> None:
+def unpack_artifact(store: Store, layout: JobLayout, sha256: str, target_dir: str) -> None:
     """Write an artifact's files into `target_dir`, which may exist, verifying every one. All files are verified before
     the first is written.
 

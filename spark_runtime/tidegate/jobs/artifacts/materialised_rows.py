@@ -35,7 +35,7 @@ class Materialised:
     at: str
 
 
-def settle_materialised(store: Store, layout: JobLayout, made: Materialised) -> Materialised:
+def record_materialised(store: Store, layout: JobLayout, made: Materialised) -> Materialised:
     """Put it on record, unless another is; gives the one that counts. Raises StoreError."""
     path = layout.materialised_record(made.spec, made.source)
     with suppress(AlreadyExistsError):

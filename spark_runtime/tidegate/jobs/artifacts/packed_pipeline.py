@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from tidegate.errors import PipelineError, RecordError, StoreError
 from tidegate.jobs.records import decode, encode
-from tidegate.jobs.stores.store import checked_path
+from tidegate.jobs.stores.store import check_path
 
 DESCRIPTION = "tidegate-artifact.json"
 SITE_PACKAGES = "site-packages"
@@ -39,7 +39,7 @@ Files = tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class PackedDescription:
     """What `tidegate-artifact.json` says.
 
     Attributes:
@@ -57,21 +57,21 @@ class Description:
     platform: str = ""
 
 
-def describe(pipeline: str, packages: Sequence[str], files: Files) -> Description:
+def describe(pipeline: str, packages: Sequence[str], files: Files) -> PackedDescription:
     """The description of what this interpreter has packed."""
     if not any(name.endswith(_COMPILED) for name, _ in files):
-        return Description(pipeline, tuple(sorted(packages)))
-    return Description(pipeline, tuple(sorted(packages)), _python(), sysconfig.get_platform())
+        return PackedDescription(pipeline, tuple(sorted(packages)))
+    return PackedDescription(pipeline, tuple(sorted(packages)), _python(), sysconfig.get_platform())
 
 
-def packed(description: Description, files: Files) -> bytes:
+def pack_pipeline(description: PackedDescription, files: Files) -> bytes:
     """The file. `files`: (path, content) of code and packages, without the description.
 
     Raises:
         PipelineError: too many or too much, or two of one name.
     """
     whole = sorted([*files, (DESCRIPTION, encode(description))])
-    _refuse_clashes([path for path, _ in whole], "what is to be packed")
+    _refuse_duplicate_paths([path for path, _ in whole], "what is to be packed")
     size_bytes = sum(len(content) for _, content in whole)
     if len(whole) > MAX_PACKED_FILES or size_bytes > MAX_PACKED_BYTES:
         raise PipelineError(
@@ -89,7 +89,7 @@ def packed(description: Description, files: Files) -> bytes:
     return out.getvalue()
 
 
-def read_packed(path: str) -> tuple[Description, Files]:
+def read_packed(path: str) -> tuple[PackedDescription, Files]:
     """What `packed` made of it: the files with the description among them, as they are pinned.
 
     Raises:
@@ -101,9 +101,9 @@ def read_packed(path: str) -> tuple[Description, Files]:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
             if len(entries) > MAX_PACKED_FILES or sum(entry.file_size for entry in entries) > MAX_PACKED_BYTES:
                 raise PipelineError("it holds more than an artifact can", where=path, remedy=remedy)
-            _refuse_clashes([checked_path(entry.filename) for entry in entries], path)
+            _refuse_duplicate_paths([check_path(entry.filename) for entry in entries], path)
             files = tuple(sorted((entry.filename, read_entry(archive, entry)) for entry in entries))
-        return decode(dict(files)[DESCRIPTION], Description, f"{path}, {DESCRIPTION}"), files
+        return decode(dict(files)[DESCRIPTION], PackedDescription, f"{path}, {DESCRIPTION}"), files
     except FileNotFoundError as error:
         raise PipelineError("there is no such file", where=os.path.abspath(path), remedy="Check the path") from error
     except KeyError as error:
@@ -132,7 +132,7 @@ def read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
         return member.read(entry.file_size + 1)
 
 
-def _refuse_clashes(paths: Sequence[str], where: str) -> None:
+def _refuse_duplicate_paths(paths: Sequence[str], where: str) -> None:
     """Raise PipelineError for a name that comes twice, or is that of a file and of a folder."""
     known = set(paths)
     clashes = {path for path in paths if paths.count(path) > 1} if len(known) < len(paths) else set()
@@ -154,7 +154,7 @@ def check_unpacked(folder: str) -> None:
     path = os.path.join(folder, DESCRIPTION)
     try:
         with open(path, "rb") as file:
-            made_for = decode(file.read(), Description, path)
+            made_for = decode(file.read(), PackedDescription, path)
     except FileNotFoundError:
         return
     except RecordError as error:

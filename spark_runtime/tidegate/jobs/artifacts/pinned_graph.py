@@ -40,13 +40,13 @@ class PinnedGraph:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def pin_graph(store: Store, layout: JobLayout, pinned: PinnedGraph) -> None:
+def write_pinned_graph(store: Store, layout: JobLayout, pinned: PinnedGraph) -> None:
     """Write it, unless an earlier driver of the submission has: a relaunch runs the same code. Raises StoreError."""
     with suppress(AlreadyExistsError):
         store.create(layout.graph(pinned.spec), encode(pinned))
 
 
-def pinned_graph(store: Store, layout: JobLayout, spec: int) -> PinnedGraph | None:
+def read_pinned_graph(store: Store, layout: JobLayout, spec: int) -> PinnedGraph | None:
     """That of a submission; None: no driver has built it yet, or one of an earlier version. Raises RecordError,
     StoreError."""
     path = layout.graph(spec)

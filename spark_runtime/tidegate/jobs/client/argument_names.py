@@ -35,7 +35,7 @@ def check_argument_names(pipeline: str, code_root: str | None, arguments: Mappin
     with suppress(OSError, SyntaxError, ValueError, RecursionError), open(file, encoding="utf-8") as source:
         tree = ast.parse(source.read())
         defined = _definition(tree, function)
-        taken = _names_taken(tree, defined) if defined is not None else None
+        taken = _accepted_names(tree, defined) if defined is not None else None
         if defined is None or taken is None:
             return
         where = f"pipeline {target} in {file}:{defined.lineno}"
@@ -99,7 +99,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
             yield (part.asname or part.name).partition(".")[0]
 
 
-def _names_taken(tree: ast.Module, function: ast.FunctionDef) -> Names | None:
+def _accepted_names(tree: ast.Module, function: ast.FunctionDef) -> Names | None:
     """Its arguments by name; None: it takes a mapping, or that cannot be told."""
     given = function.args
     if given.posonlyargs or given.vararg is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tidegate.errors import StoreError
 from tidegate.jobs.client.job_directory import JobDirectory
-from tidegate.jobs.history.verdicts import verdicts_of
+from tidegate.jobs.history.verdicts import find_verdicts
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec
 from tidegate.jobs.status import JobStatus, JobView
@@ -34,7 +34,7 @@ def delete_checkpoints(job: JobDirectory, spec: Spec, check: Callable[[], object
         StoreError: not everything was deleted.
     """
     store, layout = job.store, job.layout
-    verdicts = verdicts_of(job.specs(), job.decisions(), spec.number)
+    verdicts = find_verdicts(job.specs(), job.decisions(), spec.number)
     pinned = {verdicts.views[n].path for n in verdicts.pinned}
     try:
         shared = list(store.list(layout.shared))  # before the folders: none of these is of a later reign

@@ -15,11 +15,11 @@ from tidegate.jobs.client import submission
 from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
-from tidegate.jobs.restore.snapshot_lookup import refuse_older, resolve_restore
+from tidegate.jobs.restore.snapshot_lookup import refuse_older_than, resolve_restore
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ForkOrigin:
     """Where a fork begins.
 
     Attributes:
@@ -41,7 +41,7 @@ class Origin:
     completed_at: str | None
 
 
-def find_origin(original: JobDirectory, wanted: RestoreFrom) -> Origin:
+def find_origin(original: JobDirectory, wanted: RestoreFrom) -> ForkOrigin:
     """What `wanted` names among the snapshots of `original`, checked.
 
     Raises:
@@ -65,10 +65,10 @@ def find_origin(original: JobDirectory, wanted: RestoreFrom) -> Origin:
     number = point.spec if point is not None and point.spec else view.spec_number
     kind = point.kind if point is not None else wanted.kind
     n = point.checkpoint_id if point is not None else None
-    return Origin(original.job_id, path, n, kind, specs[number - 1], resolved.name, resolved.completed_at)
+    return ForkOrigin(original.job_id, path, n, kind, specs[number - 1], resolved.name, resolved.completed_at)
 
 
-def fork(job: JobDirectory, original: JobDirectory, request: submission.Request) -> Spec:
+def fork(job: JobDirectory, original: JobDirectory, request: submission.SubmissionRequest) -> Spec:
     """Submit `job`'s job as a fork, or find what was submitted under the request's submission id.
 
     Args:
@@ -85,12 +85,12 @@ def fork(job: JobDirectory, original: JobDirectory, request: submission.Request)
     for spec in job.specs():
         if spec.submission_id == request.submission_id:
             return spec
-    check_differs(job, original, request.pipeline, request.arguments)
+    check_settings_differ(job, original, request.pipeline, request.arguments)
     assert request.restore is not None, "a fork begins with a snapshot"
     origin = find_origin(original, request.restore)
     if request.max_snapshot_age is not None:
         where = f"job {job.job_id}, fork of {original.job_id}"
-        refuse_older(origin.name, origin.completed_at, request.max_snapshot_age, job.now(), where=where)
+        refuse_older_than(origin.name, origin.completed_at, request.max_snapshot_age, job.now(), where=where)
     restore = replace(
         request.restore,
         kind="savepoint",
@@ -102,7 +102,7 @@ def fork(job: JobDirectory, original: JobDirectory, request: submission.Request)
     made = replace(
         request,
         restore=restore,
-        arguments=laid_over(origin.spec.arguments, request.arguments),
+        arguments=merge_settings(origin.spec.arguments, request.arguments),
         options=request.options or JobOptions.from_mapping(origin.spec.options),
         like=origin.spec,
         max_snapshot_age=None,
@@ -110,7 +110,7 @@ def fork(job: JobDirectory, original: JobDirectory, request: submission.Request)
     return submission.submit(job, made)
 
 
-def check_differs(
+def check_settings_differ(
     job: JobDirectory, original: JobDirectory, pipeline: str | None, arguments: Mapping[str, Any] | None
 ) -> None:
     """Raise OptionError when a fork would be its original, or do the same: see `fork`. Touches no store."""
@@ -126,6 +126,6 @@ def check_differs(
         )
 
 
-def laid_over(before: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+def merge_settings(before: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
     """`before`, with what is given in the place of what it replaces."""
     return {**before, **(given or {})}

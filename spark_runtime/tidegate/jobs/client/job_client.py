@@ -72,7 +72,7 @@ class JobClient(JobDirectory):
             code_root: folder to pin as a whole.
             fresh: start although the job has had a submission, without its state; `if_exists` of file sinks says what
                 happens to output. Without it such a start is refused.
-            relative_paths: see `submission.Request`.
+            relative_paths: see `submission.SubmissionRequest`.
 
         Raises:
             OptionError: a wrong option, or a secret in plain text.
@@ -83,7 +83,7 @@ class JobClient(JobDirectory):
         """
         if options is not None and not isinstance(options, JobOptions):
             options = JobOptions.from_mapping(options)
-        request = submission.Request(
+        request = submission.SubmissionRequest(
             pipeline=pipeline,
             arguments=arguments,
             options=options,

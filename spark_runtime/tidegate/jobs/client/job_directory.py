@@ -13,9 +13,9 @@ from typing import Any
 
 from tidegate.clock import iso, utc_now
 from tidegate.errors import JobNotFoundError, NotFoundError, RecordError, StoreError
-from tidegate.jobs.client.waiter import HeartbeatWatch, Waiting
+from tidegate.jobs.client.waiter import HeartbeatObserver, JobWaiter
 from tidegate.jobs.decision_log import DecisionLog
-from tidegate.jobs.launches import find_local, launched_processes, local_death
+from tidegate.jobs.launches import find_local_driver, launched_processes, local_driver_death
 from tidegate.jobs.layout import JobLayout, job_ids
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.process_output import output_tail, read_logs
@@ -29,19 +29,19 @@ POLL_S = 0.5
 """Default pause between two looks at a job, seconds."""
 OBSERVE_INTERVALS = 5
 """Heartbeat intervals that an observer waits for one heartbeat before it takes a driver for dead."""
-LEAST_OBSERVE_S = 5.0
+MIN_OBSERVE_S = 5.0
 """The least it waits, seconds: a busy machine may be late."""
 RESULT_GRACE_S = 5.0
 """How long after a job's end an answer may still come, seconds: the driver writes its last answers about then."""
 LIST_REMEDY = "`tidegate list` shows the jobs of a root"
-MOST_NAMES = 3
+MAX_NAMES = 3
 """Candidates that are looked up, since of each the job directory is asked whether it holds a job."""
 
 
-def nearest_job(store: Store, job_id: str) -> str | None:
+def nearest_job_id(store: Store, job_id: str) -> str | None:
     """The job of a root whose id is nearest to this one; None: no id is near, or the root cannot be listed."""
     try:
-        near = difflib.get_close_matches(job_id, [*job_ids(store.list(""))], n=MOST_NAMES + 1)
+        near = difflib.get_close_matches(job_id, [*job_ids(store.list(""))], n=MAX_NAMES + 1)
         return next((name for name in near if name != job_id and store.exists(JobLayout(name).spec(1))), None)
     except StoreError:
         return None
@@ -49,7 +49,7 @@ def nearest_job(store: Store, job_id: str) -> str | None:
 
 def job_remedy(store: Store, job_id: str, otherwise: str) -> str:
     """What to do about a job id that there is not."""
-    near = nearest_job(store, job_id)
+    near = nearest_job_id(store, job_id)
     return f"Did you mean {near!r}? {otherwise}" if near else otherwise
 
 
@@ -146,18 +146,18 @@ class JobDirectory:
         Clocks are not compared. Answers as soon as it knows.
 
         Args:
-            observe_s: how long to watch, seconds; None: OBSERVE_INTERVALS heartbeat intervals, or LEAST_OBSERVE_S.
+            observe_s: how long to watch, seconds; None: OBSERVE_INTERVALS heartbeat intervals, or MIN_OBSERVE_S.
         """
         view = self.view()
         spec = self.spec(view.spec_number)
-        if view.is_terminal or local_death(self.store, self.layout, spec.number) is not None:
+        if view.is_terminal or local_driver_death(self.store, self.layout, spec.number) is not None:
             return False
         if view.status is JobStatus.CREATED:
-            return find_local(self.store, self.layout, spec.number) is not None
+            return find_local_driver(self.store, self.layout, spec.number) is not None
         options = JobOptions.from_mapping(spec.options)
         interval_s = options.heartbeat_interval.total_seconds()
-        limit_s = max(OBSERVE_INTERVALS * interval_s, LEAST_OBSERVE_S) if observe_s is None else observe_s
-        watch = HeartbeatWatch(limit_s, self._monotonic)
+        limit_s = max(OBSERVE_INTERVALS * interval_s, MIN_OBSERVE_S) if observe_s is None else observe_s
+        watch = HeartbeatObserver(limit_s, self._monotonic)
         while not watch.advanced(view):
             if watch.silent_s(view) >= limit_s:
                 return False
@@ -199,7 +199,7 @@ class JobDirectory:
         on_poll: Callable[[JobView], None] | None = None,
     ) -> CommandResult:
         """Wait for the answer to a command; a refusal is an answer too (`raise_if_refused`). Errors: see
-        `Waiting.until`."""
+        `JobWaiter.until`."""
         command = self.command(command_id)
         if command is None:
             raise self.not_found(f"there is no command {command_id}")
@@ -222,7 +222,7 @@ class JobDirectory:
         *,
         spec: int | None = None,
     ) -> JobView:
-        """Wait until the job's status is one of `wanted`. Errors: see `Waiting.until`."""
+        """Wait until the job's status is one of `wanted`. Errors: see `JobWaiter.until`."""
         wanted = {JobStatus(status) for status in wanted}
         what = f"status {' or '.join(sorted(wanted))}"
         return self.wait_until(lambda view: view.status in wanted, what, timeout, poll_s, on_poll, spec=spec)
@@ -247,7 +247,7 @@ class JobDirectory:
             on_poll: told of every view.
             spec: submission; None: the newest now.
 
-        Errors: see `Waiting.until`.
+        Errors: see `JobWaiter.until`.
         """
         number = self.view().spec_number if spec is None else spec
         return self._waiting(number).until(
@@ -259,13 +259,13 @@ class JobDirectory:
             on_poll=on_poll,
         )
 
-    def _waiting(self, number: int) -> Waiting:
+    def _waiting(self, number: int) -> JobWaiter:
         spec = self.spec(number)
         silence = JobOptions.from_mapping(spec.options).heartbeat_timeout
-        return Waiting(
+        return JobWaiter(
             look=self.view,
-            dead_here=lambda: local_death(self.store, self.layout, spec.number),
-            watch=HeartbeatWatch(silence.total_seconds(), self._monotonic),
+            dead_here=lambda: local_driver_death(self.store, self.layout, spec.number),
+            watch=HeartbeatObserver(silence.total_seconds(), self._monotonic),
             tail=output_tail,
             sleep=self._sleep,
             monotonic=self._monotonic,

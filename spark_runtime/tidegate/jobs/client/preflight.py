@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.errors import NotFoundError, OptionError, SnapshotError
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pinned_graph
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, read_pinned_graph
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.codec import canonical, decode, from_document
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.restore.compatibility import RestoreVerdict, SnapshotFacts, Target, judge_restore
-from tidegate.jobs.restore.snapshot_lookup import open_snapshot, resolve_restore
+from tidegate.jobs.restore.compatibility import RestoreTarget, RestoreVerdict, SnapshotFacts, check_compatibility
+from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder, resolve_restore
 from tidegate.jobs.stores.store_registry import open_store
 
 NEWEST_METADATA = 4
@@ -39,7 +39,7 @@ class Preflight:
     verdict: RestoreVerdict
 
 
-def check_restore(
+def preflight_restore(
     client: JobClient, restore: RestoreFrom, graph: PinnedGraph | None = None, *, parallelism: int | None = None
 ) -> Preflight:
     """Hold the snapshot that `restore` names against a graph.
@@ -66,7 +66,7 @@ def check_restore(
         number = view.followed if view is not None else 0
         graph = _pinned(client, number)
         state_backend = JobOptions.from_mapping(specs[number - 1].options).state_backend
-    target = Target(
+    target = RestoreTarget(
         graph.graph,
         parallelism or graph.parallelism,
         graph.max_parallelism,
@@ -77,7 +77,7 @@ def check_restore(
     )
     body = metadata_body(client, path)
     try:
-        verdict = judge_restore(SnapshotFacts.from_body(body), target)
+        verdict = check_compatibility(SnapshotFacts.from_body(body), target)
     except (KeyError, TypeError) as error:
         raise SnapshotError(
             "the snapshot or the graph lacks something", where=path, cause=repr(error), remedy="Check another snapshot"
@@ -87,7 +87,7 @@ def check_restore(
 
 def metadata_body(client: JobClient, path: str) -> Mapping[str, Any]:
     """Body of a snapshot's `_metadata`, checked against its checksum. Raises SnapshotError, StoreError."""
-    store, folder = open_snapshot(client.store, client.storage_options, path)
+    store, folder = open_snapshot_folder(client.store, client.storage_options, path)
     try:
         document = json.loads(store.read(JobLayout.metadata(folder)))
         body, version, sha256 = document["body"], document["v"], document["sha256"]
@@ -126,7 +126,7 @@ def graph_from(given: str | Mapping[str, Any], storage_options: Mapping[str, Any
 
 
 def _pinned(client: JobClient, spec: int) -> PinnedGraph:
-    found = pinned_graph(client.store, client.layout, spec) if spec else None
+    found = read_pinned_graph(client.store, client.layout, spec) if spec else None
     if found is None:
         raise OptionError(
             f"submission {spec} of the job has no pinned graph" if spec else "the job has no submission",

@@ -9,7 +9,7 @@ from tidegate.errors import OptionError
 from tidegate.jobs.layout import JobLayout
 
 
-def check_savepoint_place(root: str, layout: JobLayout, place: str, *, where: str) -> None:
+def check_savepoint_folder(root: str, layout: JobLayout, place: str, *, where: str) -> None:
     """Raise OptionError when `place` lies in the job's own folder of checkpoints.
 
     Args:

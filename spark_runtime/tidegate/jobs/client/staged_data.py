@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from tidegate.errors import NotFoundError, RecordError, SnapshotError
 from tidegate.jobs.client.job_directory import JobDirectory
-from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
-from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
+from tidegate.jobs.history.submissions import entries_by_submission, may_have_run, next_submission_that_ran
+from tidegate.jobs.history.verdicts import Verdicts, find_verdicts
 from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.restore.snapshot_lookup import open_snapshot
+from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder
 from tidegate.jobs.stores.store import Store
 
 StagedKind = Literal["files", "table", "opaque"]
@@ -106,7 +106,7 @@ class StagedData:
 _OPTIONAL = ("rows", "bytes", "format", "compression", "relation", "where", "place")
 
 
-def files_staged(uid: str, checkpoint_id: int, suffix: str, files: Sequence[StagedFile]) -> StagedData:
+def staged_files_of(uid: str, checkpoint_id: int, suffix: str, files: Sequence[StagedFile]) -> StagedData:
     """Files of one format. Args: suffix: that all would have once published, from its first dot on: `.csv.gz`."""
     name, _, compression = suffix[1:].partition(".")
     sizes = [file.bytes for file in files]
@@ -122,7 +122,7 @@ def files_staged(uid: str, checkpoint_id: int, suffix: str, files: Sequence[Stag
     )
 
 
-def merged(parts: Iterable[StagedData]) -> tuple[StagedData, ...]:
+def merge_staged(parts: Iterable[StagedData]) -> tuple[StagedData, ...]:
     """One for each sink, checkpoint and way to read, by checkpoint and sink: what subtasks tell each of its own."""
     by_key: dict[tuple[Any, ...], list[StagedData]] = {}
     for part in parts:
@@ -163,14 +163,14 @@ def quarantined_data(store: Store, quarantine: str, checkpoint_id: int) -> tuple
             found.append(StagedData.from_json(document["data"]))
         except (ValueError, KeyError, TypeError) as error:
             raise RecordError("a note of the quarantine cannot be read", where=path, cause=repr(error)) from error
-    return merged(found)
+    return merge_staged(found)
 
 
 def staged_data(job: JobDirectory, checkpoint_id: int | None) -> tuple[StagedData, ...]:
     """See `JobClient.staged`."""
     specs, decisions = job.specs() or (job.spec(1),), job.decisions()
-    ran = may_have_run(submissions_of(decisions))
-    verdicts = verdicts_of(specs, decisions, followed_by(len(specs) + 1, ran))
+    ran = may_have_run(entries_by_submission(decisions))
+    verdicts = find_verdicts(specs, decisions, next_submission_that_ran(len(specs) + 1, ran))
     wanted = checkpoint_id if checkpoint_id is not None else max(verdicts.waiting, default=None)
     if wanted is None:
         return ()
@@ -185,7 +185,7 @@ def staged_data(job: JobDirectory, checkpoint_id: int | None) -> tuple[StagedDat
         withheld = any(one.covers(part.checkpoint_id) for one in verdicts.withheld)
         if part.checkpoint_id > verdicts.approved and covering and not withheld:
             found.append(replace(part, checkpoint_id=covering[0]))
-    return merged(found)
+    return merge_staged(found)
 
 
 def _check(verdicts: Verdicts, wanted: int, where: str) -> None:
@@ -204,7 +204,7 @@ def _check(verdicts: Verdicts, wanted: int, where: str) -> None:
 
 def _in_snapshot(job: JobDirectory, path: str) -> Iterator[StagedData]:
     """What the snapshot's metadata tells, transaction by transaction."""
-    store, folder = open_snapshot(job.store, job.storage_options, path)
+    store, folder = open_snapshot_folder(job.store, job.storage_options, path)
     where = JobLayout.metadata(folder)
     try:
         body = json.loads(store.read(where))["body"]

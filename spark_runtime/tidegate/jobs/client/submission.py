@@ -19,21 +19,21 @@ from tidegate.errors import (
     RecordError,
     StoreError,
 )
-from tidegate.jobs.artifacts.artifact import copy_artifact, is_pinned, pack, resolve_pipeline, upload
+from tidegate.jobs.artifacts.artifact import artifact_exists, copy_artifact, pack, resolve_pipeline, upload
 from tidegate.jobs.client.argument_names import check_argument_names
 from tidegate.jobs.client.final_deletion import delete_checkpoints, deletes_checkpoints
 from tidegate.jobs.client.job_directory import JobDirectory
-from tidegate.jobs.client.savepoint_folder import check_savepoint_place
-from tidegate.jobs.history.submissions import left_nothing, submissions_of
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.client.savepoint_folder import check_savepoint_folder
+from tidegate.jobs.history.submissions import entries_by_submission, is_discarded
+from tidegate.jobs.launches import find_local_driver
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RelativePaths, RestoreFrom, Spec, canonical, decode, encode
-from tidegate.jobs.restore.snapshot_lookup import ResolvedRestore, refuse_older, resolve_restore
+from tidegate.jobs.restore.snapshot_lookup import ResolvedRestore, refuse_older_than, resolve_restore
 from tidegate.jobs.secrets import check_no_plain_secrets
 from tidegate.jobs.status import JobStatus, JobView
 
-MAX_SUBMIT_RACES = 20
+MAX_SUBMIT_CONFLICTS = 20
 """Specs that other submitters may create first before this one gives up."""
 DEFAULT_MASTER = "local[*]"
 CLAIM_MODES = ("no_claim", "claim")
@@ -41,7 +41,7 @@ ON_COMMITTED_AFTER = ("refuse", "rewind", "accept_duplicates")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SubmissionRequest:
     """What a submitter asks for. None of `pipeline`, `arguments`, `options`, `master`, `spark_conf`: as in the
     submission that a restore follows; a fresh start needs a pipeline.
 
@@ -76,10 +76,10 @@ class Request:
         return self.restore is None or self.restore.fork_of is not None
 
 
-def submit(job: JobDirectory, request: Request) -> Spec:
+def submit(job: JobDirectory, request: SubmissionRequest) -> Spec:
     """See `JobClient.submit`. Everything is checked, and the code pinned, before the spec is created; the create is the
     submission."""
-    for _ in range(MAX_SUBMIT_RACES):
+    for _ in range(MAX_SUBMIT_CONFLICTS):
         specs = job.specs()
         for spec in specs:
             if spec.submission_id == request.submission_id:
@@ -87,12 +87,12 @@ def submit(job: JobDirectory, request: Request) -> Spec:
         check_settings(job, request)
         view = job.view() if specs else None
         if view is not None:
-            _refuse_if_taken(job, view, specs[-1], fresh=request.is_fresh)
+            _refuse_if_job_exists(job, view, specs[-1], fresh=request.is_fresh)
             if request.is_fresh and not request.fresh:
                 _refuse_second_start(job, view, what="start" if request.restore is None else "fork")
         resolved = _resolved(job, request, specs, view)
         if view is not None and resolved is not None and resolved.lineage is None:
-            _refuse_to_forget(job, view)
+            _refuse_to_drop_output(job, view)
         before = specs[view.followed - 1] if view is not None and resolved is not None else None
         spec, pin = _spec(job, request, len(specs) + 1, request.like or before, resolved)
         path, written = job.layout.spec(spec.number), encode(spec)
@@ -101,13 +101,13 @@ def submit(job: JobDirectory, request: Request) -> Spec:
             job.store.create(path, written)
         except AlreadyExistsError:
             continue
-        if not is_pinned(job.store, job.layout, spec.artifact):
+        if not artifact_exists(job.store, job.layout, spec.artifact):
             pin()  # `tidegate gc` took it for nobody's a moment ago; from now on the spec names it
         return spec
     raise StoreError("others keep submitting this job", where=f"job {job.job_id}", remedy="Find out who does")
 
 
-def check_settings(job: JobDirectory, request: Request) -> None:
+def check_settings(job: JobDirectory, request: SubmissionRequest) -> None:
     """What can be said of a request without looking at the job. Raises OptionError, StoreError."""
     job.store.probe()
     check_no_plain_secrets(job.storage_options, where="storage_options", storage=True)
@@ -145,12 +145,12 @@ def _check_claim(restore: RestoreFrom | None) -> None:
         raise OptionError("there is nothing to claim", where="claim_mode", cause=what, remedy="Leave it out")
 
 
-def _refuse_if_taken(job: JobDirectory, view: JobView, last: Spec, *, fresh: bool) -> None:
+def _refuse_if_job_exists(job: JobDirectory, view: JobView, last: Spec, *, fresh: bool) -> None:
     """Raise JobExistsError while a driver has, or is about to have, this job; a fresh start needs the last submission
     to be over, and nothing of it to wait for its commit."""
     where = f"job {job.job_id}"
     if view.status is JobStatus.CREATED:
-        living = find_local(job.store, job.layout, last.number)
+        living = find_local_driver(job.store, job.layout, last.number)
         if living is not None:
             raise JobExistsError(
                 "a job of this id is being started",
@@ -173,10 +173,10 @@ def _refuse_if_taken(job: JobDirectory, view: JobView, last: Spec, *, fresh: boo
             remedy="Restore it (`tidegate restore`), or cancel it first (`tidegate cancel`)",
         )
     if fresh:
-        _refuse_to_forget(job, view)
+        _refuse_to_drop_output(job, view)
 
 
-def check_start(
+def check_may_start(
     job: JobDirectory, submission_id: str | None, *, fresh: bool, what: Literal["start", "fork"] = "start"
 ) -> bool:
     """Whether a start or fork would create a submission; False when the one of this id exists.
@@ -189,7 +189,7 @@ def check_start(
         return False
     if specs:
         view = job.view()
-        _refuse_if_taken(job, view, specs[-1], fresh=True)
+        _refuse_if_job_exists(job, view, specs[-1], fresh=True)
         if not fresh:
             _refuse_second_start(job, view, what=what)
     return True
@@ -198,7 +198,7 @@ def check_start(
 def _refuse_second_start(job: JobDirectory, view: JobView, *, what: Literal["start", "fork"]) -> None:
     """Raise JobExistsError for a start or fork under the id of a job that is over, unless no submission of it ever ran:
     in silence it would begin without its state, and add its whole output once more."""
-    if left_nothing(submissions_of(job.decisions()), view.spec_number):
+    if is_discarded(entries_by_submission(job.decisions()), view.spec_number):
         return
     raise JobExistsError(
         f"a job of this id is {view.status} already",
@@ -209,7 +209,7 @@ def _refuse_second_start(job: JobDirectory, view: JobView, *, what: Literal["sta
     )
 
 
-def _refuse_to_forget(job: JobDirectory, view: JobView) -> None:
+def _refuse_to_drop_output(job: JobDirectory, view: JobView) -> None:
     """Raise JobExistsError for a start in a new lineage while something waits for its commit."""
     if view.uncommitted:
         raise JobExistsError(
@@ -221,21 +221,23 @@ def _refuse_to_forget(job: JobDirectory, view: JobView) -> None:
 
 
 def _resolved(
-    job: JobDirectory, request: Request, specs: tuple[Spec, ...], view: JobView | None
+    job: JobDirectory, request: SubmissionRequest, specs: tuple[Spec, ...], view: JobView | None
 ) -> ResolvedRestore | None:
     if request.restore is None:
         return None
     found = resolve_restore(job.store, job.storage_options, job.job_id, request.restore, specs, view)
     if request.max_snapshot_age is not None:
         limit, now, where = request.max_snapshot_age, job.now(), f"job {job.job_id}"
-        refuse_older(found.name, found.completed_at, limit, now, where=where)
+        refuse_older_than(found.name, found.completed_at, limit, now, where=where)
     origin = next((s.restore for s in reversed(specs) if s.lineage == found.lineage), None)
     if origin is not None and found.restore.fork_of is None:
         return replace(found, restore=replace(found.restore, fork_of=origin.fork_of))
     return found
 
 
-def _pinned(job: JobDirectory, request: Request, before: Spec | None) -> tuple[str, str, Callable[[], object]]:
+def _pinned(
+    job: JobDirectory, request: SubmissionRequest, before: Spec | None
+) -> tuple[str, str, Callable[[], object]]:
     """Pin the code of the next spec: `module:function`, the artifact, and what pins it again."""
     if request.pipeline is not None:
         path, pipeline = resolve_pipeline(request.pipeline, request.code_root)
@@ -252,10 +254,10 @@ def _pinned(job: JobDirectory, request: Request, before: Spec | None) -> tuple[s
 
 
 def _spec(
-    job: JobDirectory, request: Request, number: int, before: Spec | None, resolved: ResolvedRestore | None
+    job: JobDirectory, request: SubmissionRequest, number: int, before: Spec | None, resolved: ResolvedRestore | None
 ) -> tuple[Spec, Callable[[], object]]:
     """Spec `number`, its code pinned, and what pins that code again. Args: before: has what the request leaves open."""
-    arguments = _chosen(request.arguments, before.arguments if before is not None else None)
+    arguments = _overridden(request.arguments, before.arguments if before is not None else None)
     if request.pipeline is not None:
         check_argument_names(request.pipeline, request.code_root, arguments)
     pipeline, artifact, pin = _pinned(job, request, before)
@@ -272,7 +274,7 @@ def _spec(
         arguments=arguments,
         options=_checked(job, options).to_mapping(),
         master=request.master or (before.master if before is not None else DEFAULT_MASTER),
-        spark_conf=_chosen(request.spark_conf, before.spark_conf if before is not None else None),
+        spark_conf=_overridden(request.spark_conf, before.spark_conf if before is not None else None),
         storage_options=dict(job.storage_options),
         restore=resolved.restore if resolved is not None else None,
         lineage=lineage or secrets.token_hex(8),
@@ -284,7 +286,7 @@ def _spec(
     return spec, pin
 
 
-def _relative_paths(request: Request, before: Spec | None) -> RelativePaths | None:
+def _relative_paths(request: SubmissionRequest, before: Spec | None) -> RelativePaths | None:
     changes = request.pipeline is not None or request.arguments is not None
     if request.relative_paths is not None and (before is None or changes):
         return request.relative_paths
@@ -294,11 +296,11 @@ def _relative_paths(request: Request, before: Spec | None) -> RelativePaths | No
 def _checked(job: JobDirectory, options: JobOptions) -> JobOptions:
     if options.savepoint_directory is not None:
         where = "option savepoint_directory"
-        check_savepoint_place(job.root, job.layout, options.savepoint_directory, where=where)
+        check_savepoint_folder(job.root, job.layout, options.savepoint_directory, where=where)
     return options
 
 
-def _chosen(given: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
+def _overridden(given: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(given if given is not None else before or {})
 
 
@@ -310,13 +312,13 @@ def cancel_dead(job: JobDirectory, by: str) -> JobView:
         if deletes_checkpoints(view, last):  # what an earlier call may have left
             delete_checkpoints(job, last, lambda: None)
         return view
-    if job.is_alive() or find_local(job.store, job.layout, last.number) is not None:
+    if job.is_alive() or find_local_driver(job.store, job.layout, last.number) is not None:
         raise CommandRefusedError(
             "the driver is alive", where=f"job {job.job_id}", remedy="Send it the command: `tidegate cancel`"
         )
     used = [attempt for number, attempt in job.launches() if number == last.number]
     used += [d.data["launch"] for d in job.decisions() if d.kind == "fence" and d.data["spec"] == last.number]
-    reign = job.log.reign(spec=last.number, launch=max(used, default=0) + 1)
+    reign = job.log.begin_generation(spec=last.number, launch=max(used, default=0) + 1)
     reign.append(
         "status", {"status": JobStatus.CANCELED.value, "reason": f"cancelled by {by} after its driver had died"}
     )

@@ -17,13 +17,13 @@ from tidegate.errors import (
 )
 from tidegate.jobs.records import Launch
 from tidegate.jobs.status import JobStatus, JobView
-from tidegate.jobs.status_text import waiting_words
+from tidegate.jobs.status_text import waiting_text
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class HeartbeatWatch:
+class HeartbeatObserver:
     """Judges a driver by whether its counter advances between two looks, never by comparing clocks.
 
     Attributes:
@@ -56,7 +56,7 @@ class HeartbeatWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class JobWaiter:
     """What a wait needs of its surroundings.
 
     Attributes:
@@ -70,7 +70,7 @@ class Waiting:
 
     look: Callable[[], JobView]
     dead_here: Callable[[], Launch | None]
-    watch: HeartbeatWatch
+    watch: HeartbeatObserver
     tail: Callable[[Launch], str]
     sleep: Callable[[float], None]
     monotonic: Callable[[], float]
@@ -120,15 +120,15 @@ class Waiting:
             else:
                 dead = self.dead_here()
                 if dead is not None and dead == dead_before:
-                    raise lost_error(view, "its process is gone", self.tail(dead))
+                    raise driver_lost_error(view, "its process is gone", self.tail(dead))
                 dead_before = dead
                 if self.watch.is_silent(view):
-                    raise lost_error(view, f"no heartbeat for {self.watch.silence_s:g} s", "")
+                    raise driver_lost_error(view, f"no heartbeat for {self.watch.silence_s:g} s", "")
             if timeout is not None and now - began >= timeout.total_seconds():
                 raise WaitTimeoutError(
                     f"{what} did not come within {timeout.total_seconds():g} s",
                     where=f"job {view.job_id}",
-                    cause=f"the job is {view.status}{_slots(view)}",
+                    cause=f"the job is {view.status}{_slots_text(view)}",
                     remedy="Nothing was undone; wait again, or look at `tidegate status` and `tidegate logs`",
                 )
             self.sleep(poll_s)
@@ -173,7 +173,7 @@ def ended_error(view: JobView, spec: int, what: str) -> TidegateError:
     )
 
 
-def lost_error(view: JobView, cause: str, tail: str) -> DriverLostError:
+def driver_lost_error(view: JobView, cause: str, tail: str) -> DriverLostError:
     """The error for a driver that is no more."""
     point = view.latest_recovery_point
     return DriverLostError(
@@ -186,6 +186,6 @@ def lost_error(view: JobView, cause: str, tail: str) -> DriverLostError:
     )
 
 
-def _slots(view: JobView) -> str:
-    words = waiting_words(view)
+def _slots_text(view: JobView) -> str:
+    words = waiting_text(view)
     return f", {words}" if words else ""

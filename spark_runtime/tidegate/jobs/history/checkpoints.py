@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tidegate.clock import elapsed_ms
-from tidegate.jobs.history.submissions import Entry, followed_by, may_have_run
+from tidegate.jobs.history.submissions import LogEntry, may_have_run, next_submission_that_ran
 from tidegate.jobs.records import Decision, RestoreFrom, Spec
 
 RECOVERY_KINDS = frozenset({"checkpoint", "final", "stop-savepoint"})
@@ -84,7 +84,7 @@ def next_checkpoint_id(decisions: Sequence[Decision]) -> int:
     return 1 + max((d.data["checkpoint_id"] for d in decisions if d.kind == "claim"), default=0)
 
 
-def checkpoint_views(entries: Sequence[Entry], *, ended: bool) -> tuple[CheckpointView, ...]:
+def checkpoint_views(entries: Sequence[LogEntry], *, ended: bool) -> tuple[CheckpointView, ...]:
     """Every claimed snapshot, oldest first.
 
     Args:
@@ -114,7 +114,7 @@ def checkpoint_views(entries: Sequence[Entry], *, ended: bool) -> tuple[Checkpoi
     return tuple(sorted([*done, *views.values()], key=lambda view: view.checkpoint_id))
 
 
-def _claimed(entry: Entry) -> CheckpointView:
+def _claimed(entry: LogEntry) -> CheckpointView:
     data = entry.data
     return CheckpointView(
         checkpoint_id=data["checkpoint_id"],
@@ -129,7 +129,7 @@ def _claimed(entry: Entry) -> CheckpointView:
     )
 
 
-def _settled(pending: CheckpointView, entry: Entry) -> CheckpointView:
+def _settled(pending: CheckpointView, entry: LogEntry) -> CheckpointView:
     metrics: Mapping[str, Any] = entry.data.get("metrics") or {}
     measured_ms = metrics.get("duration_ms")
     if isinstance(measured_ms, int | float):
@@ -152,7 +152,7 @@ def _settled(pending: CheckpointView, entry: Entry) -> CheckpointView:
     )
 
 
-def _mark_committed(views: dict[int, CheckpointView], entry: Entry) -> list[CheckpointView]:
+def _mark_committed(views: dict[int, CheckpointView], entry: LogEntry) -> list[CheckpointView]:
     """ "committed n" covers n, and what the submission that took it completed before it (S7.4). Takes them out of
     `views`."""
     newest = entry.data["checkpoint_id"]
@@ -184,7 +184,7 @@ class RecoveryPoints:
             their line, and all that was restored from these (S7.8).
     """
 
-    def __init__(self, specs: Sequence[Spec], entries: Sequence[Entry], views: Sequence[CheckpointView]) -> None:
+    def __init__(self, specs: Sequence[Spec], entries: Sequence[LogEntry], views: Sequence[CheckpointView]) -> None:
         self._specs = {spec.number: spec for spec in specs}
         self._entries = entries
         self._views = views
@@ -221,15 +221,15 @@ class RecoveryPoints:
             restore = self._specs[number].restore
             if restore is None:
                 return None
-            number, below = followed_by(number, self._ran), None
+            number, below = next_submission_that_ran(number, self._ran), None
             if restore.kind != "latest":
-                named = self.named(restore)
+                named = self.find(restore)
                 if named is None or named.checkpoint_id not in self.rejected:
                     return named
                 number, below = named.spec, named.checkpoint_id
         return None
 
-    def line(self, spec_number: int, newest: int | None = None) -> dict[int, int]:
+    def lineage(self, spec_number: int, newest: int | None = None) -> dict[int, int]:
         """The submissions that the state of `spec_number` comes from, itself included -> the newest id of each that is
         part of it. `newest`: as of its snapshot of this id; None: as of now."""
         line = {spec_number: sys.maxsize if newest is None else newest}
@@ -239,7 +239,7 @@ class RecoveryPoints:
             point = self.restored(point.spec)
         return line
 
-    def _gone_with(self, reject: Entry) -> set[int]:
+    def _gone_with(self, reject: LogEntry) -> set[int]:
         """What one verdict makes unreachable: claimed before it, the rejected one or newer in its submission, or of a
         submission that was restored from one of these."""
         gone: set[int] = set()
@@ -256,7 +256,7 @@ class RecoveryPoints:
                 gone |= {checkpoint_id for checkpoint_id in own if checkpoint_id >= first}
         return gone
 
-    def named(self, restore: RestoreFrom) -> CheckpointView | None:
+    def find(self, restore: RestoreFrom) -> CheckpointView | None:
         """The snapshot that `restore` names by path or id; a path that the log does not know is one from outside."""
         for view in reversed(self._views):
             known = (

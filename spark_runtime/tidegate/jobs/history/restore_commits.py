@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints
-from tidegate.jobs.history.submissions import Entry
+from tidegate.jobs.history.submissions import LogEntry
 from tidegate.jobs.history.verdicts import is_gated
 from tidegate.jobs.records import Spec
 
 
-def with_restores(
-    views: Sequence[CheckpointView], specs: Sequence[Spec], entries: Sequence[Entry]
+def mark_committed_by_restores(
+    views: Sequence[CheckpointView], specs: Sequence[Spec], entries: Sequence[LogEntry]
 ) -> tuple[CheckpointView, ...]:
     """`views`, of which those are committed that a run without a commit gate began from, with what their submission had
     completed before them: every sink commits what its restored snapshot holds before the job is RUNNING. Of a run
@@ -23,18 +23,18 @@ def with_restores(
         views: with their verdicts: what was rejected, or went to quarantine, stays uncommitted.
         entries: the whole log.
     """
-    restores = _Restores(views, specs, entries)
-    found: dict[int, _Reached] = {}
+    restores = _RestoreHistory(views, specs, entries)
+    found: dict[int, _CommittedUpTo] = {}
     for entry in entries:
         view = restores.committed_by(entry)
         if view is not None:
-            found.setdefault(view.spec, _Reached()).add(view.checkpoint_id, entry.decision.number)
+            found.setdefault(view.spec, _CommittedUpTo()).add(view.checkpoint_id, entry.decision.number)
     if not found:
         return tuple(views)
     return tuple(_committed(view, found[view.spec]) if view.spec in found else view for view in views)
 
 
-class _Reached:
+class _CommittedUpTo:
     """Up to where runs have committed what one submission took."""
 
     def __init__(self) -> None:
@@ -58,16 +58,16 @@ class _Reached:
         return self._by[at] if at < len(self._by) else 0
 
 
-class _Restores:
+class _RestoreHistory:
     """Which runs have committed what they began from."""
 
-    def __init__(self, views: Sequence[CheckpointView], specs: Sequence[Spec], entries: Sequence[Entry]) -> None:
+    def __init__(self, views: Sequence[CheckpointView], specs: Sequence[Spec], entries: Sequence[LogEntry]) -> None:
         self._views = views
         self._specs: Mapping[int, Spec] = {spec.number: spec for spec in specs}
         self._entries = entries
         self._by_path = {view.path: view for view in views if view.status == "completed" and view.sinks}
 
-    def committed_by(self, entry: Entry) -> CheckpointView | None:
+    def committed_by(self, entry: LogEntry) -> CheckpointView | None:
         """The snapshot that a run has committed when it says, by this entry, that the job runs; None: the entry says
         something else, or the log does not tell that it has: another lineage's snapshot, or a sink that held
         something may have been left out."""
@@ -84,7 +84,7 @@ class _Restores:
             return None
         return view if not is_gated(taken_by) or self._is_approved(view, entry) else None
 
-    def _is_approved(self, view: CheckpointView, before: Entry) -> bool:
+    def _is_approved(self, view: CheckpointView, before: LogEntry) -> bool:
         """Somebody had approved it, or what came from it, when `before` was written (S7.8)."""
         points = RecoveryPoints(list(self._specs.values()), self._entries, self._views)
         of = {v.checkpoint_id: v.spec for v in self._views}
@@ -92,12 +92,12 @@ class _Restores:
             if entry.decision.number >= before.decision.number:
                 return False
             n = entry.data.get("checkpoint_id", 0)
-            if entry.kind == "approve" and points.line(of.get(n, 0), n).get(view.spec, 0) >= view.checkpoint_id:
+            if entry.kind == "approve" and points.lineage(of.get(n, 0), n).get(view.spec, 0) >= view.checkpoint_id:
                 return True
         return False
 
 
-def _committed(view: CheckpointView, reached: _Reached) -> CheckpointView:
+def _committed(view: CheckpointView, reached: _CommittedUpTo) -> CheckpointView:
     number = reached.by(view)
     if not number or not view.sinks or view.status != "completed" or view.verdict not in ("", "approved"):
         return view

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate.jobs.history.checkpoints import CheckpointView
-from tidegate.jobs.history.submissions import Entry
+from tidegate.jobs.history.submissions import LogEntry
 from tidegate.jobs.records import Spec
 
 
@@ -30,7 +30,7 @@ class Rewind:
     is_done: bool
 
 
-def rewinds_of(specs: Iterable[Spec], entries: Sequence[Entry]) -> tuple[Rewind, ...]:
+def find_rewinds(specs: Iterable[Spec], entries: Sequence[LogEntry]) -> tuple[Rewind, ...]:
     """All of a job, oldest first. Args: entries: the whole log."""
     lineages = {spec.number: spec.lineage for spec in specs}
     found: list[Rewind] = []
@@ -49,18 +49,18 @@ def rewinds_of(specs: Iterable[Spec], entries: Sequence[Entry]) -> tuple[Rewind,
     return tuple(found)
 
 
-def taken_back(specs: Iterable[Spec], entries: Sequence[Entry]) -> frozenset[int]:
+def rewound_checkpoints(specs: Iterable[Spec], entries: Sequence[LogEntry]) -> frozenset[int]:
     """Ids of all snapshots that must not be restored: of the whole job."""
-    return frozenset().union(*(rewind.gone for rewind in rewinds_of(specs, entries)))
+    return frozenset().union(*(rewind.gone for rewind in find_rewinds(specs, entries)))
 
 
-def with_rewinds(views: Sequence[CheckpointView], gone: Iterable[int]) -> tuple[CheckpointView, ...]:
+def mark_rewound(views: Sequence[CheckpointView], gone: Iterable[int]) -> tuple[CheckpointView, ...]:
     """`views`, with those of `gone` marked."""
     ids = frozenset(gone)
     return tuple(replace(v, taken_back=True, committed=False) if v.checkpoint_id in ids else v for v in views)
 
 
-def sinks_of(entries: Sequence[Entry], ids: Iterable[int]) -> Mapping[str, str]:
+def rewound_sinks(entries: Sequence[LogEntry], ids: Iterable[int]) -> Mapping[str, str]:
     """Two-phase sinks that snapshots of these ids committed to: uid -> what the sink said of itself."""
     wanted = frozenset(ids)
     found: dict[str, str] = {}

@@ -67,7 +67,9 @@ def is_same_place(one: SinkIdentity, other: SinkIdentity, resolve: Callable[[str
     """
     if one == other:
         return True
-    here, there = (tuple(_spelled(text, resolve) for text in _server_first(i.plain_place)) for i in (one, other))
+    here, there = (
+        tuple(_normalised(text, resolve) for text in _with_server_first(i.plain_place)) for i in (one, other)
+    )
     if len(here) == len(there) == 1 and "/" in here[0]:
         return _is_in(here[0], there[0]) or _is_in(there[0], here[0])
     return here != () and here == there
@@ -80,7 +82,7 @@ def _value(node: ast.expr) -> Any:
         return ast.unparse(node)
 
 
-def _server_first(place: tuple[str, ...]) -> tuple[str, ...]:
+def _with_server_first(place: tuple[str, ...]) -> tuple[str, ...]:
     """Of a table of a database the server without what goes without saying."""
     if len(place) != 2 or "://" in place[0]:
         return place
@@ -89,7 +91,7 @@ def _server_first(place: tuple[str, ...]) -> tuple[str, ...]:
     return f"{'localhost' if host in _THIS_HOST else host}{slash}{database}", place[1]
 
 
-def _spelled(text: str, resolve: Callable[[str], str]) -> str:
+def _normalised(text: str, resolve: Callable[[str], str]) -> str:
     """A path or URL as all its spellings have it; any other text as it is."""
     text = text.rpartition("::")[2]
     scheme, is_url, rest = text.partition("://")

@@ -16,7 +16,7 @@ UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class Distribution:
     """Smallest, mean, largest and percentiles of some figures. A percentile is one of the figures: the smallest such
     that at least so many percent of them are not larger (nearest rank).
 
@@ -57,9 +57,9 @@ class CheckpointStatistics:
     savepoints: int
     restored: int = 0
     refused: Mapping[str, int] = field(default_factory=dict)
-    duration_ms: Summary | None = None
-    size_bytes: Summary | None = None
-    alignment_ms: Summary | None = None
+    duration_ms: Distribution | None = None
+    size_bytes: Distribution | None = None
+    alignment_ms: Distribution | None = None
 
 
 def checkpoint_statistics(
@@ -77,24 +77,24 @@ def checkpoint_statistics(
         savepoints=sum(view.kind in SAVEPOINT_KINDS for view in completed),
         restored=restored,
         refused=dict(sorted((refused or {}).items())),
-        duration_ms=summary(view.duration_ms for view in completed),
-        size_bytes=summary(view.metrics.get("bytes") for view in completed),
-        alignment_ms=summary(view.metrics.get("alignment_ms") for view in completed),
+        duration_ms=distribution(view.duration_ms for view in completed),
+        size_bytes=distribution(view.metrics.get("bytes") for view in completed),
+        alignment_ms=distribution(view.metrics.get("alignment_ms") for view in completed),
     )
 
 
-def summary(figures: Iterable[object]) -> Summary | None:
+def distribution(figures: Iterable[object]) -> Distribution | None:
     """Of what is a number among `figures`; None when nothing is."""
     known = sorted(
         float(f) for f in figures if isinstance(f, int | float) and not isinstance(f, bool) and math.isfinite(f)
     )
     if not known:
         return None
-    p50, p90, p99 = (nearest_rank(known, percent) for percent in PERCENTILES)
-    return Summary(len(known), known[0], math.fsum(known) / len(known), known[-1], p50, p90, p99)
+    p50, p90, p99 = (percentile(known, percent) for percent in PERCENTILES)
+    return Distribution(len(known), known[0], math.fsum(known) / len(known), known[-1], p50, p90, p99)
 
 
-def nearest_rank(ascending: list[float], percent: int) -> float:
+def percentile(ascending: list[float], percent: int) -> float:
     """The smallest figure such that at least `percent` percent are not larger."""
     rank = -(-percent * len(ascending) // 100)
     return ascending[max(rank, 1) - 1]

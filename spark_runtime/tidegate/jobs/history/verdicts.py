@@ -9,12 +9,12 @@ from itertools import takewhile
 from typing import Any
 
 from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
-from tidegate.jobs.history.submissions import Entry, submissions_of
+from tidegate.jobs.history.submissions import LogEntry, entries_by_submission
 from tidegate.jobs.records import Decision, Spec
 
 
 @dataclass(frozen=True, slots=True)
-class Withheld:
+class WithheldRange:
     """What a rejection with `then=quarantine` keeps from ever being published: the transactions of barriers > `after`
     and <= the last of `checkpoints`, and of aborted ones between. Ids of barriers are unique in the life of a job, so
     that this holds wherever their handles turn up.
@@ -47,14 +47,14 @@ class Withheld:
         return {"after": self.after, "rejected": list(self.checkpoints), "by": self.by, "reason": self.reason}
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Withheld:
+    def from_json(cls, document: Mapping[str, Any]) -> WithheldRange:
         """Inverse of `to_json`."""
         by, reason = str(document.get("by") or ""), str(document.get("reason") or "")
         return cls(document["after"], tuple(document["rejected"]), by, reason)
 
 
 @dataclass(frozen=True, slots=True)
-class Unmoved:
+class PendingQuarantineMove:
     """Something withheld whose data may not lie in quarantine yet: no run has begun behind the verdict, which would
     have moved it before it took a snapshot.
 
@@ -64,7 +64,7 @@ class Unmoved:
         pinned: ids of those that the job owns and that must stay: of each submission the newest.
     """
 
-    withheld: Withheld
+    withheld: WithheldRange
     held_by: tuple[tuple[int, ...], ...]
     pinned: tuple[int, ...]
 
@@ -103,8 +103,8 @@ class Verdicts:
     committed: int = 0
     waiting: tuple[int, ...] = ()
     rejected: frozenset[int] = frozenset()
-    withheld: tuple[Withheld, ...] = ()
-    unmoved: tuple[Unmoved, ...] = ()
+    withheld: tuple[WithheldRange, ...] = ()
+    unmoved: tuple[PendingQuarantineMove, ...] = ()
     unapproved: Set[int] = frozenset()
     carried_out: Mapping[str, int] = field(default_factory=dict)
 
@@ -136,33 +136,35 @@ def is_gated(spec: Spec) -> bool:
     return bool(spec.options.get("commit") == "on_request")
 
 
-def verdicts_of(specs: Sequence[Spec], decisions: Sequence[Decision], spec_number: int) -> Verdicts:
+def find_verdicts(specs: Sequence[Spec], decisions: Sequence[Decision], spec_number: int) -> Verdicts:
     """The verdicts on the line of submission `spec_number`. Args: decisions: the whole log."""
-    entries = submissions_of(decisions)
-    return of_entries(specs, entries, checkpoint_views(entries, ended=False), spec_number)
+    entries = entries_by_submission(decisions)
+    return verdicts_from_entries(specs, entries, checkpoint_views(entries, ended=False), spec_number)
 
 
-def of_entries(
-    specs: Sequence[Spec], entries: Sequence[Entry], views: Sequence[CheckpointView], spec_number: int
+def verdicts_from_entries(
+    specs: Sequence[Spec], entries: Sequence[LogEntry], views: Sequence[CheckpointView], spec_number: int
 ) -> Verdicts:
-    """As `verdicts_of`, for whoever has the views."""
+    """As `find_verdicts`, for whoever has the views."""
     by_id = {view.checkpoint_id: view for view in views}
     gated = {spec.number: is_gated(spec) for spec in specs}
     if not any(gated.values()):
         return Verdicts(spec_number, False, by_id)
     points = RecoveryPoints(specs, entries, views)
-    line = points.line(spec_number)
+    line = points.lineage(spec_number)
     first = min(line)
     reached = {v.checkpoint_id: v for v in views if v.is_recovery_point and v.checkpoint_id not in points.rejected}
     of_line = tuple(n for n, view in reached.items() if n <= line.get(view.spec, 0))
     has_gate = gated.get(spec_number, False)
     held = takewhile(lambda n: has_gate or gated.get(reached[n].spec, False), reversed(of_line))
     permits = [e for e in entries if e.kind == "approve" or (e.kind == "complete" and not gated.get(e.spec, False))]
-    lines = _newest_lines(points, by_id, permits)
-    approved, approved_at = _common(line, lines)
-    committed, _ = _common(line, _newest_lines(points, by_id, (e for e in entries if e.kind == "committed")))
+    lines = _newest_lineages(points, by_id, permits)
+    approved, approved_at = _common_ancestor(line, lines)
+    committed, _ = _common_ancestor(
+        line, _newest_lineages(points, by_id, (e for e in entries if e.kind == "committed"))
+    )
     to_quarantine = [e for e in entries if e.kind == "reject" and e.data.get("then") == "quarantine"]
-    withheld = tuple(Withheld.from_json(e.data) for e in to_quarantine)
+    withheld = tuple(WithheldRange.from_json(e.data) for e in to_quarantine)
     gone = {n for one in withheld for n in one.checkpoints}
     covered: dict[int, int] = {}
     for _, permitted in lines:
@@ -191,7 +193,7 @@ def of_entries(
     )
 
 
-def with_verdicts(views: Sequence[CheckpointView], verdicts: Verdicts) -> tuple[CheckpointView, ...]:
+def mark_verdicts(views: Sequence[CheckpointView], verdicts: Verdicts) -> tuple[CheckpointView, ...]:
     """`views`, each with what the verdicts say of it."""
     out: list[CheckpointView] = []
     for view in views:
@@ -209,28 +211,28 @@ def with_verdicts(views: Sequence[CheckpointView], verdicts: Verdicts) -> tuple[
     return tuple(out)
 
 
-def _has_moved(verdict: Entry, entries: Sequence[Entry]) -> bool:
+def _has_moved(verdict: LogEntry, entries: Sequence[LogEntry]) -> bool:
     """A run that began behind the verdict has claimed a snapshot: in front of that, all is moved."""
     run_id, number = verdict.decision.run_id, verdict.decision.number
     return any(e.kind == "claim" and e.decision.number > number and e.decision.run_id != run_id for e in entries)
 
 
-def _unmoved(verdict: Entry, views: Sequence[CheckpointView]) -> Unmoved:
-    withheld = Withheld.from_json(verdict.data)
+def _unmoved(verdict: LogEntry, views: Sequence[CheckpointView]) -> PendingQuarantineMove:
+    withheld = WithheldRange.from_json(verdict.data)
     of_spec: dict[int, list[CheckpointView]] = {}
     for view in views:
         if view.status == "completed" and view.checkpoint_id > withheld.after:
             of_spec.setdefault(view.spec, []).append(view)
     owned = [[v.checkpoint_id for v in of_one if v.kind in ("checkpoint", "final")] for of_one in of_spec.values()]
-    return Unmoved(
+    return PendingQuarantineMove(
         withheld,
         tuple(tuple(v.checkpoint_id for v in reversed(of_one)) for of_one in of_spec.values()),
         tuple(ids[-1] for ids in owned if ids),
     )
 
 
-def _newest_lines(
-    points: RecoveryPoints, views: Mapping[int, CheckpointView], entries: Iterable[Entry]
+def _newest_lineages(
+    points: RecoveryPoints, views: Mapping[int, CheckpointView], entries: Iterable[LogEntry]
 ) -> list[tuple[int, dict[int, int]]]:
     """Of the snapshots that `entries` name, the newest of each submission: number of the entry, and the line up to it.
     What it says of older ones of its submission follows."""
@@ -239,10 +241,10 @@ def _newest_lines(
         view = views.get(entry.data["checkpoint_id"])
         if view is not None and view.is_recovery_point:
             newest[view.spec] = max((view.checkpoint_id, entry.decision.number), newest.get(view.spec, (0, 0)))
-    return [(number, points.line(spec, checkpoint_id)) for spec, (checkpoint_id, number) in newest.items()]
+    return [(number, points.lineage(spec, checkpoint_id)) for spec, (checkpoint_id, number) in newest.items()]
 
 
-def _common(line: Mapping[int, int], lines: Iterable[tuple[int, Mapping[int, int]]]) -> tuple[int, int]:
+def _common_ancestor(line: Mapping[int, int], lines: Iterable[tuple[int, Mapping[int, int]]]) -> tuple[int, int]:
     """The newest id up to which `line` and one of `lines` are the same, and the entry of that one."""
     shared = [(max((min(line[s], other[s]) for s in other if s in line), default=0), number) for number, other in lines]
     return max(shared, default=(0, 0))

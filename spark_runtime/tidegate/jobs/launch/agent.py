@@ -14,45 +14,45 @@ from typing import Any
 
 from tidegate.errors import AlreadyExistsError, StoreError, TidegateError
 from tidegate.jobs.client.job_directory import JobDirectory
-from tidegate.jobs.client.waiter import HeartbeatWatch
+from tidegate.jobs.client.waiter import HeartbeatObserver
 from tidegate.jobs.decision_log import last_fence
-from tidegate.jobs.launch.desired_state import desired_of, meant_to_end_by
+from tidegate.jobs.launch.desired_state import read_desired, stop_requested_by
 from tidegate.jobs.launch.launcher import DriverState, Launcher
 from tidegate.jobs.launch.relaunch import (
-    Budget,
     Decision,
-    GiveUp,
+    JobObservation,
     LaunchDriver,
-    Leave,
     Life,
-    Relaunches,
-    Seen,
-    decide,
-    life_of,
+    NoAction,
+    RelaunchBudget,
+    RelaunchHistory,
+    StopRelaunching,
+    decide_relaunch,
+    launch_liveness,
 )
-from tidegate.jobs.launches import launch_of, newest_attempt
+from tidegate.jobs.launches import newest_attempt, read_launch
 from tidegate.jobs.layout import job_ids
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Desired, Spec
 from tidegate.jobs.status import JobView
 from tidegate.jobs.stores.store_registry import open_store
 
-LEAST_PAUSE_S = 1.0
+MIN_POLL_S = 1.0
 """Between two rounds while something happens, seconds; doubles with every round in which nothing does."""
-MOST_PAUSE_S = 15.0
+MAX_POLL_S = 15.0
 """The longest pause, seconds: how late a wish may be seen."""
 
 
-class JobWatch:
+class JobSupervision:
     """What one agent has seen of one job."""
 
-    def __init__(self, budget: Budget, monotonic: Callable[[], float]) -> None:
+    def __init__(self, budget: RelaunchBudget, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._relaunches = Relaunches(budget)
+        self._relaunches = RelaunchHistory(budget)
         self._budget = budget
         self._gone: tuple[int, int] | None = None
         self._launch: tuple[int, int] | None = None
-        self._heartbeat: HeartbeatWatch | None = None
+        self._heartbeat: HeartbeatObserver | None = None
         self.failed: tuple[int, int] | None = None
         self.given_up: Desired | None = None
         self.over: Desired | None = None
@@ -63,13 +63,13 @@ class JobWatch:
         spec = job.spec(view.spec_number)
         attempts = newest_attempt(job.store, job.layout, spec.number)
         life = self._life(job, spec, view, attempts, launchers) if attempts and not view.is_terminal else "none"
-        ended_by = meant_to_end_by(job, spec.number) if life == "dead" else ""
-        seen = Seen(desired, spec.number, view.status, attempts, life, ended_by)
+        ended_by = stop_requested_by(job, spec.number) if life == "dead" else ""
+        seen = JobObservation(desired, spec.number, view.status, attempts, life, ended_by)
         relaunches = self._relaunches.observe(seen, self._monotonic())
         if self.given_up == desired:
-            return Leave("it was given up")
-        decision = decide(seen, self._budget, relaunches)
-        self.over = desired if view.is_terminal and isinstance(decision, Leave) else None
+            return NoAction("it was given up")
+        decision = decide_relaunch(seen, self._budget, relaunches)
+        self.over = desired if view.is_terminal and isinstance(decision, NoAction) else None
         return decision
 
     def _life(
@@ -78,8 +78,8 @@ class JobWatch:
         key = (spec.number, attempts)
         if self._heartbeat is None or self._launch != key:
             silence_s = JobOptions.from_mapping(spec.options).heartbeat_timeout.total_seconds()
-            self._heartbeat, self._launch = HeartbeatWatch(silence_s, self._monotonic), key
-        launch = launch_of(job.store, job.layout, *key)
+            self._heartbeat, self._launch = HeartbeatObserver(silence_s, self._monotonic), key
+        launch = read_launch(job.store, job.layout, *key)
         launcher = launchers.get(launch.launcher)
         place = launcher.state(launch) if launcher is not None else DriverState.UNKNOWN
         if place is DriverState.GONE and self._gone != key:
@@ -89,7 +89,7 @@ class JobWatch:
         begun = fence is not None and (fence.data["spec"], fence.data["launch"]) == key
         handed_over = self.failed == key or launch.pid is not None or launch.external_id is not None
         silent, waited_s = self._heartbeat.is_silent(view), self._heartbeat.silent_s(view)
-        return life_of(begun=begun, handed_over=handed_over, place=place, silent=silent, waited_s=waited_s)
+        return launch_liveness(begun=begun, handed_over=handed_over, place=place, silent=silent, waited_s=waited_s)
 
 
 class Agent:
@@ -112,7 +112,7 @@ class Agent:
         *,
         kind: str,
         launchers: Mapping[str, Launcher],
-        budget: Budget,
+        budget: RelaunchBudget,
         say: Callable[[str], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -121,19 +121,19 @@ class Agent:
         self._launcher, self._launchers = launchers[kind], launchers
         self._budget, self._say, self._monotonic = budget, say, monotonic
         self._jobs: dict[str, JobDirectory] = {}
-        self._watches: dict[str, JobWatch] = {}
+        self._watches: dict[str, JobSupervision] = {}
         self._told: dict[str, str] = {}
 
     def run(self, over: threading.Event) -> None:
         """Rounds until `over`. A root that cannot be read is tried again."""
-        pause_s = LEAST_PAUSE_S
+        pause_s = MIN_POLL_S
         while not over.is_set():
             try:
                 busy = self.round()
             except TidegateError as error:
-                self._tell("", f"the root cannot be read: {error}")
+                self._report("", f"the root cannot be read: {error}")
                 busy = False
-            pause_s = LEAST_PAUSE_S if busy else min(2 * pause_s, MOST_PAUSE_S)
+            pause_s = MIN_POLL_S if busy else min(2 * pause_s, MAX_POLL_S)
             over.wait(pause_s)
 
     def round(self) -> bool:
@@ -142,30 +142,30 @@ class Agent:
         busy = False
         for job_id in job_ids(self._store.list("")):
             try:
-                busy |= self._look_after(job_id)
+                busy |= self._supervise(job_id)
                 self._told.pop(job_id, None)
             except Exception as error:  # of one job, whatever is in its records: the others have an agent still
                 known = isinstance(error, TidegateError)
-                self._tell(job_id, str(error) if known else f"{type(error).__name__}: {error}")
+                self._report(job_id, str(error) if known else f"{type(error).__name__}: {error}")
         return busy
 
-    def _look_after(self, job_id: str) -> bool:
+    def _supervise(self, job_id: str) -> bool:
         job = self._jobs.setdefault(job_id, JobDirectory(self._root, job_id, self._storage_options))
-        watch = self._watches.setdefault(job_id, JobWatch(self._budget, self._monotonic))
-        desired = desired_of(job)
+        watch = self._watches.setdefault(job_id, JobSupervision(self._budget, self._monotonic))
+        desired = read_desired(job)
         if desired is None or desired == watch.over:
             return False
         match watch.decide(job, desired, self._launchers):
             case LaunchDriver(attempt, why):
                 return self._launch(job, watch, desired, attempt, why)
-            case GiveUp(why):
+            case StopRelaunching(why):
                 watch.given_up = desired
                 self._say(f"{job_id}: given up: {why}. Start it again, or restore it, to have it launched")
-            case Leave():
+            case NoAction():
                 pass
         return False
 
-    def _launch(self, job: JobDirectory, watch: JobWatch, desired: Desired, attempt: int, why: str) -> bool:
+    def _launch(self, job: JobDirectory, watch: JobSupervision, desired: Desired, attempt: int, why: str) -> bool:
         spec = job.spec(desired.spec)
         try:
             launch = self._launcher.launch(job, spec, attempt)
@@ -185,7 +185,7 @@ class Agent:
         self._say(f"{job.job_id}: submission {spec.number}, launch {attempt}: {place} ({why})")
         return True
 
-    def _tell(self, job_id: str, problem: str) -> None:
+    def _report(self, job_id: str, problem: str) -> None:
         """Once, until it is over or another one comes."""
         if self._told.get(job_id) != problem:
             self._told[job_id] = problem

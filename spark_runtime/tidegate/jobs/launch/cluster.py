@@ -18,7 +18,7 @@ from tidegate.jobs.records import Launch, Spec
 
 SUBMIT_LIMIT_S = 600.0
 """How long spark-submit may take to hand a driver over: it uploads what the driver needs, seconds."""
-ASK_LIMIT_S = 60.0
+STATUS_TIMEOUT_S = 60.0
 """How long the cluster may take to answer a question, seconds."""
 TAIL = 2000
 """How much of a program's words an error shows, characters."""
@@ -41,7 +41,7 @@ class ClusterLauncher:
             job.store, job.layout, spec.number, launcher=self.kind, command=command, host=spec.master, attempt=attempt
         )
 
-    def _hand_over(self, spec: Spec, launch: Launch) -> Answer:
+    def _submit(self, spec: Spec, launch: Launch) -> Answer:
         answer = self._run(launch.command, SUBMIT_LIMIT_S)
         if answer.code != 0:
             raise EnvironmentProblemError(

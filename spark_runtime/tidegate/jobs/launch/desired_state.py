@@ -13,7 +13,7 @@ ENDING_VERBS = ("stop", "cancel")
 """Commands after which a job is over."""
 
 
-def meant_to_end_by(job: JobDirectory, spec: int) -> str:
+def stop_requested_by(job: JobDirectory, spec: int) -> str:
     """Who wants submission `spec` to be over: by `desired.json`, or by a stop or cancel that no driver has answered and
     that is neither withdrawn nor expired; "" when it is to run."""
     path = job.layout.desired
@@ -28,7 +28,7 @@ def meant_to_end_by(job: JobDirectory, spec: int) -> str:
     return next((c.issued_by for c in open_ones if parse_iso(c.expires_at) > job.now()), "")
 
 
-def desired_of(job: JobDirectory) -> Desired | None:
+def read_desired(job: JobDirectory) -> Desired | None:
     """What is wanted; None: nobody has said so, and no agent touches the job."""
     path = job.layout.desired
     try:
@@ -37,7 +37,7 @@ def desired_of(job: JobDirectory) -> Desired | None:
         return None
 
 
-def want_running(job: JobDirectory, spec: Spec, by: str, *, anew: bool = False) -> Desired:
+def request_running(job: JobDirectory, spec: Spec, by: str, *, anew: bool = False) -> Desired:
     """Say that a driver of `spec` is wanted: for a caller that knows of none alive. Saying so again before one is
     launched changes nothing; afterwards it is a new wish, for which an agent has its whole budget again.
 
@@ -46,20 +46,20 @@ def want_running(job: JobDirectory, spec: Spec, by: str, *, anew: bool = False) 
         anew: one newer than all that were launched, as after a driver that began and is no more; False: the newest
             launch will do when it is on its way, which the agent judges.
     """
-    before = desired_of(job)
+    before = read_desired(job)
     newest = newest_attempt(job.store, job.layout, spec.number)
     launch = newest + 1 if anew or newest == 0 else newest
     if newest < launch and before is not None:
         if (before.state, before.spec, before.launch) == ("running", spec.number, launch):
             return before
-    return _say(job, Desired("running", spec.number, iso(job.now()), by, launch))
+    return _write_desired(job, Desired("running", spec.number, iso(job.now()), by, launch))
 
 
-def want_stopped(job: JobDirectory, by: str) -> Desired:
+def request_stopped(job: JobDirectory, by: str) -> Desired:
     """Say that no driver is to be launched any more. One that runs goes on: it is stopped by a command."""
-    return _say(job, Desired("stopped", job.specs()[-1].number, iso(job.now()), by))
+    return _write_desired(job, Desired("stopped", job.specs()[-1].number, iso(job.now()), by))
 
 
-def _say(job: JobDirectory, desired: Desired) -> Desired:
+def _write_desired(job: JobDirectory, desired: Desired) -> Desired:
     job.store.replace(job.layout.desired, encode(desired))
     return desired

@@ -1,7 +1,7 @@
 """What a driver needs of the machine that it is started on: Java, slots, ports. Looked at before a job is submitted,
 and by `tidegate doctor`.
 
-A check takes what was looked at and returns a Finding; `require_machine` looks, and raises on the first problem.
+A check takes what was looked at and returns a Finding; `require_driver_machine` looks, and raises on the first problem.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from tidegate.errors import EnvironmentProblemError, SlotsUnavailableError
 from tidegate.jobs.options import JobOptions
 
-LEAST_JAVA = 17
-JAVA_REMEDY = f"Install it, for example `apt-get install openjdk-{LEAST_JAVA}-jre-headless`, or set JAVA_HOME"
+MIN_JAVA = 17
+JAVA_REMEDY = f"Install it, for example `apt-get install openjdk-{MIN_JAVA}-jre-headless`, or set JAVA_HOME"
 COMMAND_TIMEOUT_S = 60.0
 """How long `java -version` or another interpreter may take, seconds."""
 PORTS = ("spark.driver.port", "spark.driver.blockManager.port", "spark.blockManager.port", "spark.ui.port")
@@ -29,7 +29,7 @@ _LOCAL = re.compile(r"local\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One thing that was looked at.
 
     Attributes:
@@ -45,21 +45,21 @@ class Finding:
     remedy: str = ""
 
 
-def check_java(said: str | None, executable: str) -> Finding:
+def check_java(said: str | None, executable: str) -> CheckResult:
     """Java 17 or newer. `said`: output of `java -version`, None when it could not be run."""
     if said is None:
-        return Finding(
-            "java", False, f"{executable} cannot be run; Spark needs Java {LEAST_JAVA} or newer", JAVA_REMEDY
+        return CheckResult(
+            "java", False, f"{executable} cannot be run; Spark needs Java {MIN_JAVA} or newer", JAVA_REMEDY
         )
     match = re.search(r'version "(\d+)(?:\.(\d+))?', said)
     if match is None:
         first = said.strip().splitlines()[0] if said.strip() else "nothing"
-        return Finding("java", False, f"{executable} does not tell its version but: {first}", JAVA_REMEDY)
+        return CheckResult("java", False, f"{executable} does not tell its version but: {first}", JAVA_REMEDY)
     major = int(match[2] or 0) if match[1] == "1" else int(match[1])
     detail = f"{major} at {executable}"
-    if major >= LEAST_JAVA:
-        return Finding("java", True, detail)
-    return Finding("java", False, f"{detail}; Spark needs {LEAST_JAVA} or newer", JAVA_REMEDY)
+    if major >= MIN_JAVA:
+        return CheckResult("java", True, detail)
+    return CheckResult("java", False, f"{detail}; Spark needs {MIN_JAVA} or newer", JAVA_REMEDY)
 
 
 def java_of(environment: Mapping[str, str]) -> str:
@@ -68,7 +68,7 @@ def java_of(environment: Mapping[str, str]) -> str:
     return os.path.join(home, "bin", "java") if home else (shutil.which("java", path=environment.get("PATH")) or "java")
 
 
-def said(*command: str) -> str | None:
+def command_output(*command: str) -> str | None:
     """What a command prints to either stream; None when it cannot be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S)
@@ -92,47 +92,47 @@ def local_slots(master: str, spark_conf: Mapping[str, str], cores_here: int) -> 
     return threads // max(int(of_task), 1) if of_task.isdecimal() else threads
 
 
-def check_slots(master: str, there: int | None, needed: int) -> Finding:
+def check_slots(master: str, there: int | None, needed: int) -> CheckResult:
     """A local master has a slot for each subtask of a chain. Args: there: `local_slots`."""
     if there is None:
-        return Finding("slots", True, f"master {master}: known when the job runs")
+        return CheckResult("slots", True, f"master {master}: known when the job runs")
     if there >= needed:
-        return Finding("slots", True, f"{there} of master {master}, {needed} needed")
+        return CheckResult("slots", True, f"{there} of master {master}, {needed} needed")
     detail = f"master {master} has {there} of {needed} slots, all of which parallelism {needed} needs"
-    return Finding("slots", False, detail, f"Use master local[{needed}], or lower parallelism to {max(there, 1)}")
+    return CheckResult("slots", False, detail, f"Use master local[{needed}], or lower parallelism to {max(there, 1)}")
 
 
-def check_port(setting: str, port: int, retries: int, binds: Callable[[int], str | None]) -> Finding:
+def check_port(setting: str, port: int, retries: int, binds: Callable[[int], str | None]) -> CheckResult:
     """Spark can bind a configured port, or one of those that it tries after it. Args: binds: None, or why not."""
     why = None
     for number in range(port, min(port + retries, 65535) + 1):
         why = binds(number)
         if why is None:
-            return Finding("ports", True, f"{setting}: {number} is free")
+            return CheckResult("ports", True, f"{setting}: {number} is free")
     tried = f"{port}" if retries == 0 else f"{port} to {min(port + retries, 65535)}"
     remedy = f"End what has it, or set {setting} to a free port or 0"
-    return Finding("ports", False, f"{setting}: {tried} cannot be bound: {why}", remedy)
+    return CheckResult("ports", False, f"{setting}: {tried} cannot be bound: {why}", remedy)
 
 
-def check_loopback() -> Finding:
+def check_loopback() -> CheckResult:
     """Loopback ports can be bound and reached."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
             socket.create_connection(server.getsockname(), timeout=5),
         ):
-            return Finding("ports", True, "loopback ports can be bound and reached")
+            return CheckResult("ports", True, "loopback ports can be bound and reached")
     except OSError as error:
         detail = f"no loopback port can be bound and reached: {error}"
-        return Finding("ports", False, detail, "Allow TCP on 127.0.0.1 for this user")
+        return CheckResult("ports", False, detail, "Allow TCP on 127.0.0.1 for this user")
 
 
-def without_ports(spark_conf: Mapping[str, object]) -> dict[str, object]:
+def drop_port_settings(spark_conf: Mapping[str, object]) -> dict[str, object]:
     """Settings of a job whose driver still has its ports."""
     return {name: value for name, value in spark_conf.items() if name not in PORTS}
 
 
-def require_machine(
+def require_driver_machine(
     master: str | None,
     spark_conf: Mapping[str, object],
     options: JobOptions,
@@ -157,12 +157,12 @@ def require_machine(
         if not slots.ok:
             raise SlotsUnavailableError(slots.detail, where="parallelism", remedy=slots.remedy)
     java = java_of(environment)
-    for finding in (*_ports(given), check_loopback(), check_java(said(java, "-version"), java)):
+    for finding in (*_ports(given), check_loopback(), check_java(command_output(java, "-version"), java)):
         if not finding.ok:
             raise EnvironmentProblemError(f"{finding.name}: {finding.detail}", where=where, remedy=finding.remedy)
 
 
-def _ports(given: Mapping[str, str]) -> list[Finding]:
+def _ports(given: Mapping[str, str]) -> list[CheckResult]:
     """Of the settings that name a port. Values that are no numbers, such as references to secrets, are Spark's."""
     retries = given.get("spark.port.maxRetries", "")
     tries = int(retries) if retries.isdecimal() else PORT_RETRIES

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from tidegate.errors import OptionError
 from tidegate.jobs.client.job_directory import JobDirectory
-from tidegate.jobs.launch.cluster import ASK_LIMIT_S, ClusterLauncher, no_answer
+from tidegate.jobs.launch.cluster import STATUS_TIMEOUT_S, ClusterLauncher, no_answer
 from tidegate.jobs.launch.launcher import (
     Check,
     DriverState,
@@ -48,14 +48,14 @@ DRIVER_IMAGE = "spark.kubernetes.driver.container.image"
 _PHASE = re.compile(r"^\s*phase\s*:\s*(\w+)\s*$", re.MULTILINE)
 _OVER = frozenset({"Succeeded", "Failed"})
 _NO_POD = ("Application not found", "Unable to find application")
-_REACHING = (
+_CONNECTION_ERRORS = (
     "spark.kubernetes.authenticate.submission.",
     "spark.kubernetes.context",
     "spark.kubernetes.trust.certificates",
     "spark.kubernetes.appKillPodDeletionGracePeriod",
 )
 """Settings that --status and --kill need too."""
-_AT_ONCE = {"spark.kubernetes.appKillPodDeletionGracePeriod": "0"}
+_DELETE_NOW = {"spark.kubernetes.appKillPodDeletionGracePeriod": "0"}
 
 
 class KubernetesLauncher(ClusterLauncher):
@@ -67,12 +67,12 @@ class KubernetesLauncher(ClusterLauncher):
     def launch(self, job: JobDirectory, spec: Spec, attempt: int | None = None) -> Launch:
         """See `Launcher.launch`."""
         launch = self._record(job, spec, attempt, lambda made: kubernetes_command(self._settings, spec, made, job.root))
-        self._hand_over(spec, launch)
+        self._submit(spec, launch)
         return record_process(job.store, job.layout, replace(launch, external_id=kubernetes_id(spec, launch)))
 
     def state(self, launch: Launch) -> DriverState:
         """See `Launcher.state`."""
-        answer = self._run(self._asking("--status", launch), ASK_LIMIT_S)
+        answer = self._run(self._ask_arguments("--status", launch), STATUS_TIMEOUT_S)
         state = kubernetes_state(answer.text)
         if state is DriverState.UNKNOWN and answer.code != 0:
             raise no_answer("Kubernetes", answer)
@@ -88,7 +88,10 @@ class KubernetesLauncher(ClusterLauncher):
         savepoint comes of it; send the job a stop first."""
         if self.state(launch) is DriverState.GONE:
             return False
-        return self._run(self._asking("--kill", launch, {} if graceful else _AT_ONCE), ASK_LIMIT_S).code == 0
+        return (
+            self._run(self._ask_arguments("--kill", launch, {} if graceful else _DELETE_NOW), STATUS_TIMEOUT_S).code
+            == 0
+        )
 
     def check(self, master: str, spark_conf: Mapping[str, str], world: World) -> list[Check]:
         """See `Launcher.check`."""
@@ -108,9 +111,9 @@ class KubernetesLauncher(ClusterLauncher):
         namespace, _, pod = launch.external_id.partition(":")
         return f"pod {pod}: `kubectl logs --namespace {namespace} {pod}` shows its log"
 
-    def _asking(self, flag: str, launch: Launch, more: dict[str, str] | None = None) -> Sequence[str]:
+    def _ask_arguments(self, flag: str, launch: Launch, more: dict[str, str] | None = None) -> Sequence[str]:
         conf = {**_given_conf(launch), **(more or {})}
-        return kubernetes_ask_command(self._settings, flag, launch.host, _submission(launch), conf)
+        return kubernetes_status_command(self._settings, flag, launch.host, _submission(launch), conf)
 
 
 def kubernetes_command(settings: LauncherSettings, spec: Spec, launch: Launch, root: str) -> tuple[str, ...]:
@@ -159,11 +162,11 @@ def kubernetes_id(spec: Spec, launch: Launch) -> str:
     return f"{command_conf(spec).get(NAMESPACE, DEFAULT_NAMESPACE)}:{pod_name(spec.job_id, launch)}"
 
 
-def kubernetes_ask_command(
+def kubernetes_status_command(
     settings: LauncherSettings, flag: str, master: str, submission: str, conf: Mapping[str, str]
 ) -> tuple[str, ...]:
     """`spark-submit --status` or `--kill`, with those of the settings that reach the API server."""
-    reach = {name: value for name, value in conf.items() if name.startswith(_REACHING)}
+    reach = {name: value for name, value in conf.items() if name.startswith(_CONNECTION_ERRORS)}
     flags = [word for name in sorted(reach) for word in ("--conf", f"{name}={reach[name]}")]
     return (settings.found_spark_submit(), flag, submission, "--master", master, *flags)
 

@@ -21,7 +21,7 @@ from typing import cast
 from tidegate.errors import EnvironmentProblemError, OptionError
 from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.launch.launcher import Check, DriverState, Launcher, LauncherSetting, LauncherSettings, World
-from tidegate.jobs.launches import launch_of
+from tidegate.jobs.launches import read_launch
 from tidegate.jobs.records import Launch, Spec
 
 GROUP = "tidegate.launchers"
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class FoundDriver:
+class RunningDriver:
     """A driver that its launcher says is there."""
 
     launch: Launch
@@ -63,7 +63,7 @@ def connection_kinds() -> tuple[str, ...]:
     return (*kinds(), AGENT)
 
 
-def check_kind(kind: str, where: str) -> str:
+def check_launcher_kind(kind: str, where: str) -> str:
     """`kind` when a connection may name it. Raises OptionError naming the kinds."""
     if kind not in connection_kinds():
         remedy = f"Use one of {', '.join(connection_kinds())}"
@@ -80,7 +80,7 @@ def launcher_class(kind: str) -> type[Launcher]:
     """
     if kind in BUILT_IN:
         return cast(type[Launcher], EntryPoint(kind, BUILT_IN[kind], GROUP).load())
-    point = from_other_packages().get(check_kind(kind, "launcher"))
+    point = from_other_packages().get(check_launcher_kind(kind, "launcher"))
     if point is None:
         raise OptionError(f"the launcher {kind} launches nothing itself", where="launcher")
     try:
@@ -103,7 +103,7 @@ def settings() -> tuple[LauncherSetting, ...]:
     return tuple(found.values())
 
 
-def launchers(settings: LauncherSettings) -> Mapping[str, Launcher]:
+def make_launchers(settings: LauncherSettings) -> Mapping[str, Launcher]:
     """A launcher of each kind that starts something itself, by kind."""
     return {kind: made(settings) for kind, made in _classes().items()}
 
@@ -123,7 +123,7 @@ def check_launcher(
     return launcher_class(settings.kind)(settings).check(master, spark_conf, world or World())
 
 
-def find_driver(job: JobDirectory, spec: Spec, by_kind: Mapping[str, Launcher]) -> FoundDriver | None:
+def find_running_driver(job: JobDirectory, spec: Spec, by_kind: Mapping[str, Launcher]) -> RunningDriver | None:
     """The newest driver of `spec` that the place where it was launched says is there. By the launcher that its record
     names, not by today's settings: a connection may have changed since.
 
@@ -133,10 +133,10 @@ def find_driver(job: JobDirectory, spec: Spec, by_kind: Mapping[str, Launcher]) 
     for number, attempt in reversed(job.launches()):
         if number != spec.number:
             continue
-        launch = launch_of(job.store, job.layout, number, attempt)
+        launch = read_launch(job.store, job.layout, number, attempt)
         launcher = by_kind.get(launch.launcher)
         if launcher is not None and launcher.state(launch) is DriverState.RUNNING:
-            return FoundDriver(launch, launcher)
+            return RunningDriver(launch, launcher)
     return None
 
 

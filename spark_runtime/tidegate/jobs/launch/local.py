@@ -28,15 +28,15 @@ from tidegate.jobs.launch.launcher import (
 from tidegate.jobs.launch.launcher_checks import check_interpreter, check_master
 from tidegate.jobs.launches import (
     RunningDriver,
-    find_local,
-    is_here,
-    launch_of,
+    find_local_driver,
+    is_on_this_host,
     launched_process,
     newest_attempt,
+    read_launch,
     record_launch,
     record_process,
 )
-from tidegate.jobs.os_processes import process_started
+from tidegate.jobs.os_processes import process_start_time
 from tidegate.jobs.process_environment import STORAGE_OPTIONS_VARIABLE
 from tidegate.jobs.process_output import output_tail
 from tidegate.jobs.records import Launch, Spec
@@ -77,7 +77,7 @@ def launch_local(
         EnvironmentProblemError: the process cannot be started.
         StoreError: the store cannot write.
     """
-    living = settled_local(job, spec, sleep)
+    living = find_local_driver_settled(job, spec, sleep)
     if living is not None:
         return living.launch
     return _start_python(job, spec, python, env=env)
@@ -134,20 +134,22 @@ def start_process(job: JobDirectory, spec: Spec, launch: Launch, env: Mapping[st
             cause=str(error),
             remedy="Check the path of the Python interpreter, or of spark-submit",
         ) from error
-    started = process_started(process.pid)
+    started = process_start_time(process.pid)
     threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
     return record_process(job.store, job.layout, replace(launch, pid=process.pid, process_started=started, log=log))
 
 
-def settled_local(job: JobDirectory, spec: Spec, sleep: Callable[[float], None] = time.sleep) -> RunningDriver | None:
-    """`find_local`, giving another launcher on this machine the time to record its process."""
+def find_local_driver_settled(
+    job: JobDirectory, spec: Spec, sleep: Callable[[float], None] = time.sleep
+) -> RunningDriver | None:
+    """`find_local_driver`, giving another launcher on this machine the time to record its process."""
     store, layout = job.store, job.layout
     for _ in range(round(UNFINISHED_LAUNCH_S / _POLL_S)):
-        living = find_local(store, layout, spec.number)
+        living = find_local_driver(store, layout, spec.number)
         newest = newest_attempt(store, layout, spec.number)
         if living is not None or not newest or launched_process(store, layout, spec.number, newest) is not None:
             return living
-        if not is_here(launch_of(store, layout, spec.number, newest)):
+        if not is_on_this_host(read_launch(store, layout, spec.number, newest)):
             return None
         sleep(_POLL_S)
     return None
@@ -175,7 +177,7 @@ class ProcessLauncher:
 
     def state(self, launch: Launch) -> DriverState:
         """See `Launcher.state`: UNKNOWN of another machine's, and of one whose process was never recorded."""
-        if not is_here(launch) or launch.pid is None:
+        if not is_on_this_host(launch) or launch.pid is None:
             return DriverState.UNKNOWN
         return DriverState.RUNNING if RunningDriver(launch).is_running() else DriverState.GONE
 
@@ -185,7 +187,7 @@ class ProcessLauncher:
 
     def kill(self, launch: Launch, *, graceful: bool = True) -> bool:
         """See `Launcher.kill`."""
-        if not is_here(launch) or launch.pid is None:
+        if not is_on_this_host(launch) or launch.pid is None:
             return False
         return RunningDriver(launch).kill(signal.SIGTERM if graceful else signal.SIGKILL)
 

@@ -6,33 +6,33 @@ from contextlib import suppress
 
 from tidegate.errors import StoreError, TidegateError
 from tidegate.jobs.client.job_directory import JobDirectory
-from tidegate.jobs.launch.desired_state import desired_of
+from tidegate.jobs.launch.desired_state import read_desired
 from tidegate.jobs.launch.launcher import recorded_place
 from tidegate.jobs.launch.launcher_registry import launcher_class
-from tidegate.jobs.launches import launch_of, newest_attempt
+from tidegate.jobs.launches import newest_attempt, read_launch
 from tidegate.jobs.process_output import LOG_TAIL_LINES, output_tail
 from tidegate.jobs.records import Launch, Spec
 
 _NO_AGENT = "no agent has launched it; does `tidegate agent` look after this root?"
 
 
-def last_words(job: JobDirectory, spec: Spec) -> tuple[str, str]:
+def lost_driver_report(job: JobDirectory, spec: Spec) -> tuple[str, str]:
     """One line on the newest launch of `spec`, and the last lines of its output, "" when they cannot be read from here.
     Never raises for what the store does not tell."""
     try:
         attempt = newest_attempt(job.store, job.layout, spec.number)
-        tail = _stored_tail(job, spec.number, attempt or 1)
+        tail = _stored_output_tail(job, spec.number, attempt or 1)
         if attempt == 0:
-            desired = desired_of(job)
+            desired = read_desired(job)
             wanted = desired is not None and (desired.state, desired.spec) == ("running", spec.number)
             return (_NO_AGENT if wanted else "no launch of it is recorded"), tail
-        launch = launch_of(job.store, job.layout, spec.number, attempt)
+        launch = read_launch(job.store, job.layout, spec.number, attempt)
     except StoreError as error:
         return f"its launch cannot be read: {error}", ""
-    return _place(launch), output_tail(launch) or tail
+    return _launch_place(launch), output_tail(launch) or tail
 
 
-def _place(launch: Launch) -> str:
+def _launch_place(launch: Launch) -> str:
     try:
         place = launcher_class(launch.launcher).log_place(launch)
     except TidegateError:  # of a launcher that is not installed here
@@ -40,7 +40,7 @@ def _place(launch: Launch) -> str:
     return f"launch {launch.attempt} by {launch.launcher}, {place}"
 
 
-def _stored_tail(job: JobDirectory, spec: int, attempt: int) -> str:
+def _stored_output_tail(job: JobDirectory, spec: int, attempt: int) -> str:
     """What lies in the job directory: the output of a launch, where the root is a local folder, or an agent's words on
     one that failed."""
     with suppress(StoreError):

@@ -17,7 +17,7 @@ from tidegate.jobs.status import JobStatus
 LAUNCH_GRACE_S = 180.0
 """How long a launch whose place cannot be asked may take until its driver begins, seconds."""
 
-HAND_OVER_GRACE_S = 600.0
+SUBMIT_GRACE_S = 600.0
 """How long whoever launches on a cluster may take to hand the driver over, seconds: until then nothing is to be found
 there, and nothing is recorded of what was started. As long as spark-submit may run."""
 
@@ -26,7 +26,7 @@ Life = Literal["none", "starting", "alive", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class RelaunchBudget:
     """How often a dead driver is launched anew.
 
     Attributes:
@@ -39,7 +39,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JobObservation:
     """One look at a job.
 
     Attributes:
@@ -60,7 +60,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class NoAction:
     """Do nothing."""
 
     why: str
@@ -76,16 +76,16 @@ class LaunchDriver:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class StopRelaunching:
     """The budget is used up: do nothing more until somebody wants it again."""
 
     why: str
 
 
-Decision: TypeAlias = Leave | LaunchDriver | GiveUp
+Decision: TypeAlias = NoAction | LaunchDriver | StopRelaunching
 
 
-def life_of(*, begun: bool, handed_over: bool, place: DriverState, silent: bool, waited_s: float) -> Life:
+def launch_liveness(*, begun: bool, handed_over: bool, place: DriverState, silent: bool, waited_s: float) -> Life:
     """What to hold of the newest launch's driver.
 
     Args:
@@ -101,11 +101,11 @@ def life_of(*, begun: bool, handed_over: bool, place: DriverState, silent: bool,
         return "dead" if silent else "alive"
     if place is DriverState.RUNNING:  # it may wait long in a queue
         return "starting"
-    grace_s = HAND_OVER_GRACE_S if place is DriverState.GONE else LAUNCH_GRACE_S
+    grace_s = SUBMIT_GRACE_S if place is DriverState.GONE else LAUNCH_GRACE_S
     return "dead" if waited_s >= grace_s else "starting"
 
 
-def decide(seen: Seen, budget: Budget, relaunches: int) -> Decision:
+def decide_relaunch(seen: JobObservation, budget: RelaunchBudget, relaunches: int) -> Decision:
     """What to do about a job.
 
     Args:
@@ -114,35 +114,37 @@ def decide(seen: Seen, budget: Budget, relaunches: int) -> Decision:
     """
     desired = seen.desired
     if desired is None or desired.spec != seen.spec:
-        return Leave("nobody wants this submission launched by an agent")
+        return NoAction("nobody wants this submission launched by an agent")
     if desired.state == "stopped":
-        return Leave("it is to be stopped")
+        return NoAction("it is to be stopped")
     if seen.status.is_terminal and seen.status is not JobStatus.FAILED:
-        return Leave(f"it is {seen.status.value}")
+        return NoAction(f"it is {seen.status.value}")
     if seen.attempts < desired.launch:
         return LaunchDriver(seen.attempts + 1, f"wanted by {desired.by}")
     if seen.status is JobStatus.FAILED:
-        return Leave("it failed by itself")
+        return NoAction("it failed by itself")
     if seen.life != "dead":
-        return Leave(f"its driver is {seen.life}")
+        return NoAction(f"its driver is {seen.life}")
     if seen.ended_by:
-        return Leave(f"{seen.ended_by} wants the job to be over")
+        return NoAction(f"{seen.ended_by} wants the job to be over")
     if relaunches >= budget.restarts:
-        return GiveUp(f"its driver is dead, and was launched anew {relaunches} times within {budget.within_s:g} s")
+        return StopRelaunching(
+            f"its driver is dead, and was launched anew {relaunches} times within {budget.within_s:g} s"
+        )
     return LaunchDriver(seen.attempts + 1, "its driver is dead", anew=True)
 
 
-class Relaunches:
+class RelaunchHistory:
     """Counts launches in place of dead drivers, of one job, as one agent saw them made by whomever: any launch beyond
     the wanted one."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: RelaunchBudget) -> None:
         self._budget = budget
         self._wanted: Desired | None = None
         self._attempts = 0
         self._at_s: list[float] = []
 
-    def observe(self, seen: Seen, now_s: float) -> int:
+    def observe(self, seen: JobObservation, now_s: float) -> int:
         """Take a look; how many fall into the budget's time. What is wanted anew begins at none, and so does an agent
         that has just begun."""
         if seen.desired != self._wanted:

@@ -16,7 +16,7 @@ from typing import ClassVar
 from tidegate.errors import EnvironmentProblemError
 from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.launch import driver_entry
-from tidegate.jobs.launch.cluster import ASK_LIMIT_S, TAIL, ClusterLauncher, no_answer
+from tidegate.jobs.launch.cluster import STATUS_TIMEOUT_S, TAIL, ClusterLauncher, no_answer
 from tidegate.jobs.launch.launcher import (
     Check,
     DriverState,
@@ -52,7 +52,7 @@ class YarnLauncher(ClusterLauncher):
         launch = self._record(
             job, spec, attempt, lambda made: yarn_command(self._settings, spec, made, job.root, entry)
         )
-        answer = self._hand_over(spec, launch)
+        answer = self._submit(spec, launch)
         application = yarn_application(answer.text) or self._by_tag(launch)
         if application is None:
             raise EnvironmentProblemError(
@@ -68,21 +68,21 @@ class YarnLauncher(ClusterLauncher):
         application = self._application(launch)
         if application is None:
             return DriverState.GONE
-        return yarn_state(self._ask(yarn_status_command(self._settings, application)))
+        return yarn_state(self._status(yarn_status_command(self._settings, application)))
 
     def log(self, launch: Launch) -> str:
         """See `Launcher.log`."""
         application = self._application(launch)
         if application is None:
             return ""
-        return self._ask(yarn_log_command(self._settings, application))
+        return self._status(yarn_log_command(self._settings, application))
 
     def kill(self, launch: Launch, *, graceful: bool = True) -> bool:
         """See `Launcher.kill`: YARN knows no graceful end. Send the job a stop first."""
         application = self._application(launch)
         if application is None or self.state(launch) is DriverState.GONE:
             return False
-        return self._run(yarn_kill_command(self._settings, application), ASK_LIMIT_S).code == 0
+        return self._run(yarn_kill_command(self._settings, application), STATUS_TIMEOUT_S).code == 0
 
     def check(self, master: str, spark_conf: Mapping[str, str], world: World) -> list[Check]:
         """See `Launcher.check`."""
@@ -107,13 +107,13 @@ class YarnLauncher(ClusterLauncher):
         return launch.external_id or self._by_tag(launch)
 
     def _by_tag(self, launch: Launch) -> str | None:
-        answer = self._run(yarn_list_command(self._settings, launch), ASK_LIMIT_S)
+        answer = self._run(yarn_list_command(self._settings, launch), STATUS_TIMEOUT_S)
         if answer.code != 0:
             raise no_answer("YARN", answer)
         return yarn_application(answer.text)
 
-    def _ask(self, command: Sequence[str]) -> str:
-        return self._run(command, ASK_LIMIT_S).text
+    def _status(self, command: Sequence[str]) -> str:
+        return self._run(command, STATUS_TIMEOUT_S).text
 
 
 def yarn_command(settings: LauncherSettings, spec: Spec, launch: Launch, root: str, entry: str) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ class SnapshotFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RestoreTarget:
     """What is to be restored to.
 
     Attributes:
@@ -85,7 +85,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RestoreFinding:
     """One thing that was looked at.
 
     Attributes:
@@ -117,7 +117,7 @@ class Finding:
 class RestoreVerdict:
     """All findings, refused ones first."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[RestoreFinding, ...]
 
     @property
     def fits(self) -> bool:
@@ -125,7 +125,7 @@ class RestoreVerdict:
         return not self.refused
 
     @property
-    def refused(self) -> tuple[Finding, ...]:
+    def refused(self) -> tuple[RestoreFinding, ...]:
         """What is refused."""
         return tuple(finding for finding in self.findings if finding.verdict == "refused")
 
@@ -134,23 +134,23 @@ class RestoreVerdict:
         return {"fits": self.fits, "findings": [finding.to_json() for finding in self.findings]}
 
 
-def judged(findings: Sequence[Finding]) -> RestoreVerdict:
+def verdict_of_findings(findings: Sequence[RestoreFinding]) -> RestoreVerdict:
     """The verdict of all that was found."""
     order = ("refused", "unknown", "changes", "fits")
     return RestoreVerdict(tuple(sorted(findings, key=lambda finding: order.index(finding.verdict))))
 
 
-def judge_restore(snapshot: SnapshotFacts, target: Target) -> RestoreVerdict:
+def check_compatibility(snapshot: SnapshotFacts, target: RestoreTarget) -> RestoreVerdict:
     """Everything that documents tell. What was staged, verdicts of a commit gate and positions of sources are looked at
     elsewhere."""
-    looks = (_numbers, _operators, _connectors, _states, _finished, _drained)
-    return judged([finding for look in looks for finding in look(snapshot, target)])
+    looks = (_numbers, _operators, _connectors, _states, _finished, _check_drained)
+    return verdict_of_findings([finding for look in looks for finding in look(snapshot, target)])
 
 
-def _numbers(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+def _numbers(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[RestoreFinding]:
     was, now = snapshot.max_parallelism, target.max_parallelism
     if was != now:
-        yield Finding(
+        yield RestoreFinding(
             "max_parallelism",
             "refused",
             f"max_parallelism is {was} in the snapshot and {now} in the job",
@@ -162,7 +162,7 @@ def _numbers(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
     known = {operator["uid"] for operator in target.graph["operators"]}
     silent = next((o for o in snapshot.operators if o.uid in known and o.has_state and not o.tells_kinds), None)
     if silent is not None:
-        yield Finding(
+        yield RestoreFinding(
             "rescale",
             "refused",
             f"the state of operator {silent.uid!r} can be restored with parallelism {snapshot.parallelism}, "
@@ -172,28 +172,30 @@ def _numbers(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
             silent.uid,
         )
     else:
-        yield Finding("parallelism", "changes", f"parallelism {snapshot.parallelism} becomes {target.parallelism}")
+        yield RestoreFinding(
+            "parallelism", "changes", f"parallelism {snapshot.parallelism} becomes {target.parallelism}"
+        )
 
 
-def _operators(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+def _operators(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[RestoreFinding]:
     known = [operator["uid"] for operator in target.graph["operators"]]
     lost = [operator.uid for operator in snapshot.operators if operator.uid not in known and operator.has_state]
     what = f"the pipeline has no operator for the state of {', '.join(map(repr, lost))}"
     uid = lost[0] if len(lost) == 1 else None
     if lost and target.allow_non_restored_state:
-        yield Finding("lost_operator", "changes", what + _DROPPED, uid=uid)
+        yield RestoreFinding("lost_operator", "changes", what + _DROPPED, uid=uid)
     elif lost:
         cause = "an operator was removed or its uid changed"
         remedy = "Give the operator its old uid, or set allow_non_restored_state to drop the state"
-        yield Finding("lost_operator", "refused", what, cause, remedy, uid)
+        yield RestoreFinding("lost_operator", "refused", what, cause, remedy, uid)
     before = {operator.uid for operator in snapshot.operators}
     for operator in target.graph["operators"]:
         if operator["uid"] not in before and operator["stateful"]:
             what = f"operator {operator['uid']!r} is new and begins without state"
-            yield Finding("new_operator", "changes", what, uid=operator["uid"])
+            yield RestoreFinding("new_operator", "changes", what, uid=operator["uid"])
 
 
-def _connectors(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+def _connectors(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[RestoreFinding]:
     """S5.5: positions of one source class mean nothing to another, nor do a sink's transactions."""
     old = {operator["uid"]: operator for operator in snapshot.graph.get("operators", ())}
     new = {operator["uid"]: operator for operator in target.graph["operators"]}
@@ -208,7 +210,7 @@ def _connectors(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
             continue  # nothing of it is read again
         if kind == "sink" and target.is_fork:
             continue  # which forgets what the original has to commit
-        yield Finding(
+        yield RestoreFinding(
             "connector",
             "unknown" if kind == "sink" and target.is_fork is None else "refused",
             f"{kind} {uid!r} was a {before[0]} in the snapshot, and is a {now[0]} in the pipeline",
@@ -219,7 +221,7 @@ def _connectors(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
         )
 
 
-def _states(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+def _states(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[RestoreFinding]:
     if target.commit_only:
         return
     old = {operator["uid"]: operator for operator in snapshot.graph.get("operators", ())}
@@ -238,17 +240,19 @@ def _states(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
             yield _other_kind(uid, *kinds)
             continue
         if before is None or now is None:
-            yield Finding("state", "unknown", f"what state operator {uid!r} keeps is told at the restore", uid=uid)
+            yield RestoreFinding(
+                "state", "unknown", f"what state operator {uid!r} keeps is told at the restore", uid=uid
+            )
             continue
         shapes = [*map(StateShape.from_json, before)], [*map(StateShape.from_json, now)]
         for finding in _states_of(uid, *shapes, may_drop=target.allow_non_restored_state):
             became = f"operator {uid!r} was a {kinds[0]} and is a {kinds[1]}"
             if finding.verdict == "refused" and kinds[0] != kinds[1]:
                 finding = replace(finding, cause=f"{became}: {finding.cause}")
-            yield as_stored(finding, operator.formats)
+            yield restrict_to_row_formats(finding, operator.formats)
 
 
-def as_stored(finding: Finding, formats: Sequence[str]) -> Finding:
+def restrict_to_row_formats(finding: RestoreFinding, formats: Sequence[str]) -> RestoreFinding:
     """States are left behind in rows alone: a back end restores its own files with all that is in them."""
     if not formats or finding.code != "lost_state" or finding.verdict != "changes":
         return finding
@@ -258,8 +262,8 @@ def as_stored(finding: Finding, formats: Sequence[str]) -> Finding:
     return replace(finding, verdict="refused", what=what, cause=cause, remedy=remedy)
 
 
-def _other_kind(uid: str, before: str, now: str) -> Finding:
-    return Finding(
+def _other_kind(uid: str, before: str, now: str) -> RestoreFinding:
+    return RestoreFinding(
         "operator",
         "refused",
         f"operator {uid!r} was a {before} in the snapshot, and is a {now} in the pipeline",
@@ -269,9 +273,9 @@ def _other_kind(uid: str, before: str, now: str) -> Finding:
     )
 
 
-def _other_back_end(operator: OperatorFacts, state_backend: str) -> Finding:
+def _other_back_end(operator: OperatorFacts, state_backend: str) -> RestoreFinding:
     format_ = operator.formats[0]
-    return Finding(
+    return RestoreFinding(
         "format",
         "refused",
         f"operator {operator.uid!r} has its state in files of {format_}, which {state_backend!r} cannot read",
@@ -281,11 +285,13 @@ def _other_back_end(operator: OperatorFacts, state_backend: str) -> Finding:
     )
 
 
-def _states_of(uid: str, old: Sequence[StateShape], new: Sequence[StateShape], *, may_drop: bool) -> Iterator[Finding]:
+def _states_of(
+    uid: str, old: Sequence[StateShape], new: Sequence[StateShape], *, may_drop: bool
+) -> Iterator[RestoreFinding]:
     found = compare_states(old, new)
     keyed = {shape.name for shape in old if shape.kind == "keyed"}
     for name in dict.fromkeys(name for name, _ in found.refused):
-        yield Finding(
+        yield RestoreFinding(
             "state",
             "refused",
             f"State {name!r} of operator {uid!r} does not fit the pipeline",
@@ -297,17 +303,17 @@ def _states_of(uid: str, old: Sequence[StateShape], new: Sequence[StateShape], *
     for name in found.undeclared:
         what = f"operator {uid!r} does not declare state {name!r}, which the snapshot holds"
         if may_drop and name in keyed:
-            yield Finding("lost_state", "changes", what + _DROPPED, uid=uid, state=name)
+            yield RestoreFinding("lost_state", "changes", what + _DROPPED, uid=uid, state=name)
             continue
         cause = "the state was removed or renamed, or the operator is another one"
         more = ", or set allow_non_restored_state to drop it" if name in keyed else ""
         remedy = f"Declare {name!r} again, give the operator a new uid{more}"
-        yield Finding("lost_state", "refused", what, cause, remedy, uid, name)
+        yield RestoreFinding("lost_state", "refused", what, cause, remedy, uid, name)
     for name, change in found.changes:
-        yield Finding("state", "changes", f"state {name!r} of operator {uid!r}: {change}", uid=uid, state=name)
+        yield RestoreFinding("state", "changes", f"state {name!r} of operator {uid!r}: {change}", uid=uid, state=name)
 
 
-def _finished(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+def _finished(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[RestoreFinding]:
     """S6.4."""
     if target.commit_only:
         return
@@ -320,7 +326,7 @@ def _finished(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
     ]
     for uid, what in refused:
         cause = "the pipeline is not the one that the snapshot was taken of"
-        yield Finding("finished", "refused", what, cause, remedy, uid)
+        yield RestoreFinding("finished", "refused", what, cause, remedy, uid)
 
 
 def _running_before_finished(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str, str]]:
@@ -398,16 +404,16 @@ def chains_of(graph: Graph) -> list[list[str]]:
     return [chain for uid, chain in chains.items() if chain[0] == uid]
 
 
-def _drained(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+def _check_drained(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[RestoreFinding]:
     """S7.5."""
     if not snapshot.drained or target.commit_only:
         return
     kinds = {operator["uid"]: operator["kind"] for operator in snapshot.graph.get("operators", ())}
     early = ", ".join(f"{uid} ({kinds.get(uid, 'unknown')})" for uid in snapshot.drained)
     if target.allow_drained:
-        yield Finding("drained", "changes", f"taken by a drain: {early} fired early, and emit again")
+        yield RestoreFinding("drained", "changes", f"taken by a drain: {early} fired early, and emit again")
         return
-    yield Finding(
+    yield RestoreFinding(
         "drained",
         "refused",
         f"the snapshot was taken by a drain, which made {early} fire early",

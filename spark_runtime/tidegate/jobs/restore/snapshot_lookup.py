@@ -19,7 +19,7 @@ from tidegate.jobs.stores.store_registry import open_store
 from tidegate.units import format_duration
 
 
-def refuse_older(name: str, completed_at: str | None, limit: timedelta, now: datetime, *, where: str) -> None:
+def refuse_older_than(name: str, completed_at: str | None, limit: timedelta, now: datetime, *, where: str) -> None:
     """Raise SnapshotError when a snapshot is older than it may be.
 
     Args:
@@ -109,7 +109,7 @@ def resolve_restore(
         restore, path=path, checkpoint_id=known.checkpoint_id if known is not None else restore.checkpoint_id
     )
     if known is not None:
-        _refuse_gone(known, where)
+        _refuse_missing(known, where)
         lineage = _lineage_of(specs, known.spec)
         return ResolvedRestore(restore, lineage, _name(known, path), _completed_at(known, document))
     if restore.claim_mode == "claim":
@@ -119,13 +119,13 @@ def resolve_restore(
             cause="the job's log does not hold it: it was moved here, or another job took it",
             remedy="Restore it without a claim, and delete it yourself when it is not needed any more",
         )
-    _refuse_borrowed_rows(document, job_id, path, where)
+    _refuse_foreign_rows(document, job_id, path, where)
     own = document.get("job_id") == job_id and any(spec.lineage == document.get("lineage") for spec in specs)
     lineage = str(document["lineage"]) if own else None
     return ResolvedRestore(restore, lineage, _name(None, path), _completed_at(None, document))
 
 
-def open_snapshot(store: Store, storage_options: Mapping[str, Any], path: str) -> tuple[Store, str]:
+def open_snapshot_folder(store: Store, storage_options: Mapping[str, Any], path: str) -> tuple[Store, str]:
     """Store and folder of a snapshot: `path` is relative to the root, absolute, or a URL."""
     if "://" not in path and not path.startswith("/"):
         return store, path
@@ -151,7 +151,7 @@ def _by_id(
             cause=f"completed are {there}" if there else "none has completed",
             remedy="`tidegate checkpoints` lists what can be restored",
         )
-    _refuse_gone(known, where)
+    _refuse_missing(known, where)
     document = _metadata(store, storage_options, known.path, where, specs, view)
     named = replace(restore, path=known.path)
     lineage = _lineage_of(specs, known.spec)
@@ -171,7 +171,7 @@ def _completed_at(known: CheckpointView | None, document: Mapping[str, Any]) -> 
     return told if isinstance(told, str) else None
 
 
-def _refuse_gone(known: CheckpointView, where: str) -> None:
+def _refuse_missing(known: CheckpointView, where: str) -> None:
     """What a verdict rejected must never be committed (S7.8); the state of one whose rows were taken back counts them
     (S9.3)."""
     if known.taken_back:
@@ -189,7 +189,7 @@ def _refuse_gone(known: CheckpointView, where: str) -> None:
         )
 
 
-def _refuse_borrowed_rows(document: Mapping[str, Any], job_id: str, path: str, where: str) -> None:
+def _refuse_foreign_rows(document: Mapping[str, Any], job_id: str, path: str, where: str) -> None:
     """The rows that a job wrote down of a DataFrame go with its checkpoints; its savepoints keep them (S4.2)."""
     other = str(document.get("job_id") or "")
     if other in ("", job_id) or document.get("kind") in ("savepoint", "stop-savepoint"):
@@ -227,7 +227,7 @@ def _metadata(
 ) -> Mapping[str, Any]:
     """Body of a snapshot's metadata as far as its job and lineage are concerned; the driver checks all of it."""
     try:
-        holder, folder = open_snapshot(store, storage_options, path)
+        holder, folder = open_snapshot_folder(store, storage_options, path)
         body = json.loads(holder.read(JobLayout.metadata(folder))).get("body", {})
     except NotFoundError as error:
         if view is not None and path.startswith(f"{JobLayout(view.job_id).checkpoints}/"):

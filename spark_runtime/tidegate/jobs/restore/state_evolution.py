@@ -32,7 +32,7 @@ _INSTANT = re.compile(r"(timestamp|duration)\[(s|ms|us|ns)(, tz=[^\]]+)?\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class StateColumn:
     """A column of a state; `type` is Arrow's as text."""
 
     name: str
@@ -58,8 +58,8 @@ class Evolution:
 
 
 def evolution(
-    old: Sequence[Column],
-    new: Sequence[Column],
+    old: Sequence[StateColumn],
+    new: Sequence[StateColumn],
     renamed: Mapping[str, str] | None = None,
     *,
     fills: bool = True,
@@ -88,7 +88,7 @@ def evolution(
         found = before.get(source)
         sources.append(source if found is not None else None)
         if found is None:
-            reason = _unfillable(column, fills, keyed=KEY_GROUP_COLUMN in wanted)
+            reason = _cannot_be_filled(column, fills, keyed=KEY_GROUP_COLUMN in wanted)
             (refused if reason else changes).append(reason or f"{column.name!r} is new, null in what is restored")
         elif found.type != column.type:
             may = is_wider_key(found.type, column.type) if is_key(column.name) else is_wider(found.type, column.type)
@@ -126,7 +126,7 @@ def is_wider_key(old: str, new: str) -> bool:
     return False
 
 
-def _renames(before: Mapping[str, Column], renamed: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def _renames(before: Mapping[str, StateColumn], renamed: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Old column -> new column, and what of it cannot be."""
     becomes: dict[str, str] = {}
     refused: list[str] = []
@@ -147,7 +147,7 @@ def _renames(before: Mapping[str, Column], renamed: Mapping[str, str]) -> tuple[
     return becomes, refused
 
 
-def _unfillable(column: Column, fills: bool, keyed: bool) -> str:
+def _cannot_be_filled(column: StateColumn, fills: bool, keyed: bool) -> str:
     if keyed and column.name == TTL_COLUMN:  # with null every row would be over
         return f"its TTL is new ({column.name!r}), and when its rows were used last is not known"
     if is_key(column.name):

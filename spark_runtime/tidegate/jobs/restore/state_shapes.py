@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate.jobs.restore.state_evolution import Column, evolution
+from tidegate.jobs.restore.state_evolution import StateColumn, evolution
 
 OWNER_COLUMN = "__owner"
 """The runtime's own column of list states; not every version wrote it."""
@@ -29,7 +29,7 @@ class StateShape:
 
     name: str
     kind: str
-    columns: tuple[Column, ...] = ()
+    columns: tuple[StateColumn, ...] = ()
     form: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
     fills: bool = True
@@ -44,7 +44,7 @@ class StateShape:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StateShape:
         """Inverse of `to_json`."""
-        columns = tuple(Column(name, type_, nullable) for name, type_, nullable in document["columns"])
+        columns = tuple(StateColumn(name, type_, nullable) for name, type_, nullable in document["columns"])
         name, kind, form = document["name"], document["kind"], document["form"]
         return cls(name, kind, columns, form, document["renamed"], document["fills"], document.get("drops", False))
 
@@ -85,5 +85,5 @@ def compare_states(old: Sequence[StateShape], new: Sequence[StateShape]) -> Stat
     return StateVerdict(tuple(refused), tuple(undeclared), tuple(changes))
 
 
-def _compared(shape: StateShape) -> list[Column]:
+def _compared(shape: StateShape) -> list[StateColumn]:
     return [column for column in shape.columns if column.name != OWNER_COLUMN]

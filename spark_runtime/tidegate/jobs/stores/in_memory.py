@@ -6,7 +6,7 @@ import threading
 
 from tidegate.errors import AlreadyExistsError, NotFoundError
 from tidegate.jobs.stores.probe import probe_store
-from tidegate.jobs.stores.store import Names, Store, checked_folder, checked_path, joined
+from tidegate.jobs.stores.store import Names, Store, check_folder, check_path, join_path
 
 _objects: dict[str, bytes] = {}
 _lock = threading.Lock()
@@ -17,7 +17,7 @@ class MemoryStore(Store):
 
     def __init__(self, name: str) -> None:
         """Args: name: what follows memory://; `a/b` lies in `a`."""
-        self._base = checked_folder(name.strip("/"))
+        self._base = check_folder(name.strip("/"))
 
     @property
     def url(self) -> str:
@@ -69,14 +69,14 @@ class MemoryStore(Store):
 
     def delete_folder(self, path: str) -> None:
         """See `Store.delete_folder`."""
-        prefix = self._prefix(checked_path(path))
+        prefix = self._prefix(check_path(path))
         with _lock:
             for key in [key for key in _objects if key.startswith(prefix)]:
                 del _objects[key]
 
     def child(self, folder: str) -> MemoryStore:
         """See `Store.child`."""
-        return MemoryStore(joined(self._base, checked_path(folder)))
+        return MemoryStore(join_path(self._base, check_path(folder)))
 
     def local_path(self, path: str) -> str | None:
         """None: these objects are in no file."""
@@ -87,8 +87,8 @@ class MemoryStore(Store):
         probe_store(self)
 
     def _key(self, path: str) -> str:
-        return joined(self._base, checked_path(path))
+        return join_path(self._base, check_path(path))
 
     def _prefix(self, folder: str) -> str:
-        key = joined(self._base, checked_folder(folder)) if folder else self._base
+        key = join_path(self._base, check_folder(folder)) if folder else self._base
         return f"{key}/" if key else ""

@@ -12,11 +12,11 @@ from typing import Any
 
 from tidegate.errors import AlreadyExistsError, NotFoundError, StoreError
 from tidegate.jobs.stores.probe import probe_store
-from tidegate.jobs.stores.store import Names, ObjectStat, Store, checked_folder, checked_path, joined
+from tidegate.jobs.stores.store import Names, ObjectStat, Store, check_folder, check_path, join_path
 
 TEMPORARY_PREFIX = ".tidegate-tmp-"
 """Files being written; never listed. One left by a crash is garbage."""
-MAX_FOLDER_RACES = 100
+MAX_FOLDER_CONFLICTS = 100
 """How often a folder may vanish under a writer, because a deleter found it empty, before the writer gives up."""
 
 
@@ -34,24 +34,24 @@ class LocalStore(Store):
 
     def create(self, path: str, data: bytes) -> None:
         """See `Store.create`. Durable on return: file and folders are synchronised."""
-        self.create_joined(path, (data,))
+        self.create_from_pieces(path, (data,))
 
-    def create_joined(self, path: str, pieces: Sequence[Any]) -> None:
-        """See `Store.create_joined`."""
+    def create_from_pieces(self, path: str, pieces: Sequence[Any]) -> None:
+        """See `Store.create_from_pieces`."""
         target = self._path(path)
         with self._errors(path), self._temporary(target, pieces) as temporary:
             try:
                 os.link(temporary, target)
             except FileExistsError:
                 raise AlreadyExistsError("there is an object already", where=target) from None
-            _synchronise(os.path.dirname(target))
+            _fsync_folder(os.path.dirname(target))
 
     def replace(self, path: str, data: bytes) -> None:
         """See `Store.replace`."""
         target = self._path(path)
         with self._errors(path), self._temporary(target, (data,)) as temporary:
             os.replace(temporary, target)
-            _synchronise(os.path.dirname(target))
+            _fsync_folder(os.path.dirname(target))
 
     def read(self, path: str) -> bytes:
         """See `Store.read`."""
@@ -97,7 +97,7 @@ class LocalStore(Store):
         for directory, _, names in os.walk(self._folder(folder)):
             relative = os.path.relpath(directory, self._root)
             inside = "" if relative == "." else relative.replace(os.sep, "/")
-            found.extend(joined(inside, name) for name in names if not name.startswith(TEMPORARY_PREFIX))
+            found.extend(join_path(inside, name) for name in names if not name.startswith(TEMPORARY_PREFIX))
         return sorted(found)
 
     def delete(self, path: str) -> None:
@@ -129,10 +129,10 @@ class LocalStore(Store):
         probe_store(self)
 
     def _path(self, path: str) -> str:
-        return os.path.join(self._root, checked_path(path))
+        return os.path.join(self._root, check_path(path))
 
     def _folder(self, folder: str) -> str:
-        return os.path.join(self._root, checked_folder(folder)) if folder else self._root
+        return os.path.join(self._root, check_folder(folder)) if folder else self._root
 
     @contextmanager
     def _temporary(self, target: str, pieces: Sequence[Any]) -> Iterator[str]:
@@ -178,7 +178,7 @@ class LocalStore(Store):
 
 def _open_new(path: str) -> int:
     """Open a new file, making its folders; a folder pruned in between is made again."""
-    for _ in range(MAX_FOLDER_RACES):
+    for _ in range(MAX_FOLDER_CONFLICTS):
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except FileNotFoundError:
@@ -198,10 +198,10 @@ def _make_folders(folder: str) -> None:
     for path in reversed(missing):
         with suppress(FileExistsError):
             os.mkdir(path)
-        _synchronise(os.path.dirname(path))
+        _fsync_folder(os.path.dirname(path))
 
 
-def _synchronise(folder: str) -> None:
+def _fsync_folder(folder: str) -> None:
     """Make a folder's entries durable, where the system can."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)

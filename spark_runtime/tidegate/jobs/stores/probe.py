@@ -10,7 +10,7 @@ from tidegate.jobs.stores.store import Store
 PROBE_PREFIX = ".tidegate-probe-"
 
 
-class BrokenPromise(StoreError):
+class StoreGuaranteeError(StoreError):
     """The store works, but not as `Store` says."""
 
 
@@ -20,13 +20,13 @@ def probe_store(store: Store) -> None:
     path, first, second = f"{folder}/object", b"first " + secrets.token_bytes(8), b"second " + secrets.token_bytes(8)
     try:
         try:
-            _try(store, folder, path, first, second)
+            _probe_once(store, folder, path, first, second)
         finally:
             store.delete_folder(folder)
         if store.list(folder):
-            raise _broken(store, "a deleted object is still listed")
+            raise _guarantee_error(store, "a deleted object is still listed")
     except StoreError as error:
-        if isinstance(error, BrokenPromise):
+        if isinstance(error, StoreGuaranteeError):
             raise
         raise StoreError(
             f"the root cannot be used: {error.what}",
@@ -36,36 +36,36 @@ def probe_store(store: Store) -> None:
         ) from error
 
 
-def _try(store: Store, folder: str, path: str, first: bytes, second: bytes) -> None:
+def _probe_once(store: Store, folder: str, path: str, first: bytes, second: bytes) -> None:
     try:
         store.read(path)
     except NotFoundError:
         pass
     else:
-        raise _broken(store, "it returns an object that nobody wrote")
+        raise _guarantee_error(store, "it returns an object that nobody wrote")
     store.create(path, first)
     if store.read(path) != first:
-        raise _broken(store, "it does not return what was just created")
+        raise _guarantee_error(store, "it does not return what was just created")
     try:
         store.create(path, second)
     except AlreadyExistsError:
         pass
     else:
-        raise _broken(store, "a second create of one object succeeded, so two drivers could both reign")
+        raise _guarantee_error(store, "a second create of one object succeeded, so two drivers could both reign")
     if store.read(path) != first:
-        raise _broken(store, "a refused create changed the object")
+        raise _guarantee_error(store, "a refused create changed the object")
     if store.list(folder) != ["object"]:
-        raise _broken(store, "a listing does not show what was just created")
+        raise _guarantee_error(store, "a listing does not show what was just created")
     store.replace(path, second)
     if store.read(path) != second:
-        raise _broken(store, "it does not return what was just replaced")
+        raise _guarantee_error(store, "it does not return what was just replaced")
     store.delete(path)
     if store.exists(path):
-        raise _broken(store, "a deleted object is still there")
+        raise _guarantee_error(store, "a deleted object is still there")
 
 
-def _broken(store: Store, cause: str) -> BrokenPromise:
-    return BrokenPromise(
+def _guarantee_error(store: Store, cause: str) -> StoreGuaranteeError:
+    return StoreGuaranteeError(
         "the store breaks what the job directory stands on",
         where=store.url,
         cause=cause,

@@ -11,7 +11,7 @@ import s3fs
 
 from tidegate.errors import AlreadyExistsError, NotFoundError, StoreError
 from tidegate.jobs.stores.probe import probe_store
-from tidegate.jobs.stores.store import Names, ObjectStat, Store, checked_folder, checked_path, joined
+from tidegate.jobs.stores.store import Names, ObjectStat, Store, check_folder, check_path, join_path
 
 WRITER_KEY = "tidegate-writer"
 """Object metadata that names the writing call: after a retry inside the client, "exists" can mean our own first
@@ -30,7 +30,7 @@ class S3Store(Store):
 
     def __init__(self, location: str, options: Mapping[str, Any]) -> None:
         """Args: location: `bucket/prefix`. options: for s3fs, secrets resolved."""
-        self._base = checked_folder(location.strip("/"))
+        self._base = check_folder(location.strip("/"))
         if not self._base:
             raise StoreError("the URL names no bucket", where=f"s3://{location}", remedy="Write s3://bucket/prefix")
         self._options = dict(options)
@@ -123,13 +123,13 @@ class S3Store(Store):
     def delete_folder(self, path: str) -> None:
         """See `Store.delete_folder`."""
         with self._errors(path):
-            keys = [f"{self._base}/{name}" for name in self.walk(checked_path(path))]
+            keys = [f"{self._base}/{name}" for name in self.walk(check_path(path))]
             if keys:
                 self._files.rm(keys)
 
     def child(self, folder: str) -> S3Store:
         """See `Store.child`."""
-        return S3Store(joined(self._base, checked_path(folder)), self._options)
+        return S3Store(join_path(self._base, check_path(folder)), self._options)
 
     def local_path(self, path: str) -> str | None:
         """None: these objects are in no file."""
@@ -140,10 +140,10 @@ class S3Store(Store):
         probe_store(self)
 
     def _key(self, path: str) -> str:
-        return joined(self._base, checked_path(path))
+        return join_path(self._base, check_path(path))
 
     def _folder(self, folder: str) -> str:
-        return joined(self._base, checked_folder(folder)) if folder else self._base
+        return join_path(self._base, check_folder(folder)) if folder else self._base
 
     def _head(self, location: str) -> Mapping[str, Any]:
         bucket, _, key = location.partition("/")

@@ -46,7 +46,7 @@ class Store(Protocol):
         one. A writer whose own unclear first attempt had succeeded may see AlreadyExistsError: compare a nonce in
         `data`."""
 
-    def create_joined(self, path: str, pieces: Sequence[Any]) -> None:
+    def create_from_pieces(self, path: str, pieces: Sequence[Any]) -> None:
         """`create` of some buffers, one after the other; without putting them together where the store can."""
         self.create(path, b"".join(pieces))
 
@@ -91,7 +91,7 @@ class Store(Protocol):
         StoreError with the reason when anything is not as promised."""
 
 
-def checked_path(path: str) -> str:
+def check_path(path: str) -> str:
     """`path` when it stays below the root; else StoreError."""
     if isinstance(path, str) and path and "\\" not in path and "\x00" not in path:
         if _OUTSIDE.isdisjoint(path.split("/")):
@@ -99,12 +99,12 @@ def checked_path(path: str) -> str:
     raise StoreError(f"{path!r} is not a path below the root", remedy="Use a relative path without '..'")
 
 
-def checked_folder(folder: str) -> str:
+def check_folder(folder: str) -> str:
     """`folder` without trailing slash; "" is the root. StoreError when it leaves the root."""
     folder = folder.rstrip("/") if folder != "/" else folder
-    return checked_path(folder) if folder else ""
+    return check_path(folder) if folder else ""
 
 
-def joined(folder: str, name: str) -> str:
+def join_path(folder: str, name: str) -> str:
     """`name` in `folder`; "" is the root."""
     return f"{folder}/{name}" if folder else name

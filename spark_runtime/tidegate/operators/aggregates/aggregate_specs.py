@@ -11,7 +11,7 @@ import pyarrow as pa
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
-from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.snapshot.evolved_columns import schema_columns
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
 from tidegate.state.aggregates.aggregate_registry import find_aggregate
 from tidegate.state.aggregates.aggregation import Aggregation, ArrowAggregate
@@ -25,7 +25,7 @@ GROUPS = "groups"
 
 
 @dataclass(frozen=True)
-class Agg:
+class BoundAggregate:
     """One aggregate.
 
     Attributes:
@@ -63,7 +63,7 @@ class Agg:
 
 
 def aggregate_fields(
-    keys: Sequence[str], aggregates: Sequence[Agg], input_schema: pa.Schema, results: pa.Schema
+    keys: Sequence[str], aggregates: Sequence[BoundAggregate], input_schema: pa.Schema, results: pa.Schema
 ) -> list[pa.Field]:
     """How aggregates are kept in snapshots: key columns as `key:<name>`, then the columns of each aggregate.
 
@@ -91,7 +91,7 @@ class PartialAggSpec(OperatorSpec):
     """
 
     keys: tuple[str, ...]
-    aggregates: tuple[Agg, ...]
+    aggregates: tuple[BoundAggregate, ...]
     input_schema: pa.Schema
     schema: pa.Schema
     results: pa.Schema
@@ -118,7 +118,7 @@ class RunningAggSpec(OperatorSpec):
     keyed_state: ClassVar[KeyedStatePlace] = "columns"
 
     keys: tuple[str, ...]
-    aggregates: tuple[Agg, ...]
+    aggregates: tuple[BoundAggregate, ...]
     input_schema: pa.Schema
     schema: pa.Schema
     output: AggregateOutput
@@ -141,7 +141,7 @@ class RunningAggSpec(OperatorSpec):
 
     def states(self) -> tuple[StateShape, ...]:
         """The groups."""
-        columns = columns_of(self.state_schema)
+        columns = schema_columns(self.state_schema)
         return (StateShape(GROUPS, "keyed", columns, renamed=dict(self.renamed), fills=False),)
 
     def describe(self) -> str:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.aggregates.keyed_aggregates import FrozenWindow
+from tidegate.operators.aggregates.keyed_aggregates import FrozenAggregates
 from tidegate.snapshot.parts import Blob, StatePart
 from tidegate.state.cells import CHUNK_ENTRIES
 from tidegate.state.keys.key_hash import hash_keys, key_groups
@@ -18,14 +18,16 @@ Finish: TypeAlias = Callable[[pa.Table], pa.Table]
 """Adds columns to rows."""
 
 
-class FrozenWindows:
+class FrozenPanes:
     """The windows at one moment. For any thread; rows of a chunk are to be read once.
 
     Windows of more than `CHUNK_ENTRIES` keys are written as a blob for each chunk, which keeps its id while nothing in
     it changes; all others together as a table.
     """
 
-    def __init__(self, schema: pa.Schema, windows: Sequence[tuple[int, FrozenWindow]], max_parallelism: int) -> None:
+    def __init__(
+        self, schema: pa.Schema, windows: Sequence[tuple[int, FrozenAggregates]], max_parallelism: int
+    ) -> None:
         """Args: schema: of the rows. windows: with their starts in microseconds, ascending."""
         self._schema = schema
         self._windows = windows
@@ -44,10 +46,10 @@ class FrozenWindows:
                     small.append(self._rows(start_us, window, chunk))
         return StatePart(name, "keyed", finish(pa.concat_tables(small)), blobs=tuple(blobs))
 
-    def _finished(self, start_us: int, window: FrozenWindow, chunk: int, finish: Finish) -> pa.Table:
+    def _finished(self, start_us: int, window: FrozenAggregates, chunk: int, finish: Finish) -> pa.Table:
         return finish(self._rows(start_us, window, chunk))
 
-    def _rows(self, start_us: int, window: FrozenWindow, chunk: int) -> pa.Table:
+    def _rows(self, start_us: int, window: FrozenAggregates, chunk: int) -> pa.Table:
         keys, columns = window.chunk(chunk)
         groups = key_groups(hash_keys(keys, keys.schema.names), self._max_parallelism)
         starts = np.full(keys.num_rows, start_us)

@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.operators.aggregates.aggregate_specs import GROUPS, RunningAggSpec
-from tidegate.operators.aggregates.frozen_aggregates import FrozenWindows
-from tidegate.operators.aggregates.keyed_aggregates import KeyedWindow, WindowLayout
+from tidegate.operators.aggregates.frozen_aggregates import FrozenPanes
+from tidegate.operators.aggregates.keyed_aggregates import AggregateLayout, KeyedAggregates
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.restored_parts import single_part
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.cells import Entries
 from tidegate.state.keys.key_hash import subtask_of_key_groups
-from tidegate.state.state_layout import foreign_files
+from tidegate.state.state_layout import foreign_format_error
 
 _START = pa.field("window_start_us", pa.int64())
 
@@ -31,7 +31,7 @@ class Groups(Protocol):
     def results(self, changed: Any) -> Iterator[pa.RecordBatch]:
         """What these groups have come to, one row for each."""
 
-    def every(self) -> Iterator[pa.RecordBatch]:
+    def all_groups(self) -> Iterator[pa.RecordBatch]:
         """What every group has come to."""
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
@@ -49,8 +49,8 @@ class GroupsInMemory:
 
     def __init__(self, spec: RunningAggSpec, ctx: OperatorContext) -> None:
         self._spec, self._ctx = spec, ctx
-        self._layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
-        self._groups = KeyedWindow(self._layout, 1)
+        self._layout = AggregateLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
+        self._groups = KeyedAggregates(self._layout, 1)
         self._schema = spec.state_schema
 
     def take(self, batch: pa.RecordBatch) -> Entries:
@@ -68,14 +68,14 @@ class GroupsInMemory:
             columns = [*self._groups.keys_of(part).columns, *self._groups.result(part)]
             yield pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
 
-    def every(self) -> Iterator[pa.RecordBatch]:
+    def all_groups(self) -> Iterator[pa.RecordBatch]:
         """See `Groups`."""
         yield from self.results(np.arange(self._groups.size, dtype=np.int32))
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
         """Mark the columns of the groups."""
         schema = self._schema.insert(1, _START)
-        frozen = FrozenWindows(schema, [(0, self._groups.freeze())], self._ctx.max_parallelism)
+        frozen = FrozenPanes(schema, [(0, self._groups.freeze())], self._ctx.max_parallelism)
         return lambda: [frozen.part(GROUPS, lambda rows: rows.drop_columns([_START.name]))]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
@@ -85,8 +85,8 @@ class GroupsInMemory:
         width = 1 + len(self._spec.keys)
         for part in parts:
             if part.format != "rows":
-                raise foreign_files(part, [GROUPS], ctx.uid)
-            checked = checked_part(part, self._schema, ctx.uid, dict(self._spec.renamed), fills=False)
+                raise foreign_format_error(part, [GROUPS], ctx.uid)
+            checked = single_part(part, self._schema, ctx.uid, dict(self._spec.renamed), fills=False)
             for table in checked.tables():
                 owned = table.filter(pa.array(mine[table.column(KEY_GROUP_COLUMN).to_numpy()]))
                 for rows in owned.combine_chunks().to_batches():

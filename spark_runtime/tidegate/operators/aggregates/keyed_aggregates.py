@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.aggregates.aggregate_specs import Agg
-from tidegate.state.aggregates.aggregation import Accumulating, ReadValues, Selection
-from tidegate.state.cells import CHUNK_ENTRIES, Arrays, Cells, Entries, FrozenCells
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
+from tidegate.state.aggregates.aggregation import AggregateState, ReadValues, Selection
+from tidegate.state.cells import CHUNK_ENTRIES, Arrays, CopyOnWriteArrays, Entries, FrozenArrays
 from tidegate.state.keys.key_index import FrozenKeys, KeyReader, Keys
 
 
 @dataclass(frozen=True)
-class FrozenWindow:
+class FrozenAggregates:
     """A window as it was at a freeze, in chunks; for any thread.
 
     Attributes:
@@ -26,7 +26,7 @@ class FrozenWindow:
     """
 
     serial: int
-    cells: FrozenCells
+    cells: FrozenArrays
     keys: FrozenKeys
     columns: Callable[[Arrays, int, int], list[pa.Array]]
 
@@ -45,11 +45,11 @@ class BatchInput:
     values: tuple[ReadValues | None, ...]
 
 
-class WindowLayout:
+class AggregateLayout:
     """How the state of aggregates looks: key columns and aggregates."""
 
     def __init__(
-        self, keys: Sequence[str], aggregates: Sequence[Agg], input_schema: pa.Schema, results: pa.Schema
+        self, keys: Sequence[str], aggregates: Sequence[BoundAggregate], input_schema: pa.Schema, results: pa.Schema
     ) -> None:
         """Args: keys: key columns. input_schema: of the rows. results: has the type of each aggregate's result."""
         self._aggregates = aggregates
@@ -57,7 +57,7 @@ class WindowLayout:
         self.keys = KeyReader(input_schema, keys)
         aggregated = [column for agg in aggregates for column in agg.columns]
         self.used_columns = list(dict.fromkeys([*keys, *aggregated]))
-        self._readers = self.accumulators(Cells(1))
+        self._readers = self.accumulators(CopyOnWriteArrays(1))
 
     def read(self, batch: pa.RecordBatch) -> BatchInput:
         """Keys and values of every row."""
@@ -74,25 +74,27 @@ class WindowLayout:
             values.append(read[as_read])
         return tuple(values)
 
-    def accumulators(self, cells: Cells) -> list[Accumulating]:
+    def accumulators(self, cells: CopyOnWriteArrays) -> list[AggregateState]:
         """One for each aggregate, empty, with arrays in `cells`."""
         return [aggregation.accumulator(cells) for aggregation in self._bound]
 
     def state_fields(self) -> list[pa.Field]:
         """Key columns as `key:<name>`, then the columns of each aggregate."""
         keys = [pa.field(f"key:{field.name}", field.type) for field in self.keys.schema]
-        return keys + [field for accumulator in self.accumulators(Cells(1)) for field in accumulator.state_schema]
+        return keys + [
+            field for accumulator in self.accumulators(CopyOnWriteArrays(1)) for field in accumulator.state_schema
+        ]
 
 
-class KeyedWindow:
+class KeyedAggregates:
     """Keys and aggregates of one window. Not safe for several threads, but for what `freeze` gives."""
 
-    def __init__(self, layout: WindowLayout, serial: int, expected: int = 0) -> None:
+    def __init__(self, layout: AggregateLayout, serial: int, expected: int = 0) -> None:
         """Args: serial: tells it from all other windows of the subtask. expected: keys to have room for."""
         self._layout = layout
         self._serial = serial
         self._index = layout.keys.new_index(expected)
-        self._cells = Cells(self._index.capacity)
+        self._cells = CopyOnWriteArrays(self._index.capacity)
         self._accumulators = layout.accumulators(self._cells)
 
     @property
@@ -146,7 +148,7 @@ class KeyedWindow:
         """Aggregates of some entries."""
         return [accumulator.result(entries) for accumulator in self._accumulators]
 
-    def freeze(self) -> FrozenWindow:
+    def freeze(self) -> FrozenAggregates:
         """The state as it is now. Chunks of windows of no more than `CHUNK_ENTRIES` keys have stamps that mean
         nothing."""
         frozen = [accumulator.freeze() for accumulator in self._accumulators]
@@ -154,7 +156,7 @@ class KeyedWindow:
         def columns(arrays: Arrays, start: int, stop: int) -> list[pa.Array]:
             return [array for read in frozen for array in read(arrays, start, stop)]
 
-        return FrozenWindow(self._serial, self._cells.freeze(self._index.size), self._index.freeze(), columns)
+        return FrozenAggregates(self._serial, self._cells.freeze(self._index.size), self._index.freeze(), columns)
 
     def _entries(self, keys: Keys, start: int, stop: int) -> Entries:
         """Entries of some rows, which are about to be written."""

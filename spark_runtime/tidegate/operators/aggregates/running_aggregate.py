@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.operators.aggregates.aggregate_specs import PartialAggSpec, RunningAggSpec, UnnestRowsSpec
 from tidegate.operators.aggregates.groups import Groups, GroupsInMemory
-from tidegate.operators.aggregates.keyed_aggregates import KeyedWindow, WindowLayout
+from tidegate.operators.aggregates.keyed_aggregates import AggregateLayout, KeyedAggregates
 from tidegate.operators.aggregates.stored_groups import StoredGroups
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
@@ -22,12 +22,12 @@ class PartialAggregate(StreamOperator):
 
     def __init__(self, spec: PartialAggSpec) -> None:
         self._spec = spec
-        self._layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.results)
+        self._layout = AggregateLayout(spec.keys, spec.aggregates, spec.input_schema, spec.results)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """The aggregates of the batch. Raises SumOverflowError."""
         if batch.num_rows:
-            groups = KeyedWindow(self._layout, 0)
+            groups = KeyedAggregates(self._layout, 0)
             groups.add(self._layout.read(batch), 0, batch.num_rows)
             columns = [*groups.keys(0, groups.size).columns, *groups.state(slice(0, groups.size))]
             yield pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
@@ -65,7 +65,7 @@ class RunningAggregate(StreamOperator):
         """The final results."""
         assert self._groups is not None
         if self._spec.output == "final":
-            yield from self._groups.every()
+            yield from self._groups.all_groups()
 
     def forwards_end(self) -> bool:
         """Behind the final results."""

@@ -1,6 +1,6 @@
 """Aggregates by key, or by key and time, in a back end that keeps state outside memory (S5.2).
 
-The state of an aggregate is Arrow columns already (`Accumulating.state`), so a row of them is the value of a key. What
+The state of an aggregate is Arrow columns already (`AggregateState.state`), so a row of them is the value of a key. What
 comes is folded into the values of its keys batch by batch: those are read, the rows are added to them in memory, and
 they are written back. The back end's cache spares busy keys the way to the disk.
 """
@@ -14,17 +14,17 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
-from tidegate.operators.keyed_backend import opened_back_end
-from tidegate.operators.restored_parts import changed_rows
+from tidegate.operators.aggregates.keyed_aggregates import AggregateLayout
+from tidegate.operators.keyed_backend import open_keyed_backend
+from tidegate.operators.restored_parts import evolve_rows
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
-from tidegate.state.aggregates.aggregation import Accumulating, ReadValues, Selection
-from tidegate.state.cells import Cells, Entries
+from tidegate.state.aggregates.aggregation import AggregateState, ReadValues, Selection
+from tidegate.state.cells import CopyOnWriteArrays, Entries
 from tidegate.state.keyed_state import KeySet, Mask, StateDescriptor
 from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.rocksdb.portable_rows import own_rows
+from tidegate.state.rocksdb.portable_rows import rows_in_key_groups
 from tidegate.state.state_layout import KEY_PREFIX, VALUE_PREFIX
 
 START_COLUMN = "window_start_us"
@@ -42,11 +42,11 @@ def renamed_aggregates(columns: Sequence[str], renamed: Renamed) -> dict[str, st
     return {f"{function}:{old[output]}": name for name, function, _, output in parts if output in old}
 
 
-class Folding:
+class AggregateStep:
     """Aggregates of entries 0..size - 1, for the length of one step."""
 
-    def __init__(self, layout: WindowLayout, size: int) -> None:
-        self._accumulators: list[Accumulating] = layout.accumulators(Cells(max(size, 1)))
+    def __init__(self, layout: AggregateLayout, size: int) -> None:
+        self._accumulators: list[AggregateState] = layout.accumulators(CopyOnWriteArrays(max(size, 1)))
 
     def add(self, entries: Entries, values: Sequence[ReadValues | None], known: int) -> None:
         """Take a row for each of `entries`; those from `known` on are new. Raises SumOverflowError."""
@@ -71,7 +71,7 @@ class Folding:
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldResult:
     """The keys of a batch after it.
 
     Attributes:
@@ -84,7 +84,7 @@ class Folded:
     keys: KeySet
     was_there: Mask
     places: Entries
-    folding: Folding
+    folding: AggregateStep
 
 
 class StoredAggregates:
@@ -99,7 +99,7 @@ class StoredAggregates:
         self,
         ctx: OperatorContext,
         name: str,
-        layout: WindowLayout,
+        layout: AggregateLayout,
         rows: pa.Schema,
         renamed: Renamed,
         *,
@@ -121,7 +121,7 @@ class StoredAggregates:
         former = renamed_aggregates(columns.names, renamed)
         self._descriptor = StateDescriptor(name, "value", columns, renamed=former)
         stored_keys = self._keys if self._start is None else self._keys.append(pa.field(self._start, pa.int64()))
-        self._back_end = opened_back_end(
+        self._back_end = open_keyed_backend(
             ctx, stored_keys, namespace_columns=int(by_start), renamed=renamed, fills=False
         )
         self._stored_keys = stored_keys
@@ -151,19 +151,19 @@ class StoredAggregates:
 
     # ------------------------------------------------------------ aggregates
 
-    def add(self, keys: KeySet, values: Sequence[ReadValues | None]) -> Folded:
+    def add(self, keys: KeySet, values: Sequence[ReadValues | None]) -> FoldResult:
         """Take the rows of `keys`. Args: values: of each row, for each aggregate. Raises SumOverflowError."""
         folded = self._read(keys)
         folded.folding.add(folded.places[keys.rows], values, int(folded.was_there.sum()))
         return self._written(folded)
 
-    def merge(self, keys: KeySet, columns: Sequence[pa.Array]) -> Folded:
+    def merge(self, keys: KeySet, columns: Sequence[pa.Array]) -> FoldResult:
         """Fold in state columns, a row for each row of `keys`. Raises SumOverflowError."""
         folded = self._read(keys)
         folded.folding.merge(folded.places[keys.rows], columns, int(folded.was_there.sum()))
         return self._written(folded)
 
-    def gathered(self, keys: KeySet, owners: Entries, size: int) -> tuple[Folding, Mask]:
+    def combined_state(self, keys: KeySet, owners: Entries, size: int) -> tuple[AggregateStep, Mask]:
         """The states of several keys put together, and which rows of `keys` have one. Nothing is written.
 
         Args:
@@ -173,7 +173,7 @@ class StoredAggregates:
         found = self._state.get(keys)
         there = found.present[keys.rows]
         columns = found.columns.take(pa.array(keys.rows[there])).columns
-        folding = Folding(self._layout, size)
+        folding = AggregateStep(self._layout, size)
         folding.merge(owners[there], columns, 0)
         return folding, there
 
@@ -181,20 +181,20 @@ class StoredAggregates:
         """Forget them."""
         self._state.clear(keys, where)
 
-    def _read(self, keys: KeySet) -> Folded:
+    def _read(self, keys: KeySet) -> FoldResult:
         """What is stored for the keys: those that are known first."""
         found = self._state.get(keys)
         there, known = found.present, int(found.present.sum())
         places = np.empty(keys.size, np.int32)
         places[there] = np.arange(known)
         places[~there] = np.arange(known, keys.size)
-        folding = Folding(self._layout, keys.size)
+        folding = AggregateStep(self._layout, keys.size)
         if known:
             columns = found.columns if known == keys.size else found.columns.filter(pa.array(there))
             folding.merge(np.arange(known, dtype=np.int32), columns.columns, 0)
-        return Folded(keys, there.copy(), places, folding)
+        return FoldResult(keys, there.copy(), places, folding)
 
-    def _written(self, folded: Folded) -> Folded:
+    def _written(self, folded: FoldResult) -> FoldResult:
         arrays = folded.folding.state(slice(0, folded.keys.size))
         if folded.was_there.any() and not folded.was_there.all():
             places = pa.array(folded.places)
@@ -211,7 +211,7 @@ class StoredAggregates:
         if not portable:
             return write
         name = self._descriptor.name
-        return lambda: [changed_rows(part, partial(self._plain, finish)) for part in write() if part.name == name]
+        return lambda: [evolve_rows(part, partial(self._to_plain, finish)) for part in write() if part.name == name]
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:
         """Take back state and timers in files of the back end. Raises SnapshotError: they are of other columns."""
@@ -220,7 +220,7 @@ class StoredAggregates:
     def restored_rows(self, part: StatePart) -> Iterator[tuple[KeySet, pa.RecordBatch, Int64s]]:
         """Take back rows with the columns of `rows`, some at a time. Gives keys, key columns and starts of each."""
         width = len(self._rows) - len(self._descriptor.columns)
-        for rows in own_rows(part, self._groups):
+        for rows in rows_in_key_groups(part, self._groups):
             columns = pa.RecordBatch.from_arrays(rows.columns[width - len(self._keys) : width], schema=self._keys)
             starts = rows.column(START_COLUMN).to_numpy() if self._start is not None else None
             keys = self.keys(columns, starts)
@@ -233,7 +233,7 @@ class StoredAggregates:
         """Close the back end."""
         self._back_end.close()
 
-    def _plain(self, finish: Finish, table: pa.Table) -> pa.Table:
+    def _to_plain(self, finish: Finish, table: pa.Table) -> pa.Table:
         """Rows of the back end (`layout`) with the columns of `rows`."""
         first = len(self._rows) - len(self._keys) - len(self._descriptor.columns)
         names = [KEY_GROUP_COLUMN, KEY_PREFIX + str(self._start)][:first]

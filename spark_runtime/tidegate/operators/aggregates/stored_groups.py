@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from tidegate.operators.aggregates.aggregate_specs import GROUPS, RunningAggSpec
-from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
-from tidegate.operators.aggregates.stored_aggregates import Folded, StoredAggregates
+from tidegate.operators.aggregates.keyed_aggregates import AggregateLayout
+from tidegate.operators.aggregates.stored_aggregates import FoldResult, StoredAggregates
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.restored_parts import single_part
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
@@ -21,18 +21,18 @@ class StoredGroups:
 
     def __init__(self, spec: RunningAggSpec, ctx: OperatorContext) -> None:
         self._spec, self._uid = spec, ctx.uid
-        self._layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
+        self._layout = AggregateLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self._schema = spec.state_schema
         self._store = StoredAggregates(ctx, GROUPS, self._layout, self._schema, spec.renamed, by_start=False)
 
-    def take(self, batch: pa.RecordBatch) -> Folded:
+    def take(self, batch: pa.RecordBatch) -> FoldResult:
         """See `Groups`."""
         keys = self._store.keys(batch)
         if self._spec.is_partial:
             return self._store.merge(keys, batch.columns[len(self._spec.keys) :])
         return self._store.add(keys, self._layout.values(batch))
 
-    def results(self, changed: Folded) -> Iterator[pa.RecordBatch]:
+    def results(self, changed: FoldResult) -> Iterator[pa.RecordBatch]:
         """See `Groups`. In order of first sight in the batch."""
         columns = changed.keys.columns()
         for start in range(0, changed.keys.size, MAX_BATCH_ROWS):
@@ -40,7 +40,7 @@ class StoredGroups:
             results = changed.folding.result(changed.places[start : start + MAX_BATCH_ROWS])
             yield pa.RecordBatch.from_arrays([*keys.columns, *results], schema=self._spec.schema)
 
-    def every(self) -> Iterator[pa.RecordBatch]:
+    def all_groups(self) -> Iterator[pa.RecordBatch]:
         """See `Groups`. By key group, then in the order of the back end."""
         for keys in self._store.every(MAX_BATCH_ROWS):
             yield from self._told(keys.columns())
@@ -56,7 +56,7 @@ class StoredGroups:
             self._store.restore_files(files)
         for part in parts:
             if part.format == "rows":
-                checked = checked_part(part, self._schema, self._uid, dict(self._spec.renamed), fills=False)
+                checked = single_part(part, self._schema, self._uid, dict(self._spec.renamed), fills=False)
                 deque(self._store.restored_rows(checked), maxlen=0)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class StoredGroups:
 
     def _told(self, columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         keys = self._store.keys(columns)
-        folding, there = self._store.gathered(keys, keys.rows, keys.size)
+        folding, there = self._store.combined_state(keys, keys.rows, keys.size)
         assert there.all(), "a group without a state is told"
         results = folding.result(slice(0, keys.size))
         yield pa.RecordBatch.from_arrays([*columns.columns, *results], schema=self._spec.schema)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tidegate.operators.functions.context import Batches, Rows, SubtaskContext
-from tidegate.operators.functions.keyed_process import KeyedRows, KeyedUserProcess, ProcessContext
-from tidegate.operators.functions.process import UnkeyedUserProcess
+from tidegate.operators.functions.keyed_process import KeyedProcessBase, KeyedRows, ProcessContext
+from tidegate.operators.functions.process import UnkeyedProcessBase
 
 
-class CoProcess(UnkeyedUserProcess):
+class CoProcess(UnkeyedProcessBase):
     """Two streams, and the states of a subtask for both: `left.connect(right).process(...)`.
 
     Which side's rows come first is not promised, and may differ from run to run.
@@ -30,7 +30,7 @@ class CoProcess(UnkeyedUserProcess):
         return None
 
 
-class KeyedCoProcess(KeyedUserProcess):
+class KeyedCoProcess(KeyedProcessBase):
     """Two streams, and state and timers per key for both: `left.connect(right).group_by("order").process(...)`.
 
     Which side's rows come first is not promised, and may differ from run to run.
@@ -53,7 +53,7 @@ class KeyedCoProcess(KeyedUserProcess):
         return None
 
 
-class BroadcastProcess(UnkeyedUserProcess):
+class BroadcastProcess(UnkeyedProcessBase):
     """A stream, and another that every subtask gets all of: `stream.connect(rules.broadcast()).process(...)`.
 
     Keep what is broadcast in a `broadcast_state`: `process_broadcast` writes it, the rest reads. Which rows come first
@@ -73,7 +73,7 @@ class BroadcastProcess(UnkeyedUserProcess):
         return None
 
 
-class KeyedBroadcastProcess(KeyedUserProcess):
+class KeyedBroadcastProcess(KeyedProcessBase):
     """As a `BroadcastProcess`, with state and timers per key of the stream that is not broadcast:
     `stream.group_by("k").connect(rules.broadcast()).process(...)`."""
 

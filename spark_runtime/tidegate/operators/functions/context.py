@@ -11,7 +11,7 @@ import pyarrow as pa
 from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.errors import PipelineError
 from tidegate.operators.stream_operator import SideOutput
-from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.state.broadcast_map import BroadcastMap
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.operator_descriptor import OperatorDescriptor
@@ -35,7 +35,7 @@ class Rows:
     """
 
     batch: pa.RecordBatch
-    _time: EventTime | None = field(default=None, repr=False, kw_only=True)
+    _time: EventTimeColumn | None = field(default=None, repr=False, kw_only=True)
 
     @property
     def event_time_us(self) -> pa.Int64Array:
@@ -108,7 +108,7 @@ class SubtaskContext:
         self._count(name, n)
 
 
-class UserProcess:
+class ProcessBase:
     """What all processes have; subclass one of those below it.
 
     Every subtask has a shallow copy of the instance, and calls its methods in one thread: `open`, `restored` where a

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.errors import PipelineError
-from tidegate.operators.functions.context import Batches, Rows, SubtaskContext, UserProcess
+from tidegate.operators.functions.context import Batches, ProcessBase, Rows, SubtaskContext
 from tidegate.state.keyed_state import (
     KeyNumbers,
     KeySet,
@@ -143,7 +143,7 @@ class ProcessContext(SubtaskContext):
         return state
 
 
-class KeyedUserProcess(UserProcess):
+class KeyedProcessBase(ProcessBase):
     """What all processes with keys have; subclass one of those below it."""
 
     def open(self, ctx: ProcessContext) -> None:
@@ -163,11 +163,11 @@ class KeyedUserProcess(UserProcess):
         return None
 
 
-class KeyedProcess(KeyedUserProcess):
+class KeyedProcess(KeyedProcessBase):
     """Subclass it to keep state and timers per key; give an instance to `stream.group_by(...).process(...)`.
 
     Everything is by batch: `process` gets the rows that come with their distinct keys, and reads and writes a state for
-    all of them in one call. See `UserProcess` for the order of calls.
+    all of them in one call. See `ProcessBase` for the order of calls.
     """
 
     def process(self, rows: KeyedRows, ctx: ProcessContext) -> Batches:

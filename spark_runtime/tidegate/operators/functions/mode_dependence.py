@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-MARK = "__tidegate_batch_sensitive__"
+BATCH_SENSITIVE_ATTRIBUTE = "__tidegate_batch_sensitive__"
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -17,11 +17,11 @@ def batch_sensitive(function: T) -> T:
         @batch_sensitive
         def first_of_each_batch(batches): ...
     """
-    setattr(function, MARK, True)
+    setattr(function, BATCH_SENSITIVE_ATTRIBUTE, True)
     return function
 
 
-def why_batch_sensitive(function: object) -> str:
+def batch_sensitivity_reason(function: object) -> str:
     """The `mode_dependence` of an operator around a user's function or process."""
-    marked = getattr(function, MARK, False)
+    marked = getattr(function, BATCH_SENSITIVE_ATTRIBUTE, False)
     return "the user's code is marked batch_sensitive" if marked else ""

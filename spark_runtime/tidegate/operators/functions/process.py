@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tidegate.operators.functions.context import Batches, Rows, SubtaskContext, UserProcess
+from tidegate.operators.functions.context import Batches, ProcessBase, Rows, SubtaskContext
 
 
-class UnkeyedUserProcess(UserProcess):
+class UnkeyedProcessBase(ProcessBase):
     """What all processes without keys have; subclass one of those below it.
 
     Attributes:
@@ -38,9 +38,9 @@ class UnkeyedUserProcess(UserProcess):
         return None
 
 
-class Process(UnkeyedUserProcess):
+class Process(UnkeyedProcessBase):
     """Subclass it to keep state of a subtask: rows that wait, what is known of the rows so far; give an instance to
-    `stream.process(...)`. See `UserProcess` for the order of calls."""
+    `stream.process(...)`. See `ProcessBase` for the order of calls."""
 
     def process(self, rows: Rows, ctx: SubtaskContext) -> Batches:
         """Rows have come. How they are cut into batches may differ from run to run."""

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
-from tidegate.operators.functions.context import UserProcess
-from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedUserProcess
-from tidegate.operators.functions.process import Process, UnkeyedUserProcess
+from tidegate.operators.functions.context import ProcessBase
+from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedProcessBase
+from tidegate.operators.functions.process import Process, UnkeyedProcessBase
 from tidegate.operators.time.watermark_specs import TimeUnit
 
 InputName = Literal["", "left", "right", "broadcast"]
@@ -19,9 +19,9 @@ INPUT_NAMES: dict[InputName | None, InputName] = {None: "", "right": "left", "br
 """Name of the first input, by that of the second; None: there is one."""
 _AT_END = ("on_timers", "on_watermark", "finish", "end_left", "end_right", "end_broadcast")
 _BASES = (
-    UserProcess,
-    KeyedUserProcess,
-    UnkeyedUserProcess,
+    ProcessBase,
+    KeyedProcessBase,
+    UnkeyedProcessBase,
     Process,
     KeyedProcess,
     CoProcess,
@@ -60,13 +60,13 @@ class ProcessInput:
         return f"end_{self.name}" if self.name else None
 
 
-def overrides(process: UserProcess, method: str) -> bool:
+def overrides(process: ProcessBase, method: str) -> bool:
     """The user's class has a method of its own in the place of ours."""
     own: Any = getattr(type(process), method, None)
     return own is not None and all(own is not getattr(base, method, None) for base in _BASES)
 
 
-def fires_at_end(process: UserProcess) -> bool:
+def emits_at_end(process: ProcessBase) -> bool:
     """It may give results because some input of it has ended (S7.5)."""
     return any(overrides(process, method) for method in _AT_END)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.joins.join_specs import LEFT, RIGHT, SIDES, AsOf, StreamJoinSpec
+from tidegate.operators.joins.join_specs import LEFT, RIGHT, SIDES, AsOfMatch, StreamJoinSpec
 from tidegate.operators.joins.join_state import JoinState
 from tidegate.operators.joins.join_times import JoinTimes
 from tidegate.operators.joins.joined_columns import JoinedColumns
@@ -35,7 +35,7 @@ class AsOfJoin(StreamOperator):
     """
 
     def __init__(self, spec: StreamJoinSpec) -> None:
-        assert isinstance(spec.bounds, AsOf), "not a join as of a time"
+        assert isinstance(spec.bounds, AsOfMatch), "not a join as of a time"
         self._spec = spec
         self._tolerance_us = spec.bounds.tolerance_us
         self._columns = JoinedColumns(spec)
@@ -63,8 +63,8 @@ class AsOfJoin(StreamOperator):
             if rows.column(key).null_count:
                 usable &= valid_mask(rows.column(key))
         if not usable.all():
-            if input_index == LEFT and self._spec.stands_alone(LEFT):
-                yield from self._columns.alone(LEFT, rows.filter(pa.array(~usable)), None)
+            if input_index == LEFT and self._spec.emits_unmatched(LEFT):
+                yield from self._columns.unmatched(LEFT, rows.filter(pa.array(~usable)), None)
             rows, times = rows.filter(pa.array(usable)), times[usable]
         if rows.num_rows:
             self._keep(rows, times, input_index)
@@ -123,7 +123,7 @@ class AsOfJoin(StreamOperator):
         order = np.lexsort((right_times, _owners(right)))  # stable: of one time, in order of coming
         right_times = right_times[order]
         found = last_not_after(owners[rows], right.offsets, right_times, left_times[rows])
-        versions = self._in_force(found, left_times[rows], right_times, order)
+        versions = self._version_at(found, left_times[rows], right_times, order)
         to_come = right_times >= until_us
         needed = to_come.copy()
         every, last_us = np.arange(keys.size, dtype=np.int32), np.full(keys.size, until_us - 1)
@@ -135,9 +135,9 @@ class AsOfJoin(StreamOperator):
             self._replace(RIGHT, keys, right, order[needed])
         self._state.register(keys, owners[waiting], left_times[waiting] + 1)
         self._state.register(keys, _owners(right)[to_come], right_times[to_come] + 1)
-        yield from self._given(left.columns, right.columns, rows, versions)
+        yield from self._emit(left.columns, right.columns, rows, versions)
 
-    def _in_force(self, found: Int64s, times: Int64s, right_times: Int64s, order: Int64s) -> Int64s:
+    def _version_at(self, found: Int64s, times: Int64s, right_times: Int64s, order: Int64s) -> Int64s:
         """Right row numbers of the versions `found` for rows of these times; -1: none, or too old a one."""
         versions = np.full(len(found), -1)
         there = np.flatnonzero(found >= 0)
@@ -152,7 +152,7 @@ class AsOfJoin(StreamOperator):
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self._lists[side].put(keys, Elements(offsets, held.columns.take(pa.array(rows))))
 
-    def _given(
+    def _emit(
         self, left: pa.RecordBatch, right: pa.RecordBatch, rows: Int64s, versions: Int64s
     ) -> Iterator[pa.RecordBatch]:
         if self._spec.how == "inner":

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
-from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, one_batch
-from tidegate.operators.joins.join_specs import BUILD, BroadcastJoinSpec
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, concat_batches
+from tidegate.operators.joins.join_specs import BUILD_SIDE, BroadcastJoinSpec
 from tidegate.operators.joins.joined_columns import Condition
 from tidegate.operators.joins.matched_pairs import pair_rows
-from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.restored_parts import single_part
 from tidegate.operators.stream_operator import Output, StreamOperator
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import Mask
@@ -41,7 +41,7 @@ class BuildSide:
         self._probe_keys = KeyReader(spec.left_schema, mine, canonical=not same_types)
         table = pa.Table.from_batches(list(rows), schema=spec.right_schema)
         batches = table.filter(reduce(pc.and_, [pc.is_valid(table.column(key)) for key in theirs])).to_batches()
-        build = one_batch(batches) if batches else pa.RecordBatch.from_pylist([], schema=spec.right_schema)
+        build = concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=spec.right_schema)
         build_keys = KeyReader(spec.right_schema, theirs, canonical=not same_types)
         self._index = build_keys.new_index(build.num_rows)
         entries = np.empty(build.num_rows, np.int32)
@@ -53,37 +53,37 @@ class BuildSide:
         self._columns = build.select([column for column, _ in spec.build_columns])
 
     def join(self, probe: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The joined rows, in order of the probe rows, in batches of at most `MAX_BATCH_ROWS`; with a further condition
+        """The joined rows, in order of the probe rows, in batches of at most `ROWS_PER_PIECE`; with a further condition
         those without a match at the end."""
         matches = np.empty(probe.num_rows, np.int32)
         self._index.find(self._probe_keys.read(probe), 0, probe.num_rows, matches)
         if self._condition is not None:
             yield from self._passing(probe, matches, self._condition)
         elif self._spec.how in ("semi", "anti"):
-            yield from self._alone(probe, matches >= 0)
+            yield from self._unmatched(probe, matches >= 0)
         elif self._unique and (self._keep_unmatched or bool((matches >= 0).all())):
             for start in range(0, probe.num_rows, MAX_BATCH_ROWS):
                 part = slice(start, start + MAX_BATCH_ROWS)
-                yield self._given(self._combined(probe.slice(start, MAX_BATCH_ROWS), matches[part].astype(np.int64)))
+                yield self._emit(self._combined(probe.slice(start, MAX_BATCH_ROWS), matches[part].astype(np.int64)))
         else:
             for left, right in self._matched(matches, self._keep_unmatched):
-                yield self._given(self._combined(probe.take(pa.array(left)), right))
+                yield self._emit(self._combined(probe.take(pa.array(left)), right))
 
     def _passing(self, probe: pa.RecordBatch, matches: Entries, condition: Condition) -> Iterator[pa.RecordBatch]:
         hit = np.zeros(probe.num_rows, np.bool_)
         for left, right in self._matched(matches, False):
             pairs = self._combined(probe.take(pa.array(left)), right)
-            passing = condition.passing(pairs)
+            passing = condition.filter(pairs)
             hit[left[passing]] = True
             if passing.any() and self._spec.how in ("inner", "left"):
-                yield self._given(pairs.filter(pa.array(passing)))
+                yield self._emit(pairs.filter(pa.array(passing)))
         if self._spec.how in ("semi", "anti"):
-            yield from self._alone(probe, hit)
+            yield from self._unmatched(probe, hit)
         elif self._keep_unmatched and not hit.all():
             left = np.flatnonzero(~hit)
             for start in range(0, len(left), MAX_BATCH_ROWS):
                 rows = left[start : start + MAX_BATCH_ROWS]
-                yield self._given(self._combined(probe.take(pa.array(rows)), np.full(len(rows), -1)))
+                yield self._emit(self._combined(probe.take(pa.array(rows)), np.full(len(rows), -1)))
 
     def _matched(self, matches: Entries, keep_unmatched: bool) -> Iterator[tuple[RowNumbers, RowNumbers]]:
         left, right = pair_rows(matches, self._starts, self._rows, keep_unmatched)
@@ -91,11 +91,11 @@ class BuildSide:
             part = slice(start, start + MAX_BATCH_ROWS)
             yield left[part], right[part]
 
-    def _alone(self, probe: pa.RecordBatch, hit: Mask) -> Iterator[pa.RecordBatch]:
+    def _unmatched(self, probe: pa.RecordBatch, hit: Mask) -> Iterator[pa.RecordBatch]:
         """Probe rows of a semi or anti join."""
         wanted = hit if self._spec.how == "semi" else ~hit
         if wanted.any():
-            yield self._given(probe if wanted.all() else probe.filter(pa.array(wanted)))
+            yield self._emit(probe if wanted.all() else probe.filter(pa.array(wanted)))
 
     def _combined(self, probe: pa.RecordBatch, rows: RowNumbers) -> pa.RecordBatch:
         missing = rows < 0
@@ -105,7 +105,7 @@ class BuildSide:
             added = self._columns.take(indices).columns
         return pa.RecordBatch.from_arrays([*probe.columns, *added], schema=self._pairs)
 
-    def _given(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _emit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.schema)
 
 
@@ -138,7 +138,7 @@ class BroadcastJoin(StreamOperator):
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Join a probe batch, or keep it for later; collect a build batch."""
-        if input_index == BUILD:
+        if input_index == BUILD_SIDE:
             assert self._build is None, "a record of the build side after its end"
             self._build_rows.append(_as_declared(batch, self._spec.right_schema))
         elif self._build is None:
@@ -157,13 +157,13 @@ class BroadcastJoin(StreamOperator):
         """Not before the build side is complete."""
         return self._build is not None
 
-    def withholds(self) -> bool:
+    def has_pending_rows(self) -> bool:
         """While probe rows wait for the build side."""
         return bool(self._buffered)
 
     def end_input(self, input_index: int) -> Iterator[Output]:
         """The end of the build side releases the buffered probe rows."""
-        if input_index == BUILD:
+        if input_index == BUILD_SIDE:
             yield from self._complete()
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
@@ -185,13 +185,13 @@ class BroadcastJoin(StreamOperator):
         held: list[int | None] = []
         for part in parts:
             if part.name == "build":
-                table = checked_part(part, self._spec.right_schema, self.ctx.uid, renamed).table
+                table = single_part(part, self._spec.right_schema, self.ctx.uid, renamed).table
                 self._build_rows = _batches(table, self._spec.right_schema)
             elif part.name == "buffered":
                 rows = part.table
                 if OWNER_COLUMN in rows.column_names:  # the first version wrote none
                     rows = rows.drop_columns(OWNER_COLUMN)
-                table = checked_part(replace(part, table=rows), self._spec.left_schema, self.ctx.uid, renamed).table
+                table = single_part(replace(part, table=rows), self._spec.left_schema, self.ctx.uid, renamed).table
                 self._buffered.extend(_batches(table, self._spec.left_schema))
             elif part.name == "held":
                 held += part.table.column("held_us").to_pylist()

@@ -14,12 +14,12 @@ from tidegate.operators.backend_shapes import backend_shapes
 from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
 from tidegate.operators.time.calendar import CALENDAR, Calendar
 from tidegate.operators.time.watermark_specs import TimeUnit
-from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.snapshot.evolved_columns import schema_columns
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.keys.key_types import stored_field
 
 JoinKind = Literal["inner", "left", "semi", "anti"]
-BUILD = 1
+BUILD_SIDE = 1
 """Input of a broadcast join that brings the bounded side; 0 is the probe side."""
 StreamJoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
 LEFT, RIGHT = 0, 1
@@ -87,14 +87,14 @@ class BroadcastJoinSpec(OperatorSpec):
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
         """Rows that have waited for the build side to be whole."""
-        return BUILD
+        return BUILD_SIDE
 
     def states(self) -> tuple[StateShape, ...]:
         """Both sides."""
         renamed = dict(self.renamed)
         return (
-            StateShape("build", "broadcast", columns_of(self.right_schema), renamed=renamed),
-            StateShape("buffered", "list", columns_of(self.left_schema), renamed=renamed),
+            StateShape("build", "broadcast", schema_columns(self.right_schema), renamed=renamed),
+            StateShape("buffered", "list", schema_columns(self.left_schema), renamed=renamed),
             StateShape("progress", "broadcast"),
             StateShape("held", "list"),
         )
@@ -107,7 +107,7 @@ class BroadcastJoinSpec(OperatorSpec):
 
 
 @dataclass(frozen=True)
-class Between:
+class IntervalMatch:
     """A right row matches a left one when its time is in [left + lower_us, left + upper_us], both ends included."""
 
     lower_us: int
@@ -118,7 +118,7 @@ class Between:
 
 
 @dataclass(frozen=True)
-class Windows:
+class WindowMatch:
     """Rows match that are in one window [start, start + size_us), start a multiple of `slide_us` plus `offset_us`; or
     in one that a calendar cuts."""
 
@@ -136,7 +136,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Sessions:
+class SessionMatch:
     """Rows match that are in one session of both sides: rows of a key that are at most a gap apart."""
 
     gap_us: int
@@ -151,7 +151,7 @@ class Sessions:
 
 
 @dataclass(frozen=True)
-class AsOf:
+class AsOfMatch:
     """A left row matches the latest right one that is not later than it, nor earlier by more than `tolerance_us`."""
 
     tolerance_us: int | None
@@ -160,7 +160,7 @@ class AsOf:
         return "as of its time"
 
 
-Bounds: TypeAlias = Between | Windows | Sessions | AsOf | None
+Bounds: TypeAlias = IntervalMatch | WindowMatch | SessionMatch | AsOfMatch | None
 """Which rows of one key may match by their times; None: all."""
 
 
@@ -217,9 +217,9 @@ class StreamJoinSpec(OperatorSpec):
             columns = self.kept_columns(side)
             renamed = {old: new for old, new in self.renamed if new in columns.names}
             found.append(StateDescriptor(name, "list", columns, renamed=renamed))
-            if self.is_tracked(side):
+            if self.tracks_matches(side):
                 found.append(StateDescriptor(MATCHED.format(name), "list", POSITIONS))
-        if isinstance(self.bounds, Sessions):
+        if isinstance(self.bounds, SessionMatch):
             found.append(StateDescriptor(OPEN_SESSIONS, "list", SESSION_COLUMNS))
         return tuple(found)
 
@@ -228,10 +228,10 @@ class StreamJoinSpec(OperatorSpec):
         nulls than they declare."""
         given = self.inputs[side]
         fields = list(given.schema)
-        if side == RIGHT and not self.gives_pairs and self.where is None:
+        if side == RIGHT and not self.emits_pairs and self.where is None:
             fields = [given.schema.field(given.time_column or given.keys[0])]
         fields = [field.with_nullable(True).remove_metadata() for field in fields]
-        if self.is_tracked(side):
+        if self.tracks_matches(side):
             fields.append(pa.field(matched_column(given.schema), pa.bool_()))
         return pa.schema(fields)
 
@@ -245,31 +245,31 @@ class StreamJoinSpec(OperatorSpec):
     @property
     def has_spans(self) -> bool:
         """The state of a key is cut by time."""
-        return isinstance(self.bounds, Between | Windows)
+        return isinstance(self.bounds, IntervalMatch | WindowMatch)
 
-    def stands_alone(self, side: int) -> bool:
+    def emits_unmatched(self, side: int) -> bool:
         """Rows of this side come out when they have no match."""
         return self.how in (("left", "full", "anti") if side == LEFT else ("right", "full"))
 
     @property
     def has_windows(self) -> bool:
         """Its rows say in which window or session they are."""
-        return isinstance(self.bounds, Windows | Sessions)
+        return isinstance(self.bounds, WindowMatch | SessionMatch)
 
-    def is_tracked(self, side: int) -> bool:
+    def tracks_matches(self, side: int) -> bool:
         """Which rows of this side have a match is kept."""
-        at_once = not isinstance(self.bounds, AsOf | Sessions)
-        return at_once and (self.stands_alone(side) or (self.how == "semi" and side == LEFT))
+        at_once = not isinstance(self.bounds, AsOfMatch | SessionMatch)
+        return at_once and (self.emits_unmatched(side) or (self.how == "semi" and side == LEFT))
 
     @property
-    def gives_pairs(self) -> bool:
+    def emits_pairs(self) -> bool:
         """A match gives a row of both sides."""
         return self.how not in ("semi", "anti")
 
     @property
     def fires_at_end(self) -> bool:
         """The end of its input brings rows out, or takes a side for complete."""
-        return not self.has_spans or self.stands_alone(LEFT) or self.stands_alone(RIGHT)
+        return not self.has_spans or self.emits_unmatched(LEFT) or self.emits_unmatched(RIGHT)
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
         """Rows without a match, or a side that is complete."""
@@ -277,9 +277,9 @@ class StreamJoinSpec(OperatorSpec):
 
     def form(self) -> str:
         """What must stay for the state to be of use."""
-        if isinstance(self.bounds, AsOf):
+        if isinstance(self.bounds, AsOfMatch):
             return str(self.bounds)
-        kept = "" if self.gives_pairs else " of times" if self.where is None else " of rows"
+        kept = "" if self.emits_pairs else " of times" if self.where is None else " of rows"
         return f"{self.how}{kept} {self.bounds if self.bounds is not None else 'at any time'}"
 
     def states(self) -> tuple[StateShape, ...]:
@@ -287,12 +287,12 @@ class StreamJoinSpec(OperatorSpec):
         keys, form = self.key_schema, StateShape(FORM_STATE, "keyed", form=self.form())
         of_keys = [(old, new) for old, new in self.renamed if new in keys.names]
         shapes = backend_shapes(self.descriptors, keys, of_keys, others=[form])
-        follows = isinstance(self.bounds, Windows) and self.bounds.calendar is not None
+        follows = isinstance(self.bounds, WindowMatch) and self.bounds.calendar is not None
         return (*shapes, StateShape(CALENDAR, "list")) if follows else shapes
 
     def describe(self) -> str:
         """Kind, keys and bounds."""
-        if isinstance(self.bounds, AsOf):
+        if isinstance(self.bounds, AsOfMatch):
             within = self.bounds.tolerance_us
             tolerance = "" if within is None else f" within {within / 1e6:g} s"
             return f"{self.how} join as of {self.inputs[LEFT].time_column}{tolerance} on {self._keys_text()}"

@@ -12,9 +12,9 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
 from tidegate.operators.joins.join_specs import FORM_STATE, MATCHED, POSITIONS, SIDES, StreamJoinSpec
-from tidegate.operators.keyed_backend import opened_back_end
+from tidegate.operators.keyed_backend import open_keyed_backend
 from tidegate.operators.stream_operator import OperatorContext
-from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks
+from tidegate.operators.time.passed_watermarks import PASSED_STATE, WatermarkByKeyGroup
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.evolved_parts import evolved_parts
@@ -46,8 +46,8 @@ class JoinState:
         self._ctx, self._key_schema, self._descriptors, self._form = ctx, key_schema, tuple(descriptors), form
         self._renamed_keys = {old: new for old, new in renamed if new in key_schema.names}
         self._groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
-        self.passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
-        self.back_end: KeyedStateBackend = opened_back_end(
+        self.passed = WatermarkByKeyGroup(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        self.back_end: KeyedStateBackend = open_keyed_backend(
             ctx, key_schema, namespace_columns=namespace_columns, renamed=self._renamed_keys.items()
         )
         self.lists = {descriptor.name: self.back_end.list(descriptor) for descriptor in descriptors}
@@ -102,7 +102,7 @@ class JoinState:
 
 
 @dataclass(frozen=True)
-class StoredRows:
+class JoinRows:
     """Rows of one side for some keys.
 
     Attributes:
@@ -132,18 +132,18 @@ class SideRows:
         self._rows = state.lists[name]
         self._marks = state.lists.get(MATCHED.format(name))
         self._columns = self.descriptor.columns
-        self._width = len(self._columns) - spec.is_tracked(side)
+        self._width = len(self._columns) - spec.tracks_matches(side)
 
-    def fetch(self, keys: KeySet) -> StoredRows:
+    def fetch(self, keys: KeySet) -> JoinRows:
         """Rows of each key."""
         found = self._rows.get(keys)
         if self._marks is None:
-            return StoredRows(found.offsets, found.columns, None)
+            return JoinRows(found.offsets, found.columns, None)
         matched = found.columns.column(self._width).to_numpy(zero_copy_only=False).astype(np.bool_)
         marks = self._marks.get(keys)
         owners = np.repeat(np.arange(keys.size), np.diff(marks.offsets))
         matched[found.offsets[owners] + marks.columns.column(0).to_numpy()] = True
-        return StoredRows(found.offsets, found.columns.select(range(self._width)), matched)
+        return JoinRows(found.offsets, found.columns.select(range(self._width)), matched)
 
     def add(self, keys: KeySet, owners: KeyNumbers, rows: pa.RecordBatch, matched: Mask) -> None:
         """Append rows; `matched` counts where that is tracked."""
@@ -152,7 +152,7 @@ class SideRows:
             arrays.append(pa.array(matched))
         self._rows.append(keys, owners, pa.RecordBatch.from_arrays(arrays, schema=self._columns))
 
-    def mark(self, keys: KeySet, stored: StoredRows, which: npt.NDArray[np.int64]) -> None:
+    def mark(self, keys: KeySet, stored: JoinRows, which: npt.NDArray[np.int64]) -> None:
         """These of the fetched rows have found a match, or have come out: nothing is to wait for any more."""
         if len(which):
             assert self._marks is not None, "matches of this side are not tracked"

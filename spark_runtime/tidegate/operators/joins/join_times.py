@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from tidegate.errors import DataError
 from tidegate.operators.joins.join_specs import JoinInput
-from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.operators.time.late_rows import MAX_TIME_US, MIN_TIME_US
 from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
@@ -18,7 +18,7 @@ class JoinTimes:
 
     def __init__(self, given: JoinInput) -> None:
         assert given.time_column is not None, "a side of a join by time has an event time"
-        self._time = EventTime(given.time_column, given.time_unit)
+        self._time = EventTimeColumn(given.time_column, given.time_unit)
 
     def of(self, rows: pa.RecordBatch) -> Int64s:
         """Of rows that all have one."""

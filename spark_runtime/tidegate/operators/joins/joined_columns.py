@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from pyarrow import acero
 
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.joins.join_specs import LEFT, RIGHT, StreamJoinSpec, Windows
+from tidegate.operators.joins.join_specs import LEFT, RIGHT, StreamJoinSpec, WindowMatch
 from tidegate.operators.windows.window_grid import WindowGrid, window_grid
 from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_bytes import Int64s
@@ -22,7 +22,7 @@ class Condition:
     def __init__(self, expression: pc.Expression) -> None:
         self._node = acero.ProjectNodeOptions([expression], ["where"])
 
-    def passing(self, pairs: pa.RecordBatch) -> Mask:
+    def filter(self, pairs: pa.RecordBatch) -> Mask:
         """Which pairs it lets pass."""
         source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([pairs])))
         plan = acero.Declaration.from_sequence([source, acero.Declaration("project", self._node)])
@@ -37,7 +37,7 @@ class JoinedColumns:
         self._spec = spec
         bounds = spec.bounds
         self._grid: WindowGrid | None = None
-        if isinstance(bounds, Windows):
+        if isinstance(bounds, WindowMatch):
             self._grid = window_grid(bounds.size_us, bounds.slide_us, bounds.offset_us, bounds.calendar)
         self._condition = None if spec.where is None else Condition(spec.where)
         left, right = spec.inputs
@@ -48,7 +48,7 @@ class JoinedColumns:
     def stored(self, side: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch of an input, in stored types."""
         schema = self._spec.inputs[side].schema
-        return batch if batch.schema.equals(schema) else as_stored(batch, schema)
+        return batch if batch.schema.equals(schema) else to_stored_columns(batch, schema)
 
     def pairs(
         self, left: pa.RecordBatch, right: pa.RecordBatch, starts: Int64s | None, ends: Int64s | None = None
@@ -57,11 +57,11 @@ class JoinedColumns:
         arrays = [*self._picked(LEFT, left), *self._picked(RIGHT, right), *self._bounds(starts, ends)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._spec.pairs)
 
-    def passing(self, pairs: pa.RecordBatch) -> Mask | None:
+    def filter(self, pairs: pa.RecordBatch) -> Mask | None:
         """Which pairs the further condition lets pass; None: all."""
-        return None if self._condition is None else self._condition.passing(pairs)
+        return None if self._condition is None else self._condition.filter(pairs)
 
-    def alone(
+    def unmatched(
         self, side: int, rows: pa.RecordBatch, starts: Int64s | None, ends: Int64s | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Rows of one side without a match, as output. Args: as of `pairs`."""
@@ -69,7 +69,7 @@ class JoinedColumns:
             part = rows.slice(first, MAX_BATCH_ROWS)
             of_part = slice(first, first + MAX_BATCH_ROWS)
             bounds = self._bounds(*(None if times is None else times[of_part] for times in (starts, ends)))
-            shown = (LEFT, RIGHT) if self._spec.gives_pairs else (LEFT,)
+            shown = (LEFT, RIGHT) if self._spec.emits_pairs else (LEFT,)
             sides = [self._picked(one, part) if one == side else self._nulls(one, part) for one in shown]
             arrays = [array for columns in sides for array in columns]
             yield pa.RecordBatch.from_arrays([*arrays, *bounds], schema=self._spec.schema)
@@ -97,6 +97,6 @@ class JoinedColumns:
         return [pa.array(bound).view(pa.timestamp("us")) for bound in (starts, ends)]
 
 
-def as_stored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def to_stored_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """A batch with the columns of `schema`, in stored types; its own may be dictionaries or views of them."""
     return pa.RecordBatch.from_arrays([stored_array(batch.column(name)) for name in schema.names], schema=schema)

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.channel.elements import MIN_WATERMARK
-from tidegate.operators.joins.join_specs import LEFT, RIGHT, Between, StreamJoinSpec, Windows
+from tidegate.operators.joins.join_specs import LEFT, RIGHT, IntervalMatch, StreamJoinSpec, WindowMatch
 from tidegate.operators.windows.window_grid import window_grid
 from tidegate.state.keys.key_bytes import Int64s
 
-LEAST_SPAN_US = 1_000_000
+MIN_SPAN_US = 1_000_000
 """Spans are not shorter: each costs an entry of the state for every key."""
-SPANS_OF_WAITING = 4
+SPANS_PER_REACH = 4
 """An interval is cut into so many spans where rows come out alone: whenever one of them is due its span is read."""
 
 RowNumbers = npt.NDArray[np.int64]
@@ -26,13 +26,13 @@ RowNumbers = npt.NDArray[np.int64]
 class Spans(Protocol):
     """How the bounds of a join cut time."""
 
-    def spread(self, times: Int64s) -> tuple[RowNumbers | None, Int64s]:
+    def assign(self, times: Int64s) -> tuple[RowNumbers | None, Int64s]:
         """Row numbers and span starts: a row comes once for each span it is in. None: each row is in one, in order."""
 
-    def probed(self, side: int, times: Int64s) -> tuple[RowNumbers, Int64s] | None:
+    def probe_starts(self, side: int, times: Int64s) -> tuple[RowNumbers, Int64s] | None:
         """Row numbers and starts of all spans in which rows of the other side may match. None: those of `spread`."""
 
-    def limits(self, side: int, times: Int64s) -> tuple[Int64s, Int64s] | None:
+    def match_bounds(self, side: int, times: Int64s) -> tuple[Int64s, Int64s] | None:
         """First and last time of the other side that match each time; None: all in the same span."""
 
     def ends(self, side: int, starts: Int64s) -> Int64s:
@@ -44,35 +44,35 @@ class Spans(Protocol):
     def late(self, starts: Int64s, times: Int64s, watermarks: Int64s) -> npt.NDArray[np.bool_]:
         """Which rows are late at these watermarks."""
 
-    def held(self, watermark_us: int) -> int:
+    def held_back_watermark(self, watermark_us: int) -> int:
         """The watermark to tell downstream: not past the time of a row that is still to come out."""
 
 
 class IntervalSpans:
     """Spans of an interval: as long as it is, so that a row has its matches in two of them; or a part of that."""
 
-    def __init__(self, bounds: Between, spec: StreamJoinSpec) -> None:
-        waits = spec.stands_alone(LEFT) or spec.stands_alone(RIGHT)
+    def __init__(self, bounds: IntervalMatch, spec: StreamJoinSpec) -> None:
+        waits = spec.emits_unmatched(LEFT) or spec.emits_unmatched(RIGHT)
         length = bounds.upper_us - bounds.lower_us
-        self.width_us = max(-(-length // (SPANS_OF_WAITING if waits else 1)), LEAST_SPAN_US)
+        self.width_us = max(-(-length // (SPANS_PER_REACH if waits else 1)), MIN_SPAN_US)
         self._reach = bounds.upper_us, -bounds.lower_us  # how much later than a row of a side its last match may be
         timed = {"right": (RIGHT,), "full": (LEFT, RIGHT)}.get(spec.how, (LEFT,))
         self._delay_us = max(0, *(self._reach[side] for side in timed))
 
-    def spread(self, times: Int64s) -> tuple[RowNumbers | None, Int64s]:
+    def assign(self, times: Int64s) -> tuple[RowNumbers | None, Int64s]:
         """See `Spans`."""
         return None, times // self.width_us * self.width_us
 
-    def probed(self, side: int, times: Int64s) -> tuple[RowNumbers, Int64s] | None:
+    def probe_starts(self, side: int, times: Int64s) -> tuple[RowNumbers, Int64s] | None:
         """See `Spans`."""
-        low, high = self.limits(side, times)
+        low, high = self.match_bounds(side, times)
         first = low // self.width_us
         counts = high // self.width_us - first + 1
         rows = np.repeat(np.arange(len(times)), counts)
         steps = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         return rows, (first[rows] + steps) * self.width_us
 
-    def limits(self, side: int, times: Int64s) -> tuple[Int64s, Int64s]:
+    def match_bounds(self, side: int, times: Int64s) -> tuple[Int64s, Int64s]:
         """See `Spans`."""
         return times - self._reach[1 - side], times + self._reach[side]
 
@@ -88,7 +88,7 @@ class IntervalSpans:
         """See `Spans`: a row behind the watermark (S4.4)."""
         return times < watermarks
 
-    def held(self, watermark_us: int) -> int:
+    def held_back_watermark(self, watermark_us: int) -> int:
         """See `Spans`."""
         return max(watermark_us - self._delay_us, MIN_WATERMARK)
 
@@ -100,11 +100,11 @@ class WindowSpans:
         grid: where the windows lie.
     """
 
-    def __init__(self, bounds: Windows) -> None:
+    def __init__(self, bounds: WindowMatch) -> None:
         self._bounds = bounds
         self.grid = window_grid(bounds.size_us, bounds.slide_us, bounds.offset_us, bounds.calendar)
 
-    def spread(self, times: Int64s) -> tuple[RowNumbers | None, Int64s]:
+    def assign(self, times: Int64s) -> tuple[RowNumbers | None, Int64s]:
         """See `Spans`. A row that falls between two windows is left out."""
         bounds = self._bounds
         if bounds.calendar is not None:
@@ -118,10 +118,10 @@ class WindowSpans:
         steps = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         return rows, (first[rows] + steps) * bounds.slide_us + bounds.offset_us
 
-    def probed(self, side: int, times: Int64s) -> None:
+    def probe_starts(self, side: int, times: Int64s) -> None:
         """See `Spans`."""
 
-    def limits(self, side: int, times: Int64s) -> None:
+    def match_bounds(self, side: int, times: Int64s) -> None:
         """See `Spans`."""
 
     def ends(self, side: int, starts: Int64s) -> Int64s:
@@ -136,7 +136,7 @@ class WindowSpans:
         """See `Spans`: a row of a window that is over."""
         return self.ends(LEFT, starts) <= watermarks
 
-    def held(self, watermark_us: int) -> int:
+    def held_back_watermark(self, watermark_us: int) -> int:
         """See `Spans`: the start of the first window that is not over."""
         if watermark_us == MIN_WATERMARK or not self.grid.has(watermark_us):
             return watermark_us
@@ -145,6 +145,6 @@ class WindowSpans:
 
 def new_spans(spec: StreamJoinSpec) -> Spans | None:
     """The spans of a join; None where times do not count."""
-    if isinstance(spec.bounds, Between):
+    if isinstance(spec.bounds, IntervalMatch):
         return IntervalSpans(spec.bounds, spec)
-    return WindowSpans(spec.bounds) if isinstance(spec.bounds, Windows) else None
+    return WindowSpans(spec.bounds) if isinstance(spec.bounds, WindowMatch) else None

@@ -63,7 +63,7 @@ class Pairs:
         return out
 
     def chunks(self) -> Iterator[tuple[Int64s, Int64s]]:
-        """Probe and element numbers of all pairs, at most `MAX_BATCH_ROWS` at a time, in order of the probes."""
+        """Probe and element numbers of all pairs, at most `ROWS_PER_PIECE` at a time, in order of the probes."""
         ends = np.cumsum(self.counts)
         for start in range(0, self.total, MAX_BATCH_ROWS):
             size = min(MAX_BATCH_ROWS, self.total - start)

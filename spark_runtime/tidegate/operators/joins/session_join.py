@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.joins.join_specs import LEFT, OPEN_SESSIONS, RIGHT, SIDES, Sessions, StreamJoinSpec
+from tidegate.operators.joins.join_specs import LEFT, OPEN_SESSIONS, RIGHT, SIDES, SessionMatch, StreamJoinSpec
 from tidegate.operators.joins.join_state import JoinState
 from tidegate.operators.joins.join_times import JoinTimes
 from tidegate.operators.joins.joined_columns import JoinedColumns
@@ -24,7 +24,7 @@ from tidegate.state.keys.key_bytes import Int64s, valid_mask
 
 
 @dataclass(frozen=True)
-class Closing:
+class ClosedSessionRows:
     """Rows of one side whose sessions are over, in order of the sessions.
 
     Attributes:
@@ -35,9 +35,9 @@ class Closing:
     rows: pa.RecordBatch
     sessions: Int64s
 
-    def part(self, mask: Mask) -> Closing:
+    def part(self, mask: Mask) -> ClosedSessionRows:
         """Those where `mask` is true."""
-        return Closing(self.rows.filter(pa.array(mask)), self.sessions[mask])
+        return ClosedSessionRows(self.rows.filter(pa.array(mask)), self.sessions[mask])
 
 
 class SessionJoin(StreamOperator):
@@ -60,7 +60,7 @@ class SessionJoin(StreamOperator):
     """
 
     def __init__(self, spec: StreamJoinSpec) -> None:
-        assert isinstance(spec.bounds, Sessions), "not a join of sessions"
+        assert isinstance(spec.bounds, SessionMatch), "not a join of sessions"
         self._spec = spec
         self._gap_us, self._reach_us = spec.bounds.gap_us, spec.bounds.reach_us
         self._columns = JoinedColumns(spec)
@@ -108,10 +108,10 @@ class SessionJoin(StreamOperator):
             columns = [kept.column(name) for name in held.names]
             own = self._state.lists[SIDES[input_index]]
             own.append(keys, keys.rows[taken], pa.RecordBatch.from_arrays(columns, schema=held))
-        if self._spec.stands_alone(input_index) and not keyed.all():
+        if self._spec.emits_unmatched(input_index) and not keyed.all():
             alone = ~keyed & ~late
             its = times[alone]
-            yield from self._columns.alone(input_index, rows.filter(pa.array(alone)), its, its + self._gap_us)
+            yield from self._columns.unmatched(input_index, rows.filter(pa.array(alone)), its, its + self._gap_us)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """What is in the sessions that are over, then the watermark as far as it may be told."""
@@ -147,16 +147,16 @@ class SessionJoin(StreamOperator):
 
     def _take(self, keys: KeySet, times: Int64s, keyed: Mask, behind: Mask) -> Mask:
         """Let sessions grow by the rows; which of them are in one."""
-        before = SessionSpans.held(self._sessions.get(keys))
+        before = SessionSpans.kept_spans(self._sessions.get(keys))
         taken = keyed & ~behind
-        after = before.with_rows(keys.rows[taken], times[taken], self._gap_us)
+        after = before.extend(keys.rows[taken], times[taken], self._gap_us)
         maybe = np.flatnonzero(keyed & behind)
         if len(maybe):
             found = after.of(keys.rows[maybe], times[maybe])
             maybe, found = maybe[found >= 0], found[found >= 0]
             maybe = maybe[times[maybe] - after.lasts[found] <= self._gap_us]
             taken[maybe] = True
-            after = after.with_rows(keys.rows[maybe], times[maybe], self._gap_us)
+            after = after.extend(keys.rows[maybe], times[maybe], self._gap_us)
         self._change(keys, before, after)
         return taken
 
@@ -183,7 +183,7 @@ class SessionJoin(StreamOperator):
     def _due(self, due: DueTimers, until_us: int) -> Iterator[pa.RecordBatch]:
         """Sessions that are over go, with what is in them."""
         keys = due.keys
-        held = SessionSpans.held(self._sessions.get(keys))
+        held = SessionSpans.kept_spans(self._sessions.get(keys))
         known = held.merged(self._gap_us)
         if len(known.firsts) < len(held.firsts):
             self._change(keys, held, known)
@@ -195,7 +195,7 @@ class SessionJoin(StreamOperator):
         self._ends.register(keys, known.owners[~over], known.lasts[~over] + self._reach_us)
         yield from self._joined(known, left, right)
 
-    def _closing(self, side: int, keys: KeySet, known: SessionSpans, over: Mask) -> Closing:
+    def _closing(self, side: int, keys: KeySet, known: SessionSpans, over: Mask) -> ClosedSessionRows:
         """Take the rows of sessions that are over out of the state."""
         state = self._state.lists[SIDES[side]]
         held = state.get(keys)
@@ -211,36 +211,43 @@ class SessionJoin(StreamOperator):
             state.put(keys, Elements(offsets, held.columns.filter(pa.array(~closes))))
         which = np.flatnonzero(closes)
         which = which[np.argsort(sessions[which], kind="stable")]
-        return Closing(held.columns.take(pa.array(which)), sessions[which])
+        return ClosedSessionRows(held.columns.take(pa.array(which)), sessions[which])
 
-    def _joined(self, known: SessionSpans, left: Closing, right: Closing) -> Iterator[pa.RecordBatch]:
+    def _joined(
+        self, known: SessionSpans, left: ClosedSessionRows, right: ClosedSessionRows
+    ) -> Iterator[pa.RecordBatch]:
         """Pairs, and rows that stand alone."""
         offsets = np.searchsorted(right.sessions, np.arange(len(known.firsts) + 1)).astype(np.int64)
         pairs = Pairs(left.sessions.astype(np.int32), offsets)
         paired = np.zeros(len(left.sessions), np.bool_), np.zeros(len(right.sessions), np.bool_)
-        if self._spec.gives_pairs or self._spec.where is not None:
+        if self._spec.emits_pairs or self._spec.where is not None:
             yield from self._pairs(known, left, right, pairs, paired)
         else:
             paired[LEFT][:] = pairs.counts > 0
         for side, closing in enumerate((left, right)):
             wanted = ~paired[side] if self._spec.how != "semi" else paired[side]
-            if (self._spec.stands_alone(side) or (self._spec.how == "semi" and side == LEFT)) and wanted.any():
+            if (self._spec.emits_unmatched(side) or (self._spec.how == "semi" and side == LEFT)) and wanted.any():
                 alone = closing.part(wanted)
-                yield from self._columns.alone(side, alone.rows, *self._bounds(known, alone.sessions))
+                yield from self._columns.unmatched(side, alone.rows, *self._bounds(known, alone.sessions))
 
     def _pairs(
-        self, known: SessionSpans, left: Closing, right: Closing, pairs: Pairs, paired: tuple[Mask, Mask]
+        self,
+        known: SessionSpans,
+        left: ClosedSessionRows,
+        right: ClosedSessionRows,
+        pairs: Pairs,
+        paired: tuple[Mask, Mask],
     ) -> Iterator[pa.RecordBatch]:
         """Those that pass the further condition; sets which rows are `paired`."""
         for mine, theirs in pairs.chunks():
             bounds = self._bounds(known, left.sessions[mine])
             batch = self._columns.pairs(left.rows.take(pa.array(mine)), right.rows.take(pa.array(theirs)), *bounds)
-            passing = self._columns.passing(batch)
+            passing = self._columns.filter(batch)
             if passing is not None and not passing.all():
                 mine, theirs, batch = mine[passing], theirs[passing], batch.filter(pa.array(passing))
             paired[LEFT][mine] = True
             paired[RIGHT][theirs] = True
-            if self._spec.gives_pairs and batch.num_rows:
+            if self._spec.emits_pairs and batch.num_rows:
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.schema)
 
     def _bounds(self, known: SessionSpans, sessions: Int64s) -> tuple[Int64s, Int64s]:

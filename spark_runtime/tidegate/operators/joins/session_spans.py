@@ -32,7 +32,7 @@ class SessionSpans:
     offsets: Int64s
 
     @classmethod
-    def held(cls, elements: Elements) -> SessionSpans:
+    def kept_spans(cls, elements: Elements) -> SessionSpans:
         """As a list state has them."""
         sizes = np.diff(elements.offsets)
         owners = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
@@ -43,7 +43,7 @@ class SessionSpans:
         """For a list state."""
         return Elements(self.offsets, pa.record_batch([self.firsts, self.lasts], schema=SESSION_COLUMNS))
 
-    def with_rows(self, owners: KeyNumbers, times: Int64s, gap_us: int) -> SessionSpans:
+    def extend(self, owners: KeyNumbers, times: Int64s, gap_us: int) -> SessionSpans:
         """With rows of these keys: each is in the session that it is at most a gap away from, or in one of its own;
         sessions that it is at most a gap away from become one."""
         every = np.concatenate([self.owners, owners])
@@ -56,7 +56,7 @@ class SessionSpans:
 
     def merged(self, gap_us: int) -> SessionSpans:
         """With sessions at most a gap apart as one; a snapshot of version 0.1 may hold such sessions apart."""
-        return self.with_rows(np.zeros(0, np.int32), np.zeros(0, np.int64), gap_us)
+        return self.extend(np.zeros(0, np.int32), np.zeros(0, np.int64), gap_us)
 
     def part(self, mask: Mask) -> SessionSpans:
         """Those where `mask` is true."""

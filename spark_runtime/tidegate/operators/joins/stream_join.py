@@ -12,8 +12,8 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.joins.as_of_join import AsOfJoin
-from tidegate.operators.joins.join_specs import LEFT, RIGHT, SPAN_START, AsOf, Sessions, StreamJoinSpec
-from tidegate.operators.joins.join_state import JoinState, SideRows, StoredRows
+from tidegate.operators.joins.join_specs import LEFT, RIGHT, SPAN_START, AsOfMatch, SessionMatch, StreamJoinSpec
+from tidegate.operators.joins.join_state import JoinRows, JoinState, SideRows
 from tidegate.operators.joins.join_times import JoinTimes
 from tidegate.operators.joins.joined_columns import JoinedColumns
 from tidegate.operators.joins.kept_spans import WindowSpans, new_spans
@@ -27,12 +27,12 @@ from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import DueTimers, KeyNumbers, KeySet, Mask
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 
-KEYS_AT_END = 16 * 1024
+KEYS_PER_STEP_AT_END = 16 * 1024
 """Keys whose rows are read at a time when a side has ended."""
 
 
 @dataclass(frozen=True)
-class Arrived:
+class ArrivedRows:
     """Rows that have come, each in one span.
 
     Attributes:
@@ -45,12 +45,12 @@ class Arrived:
     times: Int64s | None
     starts: Int64s | None
 
-    def part(self, mask: Mask) -> Arrived:
+    def part(self, mask: Mask) -> ArrivedRows:
         """Those where `mask` is true."""
         if mask.all():
             return self
         times, starts = (None if array is None else array[mask] for array in (self.times, self.starts))
-        return Arrived(self.rows.filter(pa.array(mask)), times, starts)
+        return ArrivedRows(self.rows.filter(pa.array(mask)), times, starts)
 
 
 class StreamJoin(StreamOperator):
@@ -93,12 +93,12 @@ class StreamJoin(StreamOperator):
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """What the rows match; those that can match nothing, alone."""
         rows = self._columns.stored(input_index, batch)
-        arrived = self._in_spans(rows, input_index) if self._spans is not None else Arrived(rows, None, None)
-        usable = self._usable(arrived.rows, input_index)
+        arrived = self._in_spans(rows, input_index) if self._spans is not None else ArrivedRows(rows, None, None)
+        usable = self._keyed_rows(arrived.rows, input_index)
         if not usable.all():
-            if self._spec.stands_alone(input_index):
+            if self._spec.emits_unmatched(input_index):
                 hopeless = arrived.part(~usable)
-                yield from self._columns.alone(input_index, hopeless.rows, hopeless.starts)
+                yield from self._columns.unmatched(input_index, hopeless.rows, hopeless.starts)
             arrived = arrived.part(usable)
         if arrived.rows.num_rows:
             yield from self._join(arrived, input_index)
@@ -108,12 +108,12 @@ class StreamJoin(StreamOperator):
         self._state.passed.advance(watermark_us)
         if watermark_us == MAX_WATERMARK:
             self._is_over = True
-            yield from self._settle()
+            yield from self._emit_unmatched()
             return
         if isinstance(self._spans, WindowSpans) and self._spans.grid.table is not None:
             self._spans.grid.table.forget(self._state.passed.watermark_us)
         yield from self._fire(watermark_us)
-        yield Watermark(watermark_us if self._spans is None else self._spans.held(watermark_us))
+        yield Watermark(watermark_us if self._spans is None else self._spans.held_back_watermark(watermark_us))
 
     def forwards_watermarks(self) -> bool:
         """It tells its own."""
@@ -127,7 +127,7 @@ class StreamJoin(StreamOperator):
 
     def finish(self) -> Iterator[Output]:
         """What came since the last watermark."""
-        yield from self._settle()
+        yield from self._emit_unmatched()
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Freeze the back end."""
@@ -152,12 +152,12 @@ class StreamJoin(StreamOperator):
 
     # ------------------------------------------------------------ rows that come
 
-    def _in_spans(self, rows: pa.RecordBatch, side: int) -> Arrived:
+    def _in_spans(self, rows: pa.RecordBatch, side: int) -> ArrivedRows:
         """The rows with their times, once for each span; without those that are late, or in no window."""
         reader, spans = self._times[side], self._spans
         assert reader is not None and spans is not None
         times, timeless = reader.read(rows, f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}")
-        if timeless is not None and spans.limits(side, times[:0]) is None:
+        if timeless is not None and spans.match_bounds(side, times[:0]) is None:
             self.ctx.count(NULL_TIME_DROPPED, int(timeless.sum()))
             rows, times, timeless = rows.filter(pa.array(~timeless)), times[~timeless], None
         if isinstance(spans, WindowSpans) and len(times):
@@ -168,20 +168,20 @@ class StreamJoin(StreamOperator):
             outside = spans.grid.outside(times)
             if outside is not None and outside.any():
                 self.ctx.count(OUTSIDE_DROPPED, int(outside.sum()))
-        numbers, starts = spans.spread(times)
+        numbers, starts = spans.assign(times)
         if numbers is not None:
             rows, times = rows.take(pa.array(numbers)), times[numbers]
-        arrived = Arrived(rows, times, starts)
+        arrived = ArrivedRows(rows, times, starts)
         if self._is_over or not rows.num_rows:
             return arrived
-        late = spans.late(starts, times, self._passed(arrived, side))
+        late = spans.late(starts, times, self._late_rows_removed(arrived, side))
         if timeless is not None:
             late &= ~timeless
         if late.any():
             self.ctx.count(LATE_DROPPED, int(late.sum()))
         return arrived.part(~late)
 
-    def _passed(self, arrived: Arrived, side: int) -> Int64s:
+    def _late_rows_removed(self, arrived: ArrivedRows, side: int) -> Int64s:
         """How far event time has come for each row's key group."""
         passed = self._state.passed
         if passed.is_even:
@@ -189,7 +189,7 @@ class StreamJoin(StreamOperator):
         keys = self._state.keys(self._key_columns(arrived, side))
         return passed.of(keys.groups)[keys.rows]
 
-    def _usable(self, rows: pa.RecordBatch, side: int) -> Mask:
+    def _keyed_rows(self, rows: pa.RecordBatch, side: int) -> Mask:
         """Rows that may have a match."""
         given = self._spec.inputs[side]
         needed = [*given.keys] if self._spans is None else [*given.keys, given.time_column]
@@ -200,17 +200,17 @@ class StreamJoin(StreamOperator):
                 usable &= valid_mask(column)
         return usable
 
-    def _key_columns(self, arrived: Arrived, side: int) -> list[pa.Array]:
+    def _key_columns(self, arrived: ArrivedRows, side: int) -> list[pa.Array]:
         columns = [arrived.rows.column(key) for key in self._spec.inputs[side].keys]
         return columns if arrived.starts is None else [*columns, pa.array(arrived.starts)]
 
-    def _keys(self, arrived: Arrived, side: int) -> tuple[KeySet, npt.NDArray[np.int64], KeyNumbers, KeyNumbers]:
+    def _keys(self, arrived: ArrivedRows, side: int) -> tuple[KeySet, npt.NDArray[np.int64], KeyNumbers, KeyNumbers]:
         """The keys of the spans to look into and of the rows' own; rows and keys to look for, and each row's own."""
         columns = self._key_columns(arrived, side)
         every = np.arange(arrived.rows.num_rows)
         probed = None
         if self._spans is not None and arrived.times is not None:
-            probed = self._spans.probed(side, arrived.times)
+            probed = self._spans.probe_starts(side, arrived.times)
         if probed is None:
             keys = self._state.keys(columns)
             return keys, every, keys.rows, keys.rows
@@ -220,13 +220,13 @@ class StreamJoin(StreamOperator):
         keys = self._state.keys([*(column.take(picked) for column in columns[:-1]), spans])
         return keys, rows, keys.rows[: len(rows)], keys.rows[len(rows) :]
 
-    def _join(self, arrived: Arrived, side: int) -> Iterator[Output]:
+    def _join(self, arrived: ArrivedRows, side: int) -> Iterator[Output]:
         other = 1 - side
         keys, rows, probes, owners = self._keys(arrived, side)
         stored = self._sides[other].fetch(keys)
         pairs = self._pairs(arrived, side, rows, probes, stored)
         hit, seen = np.zeros(arrived.rows.num_rows, np.bool_), np.zeros(stored.rows.num_rows, np.bool_)
-        if self._spec.gives_pairs or self._spec.where is not None:
+        if self._spec.emits_pairs or self._spec.where is not None:
             yield from self._paired(arrived, side, rows, stored, pairs, hit, seen)
         else:
             hit[rows[pairs.counts > 0]] = True
@@ -236,19 +236,19 @@ class StreamJoin(StreamOperator):
             self._sides[other].mark(keys, stored, which)
             if self._spec.how == "semi":
                 starts = keys.columns().column(-1).to_numpy()[stored.owners[which]] if self._spans else None
-                yield from self._columns.alone(LEFT, stored.rows.take(pa.array(which)), starts)
+                yield from self._columns.unmatched(LEFT, stored.rows.take(pa.array(which)), starts)
         if self._spec.how == "semi" and side == LEFT:
             found = arrived.part(hit)
-            yield from self._columns.alone(LEFT, found.rows, found.starts)
+            yield from self._columns.unmatched(LEFT, found.rows, found.starts)
         yield from self._keep(arrived, side, keys, owners, hit)
 
     def _pairs(
-        self, arrived: Arrived, side: int, rows: npt.NDArray[np.int64], probes: KeyNumbers, stored: StoredRows
+        self, arrived: ArrivedRows, side: int, rows: npt.NDArray[np.int64], probes: KeyNumbers, stored: JoinRows
     ) -> Pairs:
         reader = self._times[1 - side]
         limits = None
         if self._spans is not None and arrived.times is not None:
-            limits = self._spans.limits(side, arrived.times)
+            limits = self._spans.match_bounds(side, arrived.times)
         if limits is None or reader is None:
             return Pairs(probes, stored.offsets)
         times = reader.of(stored.rows)
@@ -256,10 +256,10 @@ class StreamJoin(StreamOperator):
 
     def _paired(
         self,
-        arrived: Arrived,
+        arrived: ArrivedRows,
         side: int,
         rows: npt.NDArray[np.int64],
-        stored: StoredRows,
+        stored: JoinRows,
         pairs: Pairs,
         hit: Mask,
         seen: Mask,
@@ -271,21 +271,21 @@ class StreamJoin(StreamOperator):
             if side == RIGHT:
                 left, right = right, left
             batch = self._columns.pairs(left, right, None if arrived.starts is None else arrived.starts[mine])
-            passing = self._columns.passing(batch)
+            passing = self._columns.filter(batch)
             if passing is not None and not passing.all():
                 mine, elements, batch = mine[passing], elements[passing], batch.filter(pa.array(passing))
             hit[mine] = True
             seen[elements] = True
-            if self._spec.gives_pairs and batch.num_rows:
+            if self._spec.emits_pairs and batch.num_rows:
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.schema)
 
-    def _keep(self, arrived: Arrived, side: int, keys: KeySet, owners: KeyNumbers, hit: Mask) -> Iterator[Output]:
+    def _keep(self, arrived: ArrivedRows, side: int, keys: KeySet, owners: KeyNumbers, hit: Mask) -> Iterator[Output]:
         """Keep the rows for those of the other side that are still to come."""
         if self._spans is None and self._ended[1 - side]:
-            if self._spec.stands_alone(side):
-                yield from self._columns.alone(side, arrived.rows.filter(pa.array(~hit)), None)
+            if self._spec.emits_unmatched(side):
+                yield from self._columns.unmatched(side, arrived.rows.filter(pa.array(~hit)), None)
             return
-        if side == LEFT and not self._spec.gives_pairs and hit.any():
+        if side == LEFT and not self._spec.emits_pairs and hit.any():
             arrived, owners, hit = arrived.part(~hit), owners[~hit], hit[~hit]
         if not len(owners):
             return
@@ -293,7 +293,7 @@ class StreamJoin(StreamOperator):
         if self._spans is not None and arrived.times is not None and arrived.starts is not None:
             ends = self._spans.ends(side, arrived.starts)
             self._state.register(keys, owners, ends)
-            if self._spec.stands_alone(side) and not hit.all():
+            if self._spec.emits_unmatched(side) and not hit.all():
                 due = self._spans.due(side, arrived.starts, arrived.times)
                 self._state.register(keys, owners[~hit], due[~hit])
 
@@ -310,7 +310,7 @@ class StreamJoin(StreamOperator):
         starts = columns.column(SPAN_START).to_numpy()
         for side in (LEFT, RIGHT):
             over = self._spans.ends(side, starts) <= until_us
-            if not self._spec.stands_alone(side):
+            if not self._spec.emits_unmatched(side):
                 if over.any():
                     self._sides[side].clear(self._state.keys(columns.columns), over)
                 continue
@@ -321,7 +321,7 @@ class StreamJoin(StreamOperator):
                 self._sides[side].clear(keys, over)
 
     def _alone(
-        self, side: int, keys: KeySet, stored: StoredRows, starts: Int64s, until_us: int
+        self, side: int, keys: KeySet, stored: JoinRows, starts: Int64s, until_us: int
     ) -> Iterator[pa.RecordBatch]:
         """Those of the rows whose time has come; a timer for the others."""
         reader = self._times[side]
@@ -333,9 +333,9 @@ class StreamJoin(StreamOperator):
         left = np.flatnonzero(waiting & (due > until_us))
         if len(left):
             self._state.register(keys, owners[left], due[left])
-        yield from self._columns.alone(side, stored.rows.take(pa.array(which)), starts[owners[which]])
+        yield from self._columns.unmatched(side, stored.rows.take(pa.array(which)), starts[owners[which]])
 
-    def _settle(self) -> Iterator[pa.RecordBatch]:
+    def _emit_unmatched(self) -> Iterator[pa.RecordBatch]:
         """All input has come. Where nothing stands alone everything stays: a drain may have ended the input (S7.5)."""
         if self._spans is None:
             yield from self._side_alone(LEFT)
@@ -346,16 +346,16 @@ class StreamJoin(StreamOperator):
     def _side_alone(self, side: int) -> Iterator[pa.RecordBatch]:
         """Everything of a side comes out, or goes."""
         rows = self._sides[side]
-        while (keys := next(self._state.back_end.all_keys(rows.descriptor, KEYS_AT_END), None)) is not None:
-            if self._spec.stands_alone(side):
+        while (keys := next(self._state.back_end.all_keys(rows.descriptor, KEYS_PER_STEP_AT_END), None)) is not None:
+            if self._spec.emits_unmatched(side):
                 stored = rows.fetch(keys)
                 assert stored.matched is not None
-                yield from self._columns.alone(side, stored.rows.filter(pa.array(~stored.matched)), None)
+                yield from self._columns.unmatched(side, stored.rows.filter(pa.array(~stored.matched)), None)
             rows.clear(keys)
 
 
 def join_operator(spec: StreamJoinSpec) -> StreamOperator:
     """Of the bounds on the times of both sides."""
-    if isinstance(spec.bounds, AsOf):
+    if isinstance(spec.bounds, AsOfMatch):
         return AsOfJoin(spec)
-    return SessionJoin(spec) if isinstance(spec.bounds, Sessions) else StreamJoin(spec)
+    return SessionJoin(spec) if isinstance(spec.bounds, SessionMatch) else StreamJoin(spec)

@@ -43,7 +43,7 @@ def checked_state(
     The state's methods, and those of the back end that call `merge`, raise PipelineError, naming the user's line, when
     what they are given is not as declared; the state is as before then.
     """
-    given = _Given(descriptor, f"{where}, state {descriptor.name!r}")
+    given = _StateInput(descriptor, f"{where}, state {descriptor.name!r}")
     if descriptor.kind == "value":
         return descriptor, CheckedValue(back_end.value(descriptor), given)
     if descriptor.kind == "list":
@@ -58,7 +58,7 @@ def checked_state(
 class CheckedValue:
     """A `ValueState`; see the module."""
 
-    def __init__(self, state: ValueState, given: _Given) -> None:
+    def __init__(self, state: ValueState, given: _StateInput) -> None:
         self._state = state
         self._given = given
 
@@ -79,7 +79,7 @@ class CheckedValue:
 class CheckedList:
     """A `ListState`; see the module."""
 
-    def __init__(self, state: ListState, given: _Given) -> None:
+    def __init__(self, state: ListState, given: _StateInput) -> None:
         self._state = state
         self._given = given
 
@@ -104,7 +104,7 @@ class CheckedList:
 class CheckedMap:
     """A `MapState`; see the module."""
 
-    def __init__(self, state: MapState, given: _Given) -> None:
+    def __init__(self, state: MapState, given: _StateInput) -> None:
         self._state = state
         self._given = given
 
@@ -136,7 +136,7 @@ class CheckedMap:
 class CheckedMerging:
     """A `MergingState`; see the module."""
 
-    def __init__(self, state: MergingState, given: _Given) -> None:
+    def __init__(self, state: MergingState, given: _StateInput) -> None:
         self._state = state
         self._given = given
 
@@ -154,7 +154,7 @@ class CheckedMerging:
         self._state.clear(keys, self._given.mask(where, keys))
 
 
-class _Given:
+class _StateInput:
     """Holds what the user's code gives for one state against its descriptor."""
 
     def __init__(self, descriptor: StateDescriptor, where: str) -> None:

@@ -14,15 +14,15 @@ from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.functions.context import Rows
 from tidegate.operators.functions.keyed_process import FiredTimers, KeyedRows, ProcessContext
 from tidegate.operators.functions.process_inputs import ProcessInput, overrides
-from tidegate.operators.keyed_backend import opened_back_end
+from tidegate.operators.keyed_backend import open_keyed_backend
 from tidegate.operators.processes.checked_states import checked_state
-from tidegate.operators.processes.process_outputs import GivenBatches
+from tidegate.operators.processes.process_outputs import ProcessOutputCheck
 from tidegate.operators.processes.process_specs import KeyedProcessSpec
 from tidegate.operators.processes.process_states import OwnStates
 from tidegate.operators.processes.process_timers import Phase, UserTimers, count_dropped
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
-from tidegate.operators.time.event_time import EventTime
-from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks
+from tidegate.operators.time.event_time import EventTimeColumn
+from tidegate.operators.time.passed_watermarks import PASSED_STATE, WatermarkByKeyGroup
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.evolved_parts import evolved_parts
 from tidegate.state.keyed_state import KeyedStateBackend, TimerKind
@@ -54,11 +54,11 @@ class KeyedProcessOperator(StreamOperator):
         """Open the back end and its states, then the process."""
         super().open(ctx)
         self._where = f"operator {ctx.uid!r} subtask {ctx.subtask}"
-        self._passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        self._passed = WatermarkByKeyGroup(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         self._own = OwnStates(self._spec.subtask_states, self._inputs, self._process, ctx)
-        self._given = GivenBatches(self._process, self._spec.schema, self._spec.side_outputs, self._where)
+        self._given = ProcessOutputCheck(self._process, self._spec.schema, self._spec.side_outputs, self._where)
         spec = self._spec
-        self._back_end = back_end = opened_back_end(
+        self._back_end = back_end = open_keyed_backend(
             ctx, spec.key_schema, columns=spec.keys, renamed=spec.renamed, drops=True
         )
         states = {d.name: checked_state(back_end, d, self._where) for d in spec.descriptors}
@@ -106,7 +106,7 @@ class KeyedProcessOperator(StreamOperator):
         """Timers over processing time that are due fire."""
         yield from self._fire("processing", now_ms * 1000)
 
-    def withholds(self) -> bool:
+    def has_pending_rows(self) -> bool:
         """While a timer waits for the clock: it may bring rows."""
         return self._processing.next_us() is not None
 
@@ -198,10 +198,10 @@ class KeyedProcessOperator(StreamOperator):
         self._turn("open")
 
     def _turn(self, phase: Phase) -> None:
-        self._event.turn(phase)
-        self._processing.turn(phase)
+        self._event.next_batch_of_timers(phase)
+        self._processing.next_batch_of_timers(phase)
 
 
-def event_time(given: ProcessInput) -> EventTime | None:
+def event_time(given: ProcessInput) -> EventTimeColumn | None:
     """How an input counts time; None: its rows have none."""
-    return EventTime(given.time_column, given.time_unit) if given.time_column is not None else None
+    return EventTimeColumn(given.time_column, given.time_unit) if given.time_column is not None else None

@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from tidegate.operators.functions.context import Rows, SubtaskContext
 from tidegate.operators.processes.keyed_process_operator import event_time
-from tidegate.operators.processes.process_outputs import GivenBatches
+from tidegate.operators.processes.process_outputs import ProcessOutputCheck
 from tidegate.operators.processes.process_specs import ProcessSpec
 from tidegate.operators.processes.process_states import OwnStates
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
-from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermark
+from tidegate.operators.time.passed_watermarks import PASSED_STATE, SubtaskWatermark
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.operator_descriptor import OperatorDescriptor
 from tidegate.state.state_layout import unknown_state
@@ -34,7 +34,7 @@ class ProcessOperator(StreamOperator):
         self._process: Any = copy.copy(spec.process)
         self._inputs = spec.inputs
         self._times = [event_time(given) for given in spec.inputs]
-        self._passed = PassedWatermark()
+        self._passed = SubtaskWatermark()
         self._next_ms: int | None = None
         self._is_open = False
 
@@ -43,7 +43,7 @@ class ProcessOperator(StreamOperator):
         super().open(ctx)
         self._own = OwnStates(self._spec.subtask_states, self._inputs, self._process, ctx)
         where = f"operator {ctx.uid!r} subtask {ctx.subtask}"
-        self._given = GivenBatches(self._process, self._spec.schema, self._spec.side_outputs, where)
+        self._given = ProcessOutputCheck(self._process, self._spec.schema, self._spec.side_outputs, where)
         self._context = SubtaskContext(
             ctx.uid,
             ctx.subtask,
@@ -85,7 +85,7 @@ class ProcessOperator(StreamOperator):
         self._next_ms = now_ms + self._spec.every_ms
         yield from self._given.of("on_processing_time", self._process.on_processing_time(now_ms, self._context))
 
-    def withholds(self) -> bool:
+    def has_pending_rows(self) -> bool:
         """While rows wait for the clock."""
         return self._next_ms is not None and any(state.holds_rows for state in self._waiting)
 

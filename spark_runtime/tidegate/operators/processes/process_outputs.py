@@ -9,16 +9,16 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.errors import PipelineError
-from tidegate.operators.declared_outputs import checked_outputs
-from tidegate.operators.functions.context import Batches, UserProcess
+from tidegate.operators.declared_outputs import check_outputs
+from tidegate.operators.functions.context import Batches, ProcessBase
 from tidegate.operators.stream_operator import Output, SideOutput
 
 
-class GivenBatches:
+class ProcessOutputCheck:
     """Of one process in one subtask."""
 
     def __init__(
-        self, process: UserProcess, schema: pa.Schema, side_outputs: Sequence[tuple[str, pa.Schema]], where: str
+        self, process: ProcessBase, schema: pa.Schema, side_outputs: Sequence[tuple[str, pa.Schema]], where: str
     ) -> None:
         """Args: schema, side_outputs: declared. where: operator and subtask, for errors."""
         self._process = process
@@ -39,7 +39,7 @@ class GivenBatches:
                 method, results, f"it gave a {type(results).__name__}", "Yield pyarrow.RecordBatch objects"
             )
         for result in results:
-            yield from checked_outputs(
+            yield from check_outputs(
                 result,
                 self._schema,
                 self._side_outputs,

@@ -12,14 +12,14 @@ from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.backend_shapes import backend_shapes
 from tidegate.operators.functions.context import SubtaskState
-from tidegate.operators.functions.keyed_process import KeyedUserProcess
-from tidegate.operators.functions.mode_dependence import why_batch_sensitive
-from tidegate.operators.functions.process import UnkeyedUserProcess
-from tidegate.operators.functions.process_inputs import INPUT_NAMES, ProcessInput, fires_at_end, inputs_text
+from tidegate.operators.functions.keyed_process import KeyedProcessBase
+from tidegate.operators.functions.mode_dependence import batch_sensitivity_reason
+from tidegate.operators.functions.process import UnkeyedProcessBase
+from tidegate.operators.functions.process_inputs import INPUT_NAMES, ProcessInput, emits_at_end, inputs_text
 from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec, SideSchemas
 from tidegate.operators.time.passed_watermarks import PASSED_STATE
 from tidegate.operators.time.watermark_specs import TimeUnit
-from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.snapshot.evolved_columns import schema_columns
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.keys.key_types import stored_field
 from tidegate.state.raw_state import RawDescriptor
@@ -48,7 +48,7 @@ class KeyedProcessSpec(OperatorSpec):
 
     keyed_state: ClassVar[KeyedStatePlace] = "backend"
 
-    process: KeyedUserProcess
+    process: KeyedProcessBase
     keys: tuple[str, ...]
     descriptors: tuple[StateDescriptor, ...]
     time_column: str | None
@@ -74,20 +74,20 @@ class KeyedProcessSpec(OperatorSpec):
         return pa.schema([stored_field(self.input_schema.field(key)) for key in self.keys])
 
     @property
-    def cuts_by_key(self) -> bool:
+    def groups_by_key(self) -> bool:
         """Unless keys share states of the subtask."""
         return not self.subtask_states
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
         """What the user's class says at the end, and its timers."""
-        return "any" if fires_at_end(self.process) else "none"
+        return "any" if emits_at_end(self.process) else "none"
 
     def mode_dependence(self) -> str:
         """By TTL, or when the user says so."""
         ageing = [descriptor.name for descriptor in self.descriptors if descriptor.ttl is not None]
         if ageing:
             return f"its state {', '.join(ageing)} expires by processing time"
-        return why_batch_sensitive(type(self.process))
+        return batch_sensitivity_reason(type(self.process))
 
     def states(self) -> tuple[StateShape, ...]:
         """What the process declares, and its timers."""
@@ -116,7 +116,7 @@ class ProcessSpec(OperatorSpec):
         side_outputs: (name, schema) of those it may give rows for.
     """
 
-    process: UnkeyedUserProcess
+    process: UnkeyedProcessBase
     inputs: tuple[ProcessInput, ...]
     subtask_states: tuple[SubtaskState, ...]
     schema: pa.Schema
@@ -126,11 +126,13 @@ class ProcessSpec(OperatorSpec):
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
         """What the user's class says at the end."""
-        return "any" if fires_at_end(self.process) else "none"
+        return "any" if emits_at_end(self.process) else "none"
 
     def mode_dependence(self) -> str:
         """Called by the clock, or when the user says so."""
-        return "it is called by the clock" if self.every_ms is not None else why_batch_sensitive(type(self.process))
+        return (
+            "it is called by the clock" if self.every_ms is not None else batch_sensitivity_reason(type(self.process))
+        )
 
     def states(self) -> tuple[StateShape, ...]:
         """What the process declares, and how far time has come."""
@@ -147,5 +149,5 @@ def _subtask_shapes(states: Sequence[SubtaskState]) -> tuple[StateShape, ...]:
     shapes: list[StateShape] = []
     for state in states:
         renamed = {} if isinstance(state, RawDescriptor) else dict(state.renamed)
-        shapes.append(StateShape(state.name, state.kind, columns_of(state.schema), form_of(state.schema), renamed))
+        shapes.append(StateShape(state.name, state.kind, schema_columns(state.schema), form_of(state.schema), renamed))
     return tuple(shapes)

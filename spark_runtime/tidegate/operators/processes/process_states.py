@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tidegate.errors import SnapshotError
-from tidegate.operators.functions.context import SubtaskState, UserProcess
+from tidegate.operators.functions.context import ProcessBase, SubtaskState
 from tidegate.operators.functions.process_inputs import ProcessInput
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.key_groups import key_group_range
@@ -27,7 +27,7 @@ class OwnStates:
     """
 
     def __init__(
-        self, states: Sequence[SubtaskState], inputs: Sequence[ProcessInput], process: UserProcess, ctx: OperatorContext
+        self, states: Sequence[SubtaskState], inputs: Sequence[ProcessInput], process: ProcessBase, ctx: OperatorContext
     ) -> None:
         descriptors = [state for state in states if isinstance(state, OperatorDescriptor)]
         self._raw = {state.name: state for state in states if isinstance(state, RawDescriptor)}
@@ -36,7 +36,7 @@ class OwnStates:
         self._inputs = [given.name for given in inputs]
         self.key_groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         self.operator = OperatorStates(ctx.uid, descriptors, ctx.subtask, ctx.parallelism)
-        self.operator.let_broadcast("broadcast" not in self._inputs)
+        self.operator.allow_broadcast_writes("broadcast" not in self._inputs)
 
     @property
     def names(self) -> frozenset[str]:
@@ -49,11 +49,11 @@ class OwnStates:
         if self._inputs[input_index] != "broadcast":
             yield
             return
-        self.operator.let_broadcast(True)
+        self.operator.allow_broadcast_writes(True)
         try:
             yield
         finally:
-            self.operator.let_broadcast(False)
+            self.operator.allow_broadcast_writes(False)
 
     def freeze(self) -> AsyncSnapshot:
         """All of them as they are now; the process writes its raw states at once."""

@@ -58,7 +58,7 @@ class UserTimers:
         self._phase: Phase = "open"
         self._answers = self._answers_taken = 0
 
-    def turn(self, phase: Phase) -> None:
+    def next_batch_of_timers(self, phase: Phase) -> None:
         """What to take from now on."""
         self._phase = phase
         self._answers = self._answers_taken = 0

@@ -170,12 +170,12 @@ class CalendarTable:
 
     def starts(self, times_us: Int64s) -> Int64s:
         """Start of the window of each time."""
-        self._know(times_us)
+        self._load(times_us)
         return self._starts[np.searchsorted(self._starts, times_us, "right") - 1]
 
     def ends(self, times_us: Int64s) -> Int64s:
         """End of the window of each time."""
-        self._know(times_us)
+        self._load(times_us)
         return self._ends[np.searchsorted(self._starts, times_us, "right") - 1]
 
     def forget(self, closed_us: int) -> None:
@@ -207,9 +207,9 @@ class CalendarTable:
                     remedy="Restore with the tzdata of the snapshot, stop the job with drain and start it with the new "
                     "one; or give the operator a new uid",
                 )
-        self._know(starts)
+        self._load(starts)
 
-    def _know(self, times_us: Int64s) -> None:
+    def _load(self, times_us: Int64s) -> None:
         """Have the windows of these times."""
         missing = times_us[~self._is_known(times_us)]
         while len(missing):
@@ -231,7 +231,7 @@ class CalendarTable:
         self._starts, self._ends = np.insert(self._starts, at, start_us), np.insert(self._ends, at, end_us)
 
 
-def refuse_times_without_calendar(column: str, low_us: int, high_us: int, where: str) -> None:
+def check_calendar_range(column: str, low_us: int, high_us: int, where: str) -> None:
     """DataError for times beyond `MIN_TIME_US`..`MAX_TIME_US`."""
     if low_us < MIN_TIME_US or high_us > MAX_TIME_US:
         raise DataError(

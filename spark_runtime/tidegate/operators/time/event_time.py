@@ -14,7 +14,7 @@ _MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True)
-class EventTime:
+class EventTimeColumn:
     """How one column counts time.
 
     Attributes:

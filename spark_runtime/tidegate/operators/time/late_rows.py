@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tidegate.errors import DataError
 from tidegate.operators.stream_operator import OperatorContext, Output, SideOutput
-from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.state.keys.key_bytes import Int64s
 
 MIN_TIME_US, MAX_TIME_US = -(2**62), 2**62
@@ -24,7 +24,7 @@ PROCESSING_TIME_DROPPED = "processing_time_dropped"
 (S7.6)."""
 
 
-def refuse_absurd_times(time: EventTime, times: Int64s, ctx: OperatorContext) -> None:
+def check_time_range(time: EventTimeColumn, times: Int64s, ctx: OperatorContext) -> None:
     """DataError for a time beyond `MIN_TIME_US`..`MAX_TIME_US`. `times`: at least one, in its column's unit."""
     low, high = time.to_us(int(times.min())), time.to_us(int(times.max()))
     if low < MIN_TIME_US or high > MAX_TIME_US:

@@ -22,7 +22,7 @@ PASSED_SCHEMA = pa.schema(
 )
 
 
-class PassedWatermarks:
+class WatermarkByKeyGroup:
     """One watermark for all key groups, and after a restore at another parallelism later ones for some of them, until
     it has caught up. MAX_WATERMARK is never part of a snapshot: inputs that are drained go on after a restore (S7.5).
 
@@ -79,8 +79,8 @@ class PassedWatermarks:
 SUBTASK_SCHEMA = pa.schema([pa.field("watermark_us", pa.int64(), nullable=False), pa.field(OWNER_COLUMN, pa.int32())])
 
 
-class PassedWatermark:
-    """As `PassedWatermarks`, of a subtask without keys. Its row has no owner: at another parallelism every subtask
+class SubtaskWatermark:
+    """As `WatermarkByKeyGroup`, of a subtask without keys. Its row has no owner: at another parallelism every subtask
     learns all of them, and goes on from the earliest.
 
     Attributes:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
-from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
@@ -41,7 +41,7 @@ class WatermarkOperator(StreamOperator):
     """
 
     def __init__(self, spec: WatermarkSpec) -> None:
-        self._time = EventTime(spec.column, spec.unit)
+        self._time = EventTimeColumn(spec.column, spec.unit)
         self._delay_us = spec.delay_us
         self._progress: dict[str | None, int] = {}
         self._current_us = MIN_WATERMARK
@@ -61,7 +61,7 @@ class WatermarkOperator(StreamOperator):
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """The batch, then a watermark when it advanced."""
         if self._untold:
-            is_due = self._untold.issuperset(split for split in self._heeded() if split in self._progress)
+            is_due = self._untold.issuperset(split for split in self._relevant_splits() if split in self._progress)
             self._untold = frozenset()
             if is_due:
                 yield from self._advance()
@@ -76,7 +76,7 @@ class WatermarkOperator(StreamOperator):
         yield from self._advance()
 
     def _advance(self) -> Iterator[Output]:
-        low = self._lowest()
+        low = self._least()
         if low is not None and low - self._delay_us > self._current_us:
             self._current_us = low - self._delay_us
             yield Watermark(self._current_us)
@@ -97,7 +97,7 @@ class WatermarkOperator(StreamOperator):
         table = pa.table(columns, schema=PROGRESS_SCHEMA)
         return lambda: [StatePart("progress", "list", table)]
 
-    def _heeded(self) -> frozenset[str | None]:
+    def _relevant_splits(self) -> frozenset[str | None]:
         """Splits that matter; outside a source's chain all input is one."""
         return frozenset(self.ctx.active_splits) or frozenset((self.ctx.current_split,))
 
@@ -105,7 +105,7 @@ class WatermarkOperator(StreamOperator):
         """It is left out of the minimum."""
         return False
 
-    def _lowest(self) -> int | None:
+    def _least(self) -> int | None:
         splits = self.ctx.active_splits
         if not splits:
             return self._progress.get(self.ctx.current_split)
@@ -117,11 +117,11 @@ class WatermarkOperator(StreamOperator):
         return min(self._progress[split] for split in active)
 
 
-TICKS = 8
+IDLE_CHECKS_PER_TIMEOUT = 8
 """Looks at the clock in the time after which a split is idle."""
 
 
-class IdlingWatermarkOperator(WatermarkOperator):
+class IdleAwareWatermarkOperator(WatermarkOperator):
     """A split that has brought nothing for `idle_after_ms` is left out of the minimum until it brings something; what
     that is, may be late. When all are silent the subtask says downstream that it is idle.
 
@@ -135,7 +135,7 @@ class IdlingWatermarkOperator(WatermarkOperator):
         super().__init__(spec)
         assert spec.idle_after_ms is not None, "then it is a WatermarkOperator"
         self._idle_after_ms = spec.idle_after_ms
-        self._tick_ms = max(1, spec.idle_after_ms // TICKS)
+        self._tick_ms = max(1, spec.idle_after_ms // IDLE_CHECKS_PER_TIMEOUT)
         self._silent_ms: dict[str | None, int] = {}
         self._counted_ms = 0
 
@@ -152,16 +152,16 @@ class IdlingWatermarkOperator(WatermarkOperator):
 
     def next_processing_time_ms(self) -> int | None:
         """The next tick, while some split is not idle."""
-        return None if self.idles() else self._counted_ms + self._tick_ms
+        return None if self.is_idle() else self._counted_ms + self._tick_ms
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
         """The watermark advances when what held it back has become idle."""
         self._count(now_ms)
         yield from self._advance()
 
-    def idles(self) -> bool:
+    def is_idle(self) -> bool:
         """Every split is idle."""
-        return all(self._is_idle(split) for split in self._heeded())
+        return all(self._is_idle(split) for split in self._relevant_splits())
 
     def _is_idle(self, split: str | None) -> bool:
         return self._silent_ms.get(split, 0) >= self._idle_after_ms
@@ -169,11 +169,11 @@ class IdlingWatermarkOperator(WatermarkOperator):
     def _count(self, now_ms: int) -> None:
         past_ms = min(now_ms - self._counted_ms, self._tick_ms)
         self._counted_ms = now_ms
-        splits = self._heeded()
+        splits = self._relevant_splits()
         if past_ms > 0 and not self.ctx.input_held:
             self._silent_ms = {split: self._silent_ms.get(split, 0) + past_ms for split in splits}
 
 
 def watermark_operator(spec: WatermarkSpec) -> StreamOperator:
     """One that leaves silent splits out, where the spec says after which time."""
-    return WatermarkOperator(spec) if spec.idle_after_ms is None else IdlingWatermarkOperator(spec)
+    return WatermarkOperator(spec) if spec.idle_after_ms is None else IdleAwareWatermarkOperator(spec)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.operators.aggregates.frozen_aggregates import Finish, FrozenWindows
-from tidegate.operators.aggregates.keyed_aggregates import BatchInput, KeyedWindow, WindowLayout
-from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, one_batch
+from tidegate.operators.aggregates.frozen_aggregates import Finish, FrozenPanes
+from tidegate.operators.aggregates.keyed_aggregates import AggregateLayout, BatchInput, KeyedAggregates
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, concat_batches
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.windows.window_grid import window_grid
 from tidegate.operators.windows.window_progress import WindowProgress
@@ -26,7 +26,7 @@ from tidegate.state.aggregates.aggregation import Selection
 from tidegate.state.cells import Entries
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
-from tidegate.state.state_layout import foreign_files
+from tidegate.state.state_layout import foreign_format_error
 
 
 class OpenWindows:
@@ -41,7 +41,7 @@ class OpenWindows:
 
     def __init__(self, spec: WindowAggSpec, ctx: OperatorContext, name: str) -> None:
         """Args: name: of the state."""
-        self.layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
+        self.layout = AggregateLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self.next_end_us = MAX_WATERMARK
         self.state_schema = spec.state_schema
         self._spec, self._ctx, self._name = spec, ctx, name
@@ -49,7 +49,7 @@ class OpenWindows:
         self._panes_per_window, self._panes_per_step = self.grid.panes_per_window, self.grid.panes_per_step
         self._keeps_fired = spec.slide_us > 0 or spec.lateness_us > 0
         self._fired_us = MIN_WATERMARK  # of windows whose panes stay when they have fired
-        self._panes: dict[int, KeyedWindow] = {}
+        self._panes: dict[int, KeyedAggregates] = {}
         self._expected = 0
         self._opened = 0
 
@@ -88,16 +88,16 @@ class OpenWindows:
         for number in self._unfired(until_us):
             window = self._window(number)
             self._expected = window.size
-            yield from self._emit(number, window, _unpassed(window, self.end_us(number), passed_us))
+            yield from self._emit(number, window, _unfired(window, self.end_us(number), passed_us))
             if not self._keeps_fired:
                 del self._panes[number]
         if until_us == MAX_WATERMARK:
             self._clear()
             return
-        self.pass_by(until_us)
+        self.advance(until_us)
         self._find_next_end()
 
-    def pass_by(self, until_us: int) -> None:
+    def advance(self, until_us: int) -> None:
         """Time has come to `until_us`, by which no window ends that has not fired: forget what can fire no more."""
         if not self._keeps_fired:
             return
@@ -105,7 +105,7 @@ class OpenWindows:
         for pane in [pane for pane in self._panes if self.last_end_us(pane) + self._spec.lateness_us <= until_us]:
             del self._panes[pane]
 
-    def fire_again(self, touched: Mapping[int, Entries], closed_us: int, fired_us: int) -> Iterator[pa.RecordBatch]:
+    def refire(self, touched: Mapping[int, Entries], closed_us: int, fired_us: int) -> Iterator[pa.RecordBatch]:
         """Emit the windows that end in closed_us < end <= fired_us, for keys that rows came for late.
 
         Args:
@@ -119,7 +119,7 @@ class OpenWindows:
             if self._panes_per_window == 1:
                 yield from self._emit(number, self._panes[number], np.unique(touched[number]))
                 continue
-            updated = KeyedWindow(self.layout, 0)
+            updated = KeyedAggregates(self.layout, 0)
             for pane in late[number]:
                 entries = np.unique(touched[pane])
                 updated.open(self._panes[pane].keys_of(entries))
@@ -140,12 +140,12 @@ class OpenWindows:
         """Freeze all panes, in time that does not depend on the number of keys. Args: finish: adds columns to the
         rows."""
         panes = [(self.grid.pane_start(number), pane.freeze()) for number, pane in sorted(self._panes.items())]
-        frozen = FrozenWindows(self.state_schema, panes, self._ctx.max_parallelism)
+        frozen = FrozenPanes(self.state_schema, panes, self._ctx.max_parallelism)
         return lambda: [frozen.part(self._name, finish)]
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:
         """Raises SnapshotError: files of another back end."""
-        raise foreign_files(parts[0], [self._name], self._ctx.uid)
+        raise foreign_format_error(parts[0], [self._name], self._ctx.uid)
 
     def restore_rows(self, part: StatePart, progress: WindowProgress) -> None:
         """Take back the rows of one or several subtasks, with the columns of `state_schema`. Keys of other subtasks are
@@ -162,13 +162,13 @@ class OpenWindows:
             assert pane.size == keys.num_rows, "a key comes twice in the state of a window"
         self._find_next_end()
 
-    def resume(self, fired_us: int) -> None:
+    def set_fired(self, fired_us: int) -> None:
         """Windows that end by `fired_us` have fired, and no others: after a restore, or when a clock was set back."""
         if self._keeps_fired:
             self._fired_us = fired_us
             self._find_next_end()
 
-    def forget(self, closed_us: int) -> None:
+    def drop_fired(self, closed_us: int) -> None:
         """Forget windows that end by `closed_us`: they have fired, and were kept for more lateness than is allowed."""
         for pane in [pane for pane in self._panes if self.last_end_us(pane) <= closed_us]:
             del self._panes[pane]
@@ -188,13 +188,13 @@ class OpenWindows:
     def _unfired(self, until_us: int) -> list[int]:
         return sorted({n for pane in self._panes for n in self.grid.windows_of(pane, self._fired_us, until_us)})
 
-    def _window(self, number: int, wanted: pa.RecordBatch | None = None) -> KeyedWindow:
+    def _window(self, number: int, wanted: pa.RecordBatch | None = None) -> KeyedAggregates:
         """The panes of a window put together. Args: wanted: key columns: of these alone."""
         first = number * self._panes_per_step
         panes = [self._panes[n] for n in range(first, first + self._panes_per_window) if n in self._panes]
         if wanted is None and len(panes) == 1:
             return panes[0]
-        together = KeyedWindow(self.layout, 0, wanted.num_rows if wanted else max(pane.size for pane in panes))
+        together = KeyedAggregates(self.layout, 0, wanted.num_rows if wanted else max(pane.size for pane in panes))
         for pane in panes:
             if wanted is None:
                 together.merge(pane.keys(0, pane.size), pane.state(slice(0, pane.size)))
@@ -204,14 +204,14 @@ class OpenWindows:
             together.merge(wanted.take(pa.array(held)), pane.state(entries[held]))
         return together
 
-    def _new_pane(self, expected: int) -> KeyedWindow:
+    def _new_pane(self, expected: int) -> KeyedAggregates:
         self._opened += 1
-        return KeyedWindow(self.layout, self._opened, expected)
+        return KeyedAggregates(self.layout, self._opened, expected)
 
     def _find_next_end(self) -> None:
         self.next_end_us = min(map(self._next_end_of, self._panes), default=MAX_WATERMARK)
 
-    def _emit(self, number: int, window: KeyedWindow, entries: Entries | None) -> Iterator[pa.RecordBatch]:
+    def _emit(self, number: int, window: KeyedAggregates, entries: Entries | None) -> Iterator[pa.RecordBatch]:
         bound = pa.timestamp("us")
         size = window.size if entries is None else len(entries)
         for start in range(0, size, MAX_BATCH_ROWS):
@@ -227,7 +227,7 @@ class OpenWindows:
             yield pa.RecordBatch.from_arrays(arrays, schema=self._spec.schema)
 
 
-def _unpassed(window: KeyedWindow, end_us: int, passed_us: Int64s | None) -> Entries | None:
+def _unfired(window: KeyedAggregates, end_us: int, passed_us: Int64s | None) -> Entries | None:
     """Entries whose key group has not come to the end of the window; None: all."""
     if passed_us is None:
         return None
@@ -253,4 +253,4 @@ def _by_window(tables: Iterable[pa.Table]) -> Iterator[tuple[int, pa.RecordBatch
         cuts = [0, *(np.flatnonzero(starts_us[1:] != starts_us[:-1]) + 1).tolist(), len(starts_us)]
         for first, end in zip(cuts, cuts[1:], strict=False):
             pieces.setdefault(int(starts_us[first]), []).append(ordered.slice(first, end - first))
-    return ((start_us, one_batch(pieces[start_us])) for start_us in sorted(pieces))
+    return ((start_us, concat_batches(pieces[start_us])) for start_us in sorted(pieces))

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.operators.batch_sizes import coalesced
-from tidegate.operators.restored_parts import changed_rows, checked_part
+from tidegate.operators.batch_sizes import coalesce_batches
+from tidegate.operators.restored_parts import evolve_rows, single_part
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.calendar import CALENDAR
 from tidegate.operators.time.late_rows import PROCESSING_TIME_DROPPED
@@ -85,17 +85,17 @@ class ProcessingWindowAggregate(StreamOperator):
         return None if end_us == MAX_WATERMARK else -(-end_us // 1000)
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
-        """Emit every window that has ended, in batches of at most `MAX_BATCH_ROWS`."""
+        """Emit every window that has ended, in batches of at most `ROWS_PER_PIECE`."""
         passed_us = self._progress.passed_us
         self._progress.advance(now_ms * 1000)
-        yield from coalesced(self._windows.fire(now_ms * 1000, passed_us))
+        yield from coalesce_batches(self._windows.fire(now_ms * 1000, passed_us))
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """MAX_WATERMARK emits or drops every open window, so that the results come in front of it (S7.6)."""
         if watermark_us == MAX_WATERMARK:
             yield from self._end()
 
-    def withholds(self) -> bool:
+    def has_pending_rows(self) -> bool:
         """While a window is open, whoever fed it: the clock will bring rows."""
         return bool(self._windows)
 
@@ -130,9 +130,9 @@ class ProcessingWindowAggregate(StreamOperator):
         for part in rows:
             if part.name == PROCESSING_WINDOWS:
                 renamed = dict(self._spec.renamed)
-                checked = checked_part(part, self._state_schema, self.ctx.uid, renamed, fills=False)
-                self._windows.restore_rows(changed_rows(checked, self._without_end), self._progress)
-        self._windows.resume(self._progress.watermark_us)
+                checked = single_part(part, self._state_schema, self.ctx.uid, renamed, fills=False)
+                self._windows.restore_rows(evolve_rows(checked, self._without_end), self._progress)
+        self._windows.set_fired(self._progress.watermark_us)
 
     def close(self) -> None:
         """Close what keeps the windows."""
@@ -141,7 +141,7 @@ class ProcessingWindowAggregate(StreamOperator):
 
     def _set_back(self, now_us: int) -> None:
         self._progress.watermark_us, self._progress.passed_us = now_us, None
-        self._windows.resume(now_us)
+        self._windows.set_fired(now_us)
 
     def _with_end(self, table: pa.Table) -> pa.Table:
         return table.append_column(self._state_schema.field(-1), [self._ends_us(table)])
@@ -166,7 +166,7 @@ class ProcessingWindowAggregate(StreamOperator):
         if self.ctx.processing_time_on_end == "drop":
             self._drop()
         else:
-            yield from coalesced(self._windows.fire(MAX_WATERMARK))
+            yield from coalesce_batches(self._windows.fire(MAX_WATERMARK))
 
     def _drop(self) -> None:
         results = self._windows.drop()

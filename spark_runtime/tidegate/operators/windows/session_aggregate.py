@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.operators.batch_sizes import coalesced
-from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.batch_sizes import coalesce_batches
+from tidegate.operators.restored_parts import single_part
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
-from tidegate.operators.time.event_time import EventTime
-from tidegate.operators.time.late_rows import NULL_TIME_DROPPED, PROCESSING_TIME_DROPPED, late_rows, refuse_absurd_times
+from tidegate.operators.time.event_time import EventTimeColumn
+from tidegate.operators.time.late_rows import NULL_TIME_DROPPED, PROCESSING_TIME_DROPPED, check_time_range, late_rows
 from tidegate.operators.windows.session_specs import SessionAggSpec
-from tidegate.operators.windows.session_store import HeldSessions, SessionsInMemory
+from tidegate.operators.windows.session_store import MemorySessions, SessionStore
 from tidegate.operators.windows.stored_sessions import StoredSessions
 from tidegate.operators.windows.window_progress import WindowProgress
 from tidegate.operators.windows.window_specs import PROGRESS
@@ -42,18 +42,18 @@ class SessionAggregate(StreamOperator):
     they are written by the returned function, many in chunks (S5.2).
     """
 
-    _sessions: HeldSessions
+    _sessions: SessionStore
 
     def __init__(self, spec: SessionAggSpec) -> None:
         self._spec = spec
         self._schema = spec.state_schema
         self._progress = WindowProgress(spec.shape, spec.lateness_us)
-        self._time = None if spec.time_column is None else EventTime(spec.time_column, spec.time_unit)
+        self._time = None if spec.time_column is None else EventTimeColumn(spec.time_column, spec.time_unit)
 
     def open(self, ctx: OperatorContext) -> None:
         """Make room for the sessions."""
         super().open(ctx)
-        store = StoredSessions if ctx.state_backend in OUTSIDE_MEMORY else SessionsInMemory
+        store = StoredSessions if ctx.state_backend in OUTSIDE_MEMORY else MemorySessions
         self._sessions = store(self._spec, ctx)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
@@ -70,22 +70,22 @@ class SessionAggregate(StreamOperator):
             batch = batch.filter(pa.array(valid_mask(column)))
         if not batch.num_rows:
             return
-        refuse_absurd_times(self._time, self._time.times(batch)[0], self.ctx)
+        check_time_range(self._time, self._time.times(batch)[0], self.ctx)
         times = self._time.microseconds(batch).to_numpy()
         for part, its_times, fired_us in self._progress.split(batch, times, self._spec.keys):
-            yield from self._taken(part, its_times, fired_us)
+            yield from self._add_rows(part, its_times, fired_us)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """Emit every session that ends before the watermark, in batches of at most `MAX_BATCH_ROWS`."""
+        """Emit every session that ends before the watermark, in batches of at most `ROWS_PER_PIECE`."""
         if watermark_us < MAX_WATERMARK:
             self._progress.advance(watermark_us)
         else:
-            self._progress.begin_anew()
-        yield from coalesced(self._sessions.fire(watermark_us))
+            self._progress.reset()
+        yield from coalesce_batches(self._sessions.fire(watermark_us))
 
     def finish(self) -> Iterator[Output]:
         """What came since MAX_WATERMARK."""
-        yield from coalesced(self._sessions.fire(MAX_WATERMARK))
+        yield from coalesce_batches(self._sessions.fire(MAX_WATERMARK))
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Freeze the sessions."""
@@ -109,7 +109,7 @@ class SessionAggregate(StreamOperator):
         closed_us = self._progress.watermark_us - lateness_us if lateness_us else MAX_WATERMARK
         for part in parts:
             if part.name != PROGRESS and part.format == "rows":
-                checked = checked_part(part, self._schema, self.ctx.uid, dict(self._spec.renamed), fills=False)
+                checked = single_part(part, self._schema, self.ctx.uid, dict(self._spec.renamed), fills=False)
                 self._sessions.restore_rows(checked, closed_us)
 
     def close(self) -> None:
@@ -117,13 +117,13 @@ class SessionAggregate(StreamOperator):
         if hasattr(self, "_sessions"):
             self._sessions.close()
 
-    def _taken(self, batch: pa.RecordBatch, times_us: Int64s, fired_us: int) -> Iterator[Output]:
+    def _add_rows(self, batch: pa.RecordBatch, times_us: Int64s, fired_us: int) -> Iterator[Output]:
         """Take rows for whose keys sessions have fired up to `fired_us`."""
         closed_us = max(self._progress.closed_at(fired_us), MIN_WATERMARK)
         late, again = self._sessions.take(batch, times_us, closed_us, fired_us)
         if len(late):
             yield from late_rows(batch.take(pa.array(late)), self.ctx)
-        yield from coalesced(again)
+        yield from coalesce_batches(again)
 
 
 class ProcessingSessionAggregate(SessionAggregate):
@@ -153,14 +153,14 @@ class ProcessingSessionAggregate(SessionAggregate):
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
         """Emit every session that is over."""
-        yield from coalesced(self._sessions.fire(now_ms * 1000))
+        yield from coalesce_batches(self._sessions.fire(now_ms * 1000))
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """MAX_WATERMARK emits or drops every session, so that the results come in front of it (S7.6)."""
         if watermark_us == MAX_WATERMARK:
             yield from self._end()
 
-    def withholds(self) -> bool:
+    def has_pending_rows(self) -> bool:
         """While a session is open: the clock will bring rows."""
         return self._sessions.next_end_us != MAX_WATERMARK
 
@@ -171,7 +171,7 @@ class ProcessingSessionAggregate(SessionAggregate):
 
     def _end(self) -> Iterator[Output]:
         if self.ctx.processing_time_on_end == "fire":
-            yield from coalesced(self._sessions.fire(MAX_WATERMARK))
+            yield from coalesce_batches(self._sessions.fire(MAX_WATERMARK))
             return
         dropped = self._sessions.drop()
         if dropped:

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.aggregates.aggregate_specs import Agg, aggregate_fields
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate, aggregate_fields
 from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
 from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.operators.windows.window_specs import PROGRESS
-from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.snapshot.evolved_columns import schema_columns
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
 
 SESSIONS = "sessions"
@@ -43,7 +43,7 @@ class SessionAggSpec(OperatorSpec):
     time_column: str | None
     time_unit: TimeUnit
     gap_us: int
-    aggregates: tuple[Agg, ...]
+    aggregates: tuple[BoundAggregate, ...]
     input_schema: pa.Schema
     schema: pa.Schema
     renamed: tuple[tuple[str, str], ...] = ()
@@ -79,7 +79,7 @@ class SessionAggSpec(OperatorSpec):
     def states(self) -> tuple[StateShape, ...]:
         """The open sessions."""
         form = f"gap in us of {self.gap_us}"
-        columns = columns_of(self.state_schema)
+        columns = schema_columns(self.state_schema)
         sessions = StateShape(SESSIONS, "keyed", columns, form, dict(self.renamed), fills=False)
         return (sessions, StateShape(PROGRESS, "keyed", form=form))
 

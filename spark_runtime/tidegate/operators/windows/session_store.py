@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
+from tidegate.operators.aggregates.keyed_aggregates import AggregateLayout
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.windows.session_specs import SESSIONS, SessionAggSpec
@@ -18,10 +18,10 @@ from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.cells import Entries
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import subtask_of_key_groups
-from tidegate.state.state_layout import foreign_files
+from tidegate.state.state_layout import foreign_format_error
 
 
-class HeldSessions(Protocol):
+class SessionStore(Protocol):
     """The sessions of one subtask."""
 
     @property
@@ -54,11 +54,11 @@ class HeldSessions(Protocol):
         """Release files."""
 
 
-class RowsOfSessions:
+class SessionRows:
     """Columns of sessions in snapshots and in results."""
 
     def __init__(self, spec: SessionAggSpec) -> None:
-        self.layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
+        self.layout = AggregateLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self.schema = spec.state_schema
         self._first = len(self.schema) - len(self.layout.state_fields())
         self._width = self._first + len(spec.keys)
@@ -81,32 +81,32 @@ class RowsOfSessions:
             yield pa.RecordBatch.from_arrays(columns, schema=self._results)
 
 
-class SessionsInMemory:
-    """See `HeldSessions`. They fire in the order of their ends."""
+class MemorySessions:
+    """See `SessionStore`. They fire in the order of their ends."""
 
     def __init__(self, spec: SessionAggSpec, ctx: OperatorContext) -> None:
         self._spec, self._ctx = spec, ctx
-        self._rows = RowsOfSessions(spec)
+        self._rows = SessionRows(spec)
         self._serial = 0
         self._table = self._new_table()
 
     @property
     def next_end_us(self) -> int:
-        """See `HeldSessions`."""
+        """See `SessionStore`."""
         return self._table.next_end_us
 
     def take(
         self, batch: pa.RecordBatch, times_us: Int64s, closed_us: int, fired_us: int
     ) -> tuple[Int64s, Iterator[pa.RecordBatch]]:
-        """See `HeldSessions`."""
-        taken = self._table.take(batch, times_us, closed_us)
+        """See `SessionStore`."""
+        taken = self._table.add(batch, times_us, closed_us)
         again = self._table.ended(taken.sessions, fired_us)
         if len(again):
             self._table.mark_fired(again)
         return taken.late, self._rows.results(self._table, again)
 
     def fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
-        """See `HeldSessions`."""
+        """See `SessionStore`."""
         due = self._table.due(until_us)
         yield from self._rows.results(self._table, due)
         if until_us == MAX_WATERMARK:
@@ -121,7 +121,7 @@ class SessionsInMemory:
             self._table = self._table.packed(self._serial)
 
     def drop(self) -> int:
-        """See `HeldSessions`."""
+        """See `SessionStore`."""
         dropped = len(self._table.live())
         self._table = self._new_table()
         return dropped
@@ -132,11 +132,11 @@ class SessionsInMemory:
         return lambda: [frozen.part(SESSIONS)]
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:
-        """See `HeldSessions`."""
-        raise foreign_files(parts[0], [SESSIONS], self._ctx.uid)
+        """See `SessionStore`."""
+        raise foreign_format_error(parts[0], [SESSIONS], self._ctx.uid)
 
     def restore_rows(self, part: StatePart, closed_us: int) -> None:
-        """See `HeldSessions`."""
+        """See `SessionStore`."""
         mine = subtask_of_key_groups(self._ctx.parallelism, self._ctx.max_parallelism) == self._ctx.subtask
         for table in part.tables():
             owned = table.filter(pa.array(mine[table.column(KEY_GROUP_COLUMN).to_numpy()]))

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
+from tidegate.operators.aggregates.keyed_aggregates import AggregateLayout
 from tidegate.operators.windows.session_kernels import find_roots, join_sessions, unchain_sessions
 from tidegate.snapshot.parts import Blob, StatePart
-from tidegate.state.cells import CHUNK_ENTRIES, Cells, Entries, FrozenCells
+from tidegate.state.cells import CHUNK_ENTRIES, CopyOnWriteArrays, Entries, FrozenArrays
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import hash_keys, key_groups
 
@@ -30,7 +30,7 @@ _ARRAYS = ((_KEY, np.int32), (_START, np.int64), (_LAST, np.int64), (_LIVE, np.u
 
 
 @dataclass(frozen=True)
-class Taken:
+class SessionUpdate:
     """What became of the rows of a batch.
 
     Attributes:
@@ -50,7 +50,7 @@ class SessionTable:
         dead: entries without a session.
     """
 
-    def __init__(self, layout: WindowLayout, gap_us: int, serial: int) -> None:
+    def __init__(self, layout: AggregateLayout, gap_us: int, serial: int) -> None:
         """Args: serial: tells it from all other tables of the subtask."""
         self.next_end_us = MAX_WATERMARK
         self.dead = 0
@@ -58,7 +58,7 @@ class SessionTable:
         self._layout = layout
         self._gap_us = gap_us
         self._serial = serial
-        self._cells = Cells(1024)
+        self._cells = CopyOnWriteArrays(1024)
         for name, dtype in _ARRAYS:
             self._cells.add(name, dtype)
         self._accumulators = layout.accumulators(self._cells)
@@ -67,11 +67,11 @@ class SessionTable:
         self._starts, self._lasts = np.zeros(1024, np.int64), np.zeros(1024, np.int64)
         self._nexts, self._parents = np.full(1024, -1, np.int32), np.full(1024, -1, np.int32)
 
-    def know(self, keys: pa.RecordBatch) -> None:
+    def number_keys(self, keys: pa.RecordBatch) -> None:
         """Number these keys, which are distinct, from 0; no other is known yet. `owners` gives the numbers."""
         self._index.find_or_add(self._layout.keys.read(keys), 0, keys.num_rows, np.empty(keys.num_rows, np.int32))
 
-    def take(self, batch: pa.RecordBatch, times_us: Int64s, closed_us: int) -> Taken:
+    def add(self, batch: pa.RecordBatch, times_us: Int64s, closed_us: int) -> SessionUpdate:
         """Take rows. Args: closed_us: rows that join nothing and whose session would be over by it are late. Raises
         SumOverflowError."""
         keys = self._layout.keys.read(batch)
@@ -97,7 +97,7 @@ class SessionTable:
         sessions = np.unique(of_rows[in_time])
         if len(sessions):
             self.next_end_us = min(self.next_end_us, int(self._over(sessions).min()))
-        return Taken(order[~in_time], sessions)
+        return SessionUpdate(order[~in_time], sessions)
 
     def due(self, until_us: int) -> Entries:
         """Sessions that are over by `until_us` and have not fired, by end, then start."""
@@ -309,7 +309,7 @@ class FrozenSessions:
 
     serial: int
     schema: pa.Schema
-    cells: FrozenCells
+    cells: FrozenArrays
     rows: Callable[[int], pa.Table]
 
     def part(self, name: str) -> StatePart:

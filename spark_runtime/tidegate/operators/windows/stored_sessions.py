@@ -18,29 +18,29 @@ import pyarrow.compute as pc
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.aggregates.stored_aggregates import renamed_aggregates
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.keyed_backend import opened_back_end
-from tidegate.operators.restored_parts import changed_rows
+from tidegate.operators.keyed_backend import open_keyed_backend
+from tidegate.operators.restored_parts import evolve_rows
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.windows.session_specs import SESSIONS, SessionAggSpec
-from tidegate.operators.windows.session_store import RowsOfSessions
+from tidegate.operators.windows.session_store import SessionRows
 from tidegate.operators.windows.session_table import SessionTable
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import KeySet, StateDescriptor
 from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.rocksdb.portable_rows import own_rows
+from tidegate.state.rocksdb.portable_rows import rows_in_key_groups
 from tidegate.state.state_layout import KEY_PREFIX, VALUE_PREFIX
 
 _BOUNDS = (("start", pa.int64()), ("last", pa.int64()), ("fired", pa.bool_()))
 
 
 class StoredSessions:
-    """See `HeldSessions`. Sessions of so many keys as fill a batch fire in the order of their ends."""
+    """See `SessionStore`. Sessions of so many keys as fill a batch fire in the order of their ends."""
 
     def __init__(self, spec: SessionAggSpec, ctx: OperatorContext) -> None:
         """Open the back end."""
         self._spec = spec
-        self._rows = RowsOfSessions(spec)
+        self._rows = SessionRows(spec)
         self._keys = self._rows.layout.keys.schema
         self._groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         aggregates = self._rows.layout.state_fields()[len(self._keys) :]
@@ -48,32 +48,32 @@ class StoredSessions:
         columns = pa.schema([pa.field(field.name, pa.list_(field.type)) for field in held])
         former = renamed_aggregates(columns.names, spec.renamed)
         self._descriptor = StateDescriptor(SESSIONS, "value", columns, renamed=former)
-        self._back_end = opened_back_end(ctx, self._keys, renamed=spec.renamed, fills=False)
+        self._back_end = open_keyed_backend(ctx, self._keys, renamed=spec.renamed, fills=False)
         self._state = self._back_end.value(self._descriptor)
         self._timers = self._back_end.timers("event")
 
     @property
     def next_end_us(self) -> int:
-        """See `HeldSessions`."""
+        """See `SessionStore`."""
         next_us = self._timers.next_us()
         return MAX_WATERMARK if next_us is None else next_us
 
     def take(
         self, batch: pa.RecordBatch, times_us: Int64s, closed_us: int, fired_us: int
     ) -> tuple[Int64s, Iterator[pa.RecordBatch]]:
-        """See `HeldSessions`."""
+        """See `SessionStore`."""
         keys = self._back_end.keys(batch.select(self._keys.names))
         table = self._table_of(keys)
         timed_us = self._due_us(table, keys.size, to_fire=True)
         table.close(closed_us)
-        taken = table.take(batch, times_us, closed_us)
+        taken = table.add(batch, times_us, closed_us)
         again = table.ended(taken.sessions, fired_us)
         table.mark_fired(again)
         self._write(keys, table, timed_us)
         return taken.late, self._rows.results(table, again)
 
     def fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
-        """See `HeldSessions`."""
+        """See `SessionStore`."""
         while (due := self._timers.due(until_us, MAX_BATCH_ROWS)) is not None:
             table = self._table_of(due.keys)
             fires = table.due(until_us)
@@ -84,7 +84,7 @@ class StoredSessions:
             yield from results
 
     def drop(self) -> int:
-        """See `HeldSessions`."""
+        """See `SessionStore`."""
         return sum(batch.num_rows for batch in self.fire(MAX_WATERMARK))
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
@@ -92,16 +92,16 @@ class StoredSessions:
         write = self._back_end.snapshot(checkpoint_id, portable=portable)
         if not portable:
             return write
-        return lambda: [changed_rows(part, self._plain) for part in write() if part.name == SESSIONS]
+        return lambda: [evolve_rows(part, self._plain) for part in write() if part.name == SESSIONS]
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:
-        """See `HeldSessions`. Raises SnapshotError: they are of other columns. What was kept for more lateness than is
+        """See `SessionStore`. Raises SnapshotError: they are of other columns. What was kept for more lateness than is
         allowed goes when rows come for its key, or when its timer does."""
         self._back_end.restore(parts)
 
     def restore_rows(self, part: StatePart, closed_us: int) -> None:
-        """See `HeldSessions`. Sessions of one key may come in several pieces."""
-        for rows in own_rows(part, self._groups):
+        """See `SessionStore`. Sessions of one key may come in several pieces."""
+        for rows in rows_in_key_groups(part, self._groups):
             keys = self._back_end.keys(self._rows.keys(rows))
             table = self._table_of(keys)
             timed_us = self._due_us(table, keys.size, to_fire=True)
@@ -117,7 +117,7 @@ class StoredSessions:
         """The sessions of these keys, which it numbers as the set does."""
         table = SessionTable(self._rows.layout, self._spec.gap_us, 0)
         columns = keys.columns()
-        table.know(columns)
+        table.number_keys(columns)
         found = self._state.get(keys)
         there = np.flatnonzero(found.present)
         if len(there):

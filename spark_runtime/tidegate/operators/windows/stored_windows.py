@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
+from tidegate.operators.aggregates.keyed_aggregates import AggregateLayout
 from tidegate.operators.aggregates.stored_aggregates import Finish, StoredAggregates
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.stream_operator import OperatorContext
@@ -39,7 +39,7 @@ class StoredWindows:
 
     def __init__(self, spec: WindowAggSpec, ctx: OperatorContext, name: str) -> None:
         """Open the back end. Args: name: of the state."""
-        self.layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
+        self.layout = AggregateLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self.state_schema = spec.state_schema
         self._spec = spec
         self.grid = window_grid(spec.size_us, spec.step_us, spec.offset_us, spec.calendar)
@@ -100,14 +100,14 @@ class StoredWindows:
         """Close every window and emit nothing. Returns how many results that leaves out."""
         return sum(batch.num_rows for batch in self.fire(MAX_WATERMARK))
 
-    def pass_by(self, until_us: int) -> None:
+    def advance(self, until_us: int) -> None:
         """Nothing: what is over has a timer."""
 
-    def resume(self, fired_us: int) -> None:
+    def set_fired(self, fired_us: int) -> None:
         """Nothing: what has fired has no timer. Where a clock was set back, windows fire again for keys that rows come
         for."""
 
-    def forget(self, closed_us: int) -> None:
+    def drop_fired(self, closed_us: int) -> None:
         """Nothing: rows of what was kept for more lateness than is allowed are late, and go when they would have."""
 
     def snapshot(self, checkpoint_id: int, *, portable: bool, finish: Finish = lambda rows: rows) -> AsyncSnapshot:
@@ -197,7 +197,7 @@ class StoredWindows:
         count, width = len(windows), self._panes_per_window
         owners = np.repeat(np.arange(count, dtype=np.int32), width)
         keys = self._store.keys(columns.take(pa.array(owners)), self._pane_starts(windows, width))
-        folding, rows_there = self._store.gathered(keys, owners, count)
+        folding, rows_there = self._store.combined_state(keys, owners, count)
         there = rows_there.reshape(count, width)
         held: Mask = np.any(there, axis=1)
         arrays = [*columns.columns]

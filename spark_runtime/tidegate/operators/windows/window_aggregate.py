@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.batch_sizes import coalesced
-from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.batch_sizes import coalesce_batches
+from tidegate.operators.restored_parts import single_part
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.calendar import CALENDAR
-from tidegate.operators.time.event_time import EventTime
-from tidegate.operators.time.late_rows import LATE, NULL_TIME_DROPPED, late_rows, refuse_absurd_times
+from tidegate.operators.time.event_time import EventTimeColumn
+from tidegate.operators.time.late_rows import LATE, NULL_TIME_DROPPED, check_time_range, late_rows
 from tidegate.operators.windows.open_windows import OpenWindows
 from tidegate.operators.windows.processing_time_window import ProcessingWindowAggregate
 from tidegate.operators.windows.row_groups import group_by_number, group_by_window
@@ -54,7 +54,7 @@ class WindowAggregate(StreamOperator):
     def __init__(self, spec: WindowAggSpec) -> None:
         self._spec = spec
         assert spec.time_column is not None, "windows over processing time are another operator's"
-        self._time = EventTime(spec.time_column, spec.time_unit)
+        self._time = EventTimeColumn(spec.time_column, spec.time_unit)
         self._progress = WindowProgress(spec.shape, spec.lateness_us)
 
     def open(self, ctx: OperatorContext) -> None:
@@ -76,7 +76,7 @@ class WindowAggregate(StreamOperator):
             self.ctx.count(NULL_TIME_DROPPED, nulls)
             batch = batch.filter(pa.array(valid_mask(batch.column(self._time.column))))
         if batch.num_rows:
-            refuse_absurd_times(self._time, times, self.ctx)
+            check_time_range(self._time, times, self.ctx)
             if self._grid.table is not None:
                 low_us, high_us = (self._time.to_us(int(time)) for time in (times.min(), times.max()))
                 where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
@@ -90,12 +90,12 @@ class WindowAggregate(StreamOperator):
             yield from self._fired_again(batch, times)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """Emit every window that ends at or before the watermark, in batches of at most `MAX_BATCH_ROWS`."""
+        """Emit every window that ends at or before the watermark, in batches of at most `ROWS_PER_PIECE`."""
         passed_us = self._progress.passed_us
         if watermark_us == MAX_WATERMARK:
-            yield from coalesced(self._windows.fire(watermark_us, passed_us))
-            self._progress.begin_anew()
-            self._windows.resume(self._progress.watermark_us)
+            yield from coalesce_batches(self._windows.fire(watermark_us, passed_us))
+            self._progress.reset()
+            self._windows.set_fired(self._progress.watermark_us)
             if self._grid.table is not None:
                 self._grid.table.forget(watermark_us)
             return
@@ -103,13 +103,13 @@ class WindowAggregate(StreamOperator):
         if self._grid.table is not None:
             self._grid.table.forget(self._progress.open_after_us)
         if watermark_us >= self._windows.next_end_us:
-            yield from coalesced(self._windows.fire(watermark_us, passed_us))
+            yield from coalesce_batches(self._windows.fire(watermark_us, passed_us))
         else:
-            self._windows.pass_by(watermark_us)
+            self._windows.advance(watermark_us)
 
     def finish(self) -> Iterator[Output]:
         """What came since MAX_WATERMARK."""
-        yield from coalesced(self._windows.fire(MAX_WATERMARK))
+        yield from coalesce_batches(self._windows.fire(MAX_WATERMARK))
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Freeze every open window."""
@@ -136,10 +136,10 @@ class WindowAggregate(StreamOperator):
         for part in parts:
             if part.name not in (PROGRESS, CALENDAR) and part.format == "rows":
                 renamed = dict(self._spec.renamed)
-                checked = checked_part(part, self._windows.state_schema, self.ctx.uid, renamed, fills=False)
+                checked = single_part(part, self._windows.state_schema, self.ctx.uid, renamed, fills=False)
                 self._windows.restore_rows(checked, self._progress)
-        self._windows.resume(self._progress.watermark_us)
-        self._windows.forget(self._progress.watermark_us - self._spec.lateness_us)
+        self._windows.set_fired(self._progress.watermark_us)
+        self._windows.drop_fired(self._progress.watermark_us - self._spec.lateness_us)
 
     def close(self) -> None:
         """Close what keeps the windows."""
@@ -163,7 +163,7 @@ class WindowAggregate(StreamOperator):
         for part, its_times, fired_us in self._progress.split(batch, times, self._spec.keys):
             closed_us = self._progress.closed_at(fired_us)
             if isinstance(self._windows, OpenWindows):
-                yield from self._taken(self._windows, part, its_times, closed_us, fired_us)
+                yield from self._add_rows(self._windows, part, its_times, closed_us, fired_us)
             else:
                 panes = (its_times - self._offset) // self._pane if self._pane else self._grid.panes(its_times)
                 yield from self._taken_outside(self._windows, part, panes, closed_us, fired_us)
@@ -171,15 +171,15 @@ class WindowAggregate(StreamOperator):
     def _taken_outside(
         self, windows: StoredWindows, batch: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int
     ) -> Iterator[Output]:
-        """As `_taken`, of windows outside memory."""
+        """As `_add_rows`, of windows outside memory."""
         over = windows.closed(panes, closed_us)
         if over.any():
             yield from late_rows(batch.filter(pa.array(over)), self.ctx)
             batch, panes = batch.filter(pa.array(~over)), panes[~over]
         if batch.num_rows:
-            yield from coalesced(windows.take(batch, panes, closed_us, fired_us))
+            yield from coalesce_batches(windows.take(batch, panes, closed_us, fired_us))
 
-    def _taken(
+    def _add_rows(
         self, windows: OpenWindows, batch: pa.RecordBatch, times: Int64s, closed_us: int, fired_us: int
     ) -> Iterator[Output]:
         """Take rows for whose keys windows have fired up to `fired_us`, and closed up to `closed_us`."""
@@ -200,7 +200,7 @@ class WindowAggregate(StreamOperator):
             if self._spec.lateness_us and windows.first_end_us(number, closed_us) <= fired_us:
                 touched[number] = entries
         if touched:
-            yield from coalesced(windows.fire_again(touched, closed_us, fired_us))
+            yield from coalesce_batches(windows.refire(touched, closed_us, fired_us))
 
 
 def window_operator(spec: WindowAggSpec) -> StreamOperator:

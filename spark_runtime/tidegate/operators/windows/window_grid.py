@@ -17,7 +17,7 @@ from tidegate.operators.time.calendar import (
     MIN_TIME_US,
     Calendar,
     CalendarTable,
-    refuse_times_without_calendar,
+    check_calendar_range,
 )
 from tidegate.snapshot.parts import StatePart
 from tidegate.state.keyed_state import Mask
@@ -194,7 +194,7 @@ class CalendarGrid:
 
     def require_times(self, column: str, low_us: int, high_us: int, where: str) -> None:
         """See `WindowGrid`."""
-        refuse_times_without_calendar(column, low_us, high_us, where)
+        check_calendar_range(column, low_us, high_us, where)
 
 
 def window_grid(size_us: int, step_us: int, offset_us: int, calendar: Calendar | None) -> WindowGrid:

@@ -50,7 +50,7 @@ class WindowProgress:
         if self.passed_us is not None and self.passed_us.max() <= self.watermark_us:
             self.passed_us = None
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """MAX_WATERMARK has come, and is never part of a snapshot: nothing is late any more, and nothing that is opened
         from now on has fired, neither here nor after a restore (S4.4, S7.5)."""
         self.watermark_us, self.passed_us, self.closed_us = MIN_WATERMARK, None, MIN_WATERMARK

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.aggregates.aggregate_specs import Agg, aggregate_fields
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate, aggregate_fields
 from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
 from tidegate.operators.time.calendar import CALENDAR, Calendar
 from tidegate.operators.time.watermark_specs import TimeUnit
-from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.snapshot.evolved_columns import schema_columns
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
 
 WINDOWS = "windows"
@@ -50,7 +50,7 @@ class WindowAggSpec(OperatorSpec):
     time_unit: TimeUnit
     size_us: int
     offset_us: int
-    aggregates: tuple[Agg, ...]
+    aggregates: tuple[BoundAggregate, ...]
     input_schema: pa.Schema
     schema: pa.Schema
     renamed: tuple[tuple[str, str], ...] = ()
@@ -95,9 +95,9 @@ class WindowAggSpec(OperatorSpec):
             form = f"windows of {self.calendar}"
         elif self.slide_us:
             form = f"size, offset, slide in us of {self.size_us}, {self.offset_us}, {self.slide_us}"
-        columns, renamed = columns_of(self.state_schema), dict(self.renamed)
+        columns, renamed = schema_columns(self.state_schema), dict(self.renamed)
         if self.time_column is None:
-            ends = columns_of(pa.schema([("window_end_us", pa.int64())]))
+            ends = schema_columns(pa.schema([("window_end_us", pa.int64())]))
             processing = StateShape(PROCESSING_WINDOWS, "keyed", (*columns, *ends), form, renamed, fills=False)
             progress = (StateShape(PROGRESS, "keyed", form=form),) if self.slide_us or calendar else ()
             return (processing, *progress, *calendar)

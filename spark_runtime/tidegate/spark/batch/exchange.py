@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.plan.batch_plan import BatchPlan, Stage, StageInput
 from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
@@ -40,7 +40,7 @@ def exchange_schema(stage: Stage) -> pa.Schema:
     return pa.schema(fields)
 
 
-class Tagger:
+class ExchangeSender:
     """Makes one input's rows ready to be sent; for one subtask in front of the exchange."""
 
     def __init__(self, plan: BatchPlan, stage: Stage, given: StageInput, index: int) -> None:
@@ -53,7 +53,7 @@ class Tagger:
         self._max_parallelism = max_parallelism
         self._index = index
         self._owners = subtask_of_key_groups(parallelism, max_parallelism)
-        self._time = None if given.event_time is None else EventTime(*given.event_time)
+        self._time = None if given.event_time is None else EventTimeColumn(*given.event_time)
         self._schema = exchange_schema(stage)
         self._rows = 0
         self._batches = 0
@@ -111,7 +111,7 @@ class Tagger:
 
 
 @dataclass(frozen=True)
-class Run:
+class KeyRun:
     """Rows of one input that follow one another.
 
     Attributes:
@@ -124,13 +124,13 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Block:
+class SortedBlock:
     """All rows of some keys. `runs` must be exhausted before the next block is asked for."""
 
-    runs: Iterator[Run]
+    runs: Iterator[KeyRun]
 
 
-class Blocks:
+class SortedBlocks:
     """Cuts a subtask's sorted rows where a key ends, when `block_rows` or more have come since the last cut: so what
     the head holds at a time is the state of some keys. All rows are one block without `block_rows`."""
 
@@ -141,16 +141,16 @@ class Blocks:
         self._rest: pa.RecordBatch | None = None
         self._ended = False
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[SortedBlock]:
         """Block after block; none when there is no row."""
         self._rest = self._next_batch()
         while self._rest is not None:
-            yield Block(self._runs())
+            yield SortedBlock(self._runs())
 
     def _next_batch(self) -> pa.RecordBatch | None:
         return next((batch for batch in self._batches if batch.num_rows), None)
 
-    def _runs(self) -> Iterator[Run]:
+    def _runs(self) -> Iterator[KeyRun]:
         rows, last = 0, 0
         while self._rest is not None:
             batch = self._rest
@@ -174,7 +174,7 @@ class Blocks:
         far_enough = ends[ends + rows >= self._block_rows]
         return int(far_enough[0]) if len(far_enough) else len(hashes)
 
-    def _by_input(self, batch: pa.RecordBatch) -> Iterator[Run]:
+    def _by_input(self, batch: pa.RecordBatch) -> Iterator[KeyRun]:
         """The rows of each input of some tens of thousands at once: which input comes first among them is open."""
         if not batch.num_rows:
             return
@@ -188,7 +188,7 @@ class Blocks:
             if len(mine):
                 yield self._run(batch.take(pa.array(mine)), given)
 
-    def _run(self, batch: pa.RecordBatch, given: StageInput) -> Run:
+    def _run(self, batch: pa.RecordBatch, given: StageInput) -> KeyRun:
         prefix = f"c{given.input_index}_"
         columns: Sequence[pa.Array] = [batch.column(f"{prefix}{number}") for number in range(len(given.schema))]
-        return Run(given.input_index, from_wire(columns, given.schema))
+        return KeyRun(given.input_index, from_wire(columns, given.schema))

@@ -15,13 +15,13 @@ from pyspark.sql.types import DataType, StringType, StructField
 
 from tidegate.plan import expression_trees as trees
 from tidegate.plan.job_graph import JobGraph, Node
-from tidegate.plan.pushdown_conditions import Among, Compare, Condition, Field, Not, Null, fields_of
-from tidegate.plan.spark_pushdown import NativeRead, as_it_is, native_read
+from tidegate.plan.pushdown_conditions import Comparison, Condition, Field, IsIn, IsNull, Not, fields_of
+from tidegate.plan.spark_pushdown import SparkRead, full_read, plan_spark_read
 
 Asked = Literal["all", "columns", "nothing"]
 """Of what a DataFrame is made of: whether it may be asked for some rows and columns, or for some columns."""
-_MADE_HERE = frozenset({"Range", "LocalRelation", "LogicalRDD", "InMemoryRelation", "OneRowRelation"})
-_ASKED_OF_FILES: dict[str, Asked] = {
+_LITERAL_TYPES = frozenset({"Range", "LocalRelation", "LogicalRDD", "InMemoryRelation", "OneRowRelation"})
+_FILE_FORMATS: dict[str, Asked] = {
     "ParquetFileFormat": "all",
     "OrcFileFormat": "columns",
     "DeltaParquetFileFormat": "columns",
@@ -32,19 +32,19 @@ _INTEGERS = {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}
 _EPOCH = datetime(1970, 1, 1)
 
 
-def asked_of(frame: DataFrame, graph: JobGraph, source: Node) -> NativeRead:
+def plan_columns(frame: DataFrame, graph: JobGraph, source: Node) -> SparkRead:
     """What to ask a DataFrame for that has the columns that `source` declares."""
     asked = _may_be_asked(frame)
     if asked == "nothing":
-        return as_it_is(source)
+        return full_read(source)
     fields = frame.schema.fields
     exact = {
         column.name for column, declared in zip(fields, source.schema, strict=True) if _is_declared(column, declared)
     }
-    return native_read(graph, source, lambda condition: asked == "all" and fields_of(condition) <= exact)
+    return plan_spark_read(graph, source, lambda condition: asked == "all" and fields_of(condition) <= exact)
 
 
-def narrowed(frame: DataFrame, read: NativeRead) -> DataFrame:
+def select_columns(frame: DataFrame, read: SparkRead) -> DataFrame:
     """The rows and columns that are asked for, columns named by number."""
     for condition in read.conditions:
         frame = frame.where(column_of(condition, frame))
@@ -58,12 +58,12 @@ def column_of(condition: Condition, frame: DataFrame) -> Column:
     """
     if isinstance(condition, Field):
         return quoted(frame, condition.name)
-    if isinstance(condition, Compare):
+    if isinstance(condition, Comparison):
         return _comparison(condition, frame)
-    if isinstance(condition, Null):
+    if isinstance(condition, IsNull):
         column = quoted(frame, condition.column.name)
         return column.isNotNull() if condition.valid else column.isNull()
-    if isinstance(condition, Among):
+    if isinstance(condition, IsIn):
         column = quoted(frame, condition.column.name)
         is_member = column.isin([_literal(value) for value in condition.values])
         return column.isNull() | is_member if condition.takes_null else column.isNotNull() & is_member
@@ -80,7 +80,7 @@ def quoted(frame: DataFrame, name: str) -> Column:
     return frame["`{}`".format(name.replace("`", "``"))]
 
 
-def _comparison(condition: Compare, frame: DataFrame) -> Column:
+def _comparison(condition: Comparison, frame: DataFrame) -> Column:
     left = quoted(frame, condition.left.name)
     if isinstance(condition.right, trees.Literal):
         right, kind = _literal(condition.right.value), condition.right.value.type
@@ -152,12 +152,12 @@ def _may_be_asked(frame: DataFrame) -> Asked:
 
 def _leaf(leaf: Any) -> Asked:
     name = str(leaf.getClass().getSimpleName())
-    if name in _MADE_HERE:
+    if name in _LITERAL_TYPES:
         return "all"
     if name != "LogicalRelation":
         return "nothing"
     relation = leaf.relation()
     name = str(relation.getClass().getSimpleName())
     if name == "HadoopFsRelation":
-        return _ASKED_OF_FILES.get(str(relation.fileFormat().getClass().getSimpleName()), "nothing")
+        return _FILE_FORMATS.get(str(relation.fileFormat().getClass().getSimpleName()), "nothing")
     return "columns" if name == "JDBCRelation" else "nothing"

@@ -16,11 +16,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tidegate.connectors.interface import ReadBySpark
 from tidegate.errors import PipelineError
 from tidegate.plan.job_graph import JobGraph, Node
-from tidegate.plan.spark_pushdown import NativeRows
+from tidegate.plan.spark_pushdown import SparkRows
 from tidegate.spark.batch.exchange import SORTED_BY, TARGET
-from tidegate.spark.batch.pushdown_columns import asked_of, narrowed, quoted
+from tidegate.spark.batch.pushdown_columns import plan_columns, quoted, select_columns
 from tidegate.spark.batch.stage_task import INDEX_SCHEMA, OUTPUT, Task
-from tidegate.spark.batch.worker_task import InWorker, WorkerPlace
+from tidegate.spark.batch.worker_task import WorkerPlace, WorkerTask
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -50,17 +50,17 @@ class SparkFrames:
     place: WorkerPlace
     parallelism: int
 
-    def indices(self) -> DataFrame:
+    def subtask_indices(self) -> DataFrame:
         """See `Frames`."""
         return self.session.range(0, self.parallelism, 1, self.parallelism).toDF(*INDEX_SCHEMA.names)
 
-    def native(self, graph: JobGraph, source: Node) -> tuple[DataFrame, NativeRows]:
+    def read_spark(self, graph: JobGraph, source: Node) -> tuple[DataFrame, SparkRows]:
         """See `Frames`."""
         assert isinstance(source.source, ReadBySpark), f"{source.uid!r} is no DataFrame"
         declared = declared_columns(self.session, source.source)
-        read = asked_of(declared, graph, source)
+        read = plan_columns(declared, graph, source)
         print(f"tidegate: source {source.uid!r}: Spark reads {read.describe(graph)}", flush=True)
-        frame = narrowed(declared, read).coalesce(self.parallelism)
+        frame = select_columns(declared, read).coalesce(self.parallelism)
         missing = self.parallelism - frame.rdd.getNumPartitions()
         return frame if missing <= 0 else frame.union(self._without_rows(frame, missing)), read.rows
 
@@ -69,30 +69,30 @@ class SparkFrames:
         nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
         return self.session.range(0, partitions, 1, partitions).where("id < 0").select(*nulls)
 
-    def mapped(self, frame: DataFrame, task: Task, schema: pa.Schema) -> DataFrame:
+    def map(self, frame: DataFrame, task: Task, schema: pa.Schema) -> DataFrame:
         """See `Frames`."""
-        return frame.mapInArrow(InWorker(self.place, task, self.parallelism), from_arrow_schema(schema))
+        return frame.mapInArrow(WorkerTask(self.place, task, self.parallelism), from_arrow_schema(schema))
 
-    def together(self, frames: Sequence[DataFrame]) -> DataFrame:
+    def union(self, frames: Sequence[DataFrame]) -> DataFrame:
         """See `Frames`."""
         return _union(frames).coalesce(self.parallelism)
 
-    def exchanged(self, frames: Sequence[DataFrame], schema: pa.Schema) -> DataFrame:
+    def exchange(self, frames: Sequence[DataFrame], schema: pa.Schema) -> DataFrame:
         """See `Frames`."""
         rows: Any = _union(frames)
         sent: DataFrame = rows.repartitionById(self.parallelism, TARGET).sortWithinPartitions(*SORTED_BY)
         return sent
 
-    def picked(self, frame: DataFrame, number: int, columns: int) -> DataFrame:
+    def select_output(self, frame: DataFrame, number: int, columns: int) -> DataFrame:
         """See `Frames`."""
         rows = frame.where(frame[OUTPUT] == number)
         return rows.select(*(rows[f"o{number}_{n}"].alias(f"c{n}") for n in range(columns)))
 
-    def kept(self, frame: DataFrame) -> DataFrame:
+    def cache(self, frame: DataFrame) -> DataFrame:
         """See `Frames`; on the executors' disks."""
         return frame.persist(StorageLevel.DISK_ONLY)
 
-    def everywhere(self, frame: DataFrame) -> BroadcastTable:
+    def broadcast(self, frame: DataFrame) -> BroadcastTable:
         """See `Frames`; through the driver."""
         table = frame.toArrow()
         out = pa.BufferOutputStream()
@@ -101,7 +101,7 @@ class SparkFrames:
         return BroadcastTable(self.session.sparkContext.broadcast(out.getvalue().to_pybytes()))
 
 
-def told_by(ends: Sequence[DataFrame]) -> list[str]:
+def run_and_collect(ends: Sequence[DataFrame]) -> list[str]:
     """Run everything, in one Spark job; what the sinks' subtasks tell."""
     return [row[0] for row in _union(ends).collect()]
 

@@ -12,7 +12,7 @@ from tidegate.connectors.interface import ReadBySpark
 from tidegate.operators.row_specs import UnionSpec
 from tidegate.plan.batch_plan import BatchPlan, Stage
 from tidegate.plan.job_graph import JobGraph, Node
-from tidegate.plan.spark_pushdown import NativeRows
+from tidegate.plan.spark_pushdown import SparkRows
 from tidegate.spark.batch.exchange import exchange_schema
 from tidegate.spark.batch.stage_task import BroadcastRows, SendTask, StageTask, Task, output_schema
 
@@ -24,28 +24,28 @@ Assigned = Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]]
 class Frames(Protocol[F]):
     """Makes frames of a batch job; every frame has one partition for each subtask."""
 
-    def indices(self) -> F:
+    def subtask_indices(self) -> F:
         """Partition i has one row, i, in `INDEX_SCHEMA`."""
 
-    def native(self, graph: JobGraph, source: Node) -> tuple[F, NativeRows]:
+    def read_spark(self, graph: JobGraph, source: Node) -> tuple[F, SparkRows]:
         """The rows of a DataFrame, in Spark's own types, of those that `graph` asks for; and how they come."""
 
-    def mapped(self, frame: F, task: Task, schema: pa.Schema) -> F:
+    def map(self, frame: F, task: Task, schema: pa.Schema) -> F:
         """`task` over every partition. Args: schema: of what it gives."""
 
-    def together(self, frames: Sequence[F]) -> F:
+    def union(self, frames: Sequence[F]) -> F:
         """The rows of all of them, in any order."""
 
-    def exchanged(self, frames: Sequence[F], schema: pa.Schema) -> F:
+    def exchange(self, frames: Sequence[F], schema: pa.Schema) -> F:
         """Tagged rows of all of them, each in the partition of its target, sorted. Args: schema: of each."""
 
-    def picked(self, frame: F, number: int, columns: int) -> F:
+    def select_output(self, frame: F, number: int, columns: int) -> F:
         """Of rows of several outputs those of output `number`, with its so many columns named as they travel."""
 
-    def kept(self, frame: F) -> F:
+    def cache(self, frame: F) -> F:
         """The frame, made once though several read it."""
 
-    def everywhere(self, frame: F) -> BroadcastRows:
+    def broadcast(self, frame: F) -> BroadcastRows:
         """All rows, in every task; those in front of it run now."""
 
 
@@ -55,13 +55,13 @@ Made: TypeAlias = dict[tuple[int, str], F]
 
 def compile_batch(plan: BatchPlan, assigned: Assigned, frames: Frames[F]) -> list[F]:
     """The frames of the stages with sinks, in order: each row of each tells what one subtask of a sink has staged
-    (`TOLD_SCHEMA`)."""
+    (`REPORT_SCHEMA`)."""
     made: Made[F] = {}
     ends: list[F] = []
     for stage in plan.stages:
         native = None
         if _reads_spark(plan, stage):
-            frame, native = frames.native(plan.graph, plan.graph.nodes[stage.nodes[0]])
+            frame, native = frames.read_spark(plan.graph, plan.graph.nodes[stage.nodes[0]])
         else:
             frame = _gathered(plan, stage, made, frames)
         if not _only_puts_together(plan, stage):
@@ -69,33 +69,33 @@ def compile_batch(plan: BatchPlan, assigned: Assigned, frames: Frames[F]) -> lis
                 stage.stage_id,
                 splits=_splits(plan, stage, assigned),
                 native=native,
-                broadcasts={g.input_index: frames.everywhere(made[g.upstream, g.output]) for g in stage.broadcasts},
+                broadcasts={g.input_index: frames.broadcast(made[g.upstream, g.output]) for g in stage.broadcasts},
                 sends_to=_only_exchange(plan, stage),
             )
-            frame = frames.mapped(frame, task, output_schema(plan, task))
+            frame = frames.map(frame, task, output_schema(plan, task))
         if stage.is_sink:
             ends.append(frame)
             continue
         if len(plan.readers(stage.stage_id)) > 1:
-            frame = frames.kept(frame)
+            frame = frames.cache(frame)
         for number, (name, schema) in enumerate(stage.outputs):
             several = len(stage.outputs) > 1
-            made[stage.stage_id, name] = frames.picked(frame, number, len(schema)) if several else frame
+            made[stage.stage_id, name] = frames.select_output(frame, number, len(schema)) if several else frame
     return ends
 
 
 def _gathered(plan: BatchPlan, stage: Stage, made: Made[F], frames: Frames[F]) -> F:
     if stage.gathers in ("splits", "nothing"):
-        return frames.indices()
+        return frames.subtask_indices()
     found = [made[given.upstream, given.output] for given in stage.inputs]
     if stage.gathers == "rows":
-        return found[0] if len(found) == 1 else frames.together(found)
+        return found[0] if len(found) == 1 else frames.union(found)
     sent: list[F] = []
     for given, frame in zip(stage.inputs, found, strict=True):
         is_ready = _only_exchange(plan, plan.stages[given.upstream]) is not None
         send = SendTask(given.upstream, (stage.stage_id, given.input_index))
-        sent.append(frame if is_ready else frames.mapped(frame, send, output_schema(plan, send)))
-    return frames.exchanged(sent, exchange_schema(stage))
+        sent.append(frame if is_ready else frames.map(frame, send, output_schema(plan, send)))
+    return frames.exchange(sent, exchange_schema(stage))
 
 
 def _splits(plan: BatchPlan, stage: Stage, assigned: Assigned) -> Mapping[int, Sequence[Mapping[str, Any]]] | None:

@@ -14,8 +14,8 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
-from tidegate.operators.stream_operator import Output, SideOutput, StreamOperator, Waiting
-from tidegate.spark.batch.exchange import Blocks
+from tidegate.operators.stream_operator import EmissionPaused, Output, SideOutput, StreamOperator
+from tidegate.spark.batch.exchange import SortedBlocks
 from tidegate.subtask.chain import SIDE_OUTPUT_DROPPED, OperatorFailure
 
 BLOCK_ROWS = 256 * 1024
@@ -30,7 +30,7 @@ WAIT_S = 0.05
 """How long an operator that waits for others is left alone, seconds, unless it rouses the task."""
 
 
-class Pipe:
+class StageChain:
     """Operators in order, as an `OperatorChain`, but no watermark gets on but the last."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Pipe:
                 yield element
             else:
                 context.count(SIDE_OUTPUT_DROPPED, element.batch.num_rows)
-        elif isinstance(element, Waiting):
+        elif isinstance(element, EmissionPaused):
             self._roused.wait(WAIT_S)
             self._roused.clear()
         elif element.time_us == MAX_WATERMARK and place < len(self._operators):
@@ -113,7 +113,7 @@ class Pipe:
 
 
 def run_rows(
-    pipe: Pipe,
+    pipe: StageChain,
     batches: Iterable[Emitted],
     broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
     input_index: int | None = 0,
@@ -131,9 +131,9 @@ def run_rows(
 
 
 def run_exchanged(
-    new_head: Callable[[], Pipe],
-    tail: Pipe,
-    blocks: Blocks,
+    new_head: Callable[[], StageChain],
+    tail: StageChain,
+    blocks: SortedBlocks,
     inputs: Sequence[int],
     broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
 ) -> Iterator[Emitted]:
@@ -149,8 +149,8 @@ def run_exchanged(
 
 
 def _one_head(
-    head: Pipe,
-    tail: Pipe,
+    head: StageChain,
+    tail: StageChain,
     runs: Iterable[tuple[int, pa.RecordBatch]],
     inputs: Sequence[int],
     broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
@@ -166,12 +166,12 @@ def _one_head(
         head.close()
 
 
-def _runs(head: Pipe, runs: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[Emitted]:
+def _runs(head: StageChain, runs: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[Emitted]:
     for input_index, batch in runs:
         yield from head.rows(batch, input_index)
 
 
-def _broadcast(pipe: Pipe, broadcasts: Mapping[int, Iterable[pa.RecordBatch]]) -> Iterator[Emitted]:
+def _broadcast(pipe: StageChain, broadcasts: Mapping[int, Iterable[pa.RecordBatch]]) -> Iterator[Emitted]:
     """Whole, and ended, before anything else comes."""
     for input_index, batches in broadcasts.items():
         for batch in batches:

@@ -26,15 +26,15 @@ from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import MAIN_OUTPUT, OperatorContext, SideOutput, StreamOperator
 from tidegate.plan.batch_plan import BatchPlan, Stage, StageInput
 from tidegate.plan.job_graph import Node
-from tidegate.plan.spark_pushdown import NativeRows
+from tidegate.plan.spark_pushdown import SparkRows
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.parts import StatePart
-from tidegate.spark.batch.exchange import Blocks, Tagger, exchange_schema
-from tidegate.spark.batch.stage_operators import BLOCK_ROWS, Emitted, Pipe, run_exchanged, run_rows
+from tidegate.spark.batch.exchange import ExchangeSender, SortedBlocks, exchange_schema
+from tidegate.spark.batch.stage_operators import BLOCK_ROWS, Emitted, StageChain, run_exchanged, run_rows
 from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
 from tidegate.subtask.chain import OperatorFailure
 
-TOLD_SCHEMA = pa.schema([("told", pa.string())])
+REPORT_SCHEMA = pa.schema([("told", pa.string())])
 """What a stage with a sink gives: one JSON document of each subtask, `Told`."""
 INDEX_SCHEMA = pa.schema([("id", pa.int64())])
 """What a stage without rows of its own is given: the number of its subtask."""
@@ -48,7 +48,7 @@ Counters: TypeAlias = Mapping[str, Mapping[str, int]]
 """Uid -> name -> number."""
 
 
-def summed(counted: Iterable[Counters]) -> dict[str, dict[str, int]]:
+def sum_counters(counted: Iterable[Counters]) -> dict[str, dict[str, int]]:
     """Counters of several subtasks: uid -> name -> number."""
     found: dict[str, dict[str, int]] = {}
     for counters in counted:
@@ -112,7 +112,7 @@ class StageTask:
 
     stage_id: int
     splits: Mapping[int, Sequence[Mapping[str, Any]]] | None = None
-    native: NativeRows | None = None
+    native: SparkRows | None = None
     broadcasts: Mapping[int, BroadcastRows] = field(default_factory=dict)
     sends_to: tuple[int, int] | None = None
 
@@ -132,7 +132,7 @@ class StageTask:
             if stage.is_sink:
                 for _ in results:
                     pass
-                yield subtask.told()
+                yield subtask.report()
             else:
                 yield from _as_sent(job, stage, self.sends_to, index, results)
                 subtask.store_counters()
@@ -181,15 +181,15 @@ class _Subtask:
             for given in stage.broadcasts
         }
         if stage.gathers == "exchange":
-            blocks = Blocks(stage, batches, BLOCK_ROWS if stage.by_key else None)
-            tail = Pipe(self._open(self._nodes[1:]), self._index, self._roused)
+            blocks = SortedBlocks(stage, batches, BLOCK_ROWS if stage.by_key else None)
+            tail = StageChain(self._open(self._nodes[1:]), self._index, self._roused)
             inputs = [given.input_index for given in stage.inputs]
             yield from run_exchanged(self._new_head, tail, blocks, inputs, broadcasts)
             return
         nodes = self._nodes[1:] if stage.gathers == "splits" else self._nodes
         if task.native is not None:
             nodes = [node for node in nodes if node.node_id not in task.native.runs]
-        pipe = Pipe(self._open(nodes), self._index, self._roused)
+        pipe = StageChain(self._open(nodes), self._index, self._roused)
         if stage.gathers == "nothing":
             yield from run_rows(pipe, (), broadcasts, None)
             return
@@ -233,9 +233,9 @@ class _Subtask:
         except Exception as error:
             raise OperatorFailure(node.uid, self._index, error) from error
 
-    def _new_head(self) -> Pipe:
+    def _new_head(self) -> StageChain:
         head = self._nodes[0]
-        return Pipe([(head.uid, self._operator(head))], self._index, self._roused)
+        return StageChain([(head.uid, self._operator(head))], self._index, self._roused)
 
     def _open(self, nodes: Sequence[Node]) -> list[tuple[str, StreamOperator]]:
         made = []
@@ -298,7 +298,7 @@ class _Subtask:
         if counted:
             self._job.store_counters(f"{self._stage.stage_id}-{self._index}", counted)
 
-    def told(self) -> pa.RecordBatch:
+    def report(self) -> pa.RecordBatch:
         """What the driver needs to commit: the sink's state, as in a checkpoint, and the counters of the stage."""
         sink, node = self._sink, self._nodes[-1]
         assert sink is not None, "only a stage with a sink tells"
@@ -310,18 +310,18 @@ class _Subtask:
         except Exception as error:
             raise OperatorFailure(node.uid, self._index, error) from error
         document = {"uid": node.uid, "subtask": self._index, "handle": handle, "counters": self._counters}
-        return pa.RecordBatch.from_arrays([pa.array([json.dumps(document)])], schema=TOLD_SCHEMA)
+        return pa.RecordBatch.from_arrays([pa.array([json.dumps(document)])], schema=REPORT_SCHEMA)
 
     def close(self) -> None:
         """Close what stays open until the end."""
-        Pipe([("", operator) for operator in self._opened], self._index).close()
+        StageChain([("", operator) for operator in self._opened], self._index).close()
 
 
 def output_schema(plan: BatchPlan, task: Task) -> pa.Schema:
     """Of what a task gives."""
     stage = plan.stages[task.stage_id]
     if stage.is_sink:
-        return TOLD_SCHEMA
+        return REPORT_SCHEMA
     if task.sends_to is not None:
         return exchange_schema(plan.stages[task.sends_to[0]])
     return wire_schema(stage.schema) if len(stage.outputs) == 1 else outputs_schema(stage)
@@ -336,7 +336,7 @@ def outputs_schema(stage: Stage) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _whole(batch: pa.RecordBatch, native: NativeRows, where: str) -> pa.RecordBatch:
+def _whole(batch: pa.RecordBatch, native: SparkRows, where: str) -> pa.RecordBatch:
     """Rows of a DataFrame in the schema that they are to have; columns that nobody reads are null."""
     schema, present = native.schema, native.present
     read = as_declared(batch.rename_columns(list(present)), pa.schema([schema.field(name) for name in present]), where)
@@ -354,7 +354,7 @@ def _as_sent(
     job: BatchJob, stage: Stage, sends_to: tuple[int, int] | None, index: int, rows: Iterable[Emitted]
 ) -> Iterator[pa.RecordBatch]:
     if sends_to is not None:
-        tagger = Tagger(job.plan, job.plan.stages[sends_to[0]], _given(job.plan, sends_to), index)
+        tagger = ExchangeSender(job.plan, job.plan.stages[sends_to[0]], _given(job.plan, sends_to), index)
         for emitted in rows:
             assert isinstance(emitted, pa.RecordBatch), "a side output is read by nobody here"
             yield tagger.tagged(emitted)

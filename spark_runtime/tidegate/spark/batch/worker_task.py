@@ -17,23 +17,23 @@ import pyarrow as pa
 
 from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.connectors.found_schema import FoundSchemas
-from tidegate.connectors.storage import absolute
+from tidegate.connectors.storage import absolute_url
 from tidegate.coordinator.job_run import RunFailed
 from tidegate.errors import PipelineError, TidegateError
-from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.jobs.artifacts.artifact import unpack_artifact
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec, decode
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
-from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.handles import SnapshotStreams, StateHandle
 from tidegate.snapshot.location import open_location
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
 from tidegate.spark.batch.exchange import TARGET
 from tidegate.spark.batch.stage_task import INDEX_SCHEMA, BatchJob, Counters, Task
-from tidegate.spark.scratch import Scratch
+from tidegate.spark.scratch import ScratchFolder
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.failure_codes import failure_code
 
@@ -75,7 +75,7 @@ class TaskFailedError(Exception):
 
 
 @dataclass(frozen=True)
-class InWorker:
+class WorkerTask:
     """A task as Spark calls it, with the batches of one partition."""
 
     place: WorkerPlace
@@ -89,10 +89,10 @@ class InWorker:
         context: Any = TaskContext.get()
         index, batches = subtask_of(batches, context.partitionId() % self.parallelism)
         try:
-            with in_place(self.place, index, context.taskAttemptId()) as job:
+            with worker_job(self.place, index, context.taskAttemptId()) as job:
                 yield from self.task.run(job, index, batches)
         except Exception as error:
-            raise TaskFailedError(FAILURE + json.dumps(told_failure(error))) from error
+            raise TaskFailedError(FAILURE + json.dumps(failure_report(error))) from error
 
 
 def subtask_of(batches: Iterable[pa.RecordBatch], partition: int) -> tuple[int, Iterator[pa.RecordBatch]]:
@@ -109,15 +109,15 @@ def subtask_of(batches: Iterable[pa.RecordBatch], partition: int) -> tuple[int, 
 
 
 @contextlib.contextmanager
-def in_place(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJob]:
+def worker_job(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJob]:
     """The job as the tasks of this worker see it, with a scratch folder while it lasts. Args: attempt: of the task,
     unique in the application, greater for later ones."""
     built = _built(place, index)
     spec, options = built.spec, built.options
-    scratch = Scratch(index)
+    scratch = ScratchFolder(index)
     try:
         where, folder = open_location(built.store, spec, place.checkpoint_path)
-        factory = StreamFactory(where, folder, options.state_size_threshold_bytes)
+        factory = SnapshotStreams(where, folder, options.state_size_threshold_bytes)
         yield BatchJob(
             plan=built.plan,
             options=options,
@@ -130,28 +130,28 @@ def in_place(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJob]
             store_state=partial(_store, factory, f"g{place.generation}-{place.run_id}"),
             store_counters=partial(_store_counters, where, folder),
             scratch=scratch.path,
-            staging=(f"{absolute(place.root).rstrip('/')}/{place.checkpoint_path}", place.storage_options),
+            staging=(f"{absolute_url(place.root).rstrip('/')}/{place.checkpoint_path}", place.storage_options),
         )
     finally:
         scratch.remove()
 
 
 @dataclass(frozen=True)
-class _Built:
+class _BuiltJob:
     """A submission's pipeline. `code`: where it lies; functions may import more of it later."""
 
     store: Store
     spec: Spec
     options: JobOptions
     plan: BatchPlan
-    code: Scratch
+    code: ScratchFolder
 
 
-_built_before: dict[tuple[str, str, int], _Built] = {}
+_built_before: dict[tuple[str, str, int], _BuiltJob] = {}
 """Of this worker, which Spark uses for several tasks: one pipeline at most."""
 
 
-def _built(place: WorkerPlace, index: int) -> _Built:
+def _built(place: WorkerPlace, index: int) -> _BuiltJob:
     """The pipeline, rebuilt from the pinned artifact: nothing is unpickled."""
     key = place.root, place.job_id, place.spec
     if key not in _built_before:
@@ -159,9 +159,9 @@ def _built(place: WorkerPlace, index: int) -> _Built:
         store, layout = open_store(place.root, place.storage_options), JobLayout(place.job_id)
         spec = decode(store.read(layout.spec(place.spec)), Spec)
         options = JobOptions.from_mapping(spec.options)
-        scratch = Scratch(index)
+        scratch = ScratchFolder(index)
         code = os.path.join(scratch.path, "artifact")
-        materialise(store, layout, spec.artifact, code)
+        unpack_artifact(store, layout, spec.artifact, code)
         graph = load_pipeline(
             code,
             spec.pipeline,
@@ -172,7 +172,7 @@ def _built(place: WorkerPlace, index: int) -> _Built:
         )
         allowed = options.allow_mode_dependent
         plan = plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
-        _built_before[key] = _Built(store, spec, options, plan, scratch)
+        _built_before[key] = _BuiltJob(store, spec, options, plan, scratch)
     built = _built_before[key]
     if built.plan.digest != place.digest:
         raise PipelineError(
@@ -184,7 +184,7 @@ def _built(place: WorkerPlace, index: int) -> _Built:
     return built
 
 
-def _store(factory: StreamFactory, run: str, uid: str, subtask: int, parts: Sequence[StatePart]) -> StateHandle:
+def _store(factory: SnapshotStreams, run: str, uid: str, subtask: int, parts: Sequence[StatePart]) -> StateHandle:
     """A new file, or inline."""
     safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in uid)
     handle = factory.store(f"{safe}-{subtask}-{run}-{secrets.token_hex(4)}.state", encode_parts(parts))
@@ -203,7 +203,7 @@ def counters_of_stages(store: Store, checkpoint: str) -> list[Counters]:
     return [json.loads(store.read(f"{folder}/{name}")) for name in store.list(folder)]
 
 
-def told_failure(error: Exception) -> dict[str, Any]:
+def failure_report(error: Exception) -> dict[str, Any]:
     """What a failed task tells, as JSON."""
     if isinstance(error, OperatorFailure):
         return {

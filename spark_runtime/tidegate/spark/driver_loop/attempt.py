@@ -29,7 +29,7 @@ from tidegate.channel.control.protocol import (
 )
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
-from tidegate.coordinator.recovery.restore import Restore
+from tidegate.coordinator.recovery.restore import RestoreState
 from tidegate.coordinator.supervision.slot_liveness import SlotLiveness
 from tidegate.jobs.options import JobOptions
 from tidegate.spark.barrier_stage import BarrierStage, first_line
@@ -49,7 +49,7 @@ Posted = tuple[str, Any]
 
 
 @dataclass
-class SlotView:
+class SlotState:
     """What the driver knows of one slot."""
 
     address: tuple[str, int] | None = None
@@ -78,10 +78,10 @@ class Attempt:
         master: str,
         make_run: Callable[[Attempt], JobRun],
         assignments: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]],
-        restore: Restore | None,
+        restore: RestoreState | None,
         wait_for_final: bool,
         on_running: Callable[[], None],
-        on_metrics: Callable[[Mapping[int, SlotView]], None],
+        on_metrics: Callable[[Mapping[int, SlotState]], None],
         on_round: Callable[[], None],
     ) -> None:
         """Args: parameters: fields of SlotParameters but secret, control address and bind host.
@@ -101,7 +101,7 @@ class Attempt:
             hung_after_ms=None if hung_after is None else int(hung_after.total_seconds() * 1000),
         )
         self._posted: queue.Queue[Posted] = queue.Queue()
-        self._slots = {i: SlotView() for i in range(options.parallelism)}
+        self._slots = {i: SlotState() for i in range(options.parallelism)}
         self._running = False
         self._suspected: tuple[float, RunFailed] | None = None
         self._judged_s = 0.0
@@ -139,7 +139,7 @@ class Attempt:
             self._control.send(slot, message)
 
     @property
-    def slots(self) -> Mapping[int, SlotView]:
+    def slots(self) -> Mapping[int, SlotState]:
         """What is known of each slot; to be read only."""
         return self._slots
 
@@ -154,14 +154,14 @@ class Attempt:
         self._stage.start()
         try:
             while self.job_run.outcome is None or not self._is_settled():
-                self._take_posted()
-                self._look_at_clock()
+                self._handle_posted()
+                self._check_timeouts()
                 self._on_round()
             return self.job_run.outcome
         finally:
             self._end()
 
-    def shut_down(self, reason: str) -> list[ev.Request]:
+    def shut_down(self, reason: str) -> list[ev.SnapshotRequest]:
         """After `run`: what JobRun.shut_down says."""
         return self.job_run.shut_down(reason)
 
@@ -169,7 +169,7 @@ class Attempt:
         """A failure is at once; an end when every slot has told its own, so that nothing is cut off."""
         return isinstance(self.job_run.outcome, RunFailed) or all(s.over for s in self._slots.values())
 
-    def _take_posted(self) -> None:
+    def _handle_posted(self) -> None:
         try:
             what, payload = self._posted.get(timeout=TICK_S)
         except queue.Empty:
@@ -179,22 +179,26 @@ class Attempt:
         elif what == "lost":
             slot, reason = payload
             if not self._slots[slot].over:
-                self._suspect(RunFailed(f"slot {slot} was lost: {reason}", subtask=slot), 0.5)
+                self._note_secondary_failure(RunFailed(f"slot {slot} was lost: {reason}", subtask=slot), 0.5)
         elif what == "stage":
             if payload is not None:
-                self._suspect(RunFailed(f"the barrier stage failed: {first_line(payload)}"), SECONDARY_WAIT_S)
+                self._note_secondary_failure(
+                    RunFailed(f"the barrier stage failed: {first_line(payload)}"), SECONDARY_WAIT_S
+                )
             elif not all(s.over for s in self._slots.values()):
-                self._suspect(RunFailed("the barrier stage ended before its slots did"), SECONDARY_WAIT_S)
+                self._note_secondary_failure(
+                    RunFailed("the barrier stage ended before its slots did"), SECONDARY_WAIT_S
+                )
 
     def _on_message(self, slot: int, message: SlotMessage) -> None:
         view = self._slots[slot]
         if view.address is not None:  # before that it compiles, which lets no other thread run
-            self._liveness.heard(slot)
+            self._liveness.on_message(slot)
         match message:
             case Hello():
                 view.address = (message.host, message.port)
                 view.pid, view.node = message.pid, message.node
-                self._liveness.heard(slot)
+                self._liveness.on_message(slot)
                 self._on_metrics(self._slots)
                 if all(s.address is not None for s in self._slots.values()):
                     self._deploy()
@@ -204,16 +208,16 @@ class Attempt:
                     self.broadcast(Start())
             case Heartbeat():
                 if view.address is not None:
-                    self._liveness.beat(slot, message.rounds)
+                    self._liveness.on_heartbeat(slot, message.rounds)
                 if message.metrics is not None:
                     view.metrics = message.metrics
                     view.resident_bytes = message.resident_bytes
                 self._on_metrics(self._slots)
             case Over():
                 view.over = True
-                self._liveness.over(slot)
+                self._liveness.on_slot_ended(slot)
             case Failed(secondary=True):
-                self._suspect(RunFailed(message.message, traceback=message.traceback), SECONDARY_WAIT_S)
+                self._note_secondary_failure(RunFailed(message.message, traceback=message.traceback), SECONDARY_WAIT_S)
             case SubtaskRunning():
                 self.job_run.on_slot_message(message)
                 self._note_running(slot)
@@ -233,12 +237,12 @@ class Attempt:
             restored = self._restore.for_slot(index) if self._restore is not None else None
             self._control.send(index, Deploy(peers, splits, restored, self._wait_for_final))
 
-    def _suspect(self, failure: RunFailed, grace_s: float) -> None:
+    def _note_secondary_failure(self, failure: RunFailed, grace_s: float) -> None:
         """A failure that may be the consequence of another: it counts when nothing better comes in time."""
         if self._suspected is None:
             self._suspected = (time.monotonic() + grace_s, failure)
 
-    def _look_at_clock(self) -> None:
+    def _check_timeouts(self) -> None:
         now = time.monotonic()
         if self._suspected is not None and now >= self._suspected[0] and self.job_run.outcome is None:
             self.job_run.fail(self._suspected[1])

@@ -13,18 +13,18 @@ from typing import Any
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from tidegate.connectors.split_documents import assign
+from tidegate.connectors.split_documents import assign_splits
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.batch_commit import BatchCommit, Told
+from tidegate.coordinator.batch_commit import BatchCommit, StagedReport
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.errors import FencedError, TidegateError, UnclearAnswerError
 from tidegate.plan.batch_plan import BatchPlan
 from tidegate.spark.barrier_stage import first_line
-from tidegate.spark.batch.spark_frames import SparkFrames, told_by
+from tidegate.spark.batch.spark_frames import SparkFrames, run_and_collect
 from tidegate.spark.batch.stage_compiler import compile_batch
-from tidegate.spark.batch.stage_task import summed
+from tidegate.spark.batch.stage_task import sum_counters
 from tidegate.spark.batch.worker_task import WorkerPlace, counters_of_stages, failure_in
-from tidegate.spark.driver_loop.spark_job import Job, Splits
+from tidegate.spark.driver_loop.spark_job import SparkJob, Splits
 from tidegate.subtask.failure_codes import failure_code
 
 TICK_S = 0.1
@@ -43,15 +43,15 @@ NO_VERDICT = "a batch job has nothing to judge before it has come to its end"
 class BatchRun:
     """What the supervisor's shell asks of a run. `outcome` is set when it is over."""
 
-    def __init__(self, answer: Callable[[ev.Answer], None]) -> None:
+    def __init__(self, answer: Callable[[ev.CommandAnswer], None]) -> None:
         self._answer = answer
         self.outcome: RunEnded | RunFailed | None = None
 
     def take(self, wish: ev.Wish) -> None:
         """Refuse it: there are no barriers (S8.1)."""
         if wish.request_id is not None:
-            text = NO_VERDICT if isinstance(wish, ev.Ruling) else NO_SNAPSHOTS
-            self._answer(ev.Answer(wish.request_id, False, "batch_mode", text))
+            text = NO_VERDICT if isinstance(wish, ev.Verdict) else NO_SNAPSHOTS
+            self._answer(ev.CommandAnswer(wish.request_id, False, "batch_mode", text))
 
     def fail(self, failure: RunFailed) -> None:
         """Give the run up; the first failure is the root cause."""
@@ -60,23 +60,23 @@ class BatchRun:
 
 
 @dataclass(frozen=True)
-class Calculation:
+class StageExecution:
     """What the stages of one run do; blocks."""
 
     session: SparkSession
-    job: Job
+    job: SparkJob
     plan: BatchPlan
     splits: Splits
     place: WorkerPlace
 
-    def run(self) -> list[Told]:
+    def run(self) -> list[StagedReport]:
         """Every stage; what the sinks have staged."""
         frames = SparkFrames(self.session, self.place, self.plan.parallelism)
         try:
-            ends = compile_batch(self.plan, assign(self.splits, self.plan.parallelism), frames)
-            told = [Told.from_json(json.loads(text)) for text in told_by(ends)]
+            ends = compile_batch(self.plan, assign_splits(self.splits, self.plan.parallelism), frames)
+            told = [StagedReport.from_json(json.loads(text)) for text in run_and_collect(ends)]
             counted = counters_of_stages(self.job.store, self.place.checkpoint_path)
-            return [*told[:-1], replace(told[-1], counters=summed([told[-1].counters, *counted]))]
+            return [*told[:-1], replace(told[-1], counters=sum_counters([told[-1].counters, *counted]))]
         finally:
             self.session.catalog.clearCache()
 
@@ -93,12 +93,12 @@ class BatchAttempt:
         session: SparkSession,
         job_run: BatchRun,
         commit: BatchCommit,
-        calculation: Callable[[], Sequence[Told]] | None,
+        calculation: Callable[[], Sequence[StagedReport]] | None,
         *,
         run_id: str,
         splits: Splits,
         on_running: Callable[[], None],
-        on_told: Callable[[Sequence[Told]], None],
+        on_told: Callable[[Sequence[StagedReport]], None],
         on_round: Callable[[], None],
     ) -> None:
         """Args: calculation: None: all is staged, and only to be committed. on_round: called at every round of the
@@ -120,12 +120,12 @@ class BatchAttempt:
         started = time.monotonic()
         self._on_running()
         if self._calculation is not None:
-            told = self._aside(self._calculation)
+            told = self._run_on_thread(self._calculation)
             if self.job_run.outcome is None:
                 self._on_told(told)
                 self._commit.complete(told, self._splits, int((time.monotonic() - started) * 1000))
                 self._is_complete = True
-        if self.job_run.outcome is None and self._aside(self._published, goes_on=True):
+        if self.job_run.outcome is None and self._run_on_thread(self._published, goes_on=True):
             left = self._commit.committed()
             self.job_run.outcome = RunEnded(None, self._commit.checkpoint_id, self._commit.path, None, left)
         assert self.job_run.outcome is not None, "the run is over"
@@ -135,7 +135,7 @@ class BatchAttempt:
         """Let the loop come round now."""
         self._done.put(None)
 
-    def shut_down(self, reason: str) -> list[ev.Request]:
+    def shut_down(self, reason: str) -> list[ev.SnapshotRequest]:
         """After a run that failed: what was claimed for it is void."""
         if not self._is_complete:
             self._commit.abort(reason)
@@ -145,7 +145,7 @@ class BatchAttempt:
         self._commit.publish()
         return True
 
-    def _aside(self, work: Callable[[], Any], *, goes_on: bool = False) -> Any:
+    def _run_on_thread(self, work: Callable[[], Any], *, goes_on: bool = False) -> Any:
         """What `work` gives, done on a thread of its own while the loop goes round; None, and the outcome is set, when
         it fails or the run is given up.
 
@@ -162,7 +162,7 @@ class BatchAttempt:
                 done = None
             if done is not None:
                 thread.join()
-                return self._taken(*done)
+                return self._accepted_reports(*done)
             self._on_round()
         if goes_on:
             thread.join(CANCEL_WAIT_S)
@@ -172,13 +172,13 @@ class BatchAttempt:
             thread.join(CANCEL_AGAIN_S)
             if time.monotonic() >= by_s:
                 break
-        return self._taken_late() if goes_on else None
+        return self._late_reports() if goes_on else None
 
-    def _taken_late(self) -> Any:
+    def _late_reports(self) -> Any:
         while not self._done.empty():
             done = self._done.get()
             if done is not None:
-                return self._taken(*done)
+                return self._accepted_reports(*done)
         return None
 
     def _work(self, work: Callable[[], Any]) -> None:
@@ -188,7 +188,7 @@ class BatchAttempt:
         except BaseException as error:
             self._done.put((None, error))
 
-    def _taken(self, result: Any, error: BaseException | None) -> Any:
+    def _accepted_reports(self, result: Any, error: BaseException | None) -> Any:
         if error is None:
             return result
         if isinstance(error, FencedError | UnclearAnswerError) or not isinstance(error, Exception):

@@ -12,33 +12,33 @@ from pyspark.sql import SparkSession
 from tidegate.connectors.found_schema import found_schemas
 from tidegate.connectors.interface import ReadBySpark
 from tidegate.connectors.split_documents import split_to_json
-from tidegate.coordinator.batch_commit import BatchCommit, Told, completed_before, refuse_restore
+from tidegate.coordinator.batch_commit import BatchCommit, StagedReport, refuse_restore, was_completed_before
 from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.errors import PipelineError, StoreError
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
 from tidegate.plan.graph_document import graph_document
-from tidegate.spark.batch.stage_task import summed
+from tidegate.spark.batch.stage_task import sum_counters
 from tidegate.spark.batch.worker_task import WorkerPlace
-from tidegate.spark.driver_loop.batch_attempt import BatchAttempt, BatchRun, Calculation
-from tidegate.spark.driver_loop.spark_job import Job, Splits
-from tidegate.spark.driver_loop.streaming_loop import Supervision
+from tidegate.spark.driver_loop.batch_attempt import BatchAttempt, BatchRun, StageExecution
+from tidegate.spark.driver_loop.spark_job import SparkJob, Splits
+from tidegate.spark.driver_loop.streaming_loop import StreamingLoop
 from tidegate.spark.session import SlotWait, start_session
 
 
 class NoSlotWait(SlotWait):
     """Stages of Spark wait for executors by themselves."""
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """At once."""
         return True
 
 
-class BatchSupervision(Supervision):
+class BatchLoop(StreamingLoop):
     """Runs attempts until the job ends."""
 
     def __init__(
         self,
-        job: Job,
+        job: SparkJob,
         terminated: threading.Event,
         *,
         new_session: Callable[[Any, Any], SparkSession] = start_session,
@@ -54,11 +54,11 @@ class BatchSupervision(Supervision):
         )
         self._found: Splits = {}
 
-    def _look_ahead(self) -> None:
+    def _validate_before_start(self) -> None:
         """Sources that cannot be read, and sinks that may not be written to, are reported before anybody waits for
         Spark."""
         decisions = self._job.log.read()
-        if completed_before(decisions, self._job.spec.number) is None:
+        if was_completed_before(decisions, self._job.spec.number) is None:
             try:
                 self._job.check_fresh_start(decisions)
             except StoreError as error:
@@ -76,17 +76,17 @@ class BatchSupervision(Supervision):
         run_id = f"{next(self._runs):06d}{secrets.token_hex(4)}"
         run = BatchRun(lambda answer: self._inbox.put(lambda: sv.RunAnswered(answer, run.outcome is not None)))
         commit = BatchCommit(job, run_id)
-        done = completed_before(job.log.read(), job.spec.number)
+        done = was_completed_before(job.log.read(), job.spec.number)
         calculation = None
         if done is None:
-            job.finish_quarantine(None, run_id)
+            job.finish_quarantine_moves(None, run_id)
             commit.claim()
             place = WorkerPlace(
                 root=job.root,
                 storage_options=job.storage_options,
                 job_id=job.spec.job_id,
                 spec=job.spec.number,
-                generation=job.reign.generation,
+                generation=job.generation_log.generation,
                 run_id=run_id,
                 digest=self._plan.digest,
                 schemas=found_schemas(graph_document(job.graph)),
@@ -94,9 +94,9 @@ class BatchSupervision(Supervision):
                 checkpoint_path=commit.path,
                 now_ms=self._now_ms(),
             )
-            stages = Calculation(session, job, self._plan, self._found, place)
+            stages = StageExecution(session, job, self._plan, self._found, place)
 
-            def calculate() -> Sequence[Told]:
+            def calculate() -> Sequence[StagedReport]:
                 commit.clean()
                 return stages.run()
 
@@ -117,9 +117,9 @@ class BatchSupervision(Supervision):
         )
         return attempt, None
 
-    def _show(self, told: Sequence[Told]) -> None:
+    def _show(self, told: Sequence[StagedReport]) -> None:
         """In the status hint: the sources, and what operators have counted."""
-        counters = summed(one.counters for one in told)
+        counters = sum_counters(one.counters for one in told)
         sources: Mapping[str, Any] = {
             node.uid: {"boundedness": "bounded"} for node in self._plan.graph.nodes if node.source is not None
         }

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from tidegate.errors import FencedError, TidegateError, UnclearAnswerError
 from tidegate.jobs.stores.store import Store
 
-ZOMBIE_LIFE_S = 30.0
+CANCELLED_WORKER_GRACE_S = 30.0
 """How long a cancelled Python worker may go on writing, seconds (3-10 s seen)."""
-LOOK_S = 1.0
+POLL_S = 1.0
 """How often it is looked whether something is due, seconds."""
 RETRY_S = 30.0
 """After which time a folder is tried again that the store did not delete, seconds."""
@@ -22,7 +22,7 @@ to `tidegate gc`, so that a store that never deletes costs no memory without lim
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _PendingDeletion:
     """A folder to delete. `counts`: it was retired under this driver, and the store has not refused it. `refused`: the
     store has."""
 
@@ -32,7 +32,7 @@ class _Waiting:
     refused: bool = False
 
 
-class Retiring:
+class CheckpointDeletion:
     """Folders wait for `grace_s` before they go, so that no zombie of an aborted attempt writes into what is gone.
 
     Only the current generation deletes: `check` is asked before every folder, and what is left when it says that the
@@ -54,8 +54,8 @@ class Retiring:
         self.grace_s = grace_s
         self.spared: Callable[[], Collection[str]] = frozenset
         self.delete: Callable[[str], None] = lambda path: store.delete_folder(path)
-        self._waiting: list[_Waiting] = []
-        self._in_hand: list[_Waiting] = []
+        self._waiting: list[_PendingDeletion] = []
+        self._in_hand: list[_PendingDeletion] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="retiring", daemon=True)
@@ -69,7 +69,7 @@ class Retiring:
         earlier driver left it, so that it says nothing about how fast the store deletes."""
         due_s = self._now_s() + (0.0 if at_once else self.grace_s)
         with self._lock:
-            self._waiting.append(_Waiting(due_s, path, not inherited))
+            self._waiting.append(_PendingDeletion(due_s, path, not inherited))
 
     @property
     def overdue(self) -> int:
@@ -112,11 +112,11 @@ class Retiring:
 
     def _try_again(self, path: str) -> None:
         with self._lock:
-            self._waiting.append(_Waiting(self._now_s() + RETRY_S, path, counts=False, refused=True))
+            self._waiting.append(_PendingDeletion(self._now_s() + RETRY_S, path, counts=False, refused=True))
             refused = [entry for entry in self._waiting if entry.refused]
             if len(refused) > MAX_RETRIED:
                 self._waiting.remove(refused[0])
 
     def _work(self) -> None:
-        while not self._over.wait(LOOK_S):
+        while not self._over.wait(POLL_S):
             self.delete_due()

@@ -6,8 +6,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tidegate.coordinator.events import Answer
-from tidegate.coordinator.supervision.command_book import Accept, CommandBook, Refuse
+from tidegate.coordinator.events import CommandAnswer
+from tidegate.coordinator.supervision.command_book import AcceptCommand, CommandBook, RefuseCommand
 from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 from tidegate.errors import AlreadyExistsError, StoreError, TidegateError
 from tidegate.jobs.layout import JobLayout
@@ -16,7 +16,7 @@ from tidegate.jobs.stores.store import Store
 from tidegate.spark.driver_loop.command_poller import CommandPoller
 
 DRIVER_ENDED = AnswerAllOpen(
-    Answer("", False, "job_ended", "the driver ended before it could carry the command out"),
+    CommandAnswer("", False, "job_ended", "the driver ended before it could carry the command out"),
 )
 """Answers what is open when the driver ends without having said more."""
 
@@ -71,12 +71,12 @@ class CommandDesk:
         answered = self._store.exists(self._layout.result(command_id))
         with self._lock:
             now_ms = int(self._now_s() * 1000)
-            verdict = self._book.judge(command_id, now_ms, withdrawn=withdrawn, answered=answered, begun=begun)
-        if isinstance(verdict, Refuse):
+            verdict = self._book.decide(command_id, now_ms, withdrawn=withdrawn, answered=answered, begun=begun)
+        if isinstance(verdict, RefuseCommand):
             self._write(self._result(verdict.answer))
-        return isinstance(verdict, Accept)
+        return isinstance(verdict, AcceptCommand)
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: CommandAnswer) -> None:
         """Write the result of a command; a second answer changes nothing."""
         with self._lock:
             is_first = self._book.answer(answer)
@@ -94,7 +94,7 @@ class CommandDesk:
     def abandon(self) -> None:
         """A newer generation reigns: what is open is its to answer (S9.2)."""
         with self._lock:
-            self._book.abandon()
+            self._book.discard()
             self._new.clear()
             self._unwritten.clear()
 
@@ -109,7 +109,7 @@ class CommandDesk:
 
     def _on_command(self, command: Command) -> None:
         with self._lock:
-            if self._book.found(command):
+            if self._book.register(command):
                 self._new.append(command)
 
     def _on_unreadable(self, command_id: str, spec: int | None, problem: str) -> None:
@@ -118,7 +118,7 @@ class CommandDesk:
         if answer is not None:
             self._write(self._result(answer))
 
-    def _result(self, answer: Answer) -> CommandResult:
+    def _result(self, answer: CommandAnswer) -> CommandResult:
         data, at = dict(answer.data), self._now_iso()
         return CommandResult(answer.request_id, answer.ok, answer.code, answer.message, data, self._generation, at)
 

@@ -14,7 +14,7 @@ from tidegate.jobs.stores.store import Store
 
 POLL_S = 0.25
 """How often the bell is read, seconds."""
-POLLS_PER_LOOK = 120
+POLLS_PER_LISTING = 120
 """After so many polls the commands are listed although no bell rang, some 30 s: a client may die before it rings."""
 
 
@@ -45,7 +45,7 @@ class CommandPoller:
         self._over.set()
         self._thread.join(5.0)
         try:
-            self._look()
+            self._poll()
         except TidegateError as error:
             print(f"tidegate: the last commands could not be read: {error}", flush=True)
 
@@ -55,8 +55,8 @@ class CommandPoller:
             try:
                 bell = self._read_bell()
                 if not polls_left or bell != self._bell:
-                    self._look()
-                    self._bell, polls_left = bell, POLLS_PER_LOOK
+                    self._poll()
+                    self._bell, polls_left = bell, POLLS_PER_LISTING
                 polls_left -= 1
             except TidegateError as error:
                 print(f"tidegate: commands could not be read: {error}", flush=True)
@@ -67,7 +67,7 @@ class CommandPoller:
         except NotFoundError:
             return None
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Those that come together are taken as they were issued, not by name."""
         found: list[Command] = []
         unreadable: dict[str, tuple[int | None, str]] = {}

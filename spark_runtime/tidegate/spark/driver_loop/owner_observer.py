@@ -9,16 +9,16 @@ from datetime import timedelta
 from types import TracebackType
 
 from tidegate.clock import steady_clock
-from tidegate.coordinator.supervision.owner_watch import OwnerEvent, OwnerSeen, OwnerUnseen, OwnerWatch
+from tidegate.coordinator.supervision.owner_watch import OwnerEvent, OwnerRead, OwnerUnreadable, OwnerWatch
 from tidegate.errors import NotFoundError, TidegateError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Owner, decode
 from tidegate.units import format_duration
 
-LOOKS_PER_TIMEOUT = 10
+POLLS_PER_TIMEOUT = 10
 """Looks at the owner within `owner_timeout`."""
-LEAST_PAUSE_S, MOST_PAUSE_S = 0.25, 30.0
+MIN_PAUSE_S, MOST_PAUSE_S = 0.25, 30.0
 """Bounds of the pause between two of them, seconds."""
 
 
@@ -57,9 +57,9 @@ class OwnerObserver:
     @property
     def pause_s(self) -> float:
         """Between two looks, seconds."""
-        return min(MOST_PAUSE_S, max(LEAST_PAUSE_S, self._timeout.total_seconds() / LOOKS_PER_TIMEOUT))
+        return min(MOST_PAUSE_S, max(MIN_PAUSE_S, self._timeout.total_seconds() / POLLS_PER_TIMEOUT))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """One look. What the store does not take now is sent after the owner has been silent for as long again."""
         asked = self._watch.handle(self._event(), self._now_ms())
         if asked is None:
@@ -68,7 +68,7 @@ class OwnerObserver:
         print(f"tidegate: {why}: {asked.verb} (on_owner_lost={self._policy}, time {asked.attempt})", flush=True)
         try:
             while self._client.result(asked.command_id) is not None:
-                asked = self._watch.ask()
+                asked = self._watch.request_end()
             self._client.send(
                 asked.verb,
                 asked.arguments,
@@ -84,12 +84,12 @@ class OwnerObserver:
         try:
             owner = decode(self._client.store.read(path), Owner, path)
         except NotFoundError:
-            return OwnerSeen(None)
+            return OwnerRead(None)
         except TidegateError as error:
             print(f"tidegate: the owner's sign of life could not be read: {error}", flush=True)
-            return OwnerUnseen()
-        return OwnerSeen(owner.mark if owner.spec == self._spec else None)
+            return OwnerUnreadable()
+        return OwnerRead(owner.mark if owner.spec == self._spec else None)
 
     def _work(self) -> None:
         while not self._over.wait(self.pause_s):
-            self.look()
+            self.poll()

@@ -18,10 +18,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from tidegate.connectors.interface import ReadBySpark, Split
 from tidegate.connectors.spark.materialised_splits import as_declared, splits_of_files
-from tidegate.connectors.storage import absolute, open_filesystem
+from tidegate.connectors.storage import absolute_url, open_filesystem
 from tidegate.errors import PipelineError, StoreError, TidegateError
-from tidegate.jobs.artifacts.materialised_rows import Materialised, find_materialised, settle_materialised
-from tidegate.jobs.decision_log import Reign
+from tidegate.jobs.artifacts.materialised_rows import Materialised, find_materialised, record_materialised
+from tidegate.jobs.decision_log import GenerationLog
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Spec
 from tidegate.jobs.stores.store import Store
@@ -35,7 +35,7 @@ ROW_GROUP_ROWS = 128 * 1024
 
 
 @dataclass(frozen=True)
-class Materialising:
+class RowMaterialisation:
     """Of one driver.
 
     Attributes:
@@ -47,7 +47,7 @@ class Materialising:
     spec: Spec
     root: str
     storage_options: Mapping[str, Any]
-    reign: Reign
+    reign: GenerationLog
     now_iso: Callable[[], str]
     session: Callable[[], SparkSession]
 
@@ -64,14 +64,14 @@ class Materialising:
             files = self._written(uid, source, parallelism)
             self.reign.check()
             made = Materialised(self.spec.number, uid, tuple(files), self.now_iso())
-            found = settle_materialised(self.store, self.layout, made)
-        base = absolute(self.root).rstrip("/")
+            found = record_materialised(self.store, self.layout, made)
+        base = absolute_url(self.root).rstrip("/")
         urls = [f"{base}/{file['path']}" for file in found.files]
         return splits_of_files(urls, source.schema(), self.storage_options, parallelism)
 
     def _written(self, uid: str, source: ReadBySpark, parallelism: int) -> list[dict[str, Any]]:
         folder = self.layout.materialised_files(self.spec.number, uid, self.reign.generation)
-        url = f"{absolute(self.root).rstrip('/')}/{folder}"
+        url = f"{absolute_url(self.root).rstrip('/')}/{folder}"
         where = f"source {uid!r}"
         try:
             frame = declared_columns(self.session(), source).coalesce(parallelism)

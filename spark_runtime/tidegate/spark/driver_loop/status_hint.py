@@ -14,7 +14,7 @@ from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import StatusHint, encode
 from tidegate.jobs.stores.store import Store
 from tidegate.plan.job_graph import JobGraph
-from tidegate.spark.driver_loop.attempt import SlotView
+from tidegate.spark.driver_loop.attempt import SlotState
 
 
 class HintWriter:
@@ -49,7 +49,7 @@ class HintWriter:
             if run_id is not None:
                 self._run_id = run_id
 
-    def show(self, look: Callable[[], Mapping[str, Any]]) -> None:
+    def set_source(self, look: Callable[[], Mapping[str, Any]]) -> None:
         """Merge what `look` tells, asked before every write on the hint's own thread: its cost does not grow with the
         number of heartbeats it is made from."""
         with self._lock:
@@ -85,14 +85,14 @@ class HintWriter:
             print(f"tidegate: the status hint could not be written: {error}", flush=True)
 
 
-def operators_at_work(slots: Mapping[int, SlotView]) -> dict[tuple[int, int], tuple[str, ...]]:
+def busy_operators(slots: Mapping[int, SlotState]) -> dict[tuple[int, int], tuple[str, ...]]:
     """Of subtasks (chain, index) the uids of operators that have not done what they were asked for, by the newest
     heartbeats."""
     return {one.subtask: one.at_work for one in _subtasks(slots) if one.at_work}
 
 
 def job_metrics(
-    graph: JobGraph, slots: Mapping[int, SlotView], ended: Mapping[str, Mapping[str, int]] | None = None
+    graph: JobGraph, slots: Mapping[int, SlotState], ended: Mapping[str, Mapping[str, int]] | None = None
 ) -> dict[str, Any]:
     """Sources, watermark and rows of the whole job, from the slots' heartbeats. Args: ended: counts of sources that had
     ended before the run, by uid."""
@@ -123,7 +123,7 @@ def job_metrics(
     for uid, facts in sources.items():
         complete = facts.pop("subtasks") == len(slots)
         facts["played_all"] = facts["played_all"] and complete
-        facts["watermark_us"] = _told(marks.get(uid, [])) if complete else None
+        facts["watermark_us"] = _reported(marks.get(uid, [])) if complete else None
     return {
         "sources": sources,
         "watermark_us": job_watermark_us(slots),
@@ -140,21 +140,21 @@ def _add(counters: dict[str, dict[str, int]], uid: str, counts: Mapping[str, int
         mine[name] = mine.get(name, 0) + n
 
 
-def job_watermark_us(slots: Mapping[int, SlotView]) -> int | None:
+def job_watermark_us(slots: Mapping[int, SlotState]) -> int | None:
     """The watermark that every subtask of the run has passed, as far as all have told; None: not known."""
     if any(view.metrics is None for view in slots.values()):
         return None
-    return _told([one.watermark_us for one in _subtasks(slots)])
+    return _reported([one.watermark_us for one in _subtasks(slots)])
 
 
-def _subtasks(slots: Mapping[int, SlotView]) -> Iterator[SubtaskMetrics]:
+def _subtasks(slots: Mapping[int, SlotState]) -> Iterator[SubtaskMetrics]:
     """Of the newest heartbeat of each slot."""
     for view in slots.values():
         if view.metrics is not None:
             yield from view.metrics.subtasks
 
 
-def _told(marks: Sequence[int]) -> int | None:
+def _reported(marks: Sequence[int]) -> int | None:
     """The least; None when there is none yet, and when there will be none any more."""
     low = min(marks, default=MIN_WATERMARK)
     return None if low in (MIN_WATERMARK, MAX_WATERMARK) else low

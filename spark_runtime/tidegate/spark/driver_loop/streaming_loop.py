@@ -23,9 +23,9 @@ from pyspark.sql import SparkSession
 from tidegate.clock import steady_clock
 from tidegate.connectors.found_schema import found_schemas
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.checkpoint_mode import waits_for_final
+from tidegate.coordinator.checkpoint_mode import needs_final_checkpoint
 from tidegate.coordinator.job_run import JobRun, RunFailed
-from tidegate.coordinator.recovery.restore_point import RestorePoint, choose_restore_point, ended_as
+from tidegate.coordinator.recovery.restore_point import RestorePoint, choose_restore_point, end_status
 from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.coordinator.supervision.supervisor import Supervisor
 from tidegate.errors import (
@@ -37,10 +37,10 @@ from tidegate.errors import (
     UnclearAnswerError,
 )
 from tidegate.plan.graph_document import graph_document
-from tidegate.spark.driver_loop.attempt import Attempt, SlotView
-from tidegate.spark.driver_loop.checkpoint_deletion import ZOMBIE_LIFE_S
-from tidegate.spark.driver_loop.spark_job import Job, Splits, assign, fresh_splits
-from tidegate.spark.driver_loop.status_hint import job_metrics, job_watermark_us, operators_at_work
+from tidegate.spark.driver_loop.attempt import Attempt, SlotState
+from tidegate.spark.driver_loop.checkpoint_deletion import CANCELLED_WORKER_GRACE_S
+from tidegate.spark.driver_loop.spark_job import SparkJob, Splits, assign_splits, fresh_splits
+from tidegate.spark.driver_loop.status_hint import busy_operators, job_metrics, job_watermark_us
 from tidegate.spark.session import SlotWait, start_session, ui_url
 
 COMMAND_POLL_S = 0.1
@@ -52,12 +52,12 @@ LateEvent = Callable[[], sv.SupervisionEvent]
 """Gives the event when it is taken."""
 
 
-class Supervision:
+class StreamingLoop:
     """Runs attempts until the job ends."""
 
     def __init__(
         self,
-        job: Job,
+        job: SparkJob,
         terminated: threading.Event,
         *,
         new_session: Callable[[Any, Any], SparkSession] = start_session,
@@ -81,22 +81,22 @@ class Supervision:
         self._start: sv.StartRun | None = None
         self._exit_code: int | None = None
         self._over = threading.Event()
-        job.retiring.grace_s = job.options.checkpoint_timeout.total_seconds() + ZOMBIE_LIFE_S
+        job.retiring.grace_s = job.options.checkpoint_timeout.total_seconds() + CANCELLED_WORKER_GRACE_S
 
     def run(self) -> int:
         """Until the job ends; the driver's exit code. Raises FencedError when a newer generation reigns."""
         job = self._job
         job.hint.update(slots_needed=job.options.parallelism, slots_registered=0, restarts=0)
-        self._feed(sv.Begin(ended_as(job.reign.decisions, job.spec.number)))
+        self._feed(sv.BeginSupervision(end_status(job.generation_log.decisions, job.spec.number)))
         if self._exit_code is not None:
             return self._exit_code
         watcher = threading.Thread(target=self._watch, name="supervision", daemon=True)
         watcher.start()
         try:
-            self._look_ahead()
+            self._validate_before_start()
             self._take_events()
             while self._exit_code is None:
-                self._turn(self.session())
+                self._run_round(self.session())
             return self._exit_code
         finally:
             self._over.set()
@@ -111,7 +111,7 @@ class Supervision:
             self._job.hint.update(spark_ui=ui_url(self._session))
         return self._session
 
-    def _look_ahead(self) -> None:
+    def _validate_before_start(self) -> None:
         """What does not fit, and sources that cannot be read, are told before anybody waits for Spark and slots. A
         store that does not answer now is asked again by the first run, whose failure that is then (S9.1)."""
         try:
@@ -128,14 +128,14 @@ class Supervision:
 
     # ------------------------------------------------------------ the loop
 
-    def _turn(self, session: SparkSession) -> None:
+    def _run_round(self, session: SparkSession) -> None:
         """One round between runs, or a whole run."""
         if self._start is not None:
             start, self._start = self._start, None
             self._feed(self._one_run(session, start.requests))
             return
         if self._wants_slots:
-            self._look_for_slots(session)
+            self._poll_slots(session)
         self._take_events(self._pause_s())
 
     def _take_events(self, wait_s: float = 0.0) -> None:
@@ -161,20 +161,20 @@ class Supervision:
         for action in self._supervisor.handle(event, self._now_ms()):
             self._carry_out(action)
 
-    def _look_for_slots(self, session: SparkSession) -> None:
+    def _poll_slots(self, session: SparkSession) -> None:
         job = self._job
         if self._slot_wait is None:
             self._slot_wait = self._new_slot_wait(session, job.spec, job.options)
         slot_wait = self._slot_wait
         try:
-            there = slot_wait.look()
+            there = slot_wait.poll()
         except SlotsUnavailableError as error:
-            self._feed(sv.CannotGoOn(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point()))
+            self._feed(sv.RunImpossible(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point()))
             return
         finally:
             job.hint.update(slots_registered=slot_wait.offered)
         if there:
-            self._feed(sv.SlotsThere())
+            self._feed(sv.SlotsAvailable())
 
     # ------------------------------------------------------------ actions
 
@@ -185,12 +185,12 @@ class Supervision:
                 self._wants_slots, self._slot_wait = True, None
             case sv.StartRun():
                 self._wants_slots, self._start = False, action
-            case sv.CheckReign():
-                untold = job.reign.notice()
+            case sv.CheckGeneration():
+                untold = job.generation_log.check_quietly()
                 if untold is not None:
                     print(f"tidegate: whether this driver still reigns could not be read: {untold}", flush=True)
-            case sv.Deliver(request):
-                self._hand(self._run, request)
+            case sv.DeliverToRun(request):
+                self._deliver(self._run, request)
             case sv.JudgeStop(command_id):
                 self._judge_stop(command_id)
             case sv.FailCurrentRun(failure):
@@ -219,12 +219,12 @@ class Supervision:
         except StoreError as error:
             print(f"tidegate: command {command_id} could not be checked: {error}", flush=True)
             return
-        self._post(lambda: sv.StopJudged(command_id, wanted, self._stop_point(), self._latest()))
+        self._enqueue(lambda: sv.StopJudged(command_id, wanted, self._stop_point(), self._latest()))
 
-    def _hand(self, run: JobRun, wish: ev.Wish) -> None:
+    def _deliver(self, run: JobRun, wish: ev.Wish) -> None:
         """One that has its outcome takes nothing more."""
         if run.outcome is None:
-            run.take(wish)
+            run.handle_command(wish)
         else:
             self._late.append(wish)
 
@@ -236,7 +236,7 @@ class Supervision:
     def _record(self, failure: RunFailed) -> None:
         if failure.traceback:
             print(failure.traceback, flush=True)
-        self._job.reign.append(
+        self._job.generation_log.append(
             "failure",
             {
                 "message": failure.message,
@@ -256,7 +256,7 @@ class Supervision:
 
     # ------------------------------------------------------------ one run
 
-    def _one_run(self, session: SparkSession, requests: Sequence[ev.Wish]) -> sv.RunOver | sv.CannotGoOn:
+    def _one_run(self, session: SparkSession, requests: Sequence[ev.Wish]) -> sv.RunTornDown | sv.RunImpossible:
         """Blocks until the run is over; events are taken meanwhile."""
         try:
             wanted = [request for request in requests if self._is_wanted(request)]
@@ -265,14 +265,14 @@ class Supervision:
             raise
         except StoreError as error:
             failure = RunFailed(f"what the run starts from could not be read: {error}", code=error.code)
-            return sv.RunOver(failure, tuple(requests), self._stop_point(), random.random(), self._latest())
+            return sv.RunTornDown(failure, tuple(requests), self._stop_point(), random.random(), self._latest())
         except TidegateError as error:
-            return sv.CannotGoOn(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point())
+            return sv.RunImpossible(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point())
         self._attempt = attempt
         again: list[ev.Wish] = []
         try:
             for request in wanted:
-                self._hand(attempt.job_run, request)
+                self._deliver(attempt.job_run, request)
             outcome = attempt.run()
             if isinstance(outcome, RunFailed):
                 again += attempt.shut_down(outcome.message)
@@ -283,7 +283,7 @@ class Supervision:
             self._attempt = None
         again += self._late
         self._late = []
-        return sv.RunOver(outcome, tuple(again), self._stop_point(), random.random(), self._latest())
+        return sv.RunTornDown(outcome, tuple(again), self._stop_point(), random.random(), self._latest())
 
     def _make_attempt(self, session: SparkSession) -> tuple[Attempt, sv.StopPoint | None]:
         """The next run, and the completed stop-savepoint when that is what it commits."""
@@ -295,8 +295,8 @@ class Supervision:
         commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
         splits = self._splits = job.splits(restore) if self._splits is None else self._splits
         if restore is not None and restore.way_back is not None:
-            print(f"tidegate: going back to {restore.location}: {restore.way_back.told()}", flush=True)
-        job.go_back(restore, run_id)
+            print(f"tidegate: going back to {restore.location}: {restore.way_back.log_text()}", flush=True)
+        job.rewind_sinks(restore, run_id)
         interval = job.options.checkpoint_interval
         interval_ms = 0 if interval is None else int(interval.total_seconds() * 1000)
         pause_ms = int(job.options.min_pause_between_checkpoints.total_seconds() * 1000)
@@ -316,9 +316,9 @@ class Supervision:
                 answer=lambda answer: self._inbox.put(lambda: sv.RunAnswered(answer, run.outcome is not None)),
                 now_ms=self._now_ms,
                 retire=job.retiring.add,
-                on_completed=lambda: self._inbox.put(sv.Progress),
+                on_completed=lambda: self._inbox.put(sv.RunProgressed),
                 watermark_us=lambda: job_watermark_us(attempt.slots),
-                at_work=lambda: operators_at_work(attempt.slots),
+                at_work=lambda: busy_operators(attempt.slots),
                 carried=restore.metadata.counters if restore is not None else {},
             )
             return run
@@ -332,16 +332,16 @@ class Supervision:
                 "storage_options": job.storage_options,
                 "job_id": job.spec.job_id,
                 "spec": job.spec.number,
-                "generation": job.reign.generation,
+                "generation": job.generation_log.generation,
                 "run_id": run_id,
                 "digest": job.plan.digest,
                 "schemas": found_schemas(graph_document(job.graph)),
             },
             master=job.spec.master,
             make_run=make_run,
-            assignments=assign(fresh_splits(splits, restore), job.plan.parallelism),
+            assignments=assign_splits(fresh_splits(splits, restore), job.plan.parallelism),
             restore=restore,
-            wait_for_final=waits_for_final(job.options, commit_only),
+            wait_for_final=needs_final_checkpoint(job.options, commit_only),
             on_running=lambda: self._inbox.put(lambda: started),
             on_metrics=self._on_metrics,
             on_round=self._on_round,
@@ -367,7 +367,7 @@ class Supervision:
     def _next_point(self) -> RestorePoint | None:
         job = self._job
         try:
-            return choose_restore_point(job.reign.decisions, job.specs(), job.spec.number)
+            return choose_restore_point(job.generation_log.decisions, job.specs(), job.spec.number)
         except TidegateError:
             return None
 
@@ -376,9 +376,9 @@ class Supervision:
         if self._attempt is not None and self._attempt.job_run.outcome is None:
             self._attempt.job_run.note_overdue_deletions(self._job.retiring.overdue)
 
-    def _on_metrics(self, slots: Mapping[int, SlotView]) -> None:
+    def _on_metrics(self, slots: Mapping[int, SlotState]) -> None:
         coordinator, ended = self._run.coordinator, self._run.ended_counts
-        self._job.hint.show(
+        self._job.hint.set_source(
             lambda: {
                 **job_metrics(self._job.graph, slots, ended),
                 "refused_requests": coordinator.refused,
@@ -395,14 +395,14 @@ class Supervision:
         while not self._over.wait(COMMAND_POLL_S):
             try:
                 for command in self._job.desk.take():
-                    self._post(partial(sv.CommandArrived, command))
+                    self._enqueue(partial(sv.CommandArrived, command))
                 if self._terminated.is_set() and not told:
                     told = True
-                    self._post(sv.Terminated)
+                    self._enqueue(sv.Terminated)
             except Exception:
                 traceback.print_exc()
 
-    def _post(self, event: LateEvent) -> None:
+    def _enqueue(self, event: LateEvent) -> None:
         self._inbox.put(event)
         attempt = self._attempt
         if attempt is not None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from tidegate.state.cells import Cells
+from tidegate.state.cells import CopyOnWriteArrays
 from tidegate.state.keys.key_types import is_key_type
 
 SORTABLE = "numbers, decimals, strings, binary, booleans, dates and times"
@@ -113,7 +113,7 @@ class AggregateFunction:
     name: str
     result_type: Callable[[Sequence[pa.DataType], AggregateArguments], pa.DataType | None]
     state_schema: Callable[[Aggregation], pa.Schema]
-    accumulator: Callable[[Aggregation, Cells], Accumulating]
+    accumulator: Callable[[Aggregation, CopyOnWriteArrays], AggregateState]
     check: Callable[[AggregateArguments], None] = accept_all
     word: str = ""
     needs_column: bool = True
@@ -158,7 +158,7 @@ class Aggregation:
         """Columns of the state, a row for each entry."""
         return self.function.state_schema(self)
 
-    def accumulator(self, cells: Cells) -> Accumulating:
+    def accumulator(self, cells: CopyOnWriteArrays) -> AggregateState:
         """An empty one, with its numbers, where it keeps some, in `cells`."""
         return self.function.accumulator(self, cells)
 
@@ -190,7 +190,7 @@ StateColumns: TypeAlias = Callable[[Any, int, int], list[pa.Array]]
 """Gives the state columns of entries start..stop, given a frozen copy of the arrays of exactly those."""
 
 
-class Accumulating(Protocol):
+class AggregateState(Protocol):
     """An aggregate of every entry 0, 1, 2, ... What it holds for one can be had as Arrow columns (`state`), and folded
     into another (`merge`): that is how panes become windows, sessions one, and snapshots state again.
 

@@ -17,7 +17,7 @@ from tidegate.state.aggregates.row_log import (
     order_keys,
     without_nulls,
 )
-from tidegate.state.cells import Cells, Entries
+from tidegate.state.cells import CopyOnWriteArrays, Entries
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_types import stored_array, stored_type
 
@@ -48,11 +48,11 @@ class DistinctValues:
         return pa.array(np.diff(offsets)) if self._counts else as_lists(columns[0], offsets, self._output)
 
 
-def _counted(aggregation: Aggregation, cells: Cells) -> RowLog:
+def _counted(aggregation: Aggregation, cells: CopyOnWriteArrays) -> RowLog:
     return RowLog(aggregation, DistinctValues(aggregation.output, counts=True), is_list=True)
 
 
-def _listed(aggregation: Aggregation, cells: Cells) -> RowLog:
+def _listed(aggregation: Aggregation, cells: CopyOnWriteArrays) -> RowLog:
     return RowLog(aggregation, DistinctValues(aggregation.output, counts=False), is_list=True)
 
 

@@ -18,17 +18,17 @@ from tidegate.state.aggregates.aggregation import (
     is_number,
 )
 from tidegate.state.aggregates.numbers import Values, read_values
-from tidegate.state.cells import Arrays, Cells, Entries
+from tidegate.state.cells import Arrays, CopyOnWriteArrays, Entries
 from tidegate.state.compiler import inlined, kernel
 
 
-class Moments:
+class VarianceState:
     """var or stddev of every entry; see `Accumulating`. Of `n` values or fewer, with `n` taken off the divisor, it is
     null."""
 
     reads = "floats"
 
-    def __init__(self, aggregation: Aggregation, cells: Cells, *, is_root: bool) -> None:
+    def __init__(self, aggregation: Aggregation, cells: CopyOnWriteArrays, *, is_root: bool) -> None:
         self.state_schema = aggregation.state_schema()
         self._off = aggregation.n
         self._is_root = is_root
@@ -106,8 +106,8 @@ def _columns(aggregation: Aggregation) -> pa.Schema:
 
 
 def _function(name: str, *, is_root: bool) -> AggregateFunction:
-    def accumulator(aggregation: Aggregation, cells: Cells) -> Moments:
-        return Moments(aggregation, cells, is_root=is_root)
+    def accumulator(aggregation: Aggregation, cells: CopyOnWriteArrays) -> VarianceState:
+        return VarianceState(aggregation, cells, is_root=is_root)
 
     def check(arguments: AggregateArguments) -> None:
         if arguments.n not in (0, 1):

@@ -18,9 +18,9 @@ import pyarrow.types as pt
 
 from tidegate.errors import DataError
 from tidegate.state.aggregates.aggregation import (
-    Accumulating,
     AggregateArguments,
     AggregateFunction,
+    AggregateState,
     Aggregation,
     Selection,
     StateColumns,
@@ -30,7 +30,7 @@ from tidegate.state.aggregates.aggregation import (
 )
 from tidegate.state.aggregates.ordered_rows import BestRows, Order
 from tidegate.state.aggregates.row_log import Columns, RowLog, Rows, kept_columns, one_or_null, without_nulls
-from tidegate.state.cells import Arrays, Cells, Entries
+from tidegate.state.cells import Arrays, CopyOnWriteArrays, Entries
 from tidegate.state.compiler import inlined, kernel
 from tidegate.state.keys.key_bytes import Bytes, Int64s, fixed_values, valid_mask
 from tidegate.state.keys.key_types import stored_type
@@ -81,7 +81,7 @@ def read_values(array: pa.Array, function: Function) -> Values:
 
 
 class Accumulator:
-    """One aggregate of every entry, in arrays of `Cells`. Not safe for several threads; what a snapshot writer may read
+    """One aggregate of every entry, in arrays of `CopyOnWriteArrays`. Not safe for several threads; what a snapshot writer may read
     is a frozen version of the cells, by `state_columns`."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Accumulator:
         function: Function,
         input_type: pa.DataType | None,
         output_type: pa.DataType,
-        cells: Cells | None = None,
+        cells: CopyOnWriteArrays | None = None,
     ) -> None:
         """Args: name: of the output column. input_type: None for count of rows. output_type: of the output column.
         cells: where to have the arrays, under names that begin with `name`; who gives one touches what is written."""
@@ -102,7 +102,7 @@ class Accumulator:
         self._dtype = _dtype(function, input_type)
         self._start = _START[function](self._dtype)
         self._add = _KERNELS[function, self._dtype]
-        self._cells = cells or Cells(1)
+        self._cells = cells or CopyOnWriteArrays(1)
         self._values = f"{name}/values"
         self._counts = f"{name}/counts"  # of mean
         self._seen = f"{name}/seen"  # 1 where a value has come; not there: everywhere
@@ -161,7 +161,7 @@ class Accumulator:
             )
 
     def merge(self, entries: Entries, columns: Sequence[pa.Array], known: int) -> None:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         if self._function == "count":
             self._fold(_sum_ints, entries, _numbers(columns[0]), self._values)
         elif self._function == "mean":
@@ -173,7 +173,7 @@ class Accumulator:
             self.add(entries, Values(_numbers(state), valid), known)
 
     def result(self, entries: Selection) -> pa.Array:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         arrays = {name: array[entries] for name, array in self._cells.arrays.items()}
         part, missing = arrays[self._values], self._missing(arrays)
         if self._function == "mean":
@@ -183,11 +183,11 @@ class Accumulator:
         return _typed(part, missing, self.output_type)
 
     def state(self, entries: Selection) -> list[pa.Array]:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         return self._state_columns({name: array[entries] for name, array in self._cells.arrays.items()})
 
     def freeze(self) -> StateColumns:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         return lambda arrays, start, stop: self._state_columns(arrays)
 
     def _state_columns(self, arrays: Arrays) -> list[pa.Array]:
@@ -388,7 +388,7 @@ class DecimalSum:
         return one_or_null(columns[0], offsets)
 
 
-def _of_numbers(aggregation: Aggregation, cells: Cells) -> Accumulating:
+def _of_numbers(aggregation: Aggregation, cells: CopyOnWriteArrays) -> AggregateState:
     type_ = aggregation.types[0] if aggregation.types else None
     return Accumulator(aggregation.name, cast(Function, aggregation.function.name), type_, aggregation.output, cells)
 
@@ -404,7 +404,7 @@ def _columns_of_sum(aggregation: Aggregation) -> pa.Schema:
     return _columns_of_numbers(aggregation)
 
 
-def _summing(aggregation: Aggregation, cells: Cells) -> Accumulating:
+def _summing(aggregation: Aggregation, cells: CopyOnWriteArrays) -> AggregateState:
     if pt.is_decimal(aggregation.types[0]):
         return RowLog(aggregation, DecimalSum(aggregation.name, aggregation.output), is_list=False)
     return _of_numbers(aggregation, cells)
@@ -424,7 +424,7 @@ def _extreme(name: str, order: Order) -> AggregateFunction:
         is_plain = is_numeric_type(aggregation.types[0])
         return _columns_of_numbers(aggregation) if is_plain else kept_columns(aggregation)
 
-    def accumulator(aggregation: Aggregation, cells: Cells) -> Accumulating:
+    def accumulator(aggregation: Aggregation, cells: CopyOnWriteArrays) -> AggregateState:
         if is_numeric_type(aggregation.types[0]):
             return _of_numbers(aggregation, cells)
         return RowLog(aggregation, BestRows(aggregation, order, is_list=False), is_list=False)

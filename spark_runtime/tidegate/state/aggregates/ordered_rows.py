@@ -29,7 +29,7 @@ from tidegate.state.aggregates.row_log import (
     order_keys,
     without_nulls,
 )
-from tidegate.state.cells import Cells, Entries
+from tidegate.state.cells import CopyOnWriteArrays, Entries
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 from tidegate.state.keys.key_types import stored_array, stored_type
 
@@ -110,7 +110,7 @@ def _nulls_last(column: pa.Array) -> Int64s:
 
 
 def _one(name: str, order: Order, *, by_time: bool = False) -> AggregateFunction:
-    def accumulator(aggregation: Aggregation, cells: Cells) -> RowLog:
+    def accumulator(aggregation: Aggregation, cells: CopyOnWriteArrays) -> RowLog:
         return RowLog(aggregation, BestRows(aggregation, order, is_list=False), is_list=False)
 
     return AggregateFunction(
@@ -127,7 +127,7 @@ def _top(name: str, order: Order) -> AggregateFunction:
     def result_type(types: Sequence[pa.DataType], arguments: AggregateArguments) -> pa.DataType | None:
         return pa.list_(stored_type(types[0])) if arguments.orders or is_sortable(types[0]) else None
 
-    def accumulator(aggregation: Aggregation, cells: Cells) -> RowLog:
+    def accumulator(aggregation: Aggregation, cells: CopyOnWriteArrays) -> RowLog:
         return RowLog(aggregation, BestRows(aggregation, order, is_list=True), is_list=True)
 
     def check(arguments: AggregateArguments) -> None:
@@ -146,7 +146,7 @@ def _top(name: str, order: Order) -> AggregateFunction:
 
 
 def _rows(name: str, order: Order) -> AggregateFunction:
-    def accumulator(aggregation: Aggregation, cells: Cells) -> RowLog:
+    def accumulator(aggregation: Aggregation, cells: CopyOnWriteArrays) -> RowLog:
         return RowLog(aggregation, BestStructs(aggregation, order, is_list=True), is_list=True)
 
     def refuse(arguments: AggregateArguments) -> None:
@@ -161,7 +161,7 @@ def _rows(name: str, order: Order) -> AggregateFunction:
     )
 
 
-def _collected(aggregation: Aggregation, cells: Cells) -> RowLog:
+def _collected(aggregation: Aggregation, cells: CopyOnWriteArrays) -> RowLog:
     return RowLog(aggregation, BestRows(aggregation, _ALL, is_list=True), is_list=True)
 
 

@@ -16,7 +16,7 @@ from tidegate.state.aggregates.aggregation import (
     Groups,
 )
 from tidegate.state.aggregates.row_log import Columns, RowLog, Rows, one_or_null
-from tidegate.state.cells import Cells, Entries
+from tidegate.state.cells import CopyOnWriteArrays, Entries
 from tidegate.state.keys.key_bytes import Int64s
 
 
@@ -86,7 +86,7 @@ def _result_type(types: Sequence[pa.DataType], arguments: AggregateArguments) ->
     return None if arguments.user is None else arguments.user.result_type
 
 
-def _accumulator(aggregation: Aggregation, cells: Cells) -> RowLog:
+def _accumulator(aggregation: Aggregation, cells: CopyOnWriteArrays) -> RowLog:
     assert aggregation.user is not None
     states = UserStates(aggregation.name, aggregation.user, aggregation.output)
     return RowLog(aggregation, states, is_list=False, state_may_be_null=True)

@@ -15,7 +15,7 @@ import pyarrow.types as pt
 
 from tidegate.errors import PipelineError
 
-LARGEST_ARRAY = 2**31 - 1
+MAX_ARRAY_BYTES = 2**31 - 1
 """Bytes or elements that the values of one array have together, if it is not of a large type."""
 
 T = TypeVar("T")
@@ -32,10 +32,10 @@ def is_large(type_: pa.DataType) -> bool:
 
 def require_fits(type_: pa.DataType, size: int) -> None:
     """Refuse `size` bytes or elements for one array. Raises ArrayTooLarge."""
-    if size > LARGEST_ARRAY and not is_large(type_):
+    if size > MAX_ARRAY_BYTES and not is_large(type_):
         raise ArrayTooLarge(
             f"Values of type {type_} in state do not fit into one batch",
-            cause=f"those that are read at once have {size} bytes or elements, Arrow's limit is {LARGEST_ARRAY}",
+            cause=f"those that are read at once have {size} bytes or elements, Arrow's limit is {MAX_ARRAY_BYTES}",
             remedy=f"Declare the column as large_{type_}, where that is a type, or make the batches smaller",
         )
 

@@ -14,7 +14,7 @@ from tidegate.state.arrow.array_limits import is_large
 from tidegate.state.compiler import kernel
 from tidegate.state.keys.key_bytes import valid_mask
 
-LARGEST_VALUE = 2**31 - 1
+MAX_VALUE_BYTES = 2**31 - 1
 """Bytes or elements of one value in state."""
 
 
@@ -39,7 +39,7 @@ def raw_fixed(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def ranges_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], Any]:
     """Starts, lengths (-1 where null) and the values they point into: bytes, or an array of elements. Raises
-    PipelineError: a value is larger than `LARGEST_VALUE`."""
+    PipelineError: a value is larger than `MAX_VALUE_BYTES`."""
     wide = is_large(array.type)
     dtype = np.dtype(np.int64 if wide else np.int32)
     buffer = array.buffers()[1]
@@ -50,16 +50,16 @@ def ranges_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
     sizes = np.diff(offsets)
     if array.null_count:
         sizes[~valid_mask(array)] = -1
-    if wide and sizes.max(initial=0) > LARGEST_VALUE:
+    if wide and sizes.max(initial=0) > MAX_VALUE_BYTES:
         raise PipelineError(
             f"A value of type {array.type} is too large for state",
-            cause=f"it has {sizes.max()} bytes or elements, the limit is {LARGEST_VALUE}",
+            cause=f"it has {sizes.max()} bytes or elements, the limit is {MAX_VALUE_BYTES}",
             remedy="Keep it in several values, or its place in a store instead of it",
         )
     lengths = sizes.astype(np.int32)
     first, end = int(offsets[0]), int(offsets[-1])
     starts = offsets[:-1] - first
-    if is_bytes(array.type):
+    if is_binary_like(array.type):
         data = array.buffers()[2]
         return starts, lengths, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[first:end]
     return starts, lengths, array.values.slice(first, end - first)
@@ -72,7 +72,7 @@ def ranged_array(type_: pa.DataType, lengths: npt.NDArray[np.int64], values: Any
     if not is_large(type_):
         offsets = offsets.astype(np.int32)
     buffers = [bitmap(valid), pa.py_buffer(offsets)]
-    if is_bytes(type_):
+    if is_binary_like(type_):
         return pa.Array.from_buffers(type_, len(lengths), [*buffers, pa.py_buffer(values)])
     return pa.Array.from_buffers(type_, len(lengths), buffers, children=[values])
 
@@ -105,14 +105,14 @@ def fixed_column_array(type_: pa.DataType, values: npt.NDArray[Any], valid: npt.
     return pa.Array.from_buffers(type_, len(values), [bitmap(valid), pa.py_buffer(values)])
 
 
-def is_bytes(type_: pa.DataType) -> bool:
+def is_binary_like(type_: pa.DataType) -> bool:
     """Strings and binary, but for those of a fixed width."""
     return bool(pt.is_string(type_) or pt.is_large_string(type_) or pt.is_binary(type_) or pt.is_large_binary(type_))
 
 
-def is_ranged(type_: pa.DataType) -> bool:
+def has_offsets(type_: pa.DataType) -> bool:
     """Values are ranges of bytes or elements."""
-    return is_bytes(type_) or bool(pt.is_list(type_) or pt.is_large_list(type_) or pt.is_map(type_))
+    return is_binary_like(type_) or bool(pt.is_list(type_) or pt.is_large_list(type_) or pt.is_map(type_))
 
 
 @kernel("void(i8[], i8[], i8[]!)")

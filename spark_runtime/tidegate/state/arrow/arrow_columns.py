@@ -3,7 +3,7 @@
 A column of a fixed width is an array of its raw values. Strings, binary, lists and maps are two arrays, start and
 length, into a log of bytes or elements that is only ever appended to: a frozen version keeps the log it saw. What is
 overwritten or forgotten stays in the log until more than half of it is dead; then the log is written anew. A struct is
-its fields. Every column has its arrays in a `Cells` of the owner, under names that begin with the column's.
+its fields. Every column has its arrays in a `CopyOnWriteArrays` of the owner, under names that begin with the column's.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tidegate.state.arrow.arrow_buffers import (
     fixed_column_array,
     fixed_width,
     gather_bytes,
-    is_bytes,
-    is_ranged,
+    has_offsets,
+    is_binary_like,
     ranged_array,
     ranges_of,
     raw_fixed,
 )
-from tidegate.state.cells import Arrays, Cells
+from tidegate.state.cells import Arrays, CopyOnWriteArrays
 from tidegate.state.keys.key_bytes import valid_mask
 
 COMPACT_BYTES = 1 << 20
@@ -51,7 +51,7 @@ Take: TypeAlias = Callable[[Arrays, Chosen], pa.Array]
 
 
 class Column(Protocol):
-    """One column. `cells` is the `Cells` it was made for."""
+    """One column. `cells` is the `CopyOnWriteArrays` it was made for."""
 
     type: pa.DataType
 
@@ -75,7 +75,7 @@ class Column(Protocol):
         """About how many bytes it has outside of `cells`, those needed no more too."""
 
 
-def new_column(cells: Cells, name: str, type_: pa.DataType, *, compacts: bool = True) -> Column:
+def new_column(cells: CopyOnWriteArrays, name: str, type_: pa.DataType, *, compacts: bool = True) -> Column:
     """A column in new arrays of `cells`.
 
     Args:
@@ -87,7 +87,7 @@ def new_column(cells: Cells, name: str, type_: pa.DataType, *, compacts: bool = 
     """
     if pt.is_struct(type_):
         return StructColumn(cells, name, type_, compacts)
-    if is_ranged(type_):
+    if has_offsets(type_):
         return RangedColumn(cells, name, type_, compacts)
     if (width := fixed_width(type_)) is not None:
         return FixedColumn(cells, name, type_, width)
@@ -101,7 +101,7 @@ def new_column(cells: Cells, name: str, type_: pa.DataType, *, compacts: bool = 
 class FixedColumn:
     """Raw values, and 0 or 1 for validity."""
 
-    def __init__(self, cells: Cells, name: str, type_: pa.DataType, width: int) -> None:
+    def __init__(self, cells: CopyOnWriteArrays, name: str, type_: pa.DataType, width: int) -> None:
         self.type = type_
         self._cells = cells
         self._name, self._valid = name, f"{name}?"
@@ -141,7 +141,7 @@ class FixedColumn:
 class RangedColumn:
     """Start and length of each value in a log; length -1 where null."""
 
-    def __init__(self, cells: Cells, name: str, type_: pa.DataType, compacts: bool) -> None:
+    def __init__(self, cells: CopyOnWriteArrays, name: str, type_: pa.DataType, compacts: bool) -> None:
         self.type = type_
         self._cells = cells
         self._start, self._length = f"{name}@", f"{name}#"
@@ -209,7 +209,7 @@ class RangedColumn:
 class StructColumn:
     """A column for each field, and validity."""
 
-    def __init__(self, cells: Cells, name: str, type_: pa.DataType, compacts: bool) -> None:
+    def __init__(self, cells: CopyOnWriteArrays, name: str, type_: pa.DataType, compacts: bool) -> None:
         self.type = type_
         self._cells = cells
         self._valid = f"{name}?"
@@ -297,7 +297,7 @@ class RowLog:
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         self.size = 0
-        self._cells = Cells(64)
+        self._cells = CopyOnWriteArrays(64)
         self._columns = [new_column(self._cells, str(i), type_, compacts=False) for i, type_ in enumerate(types)]
 
     @property
@@ -372,7 +372,7 @@ def _present(positions: Chosen) -> tuple[npt.NDArray[np.bool_] | None, Chosen]:
 
 
 def _new_log(type_: pa.DataType) -> _ByteLog | _ElementLog:
-    if is_bytes(type_):
+    if is_binary_like(type_):
         return _ByteLog()
     if pt.is_map(type_):
         return _ElementLog(pa.struct([type_.key_field, type_.item_field]))

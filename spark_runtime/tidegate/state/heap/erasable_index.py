@@ -77,7 +77,7 @@ class _Slots:
 
     def _enter(self, entries: Entries, known: Int64s) -> None:
         self._known[entries] = known
-        enter_entries(self._known, entries, self._slots)
+        insert_entries(self._known, entries, self._slots)
 
     def _release(self, entries: Entries) -> None:
         self.count -= len(entries)
@@ -95,7 +95,7 @@ class _Slots:
         held = self._slots[self._slots >= 0]
         self._slots = np.full(2 * self.capacity, -1, np.int32)
         assert len(held) <= former
-        enter_entries(self._known, held, self._slots)
+        insert_entries(self._known, held, self._slots)
 
 
 class ErasableFixed(_Slots):
@@ -129,7 +129,7 @@ class ErasableFixed(_Slots):
         if self._null >= 0 and (entries == self._null).any():
             placed = entries[entries != self._null]
             self._null = -1
-        leave_entries(self._known, placed, self._slots)
+        erase_entries(self._known, placed, self._slots)
         self._release(entries)
 
 
@@ -168,7 +168,7 @@ class ErasableBytes(_Slots):
 
     def erase(self, entries: Entries) -> None:
         """See `ErasableIndex`."""
-        leave_entries(self._known, entries, self._slots)
+        erase_entries(self._known, entries, self._slots)
         self._dead += int(self._lengths[entries].sum())
         self._lengths[entries] = 0
         self._release(entries)
@@ -199,7 +199,7 @@ def _longer(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
 
 
 @kernel("void(i8[], i4[], i4[]!)")
-def enter_entries(known: Any, entries: Any, slots: Any) -> None:
+def insert_entries(known: Any, entries: Any, slots: Any) -> None:
     """Enter entries that are not there."""
     mask = len(slots) - 1
     for i in range(len(entries)):
@@ -210,7 +210,7 @@ def enter_entries(known: Any, entries: Any, slots: Any) -> None:
 
 
 @kernel("void(i8[], i4[], i4[]!)")
-def leave_entries(known: Any, entries: Any, slots: Any) -> None:
+def erase_entries(known: Any, entries: Any, slots: Any) -> None:
     """Take out entries that are there. What stands behind one, up to the next free slot, moves back into the gap where
     its own place is not after it."""
     mask = len(slots) - 1

@@ -27,7 +27,7 @@ class FrozenState:
         name: of the state.
         schema: of its rows.
         size: entries there were, those without a row too.
-        stamps: of each chunk; see `FrozenCells`.
+        stamps: of each chunk; see `FrozenArrays`.
         rows: gives the rows of a chunk, once for each.
         entry_bytes: about how many bytes the rows of an entry have; 0: not known.
     """

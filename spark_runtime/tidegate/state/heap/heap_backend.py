@@ -32,8 +32,15 @@ from tidegate.state.keyed_state import (
     TimerService,
     ValueState,
 )
-from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
-from tidegate.state.state_layout import KEY_PREFIX, TTL_COLUMN, foreign_files, require_same, timer_part, unknown_state
+from tidegate.state.keys.key_sets import DistinctKeyRows, KeyBatch
+from tidegate.state.state_layout import (
+    KEY_PREFIX,
+    TTL_COLUMN,
+    foreign_format_error,
+    require_same_columns,
+    timer_part,
+    unknown_state,
+)
 
 SWEPT_ENTRIES = 1024
 """Entries of each state with a TTL that are looked at, and removed where they have expired, for every batch."""
@@ -53,10 +60,10 @@ class HeapBackend(KeyedStateBackend):
     def open(self, ctx: BackendContext) -> None:
         """See `KeyedStateBackend`."""
         self._ctx = ctx
-        self._keyed = KeyedRows(ctx)
+        self._keyed = DistinctKeyRows(ctx)
         self._timers = {kind: ColumnarTimers(kind, self._keyed) for kind in TIMER_KINDS}
 
-    def keys(self, batch: pa.RecordBatch) -> ReadKeys:
+    def keys(self, batch: pa.RecordBatch) -> KeyBatch:
         """See `KeyedStateBackend`. Sweeps, too."""
         for state in self._states.values():
             state.sweep(SWEPT_ENTRIES)
@@ -96,14 +103,14 @@ class HeapBackend(KeyedStateBackend):
         timers = {timer_part(kind): found for kind, found in self._timers.items()}
         for part in parts:
             if part.format != "rows":
-                raise foreign_files(part, list(self._states), self._ctx.uid)
+                raise foreign_format_error(part, list(self._states), self._ctx.uid)
             for table in part.tables():
                 state = self._states.get(part.name) or timers.get(part.name)
                 if state is None:
                     raise unknown_state(part.name, self._ctx.uid)
-                require_same(part.name, table.schema, state.schema, self._ctx.uid)
+                require_same_columns(part.name, table.schema, state.schema, self._ctx.uid)
                 for batch in table.to_batches():
-                    self._take_back(state, self._mine(batch))
+                    self._take_back(state, self._own_rows(batch))
 
     def close(self) -> None:
         """See `KeyedStateBackend`."""
@@ -119,7 +126,7 @@ class HeapBackend(KeyedStateBackend):
         assert isinstance(found, kind), f"state {descriptor.name!r} is of kind {found.descriptor.kind}"
         return found
 
-    def _mine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _own_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         groups = batch.column(KEY_GROUP_COLUMN).to_numpy()
         mine = (groups >= self._ctx.key_groups.start) & (groups < self._ctx.key_groups.stop)
         return batch if mine.all() else batch.filter(pa.array(mine))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.state.arrow.arrow_columns import ALL, Chosen, Column, Positions, Take, new_column
-from tidegate.state.cells import Arrays, Cells, Entries, FrozenCells
+from tidegate.state.cells import Arrays, CopyOnWriteArrays, Entries, FrozenArrays
 from tidegate.state.heap.erasable_index import ErasableIndex, new_erasable
 from tidegate.state.keys.key_index import KeyReader, Keys
 
@@ -24,7 +24,7 @@ class HeapTable:
     Attributes:
         cells: what a row has for good: `GROUP` uint16, `LIVE` uint8, its key.
         values: what is overwritten: `USED` int64 milliseconds where there is a TTL, all other columns. Apart, since a
-            write to a frozen chunk copies all arrays of a `Cells`.
+            write to a frozen chunk copies all arrays of a `CopyOnWriteArrays`.
         version: another number whenever a row came or went: entries found before may be wrong then.
     """
 
@@ -39,10 +39,10 @@ class HeapTable:
         """Args: reader: reads the keys. key_types, value_types: of the columns. has_ttl: keep `USED`."""
         self.version = 0
         self.index: ErasableIndex = new_erasable(reader)
-        self.cells = Cells(self.index.capacity)
+        self.cells = CopyOnWriteArrays(self.index.capacity)
         self.cells.add(GROUP, np.uint16)
         self.cells.add(LIVE, np.uint8)
-        self.values = Cells(self.index.capacity)
+        self.values = CopyOnWriteArrays(self.index.capacity)
         if has_ttl:
             self.values.add(USED, np.int64)
         self._keys: list[Column] = [new_column(self.cells, f"key {i}", type_) for i, type_ in enumerate(key_types)]
@@ -128,11 +128,11 @@ class FrozenTable:
 
     Attributes:
         size: number of entries.
-        stamps: of each chunk; see `FrozenCells`.
+        stamps: of each chunk; see `FrozenArrays`.
         takes: read each column of a chunk's arrays, those of the key first.
     """
 
-    def __init__(self, cells: FrozenCells, values: FrozenCells, takes: Sequence[Take]) -> None:
+    def __init__(self, cells: FrozenArrays, values: FrozenArrays, takes: Sequence[Take]) -> None:
         self.size = cells.size
         self.stamps = cells.stamps + values.stamps  # neither ever falls, so equal sums mean that both are equal
         self.takes = takes
@@ -144,7 +144,7 @@ class FrozenTable:
         return len(self.stamps)
 
     def read(self, chunk: int) -> Arrays:
-        """The arrays of a chunk; see `FrozenCells`."""
+        """The arrays of a chunk; see `FrozenArrays`."""
         return {**self._cells.read(chunk), **self._values.read(chunk)}
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidegate.state.arrow.array_limits import in_parts
 from tidegate.state.arrow.arrow_columns import Positions
-from tidegate.state.cells import Arrays, Cells, Entries, FrozenCells
+from tidegate.state.cells import Arrays, CopyOnWriteArrays, Entries, FrozenArrays
 from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import GROUP, FrozenTable, HeapTable
 from tidegate.state.heap.timer_kernels import (
@@ -36,7 +36,7 @@ from tidegate.state.heap.timer_kernels import (
 )
 from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet, TimerKind
 from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
+from tidegate.state.keys.key_sets import DistinctKeyRows, KeyBatch
 from tidegate.state.state_layout import TIME_COLUMN, timer_part, timer_schema
 
 MIN_TIMERS = 64
@@ -52,14 +52,14 @@ _OF = pa.schema([(TIME_COLUMN, pa.int64())])
 class ColumnarTimers:
     """See `TimerService` and the module. Takes key sets of any back end."""
 
-    def __init__(self, kind: TimerKind, keyed: KeyedRows) -> None:
+    def __init__(self, kind: TimerKind, keyed: DistinctKeyRows) -> None:
         """Args: kind: names the part. keyed: of the back end's context."""
         self.kind = kind
         self._keyed = keyed
         self.schema = timer_schema(keyed.schema)
         self._keys = HeapTable(keyed.reader, keyed.schema.types, has_ttl=False)
         self._heads = np.full(self._keys.index.capacity, -1, np.int32)
-        self._cells = Cells(MIN_TIMERS)
+        self._cells = CopyOnWriteArrays(MIN_TIMERS)
         self._cells.add(_TIMES, np.int64)
         self._cells.add(_OWNERS, np.int32, -1)
         self._slots = np.full(2 * MIN_TIMERS, -1, np.int32)
@@ -139,10 +139,10 @@ class ColumnarTimers:
         """Timers of a snapshot: row i of `batch`, with the columns of `schema`, is of key `keys.rows[i]`."""
         self.register(keys, keys.rows, batch.column(TIME_COLUMN).to_numpy())
 
-    def _read(self, keys: KeySet) -> ReadKeys:
-        return keys if isinstance(keys, ReadKeys) else self._keyed.same(keys.columns())
+    def _read(self, keys: KeySet) -> KeyBatch:
+        return keys if isinstance(keys, KeyBatch) else self._keyed.same(keys.columns())
 
-    def _obtain(self, keys: ReadKeys, owners: KeyNumbers) -> Entries:
+    def _obtain(self, keys: KeyBatch, owners: KeyNumbers) -> Entries:
         entries = self._keys.find(keys.keys)
         wanted = np.zeros(keys.size, np.bool_)
         wanted[owners] = True
@@ -207,7 +207,7 @@ class _Links:
 class _FrozenRows:
     """Rows of frozen timers. The keys of all of them are read with the first chunk: any chunk may name any key."""
 
-    def __init__(self, schema: pa.Schema, timers: FrozenCells, keys: FrozenTable) -> None:
+    def __init__(self, schema: pa.Schema, timers: FrozenArrays, keys: FrozenTable) -> None:
         self._schema = schema
         self._timers = timers
         self._frozen_keys = keys

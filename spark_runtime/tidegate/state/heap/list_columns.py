@@ -16,7 +16,7 @@ from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import GROUP, LIVE, HeapTable
 from tidegate.state.heap.value_columns import HeapState, Used
 from tidegate.state.keyed_state import Elements, KeyNumbers, KeySet, Mask, StateDescriptor
-from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
+from tidegate.state.keys.key_sets import DistinctKeyRows, KeyBatch
 
 START, LENGTH, ROOM = "start", "length", "room"
 COMPACT_ROWS = 64 * 1024
@@ -27,7 +27,7 @@ class HeapList(HeapState):
     """See `ListState`. Elements are never changed in place: a frozen version reads the log meanwhile. A list that has
     no room left moves to the end of the log, into twice the room it needs."""
 
-    def __init__(self, descriptor: StateDescriptor, keyed: KeyedRows, now_ms: Callable[[], int]) -> None:
+    def __init__(self, descriptor: StateDescriptor, keyed: DistinctKeyRows, now_ms: Callable[[], int]) -> None:
         super().__init__(descriptor, keyed, now_ms, HeapTable(keyed.reader, keyed.schema.types, has_ttl=False))
         self.table.values.add(START, np.int64)
         self.table.values.add(LENGTH, np.int64)
@@ -59,7 +59,7 @@ class HeapList(HeapState):
         entries = self.entries_of(keys)
         self._remove(entries[entries >= 0 if where is None else (entries >= 0) & where])
 
-    def take_back(self, keys: ReadKeys, columns: pa.RecordBatch, used: Used) -> None:
+    def take_back(self, keys: KeyBatch, columns: pa.RecordBatch, used: Used) -> None:
         """Rows of a snapshot: row i of key `keys.rows[i]`."""
         self._append(keys, keys.rows, columns.columns[1 + self.key_width :][: len(self.columns)], used)
 
@@ -99,7 +99,7 @@ class HeapList(HeapState):
         counts = np.bincount(owners, minlength=keys.size)
         numbers = np.flatnonzero(counts)
         counts = counts[numbers]
-        entries = self.obtain(keys, numbers)
+        entries = self.find_or_add(keys, numbers)
         self.table.values.touch(entries)
         self._make_room(entries, counts)
         starts, lengths = self.table.values.arrays[START][entries], self.table.values.arrays[LENGTH][entries]

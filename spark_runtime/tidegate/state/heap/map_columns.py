@@ -16,7 +16,7 @@ from tidegate.state.heap.heap_table import USED, HeapTable
 from tidegate.state.heap.value_columns import HeapState, Used, frozen_table
 from tidegate.state.keyed_state import Elements, Found, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.keys.key_index import BytesKeys, KeyReader
-from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
+from tidegate.state.keys.key_sets import DistinctKeyRows, KeyBatch
 
 _HEAD = "head"
 
@@ -24,7 +24,7 @@ _HEAD = "head"
 class HeapMap(HeapState):
     """See `MapState`. The table of the keys has the first row of each key's chain; chains are no part of snapshots."""
 
-    def __init__(self, descriptor: StateDescriptor, keyed: KeyedRows, now_ms: Callable[[], int]) -> None:
+    def __init__(self, descriptor: StateDescriptor, keyed: DistinctKeyRows, now_ms: Callable[[], int]) -> None:
         super().__init__(descriptor, keyed, now_ms, HeapTable(keyed.reader, keyed.schema.types, has_ttl=False))
         self.table.values.add(_HEAD, np.int32)
         fields = [field.with_name(f"{i}") for i, field in enumerate([*keyed.schema, *descriptor.map_key])]
@@ -75,7 +75,7 @@ class HeapMap(HeapState):
         self._rows.remove(self._chains(entries)[1])
         self.table.remove(entries)
 
-    def take_back(self, keys: ReadKeys, columns: pa.RecordBatch, used: Used) -> None:
+    def take_back(self, keys: KeyBatch, columns: pa.RecordBatch, used: Used) -> None:
         """Rows of a snapshot: row i of key `keys.rows[i]`."""
         arrays = columns.columns[1 + self.key_width :]
         width = len(self.descriptor.map_key)
@@ -97,7 +97,7 @@ class HeapMap(HeapState):
         self._drop(entries[~self.lifetime.alive(self._rows.values.arrays[USED][entries])])
 
     def _pairs(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> BytesKeys:
-        assert isinstance(keys, ReadKeys), "keys of another back end"
+        assert isinstance(keys, KeyBatch), "keys of another back end"
         arrays = [array.take(pa.array(owners)) for array in keys.batch.columns]
         read = self._reader.read(pa.RecordBatch.from_arrays([*arrays, *map_keys.columns], schema=self._pair_schema))
         assert isinstance(read, BytesKeys)
@@ -131,7 +131,7 @@ class HeapMap(HeapState):
     def _add(self, keys: KeySet, owners: KeyNumbers, pairs: BytesKeys, missing: npt.NDArray[np.int64]) -> Entries:
         mine, of_rows = np.unique(owners[missing], return_inverse=True)
         is_new = self.entries_of(keys)[mine] < 0
-        entries = self.obtain(keys, mine)
+        entries = self.find_or_add(keys, mine)
         self.table.values.arrays[_HEAD][entries[is_new]] = -1
         rows = self._rows.add(pairs, missing, pairs.columns.columns, keys.groups[owners])
         if self._rows.cells.capacity > self._links.shape[1]:

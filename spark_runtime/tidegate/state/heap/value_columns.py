@@ -16,7 +16,7 @@ from tidegate.state.cells import Entries
 from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import GROUP, LIVE, USED, HeapTable, live_rows
 from tidegate.state.keyed_state import Found, KeyNumbers, KeySet, Mask, StateDescriptor, TimeToLive
-from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
+from tidegate.state.keys.key_sets import DistinctKeyRows, KeyBatch
 from tidegate.state.state_layout import part_schema, result_schema
 
 
@@ -47,7 +47,7 @@ class HeapState:
     """
 
     def __init__(
-        self, descriptor: StateDescriptor, keyed: KeyedRows, now_ms: Callable[[], int], table: HeapTable
+        self, descriptor: StateDescriptor, keyed: DistinctKeyRows, now_ms: Callable[[], int], table: HeapTable
     ) -> None:
         self.descriptor = descriptor
         self.schema = part_schema(descriptor, keyed.schema)
@@ -60,16 +60,16 @@ class HeapState:
 
     def entries_of(self, keys: KeySet) -> Entries:
         """Entry of each key, or -1; dead ones too."""
-        assert isinstance(keys, ReadKeys), "keys of another back end"
+        assert isinstance(keys, KeyBatch), "keys of another back end"
         version, entries = keys.found.get(id(self.table), (-1, None))
         if entries is None or version != self.table.version:
             entries = self.table.find(keys.keys)
             keys.found[id(self.table)] = self.table.version, entries
         return entries
 
-    def obtain(self, keys: KeySet, numbers: Numbers) -> Entries:
+    def find_or_add(self, keys: KeySet, numbers: Numbers) -> Entries:
         """Entries of some keys of the set; those that have none get one, with nothing but the key."""
-        assert isinstance(keys, ReadKeys)
+        assert isinstance(keys, KeyBatch)
         entries = self.entries_of(keys)
         missing = numbers[entries[numbers] < 0].astype(np.int64)
         if len(missing):
@@ -77,7 +77,7 @@ class HeapState:
             keys.found[id(self.table)] = self.table.version, entries
         return entries[numbers]
 
-    def all_keys(self, limit: int) -> Iterator[ReadKeys]:
+    def all_keys(self, limit: int) -> Iterator[KeyBatch]:
         """Keys with something alive."""
         for start in range(0, self.table.size, limit):
             entries = self.table.live(start, start + limit)
@@ -106,7 +106,7 @@ class HeapState:
 class HeapValue(HeapState):
     """See `ValueState`."""
 
-    def __init__(self, descriptor: StateDescriptor, keyed: KeyedRows, now_ms: Callable[[], int]) -> None:
+    def __init__(self, descriptor: StateDescriptor, keyed: DistinctKeyRows, now_ms: Callable[[], int]) -> None:
         values = result_schema(descriptor).types
         table = HeapTable(keyed.reader, keyed.schema.types, values, has_ttl=descriptor.ttl is not None)
         super().__init__(descriptor, keyed, now_ms, table)
@@ -139,12 +139,12 @@ class HeapValue(HeapState):
 
     def write(self, keys: KeySet, numbers: Numbers, arrays: Sequence[pa.Array], used: Used = None) -> None:
         """Set the rows of some keys of the set; `used` now, if not given."""
-        entries = self.obtain(keys, numbers)
+        entries = self.find_or_add(keys, numbers)
         self.table.put(entries, arrays)
         if self.lifetime is not None:
             self.table.values.arrays[USED][entries] = self.lifetime.now_ms() if used is None else used
 
-    def take_back(self, keys: ReadKeys, columns: pa.RecordBatch, used: Used) -> None:
+    def take_back(self, keys: KeyBatch, columns: pa.RecordBatch, used: Used) -> None:
         """Rows of a snapshot: row i of key `keys.rows[i]`; no key twice."""
         assert keys.size == columns.num_rows, f"a key comes twice in state {self.descriptor.name!r}"
         values = columns.columns[1 + self.key_width :][: len(self.columns)]

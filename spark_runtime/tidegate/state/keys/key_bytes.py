@@ -66,7 +66,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class FixedColumn:
+class FixedKeyColumn:
     """A key column with eight bytes a row.
 
     Attributes:
@@ -89,7 +89,7 @@ class VariableColumn:
     data: Bytes
 
 
-def fixed_column(array: pa.Array) -> FixedColumn:
+def fixed_column(array: pa.Array) -> FixedKeyColumn:
     """The eight bytes of each row of a column for which `is_fixed_key_type` holds. No copy for int64 and
     timestamp[us]."""
     type_ = array.type
@@ -119,7 +119,7 @@ def fixed_column(array: pa.Array) -> FixedColumn:
         tags = np.where(own, np.uint8(own_tag), np.uint8(tag))
     if array.null_count:
         tags = np.where(valid_mask(array), np.uint8(tag) if tags is None else tags, np.uint8(NULL_TAG))
-    return FixedColumn(tag, values, tags)
+    return FixedKeyColumn(tag, values, tags)
 
 
 def variable_column(array: pa.Array) -> VariableColumn:

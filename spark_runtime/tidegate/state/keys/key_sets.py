@@ -17,7 +17,7 @@ from tidegate.state.keys.key_index import BytesKeys, KeyReader, Keys
 
 
 @dataclass
-class ReadKeys:
+class KeyBatch:
     """See `KeySet`.
 
     Attributes:
@@ -37,7 +37,7 @@ class ReadKeys:
         return self.batch
 
 
-class KeyedRows:
+class DistinctKeyRows:
     """Turns batches into key sets."""
 
     def __init__(self, ctx: BackendContext) -> None:
@@ -47,11 +47,11 @@ class KeyedRows:
         self._max_parallelism = ctx.max_parallelism
         self._group_columns = ctx.group_columns
 
-    def of(self, batch: pa.RecordBatch) -> ReadKeys:
+    def of(self, batch: pa.RecordBatch) -> KeyBatch:
         """The distinct keys of a batch's key columns."""
         return self.distinct([key_array(batch, name) for name in self._columns])
 
-    def distinct(self, arrays: list[pa.Array]) -> ReadKeys:
+    def distinct(self, arrays: list[pa.Array]) -> KeyBatch:
         """The distinct keys of these columns."""
         columns = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         keys: Any = self.reader.read(columns)
@@ -61,13 +61,13 @@ class KeyedRows:
         if index.size < columns.num_rows:
             columns = columns.take(pa.array(first_rows(rows)))
             keys = self.reader.read(columns)
-        return ReadKeys(columns.num_rows, rows, self._groups(columns, keys), keys, columns)
+        return KeyBatch(columns.num_rows, rows, self._groups(columns, keys), keys, columns)
 
-    def same(self, columns: pa.RecordBatch) -> ReadKeys:
+    def same(self, columns: pa.RecordBatch) -> KeyBatch:
         """A set of keys that are distinct already."""
         keys = self.reader.read(columns)
         rows = np.arange(columns.num_rows, dtype=np.int32)
-        return ReadKeys(columns.num_rows, rows, self._groups(columns, keys), keys, columns)
+        return KeyBatch(columns.num_rows, rows, self._groups(columns, keys), keys, columns)
 
     def _groups(self, columns: pa.RecordBatch, keys: Keys) -> npt.NDArray[np.uint16]:
         whole = len(self._group_columns) == len(self.schema)

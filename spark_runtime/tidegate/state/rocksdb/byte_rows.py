@@ -85,7 +85,7 @@ class ByteRows:
         return np.lexsort((second, first))
 
 
-def joined(*columns: ByteRows) -> ByteRows:
+def join_bytes(*columns: ByteRows) -> ByteRows:
     """Row i of each, one behind the other. None may be missing."""
     offsets = np.zeros(len(columns[0]) + 1, np.int64)
     for column in columns:
@@ -97,7 +97,7 @@ def joined(*columns: ByteRows) -> ByteRows:
     return ByteRows.of(data, offsets)
 
 
-def stacked(*parts: ByteRows) -> ByteRows:
+def interleave(*parts: ByteRows) -> ByteRows:
     """The rows of each part after those of the former."""
     starts, base = [], 0
     for part in parts:
@@ -107,26 +107,26 @@ def stacked(*parts: ByteRows) -> ByteRows:
     return ByteRows(np.concatenate([part.data for part in parts]), np.concatenate(starts), lengths)
 
 
-def constants(values: npt.NDArray[Any]) -> ByteRows:
+def fixed_width_bytes(values: npt.NDArray[Any]) -> ByteRows:
     """Each element of an array of fixed width as its bytes."""
     raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
     width = values.dtype.itemsize
     return ByteRows(raw, np.arange(len(values), dtype=np.int64) * width, np.full(len(values), width, np.int64))
 
 
-def frames(rows: ByteRows, offsets: Int64s) -> ByteRows:
+def frame(rows: ByteRows, offsets: Int64s) -> ByteRows:
     """Rows in groups, one byte string for each group: of every row its length as uint32, then its bytes.
 
     Args:
         rows: none missing.
         offsets: group g has the rows offsets[g]:offsets[g + 1].
     """
-    sizes = constants(rows.lengths.astype("<u4"))
-    data, ends = joined(sizes, rows).packed()
+    sizes = fixed_width_bytes(rows.lengths.astype("<u4"))
+    data, ends = join_bytes(sizes, rows).packed()
     return ByteRows.of(data, ends[offsets])
 
 
-def unframed(groups: ByteRows) -> tuple[ByteRows, Int64s]:
+def unframe(groups: ByteRows) -> tuple[ByteRows, Int64s]:
     """Inverse of `frames`: the rows, sharing the groups' bytes, and the offsets. A missing group has none."""
     counts = np.empty(len(groups) + 1, np.int64)
     counts[0] = 0

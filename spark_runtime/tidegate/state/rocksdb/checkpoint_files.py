@@ -66,7 +66,7 @@ class CheckpointFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-class PendingCheckpoint:
+class UnwrittenCheckpoint:
     """The state at a barrier: what the caches had not written then, and, once settled, a folder of files with it all.
 
     Settled by whoever comes first: the snapshot writer thread, or the slot's loop before it writes to the database.

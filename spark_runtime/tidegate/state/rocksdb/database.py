@@ -30,8 +30,8 @@ READ_ROWS = 512
 BLOCK_BYTES = 4096
 WRITE_ROWS = 16384
 """Rows in one write batch."""
-SMALLEST_WRITE_BUFFER_BYTES = 2**20
-LARGEST_FILE_BYTES = 16 * 2**20
+MIN_WRITE_BUFFER_BYTES = 2**20
+MAX_FILE_BYTES = 16 * 2**20
 """RocksDB's files are about so large: each is read into memory whole when it enters a snapshot."""
 OPEN_FILES = 256
 """Files it holds open at once, each with some ten KiB of its index."""
@@ -327,9 +327,9 @@ def _options(memory_bytes: int) -> Options:
     options.set_write_buffer_manager(
         WriteBufferManager.new_write_buffer_manager_with_cache(write_buffers, False, cache)
     )
-    options.set_write_buffer_size(max(SMALLEST_WRITE_BUFFER_BYTES, write_buffers // 4))
+    options.set_write_buffer_size(max(MIN_WRITE_BUFFER_BYTES, write_buffers // 4))
     options.set_max_write_buffer_number(3)
-    file_bytes = min(LARGEST_FILE_BYTES, max(SMALLEST_WRITE_BUFFER_BYTES, memory_bytes // 8))
+    file_bytes = min(MAX_FILE_BYTES, max(MIN_WRITE_BUFFER_BYTES, memory_bytes // 8))
     options.set_target_file_size_base(file_bytes)
     options.set_max_bytes_for_level_base(8 * file_bytes)
     options.set_level_compaction_dynamic_level_bytes(True)

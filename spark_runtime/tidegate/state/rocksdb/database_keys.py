@@ -14,7 +14,7 @@ from tidegate.state.keys.key_bytes import canonical_bytes
 from tidegate.state.keys.key_hash import Hashes, KeyGroups, hash_keys, hash_rows, key_groups
 from tidegate.state.keys.key_index_kernels import add_bytes
 from tidegate.state.keys.key_sets import first_rows
-from tidegate.state.rocksdb.byte_rows import ByteRows, constants, joined
+from tidegate.state.rocksdb.byte_rows import ByteRows, fixed_width_bytes, join_bytes
 from tidegate.state.rocksdb.key_columns import key_columns
 
 GROUP_BYTES = 2
@@ -47,7 +47,7 @@ def read_keys(columns: pa.RecordBatch, ctx: BackendContext) -> RocksKeys:
     if ctx.namespace_columns:
         hashes = hash_keys(columns, ctx.group_columns)[first_rows(rows)]
     groups = key_groups(hashes, ctx.max_parallelism)
-    return RocksKeys(joined(constants(groups.astype(">u2")), found), rows, groups, columns.schema)
+    return RocksKeys(join_bytes(fixed_width_bytes(groups.astype(">u2")), found), rows, groups, columns.schema)
 
 
 def distinct(keys: ByteRows) -> tuple[ByteRows, KeyNumbers, Hashes]:

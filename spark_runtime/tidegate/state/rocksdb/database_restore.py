@@ -16,25 +16,25 @@ from tidegate.snapshot.parts import StatePart
 from tidegate.state.evolved_parts import evolved_parts
 from tidegate.state.keyed_state import BackendContext
 from tidegate.state.keys.key_hash import MAX_KEY_GROUPS
-from tidegate.state.rocksdb.byte_rows import ByteRows, joined
+from tidegate.state.rocksdb.byte_rows import ByteRows, join_bytes
 from tidegate.state.rocksdb.checkpoint_files import FilesOfPart
 from tidegate.state.rocksdb.database import RocksDatabase
 from tidegate.state.rocksdb.database_keys import group_key, read_keys
 from tidegate.state.rocksdb.file_reader import NewBackend, rows_of_files
 from tidegate.state.rocksdb.list_chunks import RocksList
-from tidegate.state.rocksdb.portable_rows import StoredRows, own_rows, prefixed_columns
+from tidegate.state.rocksdb.portable_rows import TableRows, prefixed_columns, rows_in_key_groups
 from tidegate.state.rocksdb.timer_tables import BY_TIME, TIME_BYTES
-from tidegate.state.state_layout import form_of, require_same, unknown_state
+from tidegate.state.state_layout import form_of, require_same_columns, unknown_state
 
 
-class Restore:
+class DatabaseRestore:
     """One restore. Used once."""
 
     def __init__(
         self,
         ctx: BackendContext,
         database: RocksDatabase,
-        stored: Mapping[str, StoredRows],
+        stored: Mapping[str, TableRows],
         lists: Mapping[str, RocksList],
         scratch: Path,
         new_backend: NewBackend,
@@ -97,14 +97,14 @@ class Restore:
             (changed,) = evolved_parts([part], descriptors, ctx.key_schema, ctx.uid, ctx.renamed_keys, **how)
         except SnapshotError as why:
             try:
-                require_same(part.name, part.table.schema, self._declared(part.name).schema, ctx.uid)
+                require_same_columns(part.name, part.table.schema, self._declared(part.name).schema, ctx.uid)
             except SnapshotError as both:
                 cause = f"{both.cause}: {why.cause}"
                 raise SnapshotError(both.what, where=both.where, cause=cause, remedy=why.remedy) from why
             raise
         return changed
 
-    def _declared(self, name: str) -> StoredRows:
+    def _declared(self, name: str) -> TableRows:
         if name not in self._stored:
             raise unknown_state(name, self._ctx.uid)
         return self._stored[name]
@@ -160,9 +160,9 @@ class Restore:
 
     def _restore_rows(self, part: StatePart) -> None:
         stored = self._declared(part.name)
-        require_same(part.name, part.table.schema, stored.schema, self._ctx.uid)
+        require_same_columns(part.name, part.table.schema, stored.schema, self._ctx.uid)
         table = self._database.table(stored.table)
-        for batch in own_rows(part, self._ctx.key_groups):
+        for batch in rows_in_key_groups(part, self._ctx.key_groups):
             if part.name in self._lists:
                 keys = read_keys(prefixed_columns(batch, stored.key_schema), self._ctx)
                 self._lists[part.name].append_rows(keys, keys.rows, stored.rows(batch))
@@ -181,4 +181,4 @@ def _by_time(keys: ByteRows) -> ByteRows:
     """Timers by time, from those by key."""
     ids = ByteRows(keys.data, keys.starts, keys.lengths - TIME_BYTES)
     times = ByteRows(keys.data, keys.starts + ids.lengths, keys.lengths - ids.lengths)
-    return joined(times, ids)
+    return join_bytes(times, ids)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
-from tidegate.snapshot.reader import NativeFiles
+from tidegate.snapshot.reader import BackendFiles
 from tidegate.state.keyed_state import BackendContext, KeyedKind, KeyedStateBackend, StateDescriptor, TimeToLive
 from tidegate.state.rocksdb.checkpoint_files import FilesOfPart
 from tidegate.state.state_layout import KEY_PREFIX, MAP_PREFIX, TTL_COLUMN, VALUE_PREFIX, form_of, timer_part
@@ -25,7 +25,7 @@ NewBackend = Callable[[], KeyedStateBackend]
 """Makes a RocksDB back end, not opened. The back end restores by this module, so it is passed in."""
 
 
-class RocksFiles(NativeFiles):
+class RocksFiles(BackendFiles):
     """Format "rocksdb"."""
 
     def __init__(self, new_backend: NewBackend) -> None:

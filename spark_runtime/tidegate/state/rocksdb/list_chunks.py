@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from tidegate.state.keyed_state import Elements, KeyNumbers, KeySet, Mask
 from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.rocksdb.byte_rows import ByteRows, constants, frames, joined, stacked, unframed
+from tidegate.state.rocksdb.byte_rows import ByteRows, fixed_width_bytes, frame, interleave, join_bytes, unframe
 from tidegate.state.rocksdb.database import RocksTable
 from tidegate.state.rocksdb.database_keys import ids_of
-from tidegate.state.rocksdb.state_rows import Expiry, RocksCells
+from tidegate.state.rocksdb.state_rows import Expiry, StateRows
 
 CHUNK_BYTES = 4096
 """An open chunk that has grown larger is closed."""
@@ -27,7 +27,7 @@ _OPEN = 2**32 - 1
 class RocksList:
     """See `ListState`."""
 
-    def __init__(self, cells: RocksCells) -> None:
+    def __init__(self, cells: StateRows) -> None:
         """Args: cells: of the state; a row of them is an element."""
         self._cells = cells
 
@@ -43,7 +43,7 @@ class RocksList:
         columns = expiry.decoded(kept)
         if len(kept) < len(rows) or expiry.ttl.on_read:
             there = np.diff(offsets) > 0
-            self._replace(ids_of(keys), expiry.used_now(kept) if expiry.ttl.on_read else kept, ends, there)
+            self._replace(ids_of(keys), expiry.refresh(kept) if expiry.ttl.on_read else kept, ends, there)
         return Elements(ends, columns)
 
     def append(self, keys: KeySet, owners: KeyNumbers, columns: pa.RecordBatch) -> None:
@@ -56,11 +56,11 @@ class RocksList:
             return
         order = np.argsort(owners, kind="stable")
         touched, counts = np.unique(owners, return_counts=True)
-        added = frames(rows.take(order), np.concatenate([[0], np.cumsum(counts)]))
+        added = frame(rows.take(order), np.concatenate([[0], np.cumsum(counts)]))
         ids = ids_of(keys).take(touched)
         heads = self._cells.cache.get(_chunk_ids(ids, np.full(len(ids), _OPEN)))
         closed = _closed(heads)
-        grown = joined(_numbers(closed), _content(heads), added)
+        grown = join_bytes(_numbers(closed), _content(heads), added)
         self._write(ids, grown, closed)
 
     def put(self, keys: KeySet, elements: Elements) -> None:
@@ -81,9 +81,9 @@ class RocksList:
         self._cells.remove(chunks)
         filled = np.flatnonzero((np.diff(offsets) > 0) & where)
         if len(filled):
-            content = frames(rows, offsets).take(filled)
+            content = frame(rows, offsets).take(filled)
             closed = np.zeros(len(filled), np.int64)
-            self._write(ids.take(filled), joined(_numbers(closed), content), closed)
+            self._write(ids.take(filled), join_bytes(_numbers(closed), content), closed)
 
     def _write(self, ids: ByteRows, open_chunks: ByteRows, closed: Int64s) -> None:
         """Write open chunks, closing those that are too large."""
@@ -92,37 +92,37 @@ class RocksList:
         if full.any():
             done = closed[full]
             content = _content(open_chunks.take(full))
-            self._cells.cache.put(_chunk_ids(ids.take(full), done), joined(_numbers(np.zeros_like(done)), content))
+            self._cells.cache.put(_chunk_ids(ids.take(full), done), join_bytes(_numbers(np.zeros_like(done)), content))
             self._cells.cache.put(_chunk_ids(ids.take(full), np.full(len(done), _OPEN)), _numbers(done + 1))
 
     def _elements(self, ids: ByteRows) -> tuple[ByteRows, Int64s]:
         heads = self._cells.cache.get(_chunk_ids(ids, np.full(len(ids), _OPEN)))
         closed = _closed(heads)
         if not closed.any():
-            return unframed(_content(heads))
+            return unframe(_content(heads))
         numbers = np.arange(int(closed.sum())) - np.repeat(np.cumsum(closed) - closed, closed)
         chunks = self._cells.cache.get(_chunk_ids(ids.take(np.repeat(np.arange(len(ids)), closed)), numbers))
-        both = stacked(_content(chunks), _content(heads))
+        both = interleave(_content(chunks), _content(heads))
         ends = np.cumsum(closed)
         order = np.insert(np.arange(len(chunks)), ends, len(chunks) + np.arange(len(ids)))
-        rows, offsets = unframed(both.take(order))
+        rows, offsets = unframe(both.take(order))
         return rows, offsets[np.concatenate([[0], ends + np.arange(1, len(ids) + 1)])]
 
 
 def chunk_elements(chunks: ByteRows) -> tuple[ByteRows, Int64s]:
     """The elements in chunks, and offsets by chunk."""
-    return unframed(_content(chunks))
+    return unframe(_content(chunks))
 
 
-def chunks_alive(chunks: ByteRows, expiry: Expiry) -> Mask:
+def live_chunks(chunks: ByteRows, expiry: Expiry) -> Mask:
     """Which chunks hold an element that is not over, or how many closed ones there are."""
     elements, offsets = chunk_elements(chunks)
     alive: Mask = np.diff(np.concatenate([[0], np.cumsum(expiry.alive(elements))])[offsets]) > 0
     return alive | (_closed(chunks) > 0)
 
 
-def heads_left_over(table: RocksTable, keys: ByteRows, chunks: ByteRows, expiry: Expiry) -> ByteRows:
-    """Of chunks that `chunks_alive` lets stay, the database keys of open ones that hold nothing and have no closed one
+def stale_heads(table: RocksTable, keys: ByteRows, chunks: ByteRows, expiry: Expiry) -> ByteRows:
+    """Of chunks that `live_chunks` lets stay, the database keys of open ones that hold nothing and have no closed one
     in the table any more: the list is over, and the next one of its key begins anew."""
     elements, offsets = chunk_elements(chunks)
     empty = np.diff(np.concatenate([[0], np.cumsum(expiry.alive(elements))])[offsets]) == 0
@@ -132,11 +132,11 @@ def heads_left_over(table: RocksTable, keys: ByteRows, chunks: ByteRows, expiry:
 
 
 def _numbers(values: npt.NDArray[np.int64]) -> ByteRows:
-    return constants(values.astype("<u4"))
+    return fixed_width_bytes(values.astype("<u4"))
 
 
 def _chunk_ids(ids: ByteRows, numbers: npt.NDArray[np.int64]) -> ByteRows:
-    return joined(ids, constants(numbers.astype(">u4")))
+    return join_bytes(ids, fixed_width_bytes(numbers.astype(">u4")))
 
 
 def _content(chunks: ByteRows) -> ByteRows:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.keys.key_bytes import canonical_bytes
-from tidegate.state.rocksdb.byte_rows import ByteRows, constants, joined
+from tidegate.state.rocksdb.byte_rows import ByteRows, fixed_width_bytes, join_bytes
 from tidegate.state.rocksdb.checkpoint_files import CheckpointFolder
 from tidegate.state.rocksdb.database import RocksDatabase, RocksTable
 from tidegate.state.rocksdb.database_keys import GROUP_BYTES, group_key, groups_of
@@ -31,7 +31,7 @@ RESTORED_ROWS = 65536
 
 
 @dataclass(frozen=True)
-class StoredRows:
+class TableRows:
     """How the rows of one state, or of one kind of timers, lie in a table whose keys begin with the key group.
 
     Attributes:
@@ -71,18 +71,18 @@ class StoredRows:
     def ids(self, batch: pa.RecordBatch) -> ByteRows:
         """The database keys of the keys in rows of `schema`."""
         names = [KEY_PREFIX + name for name in self.key_schema.names]
-        groups = constants(batch.column(KEY_GROUP_COLUMN).to_numpy().astype(">u2"))
-        return joined(groups, ByteRows.of(*canonical_bytes(batch, names)))
+        groups = fixed_width_bytes(batch.column(KEY_GROUP_COLUMN).to_numpy().astype(">u2"))
+        return join_bytes(groups, ByteRows.of(*canonical_bytes(batch, names)))
 
     def cells(self, batch: pa.RecordBatch) -> tuple[ByteRows, ByteRows]:
         """Keys and rows for the table, of all kinds but lists."""
         ids = self.ids(batch)
         if self.descriptor is None:
             times = batch.column(TIME_COLUMN).to_numpy()
-            return joined(ids, time_bytes(times)), constants(np.ones(len(ids), np.uint8))
+            return join_bytes(ids, time_bytes(times)), fixed_width_bytes(np.ones(len(ids), np.uint8))
         if len(self.descriptor.map_key):
             names = [MAP_PREFIX + name for name in self.descriptor.map_key.names]
-            ids = joined(ids, ByteRows.of(*canonical_bytes(batch, names)))
+            ids = join_bytes(ids, ByteRows.of(*canonical_bytes(batch, names)))
         return ids, self.rows(batch)
 
     def rows(self, batch: pa.RecordBatch) -> ByteRows:
@@ -95,7 +95,7 @@ class StoredRows:
         return codec.encode(pa.RecordBatch.from_arrays(arrays, schema=codec.schema))
 
 
-class Export:
+class CheckpointExport:
     """The database in a checkpoint folder, open to be read; both are let go when nobody holds this object."""
 
     def __init__(self, folder: CheckpointFolder) -> None:
@@ -105,7 +105,7 @@ class Export:
         self._database.opened()
         self._names = set(self._database.table_names())
 
-    def part(self, stored: StoredRows, key_groups: range, id_of: Callable[[int], str]) -> StatePart:
+    def part(self, stored: TableRows, key_groups: range, id_of: Callable[[int], str]) -> StatePart:
         """The rows of one state as a part whose blobs are read from the database one at a time.
 
         Args:
@@ -144,12 +144,12 @@ class Export:
         inner.update(starts[:: max(1, len(starts) // pieces)])
         return [low, *sorted(key for key in inner if low < key < high), high]
 
-    def _rows(self, stored: StoredRows, table: RocksTable, lower: bytes, upper: bytes) -> pa.Table:
+    def _rows(self, stored: TableRows, table: RocksTable, lower: bytes, upper: bytes) -> pa.Table:
         tables = [stored.to_table(keys, rows) for keys, rows in table.scan(lower, upper)]
         return pa.concat_tables([stored.schema.empty_table(), *tables])
 
 
-def own_rows(part: StatePart, key_groups: range) -> Iterator[pa.RecordBatch]:
+def rows_in_key_groups(part: StatePart, key_groups: range) -> Iterator[pa.RecordBatch]:
     """The rows of a part of format "rows" whose key group is one of `key_groups`, some at a time."""
     for table in part.tables():
         groups = table.column(KEY_GROUP_COLUMN).to_numpy()
@@ -164,6 +164,6 @@ def prefixed_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def schemas(stored: Sequence[StoredRows]) -> Mapping[str, pa.Schema]:
+def schemas(stored: Sequence[TableRows]) -> Mapping[str, pa.Schema]:
     """Name -> schema of its rows."""
     return {one.name: one.schema for one in stored}

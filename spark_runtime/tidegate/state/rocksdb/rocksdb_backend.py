@@ -30,16 +30,16 @@ from tidegate.state.keyed_state import (
 )
 from tidegate.state.keys.key_bytes import key_array
 from tidegate.state.rocksdb.byte_rows import ByteRows
-from tidegate.state.rocksdb.checkpoint_files import PendingCheckpoint, file_part
+from tidegate.state.rocksdb.checkpoint_files import UnwrittenCheckpoint, file_part
 from tidegate.state.rocksdb.database import RocksDatabase, RocksTable, require_rocksdict
 from tidegate.state.rocksdb.database_keys import GROUP_BYTES, RocksKeys, distinct, read_keys
-from tidegate.state.rocksdb.database_restore import Restore
+from tidegate.state.rocksdb.database_restore import DatabaseRestore
 from tidegate.state.rocksdb.key_columns import key_ends
-from tidegate.state.rocksdb.list_chunks import RocksList, chunk_elements, chunks_alive, heads_left_over
-from tidegate.state.rocksdb.portable_rows import Export, StoredRows, schemas
+from tidegate.state.rocksdb.list_chunks import RocksList, chunk_elements, live_chunks, stale_heads
+from tidegate.state.rocksdb.portable_rows import CheckpointExport, TableRows, schemas
 from tidegate.state.rocksdb.row_cache import RowCache
 from tidegate.state.rocksdb.row_states import RocksMap, RocksMerging, RocksValue
-from tidegate.state.rocksdb.state_rows import Expiry, ExpirySweep, RocksCells
+from tidegate.state.rocksdb.state_rows import Expiry, ExpirySweep, StateRows
 from tidegate.state.rocksdb.timer_tables import BY_TIME, RocksTimers
 from tidegate.state.state_layout import part_schema, timer_part, timer_schema
 
@@ -47,10 +47,10 @@ DATABASE_SHARE = 2
 """The database gets this part of the memory: 1/2. The rest is for caches, for the rows under way and for growth."""
 CACHE_SHARE = 8
 """Rows in all caches together get this part: 1/8; their arrays are at most twice as large."""
-SMALLEST_CACHE_BYTES = 2**16
+MIN_CACHE_BYTES = 2**16
 
 
-class RocksBackend(KeyedStateBackend):
+class RocksDBBackend(KeyedStateBackend):
     """See the module and `KeyedStateBackend`."""
 
     def open(self, ctx: BackendContext) -> None:
@@ -63,12 +63,12 @@ class RocksBackend(KeyedStateBackend):
         self._database = RocksDatabase(self._scratch / "database", ctx.memory_bytes // DATABASE_SHARE)
         self._nonce = uuid.uuid4().hex[:16]
         self._inherited: dict[str, str] = {}
-        self._stored: dict[str, StoredRows] = {}
-        self._cells: dict[str, RocksCells] = {}
+        self._stored: dict[str, TableRows] = {}
+        self._cells: dict[str, StateRows] = {}
         self._caches: dict[str, RowCache] = {}
         self._lists: dict[str, RocksList] = {}
         self._timers: dict[TimerKind, RocksTimers] = {}
-        self._pending: PendingCheckpoint | None = None
+        self._pending: UnwrittenCheckpoint | None = None
         self._snapshots = 0
 
     def keys(self, batch: pa.RecordBatch) -> RocksKeys:
@@ -100,7 +100,7 @@ class RocksBackend(KeyedStateBackend):
             name = timer_part(kind)
             tables = self._database.table(name + BY_TIME), self._database.table(name)
             caches = self._cache(tables[0]), self._cache(tables[1])
-            self._stored[name] = StoredRows(name, name, timer_schema(self._ctx.key_schema), self._ctx.key_schema)
+            self._stored[name] = TableRows(name, name, timer_schema(self._ctx.key_schema), self._ctx.key_schema)
             self._timers[kind] = RocksTimers(tables, caches, self._ctx.key_schema)
         return self._timers[kind]
 
@@ -124,12 +124,12 @@ class RocksBackend(KeyedStateBackend):
             frozen = cache.freeze()
             if frozen is not None:
                 rows.append((self._database.table(table_name), *frozen))
-        pending = self._pending = PendingCheckpoint(self._database, rows, self._scratch / f"checkpoint-{name}")
-        return partial(self._written, _Claim(pending), name, tuple(self._stored.values()), portable)
+        pending = self._pending = UnwrittenCheckpoint(self._database, rows, self._scratch / f"checkpoint-{name}")
+        return partial(self._written, _UnwrittenSnapshot(pending), name, tuple(self._stored.values()), portable)
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """See `KeyedStateBackend`."""
-        restore = Restore(self._ctx, self._database, self._stored, self._lists, self._scratch, type(self))
+        restore = DatabaseRestore(self._ctx, self._database, self._stored, self._lists, self._scratch, type(self))
         self._inherited = restore.run(parts)
 
     def close(self) -> None:
@@ -138,20 +138,20 @@ class RocksBackend(KeyedStateBackend):
             self._database.remove()
             shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _cells_of(self, descriptor: StateDescriptor) -> RocksCells:
+    def _cells_of(self, descriptor: StateDescriptor) -> StateRows:
         if descriptor.name in self._cells:
             return self._cells[descriptor.name]
         expiry = Expiry(descriptor, self._ctx.now_ms)
         schema = self._ctx.key_schema
         name = descriptor.name
-        self._stored[name] = StoredRows(name, name, part_schema(descriptor, schema), schema, descriptor, expiry)
+        self._stored[name] = TableRows(name, name, part_schema(descriptor, schema), schema, descriptor, expiry)
         table = self._database.table(name)
         sweep = None
         if descriptor.ttl is not None and descriptor.kind == "list":
-            sweep = ExpirySweep(table, partial(chunks_alive, expiry=expiry), partial(heads_left_over, expiry=expiry))
+            sweep = ExpirySweep(table, partial(live_chunks, expiry=expiry), partial(stale_heads, expiry=expiry))
         elif descriptor.ttl is not None:
             sweep = ExpirySweep(table, expiry.alive)
-        cells = self._cells[name] = RocksCells(table, self._cache(table, sweep), expiry)
+        cells = self._cells[name] = StateRows(table, self._cache(table, sweep), expiry)
         return cells
 
     def _cache(self, table: RocksTable, sweep: ExpirySweep | None = None) -> RowCache:
@@ -159,7 +159,7 @@ class RocksBackend(KeyedStateBackend):
         return cache
 
     def _quota(self) -> int:
-        return max(SMALLEST_CACHE_BYTES, self._ctx.memory_bytes // CACHE_SHARE // len(self._caches))
+        return max(MIN_CACHE_BYTES, self._ctx.memory_bytes // CACHE_SHARE // len(self._caches))
 
     def _settle(self) -> None:
         """Nothing of the last snapshot is left to be written: later changes may go to the database."""
@@ -167,11 +167,13 @@ class RocksBackend(KeyedStateBackend):
             self._pending.written()
             self._pending = None
 
-    def _written(self, claim: _Claim, name: str, stored: Sequence[StoredRows], portable: bool) -> Sequence[StatePart]:
+    def _written(
+        self, claim: _UnwrittenSnapshot, name: str, stored: Sequence[TableRows], portable: bool
+    ) -> Sequence[StatePart]:
         folder = claim.pending.folder()
         if not portable:
             return [file_part(folder, self._database.files(), self._blob_id, schemas(stored), self._ctx.key_groups)]
-        export = Export(folder)
+        export = CheckpointExport(folder)
         return [
             export.part(one, self._ctx.key_groups, partial("{}-rows-{}-{}-{}".format, self._nonce, name, number))
             for number, one in enumerate(stored)
@@ -181,17 +183,17 @@ class RocksBackend(KeyedStateBackend):
         return self._inherited.get(name) or f"{self._nonce}-{Path(name).stem}-{size}.sst"
 
 
-class _Claim:
+class _UnwrittenSnapshot:
     """Held by a snapshot that has not been written yet; without it nobody will ask for the folder."""
 
-    def __init__(self, pending: PendingCheckpoint) -> None:
+    def __init__(self, pending: UnwrittenCheckpoint) -> None:
         self.pending = pending
 
     def __del__(self) -> None:
         self.pending.give_up()
 
 
-def _alive_ids(stored: StoredRows, keys: ByteRows, rows: ByteRows, last: bytes) -> tuple[ByteRows, bytes]:
+def _alive_ids(stored: TableRows, keys: ByteRows, rows: ByteRows, last: bytes) -> tuple[ByteRows, bytes]:
     """The distinct database keys among neighbours that hold something, but for `last`; and the last of them."""
     if stored.expiry is not None:
         if stored.descriptor is not None and stored.descriptor.kind == "list":

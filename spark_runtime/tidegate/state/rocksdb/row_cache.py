@@ -20,7 +20,7 @@ from tidegate.state.keys.key_index_kernels import add_bytes, fill_bytes
 from tidegate.state.rocksdb.byte_rows import ByteRows
 from tidegate.state.rocksdb.database import RocksTable
 
-MOST_CHANGES = 2**17
+MAX_CHANGES = 2**17
 """Changed rows are written when there are more: to take hold of these at a snapshot costs the loop some 10 ns each."""
 ENTRY_BYTES = 48
 """What an entry takes beside its key and its row."""
@@ -76,7 +76,7 @@ class RowCache:
         entries = self._entries(keys)
         self._changes += self._place(entries, rows, True)
         _touch(entries, self._hits)
-        if self._changes > MOST_CHANGES or (self._after_write is not None and self._untold > MOST_CHANGES):
+        if self._changes > MAX_CHANGES or (self._after_write is not None and self._untold > MAX_CHANGES):
             self.flush()
         self._shrink()
 

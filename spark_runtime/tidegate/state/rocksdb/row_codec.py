@@ -23,7 +23,7 @@ import pyarrow.types as pt
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.state.compiler import kernel
 from tidegate.state.keys.key_bytes import Bytes, Int64s, valid_mask
-from tidegate.state.rocksdb.byte_rows import ByteRows, frames, unframed
+from tidegate.state.rocksdb.byte_rows import ByteRows, frame, unframe
 
 ROW_VERSION = 1
 _LENGTH_BYTES = 4
@@ -195,7 +195,7 @@ def _bytes_of(array: pa.Array) -> ByteRows:
         array = array.cast(pa.list_(codec.schema.field(0).type))
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy().astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return frames(codec.encode(pa.RecordBatch.from_arrays([array.flatten()], schema=codec.schema)), offsets)
+    return frame(codec.encode(pa.RecordBatch.from_arrays([array.flatten()], schema=codec.schema)), offsets)
 
 
 def _validity(mask: Bytes | None) -> pa.Buffer | None:
@@ -231,7 +231,7 @@ def _of_stored_bytes(type_: pa.DataType, rows: ByteRows, mask: Bytes | None) -> 
     if pt.is_struct(type_):
         rows = ByteRows(rows.data, np.where(rows.lengths > 0, rows.starts, -1), rows.lengths)
         return pa.Array.from_buffers(type_, len(rows), [_validity(mask)], children=codec.decode(rows).columns)
-    elements, offsets = unframed(rows)
+    elements, offsets = unframe(rows)
     ends = offsets.astype(np.int64 if pt.is_large_list(type_) else np.int32)
     children = codec.decode(elements).columns
     return pa.Array.from_buffers(type_, len(rows), [_validity(mask), pa.py_buffer(ends)], children=children)

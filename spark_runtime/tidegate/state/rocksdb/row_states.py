@@ -8,16 +8,16 @@ import pyarrow as pa
 from tidegate.state.aggregates.merging_state import fold
 from tidegate.state.keyed_state import Elements, Found, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.keys.key_bytes import canonical_bytes
-from tidegate.state.rocksdb.byte_rows import ByteRows, joined
+from tidegate.state.rocksdb.byte_rows import ByteRows, join_bytes
 from tidegate.state.rocksdb.database_keys import GROUP_BYTES, ids_of
 from tidegate.state.rocksdb.key_columns import key_columns, key_ends
-from tidegate.state.rocksdb.state_rows import RocksCells
+from tidegate.state.rocksdb.state_rows import StateRows
 
 
 class RocksValue:
     """See `ValueState`."""
 
-    def __init__(self, cells: RocksCells) -> None:
+    def __init__(self, cells: StateRows) -> None:
         """Args: cells: of the state."""
         self._cells = cells
 
@@ -41,7 +41,7 @@ class RocksValue:
 class RocksMerging:
     """See `MergingState`."""
 
-    def __init__(self, cells: RocksCells, descriptor: StateDescriptor) -> None:
+    def __init__(self, cells: StateRows, descriptor: StateDescriptor) -> None:
         """Args: cells: of the state. descriptor: how it folds."""
         self._cells = cells
         self._descriptor = descriptor
@@ -69,7 +69,7 @@ class RocksMerging:
 class RocksMap:
     """See `MapState`. Entries of a key are neighbours in the database: its key, then the canonical map key."""
 
-    def __init__(self, cells: RocksCells, descriptor: StateDescriptor, key_columns_: int) -> None:
+    def __init__(self, cells: StateRows, descriptor: StateDescriptor, key_columns_: int) -> None:
         """Args: cells: of the state. descriptor: its map key. key_columns_: how many columns a key has."""
         self._cells = cells
         self._map_key = descriptor.map_key
@@ -94,7 +94,7 @@ class RocksMap:
         expiry = self._cells.expiry
         alive = expiry.alive(rows)
         if expiry.ttl is not None and expiry.ttl.on_read and alive.any():
-            self._cells.cache.put(ids.take(alive), expiry.used_now(rows.take(alive)))
+            self._cells.cache.put(ids.take(alive), expiry.refresh(rows.take(alive)))
         owners = np.repeat(np.arange(keys.size), counts)[alive]
         offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=keys.size))]).astype(np.int64)
         ids, rows = ids.take(alive), rows.take(alive)
@@ -111,7 +111,7 @@ class RocksMap:
 
     def _ids(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> ByteRows:
         names = self._map_key.names
-        return joined(ids_of(keys).take(owners), ByteRows.of(*canonical_bytes(map_keys, names)))
+        return join_bytes(ids_of(keys).take(owners), ByteRows.of(*canonical_bytes(map_keys, names)))
 
     def _scan(self, ids: ByteRows) -> tuple[ByteRows, ByteRows, list[int]]:
         self._cells.cache.flush()

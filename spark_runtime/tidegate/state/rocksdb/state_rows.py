@@ -52,12 +52,12 @@ class Expiry:
             return rows.present
         return rows.present & (self.codec.numbers(rows, self.column) + self.ttl.duration_ms > self.now_ms())
 
-    def used_now(self, rows: ByteRows) -> ByteRows:
+    def refresh(self, rows: ByteRows) -> ByteRows:
         """A copy of rows, none missing, that counts as written now."""
         return self.codec.with_numbers(rows, self.column, np.full(len(rows), self.now_ms(), np.int64))
 
 
-class RocksCells:
+class StateRows:
     """One row for each database key; of values, accumulators and map entries."""
 
     def __init__(self, table: RocksTable, cache: RowCache, expiry: Expiry) -> None:
@@ -75,7 +75,7 @@ class RocksCells:
         over = rows.present & ~alive
         rows = ByteRows(rows.data, np.where(alive, rows.starts, -1), np.where(alive, rows.lengths, 0))
         if self.expiry.ttl.on_read and alive.any():
-            self.cache.put(ids.take(alive), self.expiry.used_now(rows.take(alive)))
+            self.cache.put(ids.take(alive), self.expiry.refresh(rows.take(alive)))
         if over.any():
             self.remove(ids.take(over))
         return rows

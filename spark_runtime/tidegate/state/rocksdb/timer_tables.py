@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet
 from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.rocksdb.byte_rows import ByteRows, constants, joined
+from tidegate.state.rocksdb.byte_rows import ByteRows, fixed_width_bytes, join_bytes
 from tidegate.state.rocksdb.database import RocksTable
 from tidegate.state.rocksdb.database_keys import RocksKeys, distinct, ids_of
 from tidegate.state.rocksdb.row_cache import RowCache
@@ -107,14 +107,14 @@ class RocksTimers:
 
     def _put(self, ids: ByteRows, times_us: npt.NDArray[np.int64], there: bool) -> None:
         times = time_bytes(times_us)
-        rows = constants(np.ones(len(ids), np.uint8)) if there else ByteRows.missing(len(ids))
-        self._time_cache.put(joined(times, ids), rows)
-        self._key_cache.put(joined(ids, times), rows)
+        rows = fixed_width_bytes(np.ones(len(ids), np.uint8)) if there else ByteRows.missing(len(ids))
+        self._time_cache.put(join_bytes(times, ids), rows)
+        self._key_cache.put(join_bytes(ids, times), rows)
 
 
 def time_bytes(times_us: npt.NDArray[np.int64]) -> ByteRows:
     """Eight bytes each that sort as the times do."""
-    return constants((times_us.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8"))
+    return fixed_width_bytes((times_us.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8"))
 
 
 def times_of(rows: ByteRows) -> Int64s:

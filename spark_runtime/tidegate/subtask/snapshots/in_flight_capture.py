@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, Element, Watermark, batch_bytes
-from tidegate.snapshot.channel_state import InFlight, channel_part
+from tidegate.snapshot.channel_state import InFlightElement, channel_part
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.subtask.alignment import AlignmentAction, CaptureComplete, CaptureQueued, Record, StopRecording
+from tidegate.subtask.alignment import AlignmentAction, CaptureComplete, CaptureQueued, RecordChannel, StopRecording
 from tidegate.subtask.input_port import InputPort
 
 MAX_RECORDED_BYTES = 256 * 2**20
@@ -21,7 +21,7 @@ Parts = Sequence[tuple[str, AsyncSnapshot]]
 
 
 @dataclass
-class Capture:
+class InFlightCapture:
     """One snapshot whose channel state is being collected.
 
     Attributes:
@@ -58,7 +58,7 @@ def snapshot_metrics(
     }
 
 
-class Captures:
+class InFlightCaptures:
     """Every capture of one subtask; carries out the aligner's actions on them.
 
     Attributes:
@@ -80,24 +80,24 @@ class Captures:
         self._parallelism = parallelism
         self._head_uid = head_uid
         self._give_up = give_up
-        self._captures: dict[int, Capture] = {}
+        self._captures: dict[int, InFlightCapture] = {}
 
-    def begin(self, capture: Capture, replay_left: Iterable[tuple[int, Element]]) -> None:
+    def begin(self, capture: InFlightCapture, replay_left: Iterable[tuple[int, Element]]) -> None:
         """The synchronous part is done. `replay_left` lies in front of everything that is queued."""
         self._captures[capture.checkpoint_id] = capture
         for channel, element in replay_left:
             capture.add(channel, element)
 
-    def apply(self, action: AlignmentAction) -> Capture | None:
+    def apply(self, action: AlignmentAction) -> InFlightCapture | None:
         """Carry out an action; the capture, with its channel state among its parts, when that completed it."""
         match action:
-            case Record(checkpoint_id, channel):
+            case RecordChannel(checkpoint_id, channel):
                 self.recording.setdefault(channel, []).append(checkpoint_id)
             case StopRecording(checkpoint_id, channel):
                 self._stop(checkpoint_id, channel)
             case CaptureQueued(checkpoint_id, channel):
                 self._stop(checkpoint_id, channel)
-                for element in self._ports[channel].channel.ahead_of(checkpoint_id):
+                for element in self._ports[channel].channel.queued_before(checkpoint_id):
                     self._captures[checkpoint_id].add(channel, element)
             case CaptureComplete(checkpoint_id):
                 return self._complete(self._captures.pop(checkpoint_id))
@@ -126,9 +126,9 @@ class Captures:
             if not ids:
                 del self.recording[channel]
 
-    def _complete(self, capture: Capture) -> Capture:
+    def _complete(self, capture: InFlightCapture) -> InFlightCapture:
         in_flight = [
-            InFlight(
+            InFlightElement(
                 self._ports[channel].input_index,
                 self._ports[channel].source,
                 element.time_us if isinstance(element, Watermark) else element,
@@ -141,7 +141,7 @@ class Captures:
             capture.parts = self._with_channels(capture.parts, in_flight)
         return capture
 
-    def _with_channels(self, parts: Parts, in_flight: Sequence[InFlight]) -> Parts:
+    def _with_channels(self, parts: Parts, in_flight: Sequence[InFlightElement]) -> Parts:
         own = dict(parts).get(self._head_uid)
 
         def write() -> Sequence[StatePart]:

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.history.verdicts import WithheldRange
 from tidegate.jobs.stores.store import Store
 from tidegate.operators.stream_operator import CommitPermit
 from tidegate.plan.execution_plan import ExecutionPlan
 from tidegate.snapshot.blobs import BlobFile
-from tidegate.snapshot.handles import OpenLocation, StreamFactory
+from tidegate.snapshot.handles import OpenLocation, SnapshotStreams
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import StatePart
-from tidegate.snapshot.redistribution import Rescale, Share, redistributed
+from tidegate.snapshot.redistribution import Rescale, RestoreShare, redistributed
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoredState:
     """What a slot restores.
 
     Attributes:
@@ -39,16 +39,16 @@ class Restored:
     drained: Collection[str] = ()
     after_drain: bool = False
     files: Mapping[tuple[str, int], Sequence[BlobFile]] = field(default_factory=dict)
-    withheld: Sequence[Withheld] = ()
+    withheld: Sequence[WithheldRange] = ()
     quarantine: Callable[[], tuple[Store, str]] | None = None
 
 
-def load_restored(
+def load_restored_state(
     documents: Mapping[int, Mapping[str, Any]],
     open_location: OpenLocation,
     plan: ExecutionPlan,
     copies: LocalCopies | None = None,
-) -> Restored | None:
+) -> RestoredState | None:
     """Read and cut the state of every subtask index of this slot; blobs are read when the operator does. Blocks on the
     store.
 
@@ -67,11 +67,11 @@ def load_restored(
     files: dict[tuple[str, int], Sequence[BlobFile]] = {}
     finished: set[tuple[int, int]] = set()
     for index, document in documents.items():
-        factory = StreamFactory.at(document["location"], open_location, copies=copies)
+        factory = SnapshotStreams.at(document["location"], open_location, copies=copies)
         place = Rescale(document["parallelism"], plan.parallelism, plan.max_parallelism, index)
         for uid, share_document in document["shares"].items():
             where = f"snapshot {document['location']}, operator {uid!r}"
-            share = Share.from_json(share_document)
+            share = RestoreShare.from_json(share_document)
             if document.get("may_share"):
                 of_share = [file for _, handle in share.handles for file in handle.files]
                 files[(uid, index)] = [file for file in of_share if file.shared or file.inline is not None]
@@ -85,9 +85,9 @@ def load_restored(
         finished |= {(chain_id, i) for chain_id, i in document["finished"]}
     any_document = next(iter(documents.values()))
     permit = CommitPermit(any_document["checkpoint_id"], any_document["generation"], any_document["log_number"])
-    withheld = [Withheld.from_json(w) for w in any_document.get("withheld", ())]
+    withheld = [WithheldRange.from_json(w) for w in any_document.get("withheld", ())]
     quarantine = partial(open_location, any_document["quarantine"]) if withheld else None
-    return Restored(
+    return RestoredState(
         None if any_document["is_fork"] else permit,
         parts,
         finished,

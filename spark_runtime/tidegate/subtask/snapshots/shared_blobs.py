@@ -44,7 +44,7 @@ class SharedBlobs:
         """Of the newest completed checkpoint."""
         return self._completed.get(place, ())
 
-    def wrote(self, checkpoint_id: int, place: Place, files: Sequence[BlobFile]) -> None:
+    def on_written(self, checkpoint_id: int, place: Place, files: Sequence[BlobFile]) -> None:
         """Checkpoint `checkpoint_id` uses these, if it completes. Inline ones are written again with the next: they
         would add up."""
         with self._lock:

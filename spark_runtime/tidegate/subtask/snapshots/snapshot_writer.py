@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tidegate.jobs.options import SnapshotCompression
-from tidegate.snapshot.blobs import BlobFile, packs, still_used
-from tidegate.snapshot.handles import OpenLocation, StateHandle, StreamFactory
+from tidegate.snapshot.blobs import BlobFile, plan_blob_files, reused_files
+from tidegate.snapshot.handles import OpenLocation, SnapshotStreams, StateHandle
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import AsyncSnapshot, Blob, StatePart
 from tidegate.snapshot.streams import encode_parts
 from tidegate.subtask.snapshots.shared_blobs import SharedBlobs
-from tidegate.subtask.snapshots.writer_threads import side_by_side
+from tidegate.subtask.snapshots.writer_threads import run_concurrently
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SnapshotPlace:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenSnapshot:
     """A subtask's part of a snapshot, durable.
 
     Attributes:
@@ -52,7 +52,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class _Draft:
+class _UnwrittenState:
     """An operator's state whose stream is written: `unwritten` are packs of blobs."""
 
     uid: str
@@ -89,7 +89,7 @@ class SnapshotWriter:
         index: int,
         place: SnapshotPlace,
         parts: Sequence[tuple[str, AsyncSnapshot]],
-        written: Callable[[Written], None],
+        written: Callable[[WrittenSnapshot], None],
         failed: Callable[[Exception], None],
     ) -> None:
         """Write the operators' states of subtask `index`; does not block.
@@ -101,37 +101,37 @@ class SnapshotWriter:
         """
         started = time.monotonic()
 
-        def made(drafts: Sequence[_Draft]) -> None:
+        def made(drafts: Sequence[_UnwrittenState]) -> None:
             works = [partial(self._pack, index, place, draft.uid, pack) for draft in drafts for pack in draft.unwritten]
             if works:
-                side_by_side(self._writers, works, partial(packed, drafts), failed)
+                run_concurrently(self._writers, works, partial(packed, drafts), failed)
             else:
                 packed(drafts, ())
 
-        def packed(drafts: Sequence[_Draft], new: Sequence[BlobFile]) -> None:
+        def packed(drafts: Sequence[_UnwrittenState], new: Sequence[BlobFile]) -> None:
             rest = iter(new)
             handles: dict[str, StateHandle] = {}
             for draft in drafts:
                 files = (*draft.handle.files, *(next(rest) for _ in draft.unwritten))
                 handles[draft.uid] = replace(draft.handle, files=files)
                 if files and not place.self_contained:
-                    self.blobs.wrote(place.checkpoint_id, (draft.uid, index), files)
+                    self.blobs.on_written(place.checkpoint_id, (draft.uid, index), files)
                 if self._copies is not None and not place.self_contained:
                     names = (handles[draft.uid].path, *(file.name for file in files))
-                    self._copies.wrote(place.checkpoint_id, {name for name in names if name is not None})
+                    self._copies.on_written(place.checkpoint_id, {name for name in names if name is not None})
             persisted = sum(h.size_bytes for h in handles.values()) + sum(file.size_bytes for file in new)
             metrics = {
                 "async_ms": (time.monotonic() - started) * 1000,
                 "bytes": float(sum(handle.full_bytes for handle in handles.values())),
                 "persisted_bytes": float(persisted),
             }
-            written(Written(handles, metrics))
+            written(WrittenSnapshot(handles, metrics))
 
         works = []
         for uid, snapshot in parts:
             completed = () if place.self_contained else self.blobs.files((uid, index))
             works.append(partial(self._make, index, place, uid, snapshot, completed))
-        side_by_side(self._writers, works, made, failed)
+        run_concurrently(self._writers, works, made, failed)
 
     def completed(self, checkpoint_id: int) -> None:
         """A checkpoint has completed. From the slot's loop; does not block."""
@@ -141,18 +141,18 @@ class SnapshotWriter:
 
     def _make(
         self, index: int, place: SnapshotPlace, uid: str, snapshot: AsyncSnapshot, completed: Sequence[BlobFile]
-    ) -> _Draft:
+    ) -> _UnwrittenState:
         parts = [self._named(part, uid, index) for part in snapshot()]
         handle = self._folder(place).store(
             self._name(uid, index, "state"), encode_parts(parts), tuple(sorted({part.kind for part in parts}))
         )
         blobs = {blob.id: blob for part in parts for blob in part.blobs}
-        used = still_used(completed, blobs.keys())
+        used = reused_files(completed, blobs.keys())
         there = {blob.id for file in used for blob in file.blobs}
         staged = tuple(told for part in parts for told in part.staged)
-        unwritten = packs(blob for blob in blobs.values() if blob.id not in there)
+        unwritten = plan_blob_files(blob for blob in blobs.values() if blob.id not in there)
         formats = tuple(sorted({part.format for part in parts if part.format != "rows"}))
-        return _Draft(uid, replace(handle, staged=staged, files=used, formats=formats), unwritten)
+        return _UnwrittenState(uid, replace(handle, staged=staged, files=used, formats=formats), unwritten)
 
     def _pack(self, index: int, place: SnapshotPlace, uid: str, pack: Sequence[Blob]) -> BlobFile:
         blobs = [(blob.id, blob.pieces(self._compression)) for blob in pack]
@@ -167,15 +167,15 @@ class SnapshotWriter:
         ids = (blob.id if blob.id in restored else prefix + blob.id for blob in part.blobs)
         return replace(part, blobs=tuple(replace(blob, id=i) for blob, i in zip(part.blobs, ids, strict=True)))
 
-    def _folder(self, place: SnapshotPlace) -> StreamFactory:
+    def _folder(self, place: SnapshotPlace) -> SnapshotStreams:
         copies = None if place.self_contained else self._copies
-        return StreamFactory.at(place.location, self._open_location, self._threshold_bytes, copies)
+        return SnapshotStreams.at(place.location, self._open_location, self._threshold_bytes, copies)
 
     def _name(self, uid: str, index: int, suffix: str) -> str:
         """New: what another attempt has written is never met."""
         nonce = secrets.token_hex(4)
-        return f"{_safe(uid)}-{index}-g{self._generation}-{self._run_id}-{nonce}.{suffix}"
+        return f"{_safe_file_name(uid)}-{index}-g{self._generation}-{self._run_id}-{nonce}.{suffix}"
 
 
-def _safe(uid: str) -> str:
+def _safe_file_name(uid: str) -> str:
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in uid)

@@ -10,14 +10,14 @@ from tidegate.subtask.alignment import AlignmentAction, BarrierAligner
 from tidegate.subtask.router import Router
 
 
-class Clock(Protocol):
+class MonotonicClock(Protocol):
     """Of the host."""
 
     def now_ms(self) -> int:
         """Processing time."""
 
 
-class Overtaking:
+class UnalignedSwitch:
     """The triggers that wait here, and what is urgent because a checkpoint has waited long enough.
 
     With `after_ms` None nothing ever is, and triggers wait for the end of every input.
@@ -27,7 +27,7 @@ class Overtaking:
         is_overdrawn: the emission in hand uses the overdraft of its outputs.
     """
 
-    def __init__(self, after_ms: int | None, aligner: BarrierAligner, router: Router, clock: Clock) -> None:
+    def __init__(self, after_ms: int | None, aligner: BarrierAligner, router: Router, clock: MonotonicClock) -> None:
         """Args: after_ms: from the first barrier of a checkpoint, or its trigger, to overtaking."""
         self.triggers: deque[tuple[CheckpointBarrier, int]] = deque()
         self.is_overdrawn = False
@@ -61,14 +61,14 @@ class Overtaking:
         if self._after_ms is None or not (self.triggers or self._aligner.aligning):
             return []
         now_ms = self._clock.now_ms()
-        actions = self._aligner.due(now_ms)
+        actions = self._aligner.due_action(now_ms)
         if not actions and self.triggers:
             actions = self._aligner.triggered(*self.triggers[0], now_ms)
             if actions:
                 self.triggers.popleft()
         return actions
 
-    def begins(self, barrier: CheckpointBarrier, since_ms: int) -> None:
+    def starts(self, barrier: CheckpointBarrier, since_ms: int) -> None:
         """The next emission is the snapshot of `barrier`, whose first barrier or trigger came at `since_ms`."""
         self._urgent_ms = self._urgent_from(barrier, since_ms)
 
@@ -83,7 +83,7 @@ class Overtaking:
         self.is_overdrawn = True
         return self._router.has_capacity()
 
-    def emission_over(self) -> None:
+    def on_emission_ended(self) -> None:
         """Nothing is urgent before the next one; the overdraft is closed."""
         self._urgent_ms = None
         if self.is_overdrawn:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-def side_by_side(
+def run_concurrently(
     writers: Executor,
     works: Sequence[Callable[[], T]],
     done: Callable[[list[T]], None],
@@ -25,14 +25,14 @@ def side_by_side(
         done: called once on a writer thread, when all have ended well, with what they gave, in their order.
         failed: called once, in its stead, on the thread of the first that raises, at once; the others run on.
     """
-    round_ = _Round(len(works), done, failed)
+    round_ = _ConcurrentCalls(len(works), done, failed)
     for number, work in enumerate(works):
         writers.submit(round_.run, number, work)
     if not works:
         writers.submit(partial(done, []))
 
 
-class _Round(Generic[T]):
+class _ConcurrentCalls(Generic[T]):
     def __init__(self, size: int, done: Callable[[list[T]], None], failed: Callable[[Exception], None]) -> None:
         self._done = done
         self._failed = failed

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidegate.connectors.interface import (
     Boundedness,
-    Polled,
+    PollResult,
     Sink,
     SinkWriter,
     Source,
@@ -18,7 +18,7 @@ from tidegate.connectors.interface import (
     SourceReader,
     Split,
 )
-from tidegate.connectors.transactions import Committable, SinkContext, check_own, is_leftover, transaction_id
+from tidegate.connectors.transactions import Committable, SinkContext, check_writer, is_leftover, transaction_id
 from tidegate.errors import TidegateError
 from tidegate.jobs.history.sink_identity import SinkIdentity
 
@@ -57,10 +57,10 @@ class _Reader(SourceReader):
     def add_splits(self, splits: Sequence[Split]) -> None:
         self._splits = list(splits)
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         at = next((at for at, split in enumerate(self._splits) if not split.finished), None)
         if at is None:
-            return Polled(state="end")
+            return PollResult(state="end")
         split = self._splits[at]
         lines = Path(split.data["path"]).read_text().splitlines()
         first = split.position or 0
@@ -68,8 +68,8 @@ class _Reader(SourceReader):
         done = first + len(taken)
         self._splits[at] = Split(split.split_id, split.data, done, finished=done == len(lines))
         if not taken:
-            return Polled(splits_changed=True)
-        return Polled(pa.record_batch({"n": pa.array(map(int, taken), pa.int64())}, schema=SCHEMA), split.split_id)
+            return PollResult(splits_changed=True)
+        return PollResult(pa.record_batch({"n": pa.array(map(int, taken), pa.int64())}, schema=SCHEMA), split.split_id)
 
     def snapshot(self) -> Sequence[Split]:
         return list(self._splits)
@@ -116,7 +116,7 @@ class _Writer(SinkWriter):
 
     def commit(self, committables: Sequence[Committable]) -> None:
         for handle in committables:
-            check_own(self._ctx, handle)
+            check_writer(self._ctx, handle)
             staged, shown = self._staged / handle.transaction_id, self._shown / handle.transaction_id
             if shown.exists():
                 continue
@@ -126,7 +126,7 @@ class _Writer(SinkWriter):
 
     def abort(self, committables: Sequence[Committable]) -> None:
         for handle in committables:
-            check_own(self._ctx, handle)
+            check_writer(self._ctx, handle)
             (self._staged / handle.transaction_id).unlink(missing_ok=True)
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:

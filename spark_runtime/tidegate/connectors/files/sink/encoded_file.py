@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from tidegate.connectors.storage import naming_path
+from tidegate.connectors.storage import with_path
 
 _threads: list[ThreadPoolExecutor] = []
 
@@ -25,13 +25,13 @@ def begin_on_encoder_thread(work: Callable[[], None]) -> Future[None]:
     return _threads[0].submit(work)
 
 
-def _renew() -> None:
+def _restart_thread() -> None:
     """Threads do not survive a fork."""
     _threads[:] = [ThreadPoolExecutor(1, thread_name_prefix="file-encoder")]
 
 
-_renew()
-os.register_at_fork(after_in_child=_renew)
+_restart_thread()
+os.register_at_fork(after_in_child=_restart_thread)
 
 
 class OpenEncoding(Protocol):
@@ -85,7 +85,7 @@ class EncodedFile:
         self._folder = folder
         self._schema = schema
         self._encoding = encoding
-        with naming_path(path):
+        with with_path(path):
             self._open: OpenEncoding | None = encoding.open(path, schema)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
@@ -105,7 +105,7 @@ class EncodedFile:
         """Encode what waits."""
         if self._waiting:
             assert self._open is not None, "written to behind its end"
-            with naming_path(self.path):
+            with with_path(self.path):
                 self._open.write(pa.Table.from_batches(self._waiting, self._schema))
             self._waiting, self._waiting_rows, self.waiting_bytes = [], 0, 0
 
@@ -119,19 +119,19 @@ class EncodedFile:
         file: new memory costs more than encoding (benchmarks/end_of_job.py)."""
         if self._open is not None:
             self.write_group()
-            with naming_path(self.path):
+            with with_path(self.path):
                 self._open.close()
             self._open = None
 
-    def begin_end(self) -> None:
+    def start_closing(self) -> None:
         """Have the encoder thread `close` the file; nothing is written to it from now on. Does not block; may be called
         again."""
         if self._ending is None:
             self._ending = begin_on_encoder_thread(self.close)
 
-    def end(self) -> None:
+    def finish_closing(self) -> None:
         """Wait until the encoder thread has closed the file; raises what that raised. Not from that thread."""
-        self.begin_end()
+        self.start_closing()
         assert self._ending is not None
         self._ending.result()
 

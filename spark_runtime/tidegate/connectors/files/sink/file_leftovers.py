@@ -19,7 +19,7 @@ from fsspec import AbstractFileSystem
 
 from tidegate.connectors.files.sink.marker_packs import PACK_SCHEMA, MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import MARKER_SUFFIX, FileLayout, parse_staged_name
-from tidegate.connectors.leftovers import Leftover, Leftovers, StillNeeded
+from tidegate.connectors.leftovers import Leftover, LeftoverReport, NeededTransactions
 from tidegate.connectors.storage import list_folder
 from tidegate.connectors.transactions import parse_transaction_id
 
@@ -46,13 +46,13 @@ class _Stored:
 class FileLeftovers:
     """Those of one file sink in one job and lineage."""
 
-    def __init__(self, filesystem: AbstractFileSystem, layout: FileLayout, needed: StillNeeded) -> None:
+    def __init__(self, filesystem: AbstractFileSystem, layout: FileLayout, needed: NeededTransactions) -> None:
         self._fs = filesystem
         self._layout = layout
         self._needed = needed
         self._packs = MarkerPacks(filesystem, layout.committed)
 
-    def collect(self, *, dry_run: bool) -> Leftovers:
+    def collect(self, *, dry_run: bool) -> LeftoverReport:
         """Remove them, or only tell what would go. Blocks."""
         staged, young = self._staged()
         markers, unfinished = self._markers()
@@ -65,7 +65,7 @@ class FileLeftovers:
         old = [*markers, *unfinished]
         if old:
             found.append(Leftover(self._layout.commits, "markers", len(old), sum(one.size_bytes for one in old)))
-        return Leftovers(tuple(found), young)
+        return LeftoverReport(tuple(found), young)
 
     def _staged(self) -> tuple[list[_Stored], int]:
         """Staged files that nobody needs and that are old enough; how many are not."""
@@ -112,7 +112,7 @@ class FileLeftovers:
             removed = [path for path, *_ in kept] + [path for path, _ in unasked]
             self._remove(removed)
             gone.update(removed)
-        self._packs.put_together(self._needed.markers_from)
+        self._packs.compact(self._needed.markers_from)
         return gone
 
     def _files_of(self, marker: str) -> int | None:

@@ -20,9 +20,9 @@ from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.sink.staged_files import quarantine_files, staged_files
 from tidegate.connectors.files.source.file_formats import FormatName
 from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
-from tidegate.connectors.leftovers import Leftovers, StillNeeded
+from tidegate.connectors.leftovers import LeftoverReport, NeededTransactions
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.storage import absolute, check_target_folder, list_folder, open_filesystem
+from tidegate.connectors.storage import absolute_url, check_target_folder, list_folder, open_filesystem
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.client.staged_data import StagedData
@@ -61,7 +61,7 @@ class FileSink(Sink):
         if_exists: IfExists,
     ) -> None:
         name = type(self).__name__
-        self._url = absolute(path)
+        self._url = absolute_url(path)
         self._encoding = encoding
         self._partition_by = partition_columns(partition_by, f"{name}(partition_by=...)")
         self._storage_options = dict(storage_options or {})
@@ -172,7 +172,7 @@ class FileSink(Sink):
         filesystem, root = open_filesystem(self._url, self._storage_options)
         quarantine_files(filesystem, FileLayout(root, ctx), ctx, committables, into)
 
-    def collect(self, ctx: SinkContext, needed: StillNeeded, *, dry_run: bool = False) -> Leftovers:
+    def collect(self, ctx: SinkContext, needed: NeededTransactions, *, dry_run: bool = False) -> LeftoverReport:
         """Removes staged files, and packs commit markers."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
         return FileLeftovers(filesystem, FileLayout(root, ctx), needed).collect(dry_run=dry_run)

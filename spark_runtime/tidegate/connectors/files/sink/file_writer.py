@@ -24,8 +24,8 @@ from tidegate.connectors.storage import is_local, sync_to_disk
 from tidegate.connectors.transactions import (
     Committable,
     SinkContext,
-    check_own,
-    looks_after,
+    check_writer,
+    owns_leftovers_of,
     parse_transaction_id,
     transaction_id,
 )
@@ -143,7 +143,7 @@ class FileWriter(SinkWriter):
         """Encode what waits on the encoder thread, ahead of the pre-commit."""
         self._open = {}
         for file in self._files:
-            file.begin_end()
+            file.start_closing()
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
         """Close the running transaction; the returned function makes its files durable in the staging folder."""
@@ -158,9 +158,9 @@ class FileWriter(SinkWriter):
         def stage() -> Sequence[Committable]:
             entries = []
             for file in files:
-                file.begin_end()
+                file.start_closing()
             for file in files:
-                file.end()
+                file.finish_closing()
                 entries.append(file.entry())
                 self._make_durable(file)
             if self._local:
@@ -184,7 +184,7 @@ class FileWriter(SinkWriter):
                 a file of another origin has its name.
         """
         for handle in committables:
-            check_own(self._ctx, handle)
+            check_writer(self._ctx, handle)
             if not self._is_marked(handle):
                 self._commit(handle)
                 if self._local:
@@ -270,7 +270,7 @@ class FileWriter(SinkWriter):
         if not self._local:
             self._fs.pipe_file(marker, content)
             return
-        unfinished = self._layout.unfinished(marker)
+        unfinished = self._layout.unfinished_marker(marker)
         with open(unfinished, "wb") as file:
             file.write(content)
             file.flush()
@@ -283,7 +283,7 @@ class FileWriter(SinkWriter):
     def abort(self, committables: Sequence[Committable]) -> None:
         """Remove staged files; published ones stay."""
         for handle in committables:
-            check_own(self._ctx, handle)
+            check_writer(self._ctx, handle)
             self._remove_staged(handle)
 
     def _remove_staged(self, handle: Committable) -> None:
@@ -303,12 +303,12 @@ class FileWriter(SinkWriter):
             for file in handle.data["files"]
         }
         for folder in self._names(self._layout.staging_of_all):
-            if not folder.isdecimal() or not looks_after(self._ctx, int(folder)):
+            if not folder.isdecimal() or not owns_leftovers_of(self._ctx, int(folder)):
                 continue
             subtask = int(folder)
             for name in self._names(f"{self._layout.staging_of_all}/{folder}"):
                 made = parse_staged_name(name)
-                if made is not None and (subtask, name) not in kept and self._layout.left_before(made):
+                if made is not None and (subtask, name) not in kept and self._layout.was_left_by_earlier_run(made):
                     self._remove(self._layout.staged(name, subtask))
 
     def _names(self, folder: str) -> list[str]:

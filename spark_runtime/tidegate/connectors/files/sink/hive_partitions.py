@@ -16,7 +16,7 @@ PartitionValues = tuple[str | None, ...]
 """Values of the partition columns as texts, in the order of the columns."""
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
-LONGEST_NAME_BYTES = 255
+MAX_NAME_BYTES = 255
 """Of a folder on the usual file systems."""
 
 _ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
@@ -117,11 +117,11 @@ def hive_folder(columns: Sequence[str], values: PartitionValues) -> str:
 
 def _hive_name(column: str, value: str | None) -> str:
     name = f"{_escaped(column)}={NULL_FOLDER if value is None else _escaped(value)}"
-    if len(name.encode()) > LONGEST_NAME_BYTES:
+    if len(name.encode()) > MAX_NAME_BYTES:
         raise DataError(
             f"A value of partition column {column!r} is too long for a folder's name",
             where=f"{name[:80]}...",
-            cause=f"{len(name.encode()):,} bytes; {LONGEST_NAME_BYTES} are possible",
+            cause=f"{len(name.encode()):,} bytes; {MAX_NAME_BYTES} are possible",
             remedy="Partition by a shorter column",
         )
     return name

@@ -49,7 +49,7 @@ _Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
-class Listed:
+class PackListing:
     """What is in the folder: (path, first, last) of packs; (after, before) of what was taken back, both excluded."""
 
     packs: tuple[tuple[str, int, int], ...]
@@ -67,12 +67,12 @@ class MarkerPacks:
         self._fs = filesystem
         self._folder = folder
 
-    def listed(self) -> Listed:
+    def listed(self) -> PackListing:
         """What is there now; one request."""
         found = [(path, path.rsplit("/", 1)[-1]) for path in list_folder(self._fs, self._folder)[0]]
         packs = [(path, match) for path, name in found if (match := _PACK.fullmatch(name))]
         rewound = [match for _, name in found if (match := _REWOUND.fullmatch(name))]
-        return Listed(
+        return PackListing(
             tuple((path, int(match[1]), int(match[2])) for path, match in packs),
             tuple((int(match[1]), int(match[2])) for match in rewound),
         )
@@ -81,26 +81,26 @@ class MarkerPacks:
         """Whether the subtask's transaction of this checkpoint is committed. For a checkpoint newer than all packs,
         as that of a job at work is, one request."""
 
-        def look(listed: Listed) -> bool:
+        def look(listed: PackListing) -> bool:
             if listed.is_rewound(checkpoint_id):
                 return False
             asked = [("subtask", "=", subtask), ("checkpoint_id", "=", checkpoint_id)]
             near = (path for path, first, last in listed.packs if first <= checkpoint_id <= last)
             return any(self._read(path, asked).num_rows for path in near)
 
-        return self._steadily(look)
+        return self._read_stable(look)
 
     def between(self, after: int, before: int) -> pa.Table:
         """Committed transactions of the checkpoints between, both excluded: one row each."""
 
-        def look(listed: Listed) -> pa.Table:
+        def look(listed: PackListing) -> pa.Table:
             asked = [("checkpoint_id", ">", after), ("checkpoint_id", "<", before)]
             near = [path for path, first, last in listed.packs if last > after and first < before]
-            return together([self._read(path, asked) for path in near], listed)
+            return merge_packs([self._read(path, asked) for path in near], listed)
 
-        return self._steadily(look)
+        return self._read_stable(look)
 
-    def _steadily(self, look: Callable[[Listed], _Read]) -> _Read:
+    def _read_stable(self, look: Callable[[PackListing], _Read]) -> _Read:
         for _ in range(LISTINGS):
             with suppress(FileNotFoundError):
                 return look(self.listed())
@@ -136,7 +136,7 @@ class MarkerPacks:
         )
         self._put(name, sink.getvalue().to_pybytes())
 
-    def put_together(self, needed_from: int) -> None:
+    def compact(self, needed_from: int) -> None:
         """Make one pack of all, without what was taken back and what is older than checkpoint `needed_from`. What a
         rival removes first was already part of his pack."""
         listed = self.listed()
@@ -144,7 +144,7 @@ class MarkerPacks:
         if len(old) < 2 and all(first >= needed_from for _, first, _ in listed.packs):
             return
         try:
-            found = together([self._read(path) for path in old], listed)
+            found = merge_packs([self._read(path) for path in old], listed)
         except FileNotFoundError:
             return
         found = found.filter(pc.field("checkpoint_id") >= needed_from)
@@ -176,7 +176,7 @@ class MarkerPacks:
             sync_to_disk(folder)
 
 
-def together(packs: Sequence[pa.Table], listed: Listed) -> pa.Table:
+def merge_packs(packs: Sequence[pa.Table], listed: PackListing) -> pa.Table:
     """One row for each committed transaction of several packs."""
     found = pa.concat_tables([PACK_SCHEMA.empty_table(), *packs])
     for after, before in listed.rewound:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from tidegate.connectors.transactions import TOKEN_SEPARATOR, SinkContext, TransactionId, token
+from tidegate.connectors.transactions import TOKEN_SEPARATOR, SinkContext, TransactionId, file_name_token
 from tidegate.errors import SinkConflictError
 
 PRIVATE_FOLDER = "_tidegate"
@@ -67,10 +67,10 @@ class FileLayout:
 
     def __init__(self, root: str, ctx: SinkContext) -> None:
         self.root = root.rstrip("/")
-        self._run = token(ctx.run_id)
+        self._run = file_name_token(ctx.run_id)
         self._generation = ctx.generation
         self._subtask = ctx.subtask
-        names = [token(ctx.job_id), token(ctx.lineage), token(ctx.uid)]
+        names = [file_name_token(ctx.job_id), file_name_token(ctx.lineage), file_name_token(ctx.uid)]
         self._writers = TOKEN_SEPARATOR.join(names)
         self.staging_of_all = "/".join([self.root, PRIVATE_FOLDER, "staging", *names])
         self.staging = f"{self.staging_of_all}/{ctx.subtask}"
@@ -81,7 +81,7 @@ class FileLayout:
         self.replaced = f"{self.root}/{PRIVATE_FOLDER}/replaced/{self._writers}{MARKER_SUFFIX}"
         self.markers_begin = "".join(f"{quote(name, safe='')}," for name in (ctx.job_id, ctx.lineage, ctx.uid))
 
-    def left_before(self, name: StagedName) -> bool:
+    def was_left_by_earlier_run(self, name: StagedName) -> bool:
         """Whether a run before this one wrote the staged file."""
         return (name.generation, name.run) < (self._generation, self._run)
 
@@ -122,7 +122,7 @@ class FileLayout:
         """Path of a transaction's commit marker."""
         return f"{self.commits}/{transaction_id}{MARKER_SUFFIX}"
 
-    def unfinished(self, marker: str) -> str:
+    def unfinished_marker(self, marker: str) -> str:
         """Path under which this run's subtask writes a marker before it renames it."""
         return f"{marker}.g{self._generation}-{self._run}-{self._subtask}.tmp"
 
@@ -133,5 +133,11 @@ def target_name(made: TransactionId, file: int, staged: str) -> str:
     name = parse_staged_name(staged)
     if name is None:
         raise SinkConflictError("Not a staged file", where=staged, cause="damaged or foreign state of a sink")
-    parts = [token(made.job_id), token(made.lineage), token(made.uid), str(made.subtask), str(made.checkpoint_id)]
+    parts = [
+        file_name_token(made.job_id),
+        file_name_token(made.lineage),
+        file_name_token(made.uid),
+        str(made.subtask),
+        str(made.checkpoint_id),
+    ]
     return f"part-{TOKEN_SEPARATOR.join([*parts, str(file)])}{name.suffix}"

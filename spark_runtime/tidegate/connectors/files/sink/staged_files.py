@@ -11,8 +11,8 @@ from fsspec import AbstractFileSystem
 from tidegate.connectors.files.sink.hive_partitions import NULL_FOLDER
 from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.transactions import Committable, SinkContext, check_own, parse_transaction_id
-from tidegate.jobs.client.staged_data import StagedData, StagedFile, files_staged
+from tidegate.connectors.transactions import Committable, SinkContext, check_writer, parse_transaction_id
+from tidegate.jobs.client.staged_data import StagedData, StagedFile, staged_files_of
 
 
 def staged_files(url: str, layout: FileLayout, uid: str, checkpoint_id: int, handle: Committable) -> StagedData:
@@ -25,7 +25,7 @@ def staged_files(url: str, layout: FileLayout, uid: str, checkpoint_id: int, han
         partition = file.get("partition")
         values = partition if partition is not None else partition_of(file.get("folder", ""))
         files.append(StagedFile(path, file["rows"], file.get("bytes"), values))
-    return files_staged(uid, checkpoint_id, suffix, files)
+    return staged_files_of(uid, checkpoint_id, suffix, files)
 
 
 def quarantine_files(
@@ -37,7 +37,7 @@ def quarantine_files(
 ) -> None:
     """Move the files of transactions, partition folders kept. See `SupportsQuarantine`."""
     for handle in committables:
-        check_own(ctx, handle)
+        check_writer(ctx, handle)
         made = parse_transaction_id(handle.transaction_id)
         held = staged_files(layout.root, layout, ctx.uid, into.checkpoint_of(made), handle)
         moved = []

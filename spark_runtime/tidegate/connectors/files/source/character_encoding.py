@@ -11,7 +11,7 @@ import pyarrow as pa
 from tidegate.errors import OptionError
 
 
-class RecordError(ValueError):
+class UndecodableRecordError(ValueError):
     """Text that is not what it should be; says why."""
 
 
@@ -19,7 +19,7 @@ Decoder: TypeAlias = Callable[[bytes], bytes]
 """Whole records to UTF-8; raises RecordError when they are no text."""
 
 
-class TextEncoding:
+class CharacterEncoding:
     """One that Python knows.
 
     Attributes:
@@ -59,7 +59,7 @@ class TextEncoding:
         except UnicodeError:
             raise self._error(text, self.name) from None
 
-    def _error(self, text: bytes, read_as: str) -> RecordError:
+    def _error(self, text: bytes, read_as: str) -> UndecodableRecordError:
         name, where = "UTF-8" if self._is_utf8 else self.name, ""
         try:
             text.decode(read_as)
@@ -68,7 +68,7 @@ class TextEncoding:
                 where = f" (byte 0x{text[error.start]:02x} at {error.start} of the record)"
         except UnicodeError:
             pass
-        return RecordError(f"it is not {name} text{where}; encoding= names another encoding")
+        return UndecodableRecordError(f"it is not {name} text{where}; encoding= names another encoding")
 
 
 def _is_one_byte(code: int, encoding: str) -> bool:

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from tidegate.connectors.files.source.character_encoding import RecordError
+from tidegate.connectors.files.source.character_encoding import UndecodableRecordError
 from tidegate.connectors.files.source.number_text import (
     all_whole,
-    beyond_float,
+    first_beyond_float,
     may_have_leading_zeros,
     may_lose_digits,
     with_leading_zeros,
@@ -126,7 +126,7 @@ class CsvParser:
             found = with_leading_zeros(_one(texts.column(name), pa.string()))
             _refuse(name, found, "its hexadecimal form" if "x" in (found or "").lower() else "its leading zeros")
         for name in floats:
-            _refuse(name, beyond_float(_one(texts.column(name), pa.string())), "digits")
+            _refuse(name, first_beyond_float(_one(texts.column(name), pa.string())), "digits")
 
     def _read(self, text: bytes, types: dict[str, pa.DataType]) -> pa.Table:
         return read_csv(text, self._names, self._null_values, types)
@@ -166,7 +166,7 @@ def infer_csv(text: bytes, names: Sequence[str], null_values: Sequence[str]) -> 
             column = _one(texts.column(field.name), pa.string())
             lost = with_leading_zeros(column) is not None
             if pa.types.is_floating(field.type):
-                lost = lost or beyond_float(column) is not None or all_whole(column)
+                lost = lost or first_beyond_float(column) is not None or all_whole(column)
             if lost:
                 found = found.set(place, field.with_type(pa.string()))
     return found
@@ -188,7 +188,7 @@ def _reason(error: Exception, names: Sequence[str]) -> str:
 
 def _refuse(name: str, number: str | None, lost: str) -> None:
     if number is not None:
-        raise RecordError(
+        raise UndecodableRecordError(
             f"column {name!r}: {number!r} would lose {lost} as a number; declare the column in schema=, as a string"
         )
 

@@ -18,28 +18,28 @@ _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectory
 
 
 @contextmanager
-def naming(path: str) -> Iterator[None]:
+def with_file_name(path: str) -> Iterator[None]:
     """Turns errors of opening, decompressing and reading into ones that name the file: a PipelineError, or an OSError
     where another try may go well."""
     try:
         yield
     except EOFError as e:
         raise PipelineError(
-            "a compressed file ends too early", where=path, cause=line_of(e), remedy="Bring the whole file"
+            "a compressed file ends too early", where=path, cause=one_line(e), remedy="Bring the whole file"
         ) from e
     except (zlib.error, lzma.LZMAError, zipfile.BadZipFile) as e:
         raise PipelineError(
-            "a compressed file is damaged", where=path, cause=line_of(e), remedy="Bring the file again"
+            "a compressed file is damaged", where=path, cause=one_line(e), remedy="Bring the file again"
         ) from e
     except (pa.ArrowException, KeyError) as e:
         raise PipelineError(
-            "Cannot read this file", where=path, cause=line_of(e), remedy="Check format=, schema= and columns="
+            "Cannot read this file", where=path, cause=one_line(e), remedy="Check format=, schema= and columns="
         ) from e
     except OSError as e:
-        raise of_system(path, e) from e
+        raise as_os_error(path, e) from e
 
 
-def of_system(path: str, error: OSError) -> PipelineError | OSError:
+def as_os_error(path: str, error: OSError) -> PipelineError | OSError:
     """What an error of the operating system, or of a client of an object store, becomes. One that may pass stays what
     it is, with the name of the file: another try may go well (S9.1)."""
     is_plain = type(error) is OSError and error.errno is None  # as decompressors raise it
@@ -47,18 +47,18 @@ def of_system(path: str, error: OSError) -> PipelineError | OSError:
         return PipelineError(
             "Cannot open this file",
             where=path,
-            cause=line_of(error),
+            cause=one_line(error),
             remedy="Check that it is there, whole and readable",
         )
-    return OSError(error.errno or errno.EIO, f"{type(error).__name__}: {line_of(error)}", path)
+    return OSError(error.errno or errno.EIO, f"{type(error).__name__}: {one_line(error)}", path)
 
 
-def line_of(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """The text of an error, on one line."""
     return " ".join(str(error).split())
 
 
-def shorter_than_before(path: str, there: int, read: int) -> PipelineError:
+def truncated_file_error(path: str, there: int, read: int) -> PipelineError:
     """A restored position is beyond the end. Args: there, read: bytes or rows."""
     return PipelineError(
         "an input file is shorter than what was read of it",

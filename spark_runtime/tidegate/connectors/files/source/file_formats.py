@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.files.source.bad_records import BadRecord, refused
-from tidegate.connectors.files.source.character_encoding import Decoder, RecordError
+from tidegate.connectors.files.source.character_encoding import Decoder, UndecodableRecordError
 from tidegate.connectors.files.source.csv_records import CsvHead, CsvParser, header_names, infer_csv
-from tidegate.connectors.files.source.file_errors import line_of, naming, shorter_than_before
+from tidegate.connectors.files.source.file_errors import one_line, truncated_file_error, with_file_name
 from tidegate.connectors.files.source.file_schema import FilePolicy, FileSchema, differences, refuse_doubled
 from tidegate.connectors.files.source.json_records import JsonHead, JsonParser, disagreeing_row, infer_json
 from tidegate.connectors.files.source.record_blocks import MAX_BLOCK_RECORDS, ByteStream, blocks, csv_ends
 from tidegate.connectors.files.source.text_records import Chunk, TextParser, text_chunks
-from tidegate.connectors.files.source.text_streams import COMPRESSIONS, after_mark, open_text
+from tidegate.connectors.files.source.text_streams import COMPRESSIONS, open_text, without_bom
 from tidegate.connectors.storage import is_local
 from tidegate.errors import PipelineError
 
@@ -101,17 +101,17 @@ class FileFormat(Protocol):
         columns: FileSchema,
         groups: tuple[int, int] | None,
         at: int,
-        told: ToldFields,
+        told: FieldDifferenceListener,
     ) -> Iterator[Chunk]:
         """What follows position `at` (`Chunk.at`, 0: the start) of row groups [first, last) or the whole file, in
-        batches of exactly `columns.emitted` and at most `MAX_BATCH_ROWS` rows. Columns are taken by name.
+        batches of exactly `columns.emitted` and at most `ROWS_PER_PIECE` rows. Columns are taken by name.
 
         Args:
             told: what the file lacks or has beyond the schema; may raise. Before the chunk in which that shows.
         """
 
 
-class ToldFields(Protocol):
+class FieldDifferenceListener(Protocol):
     """Receives the differences between a file and the schema."""
 
     def __call__(self, path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
@@ -124,7 +124,7 @@ class ParquetFormat:
 
     def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema:
         """From the footer."""
-        with naming(path), _parquet(filesystem, path) as file:
+        with with_file_name(path), _parquet(filesystem, path) as file:
             return plain_schema(file.schema_arrow)
 
     def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
@@ -137,7 +137,7 @@ class ParquetFormat:
 
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
         """Rows of each row group."""
-        with naming(path), _parquet(filesystem, path) as file:
+        with with_file_name(path), _parquet(filesystem, path) as file:
             return [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
 
     def chunks(
@@ -147,10 +147,10 @@ class ParquetFormat:
         columns: FileSchema,
         groups: tuple[int, int] | None,
         at: int,
-        told: ToldFields,
+        told: FieldDifferenceListener,
     ) -> Iterator[Chunk]:
         """Row groups in order; those before `at`, a number of rows, are not read."""
-        with naming(path), _parquet(filesystem, path) as file:
+        with with_file_name(path), _parquet(filesystem, path) as file:
             first, last = groups if groups is not None else (0, file.metadata.num_row_groups)
             before = sum(file.metadata.row_group(i).num_rows for i in range(first))
             row = 0
@@ -175,10 +175,10 @@ class ParquetFormat:
                 rows = batch.num_rows - begin
                 row += batch.num_rows
                 if rows:
-                    wanted = _conform(batch.slice(begin), columns.emitted)
+                    wanted = _to_schema(batch.slice(begin), columns.emitted)
                     yield _checked(wanted, row, before + row - rows)
             if row < at:
-                raise shorter_than_before(path, row, at)
+                raise truncated_file_error(path, row, at)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class CsvFormat:
     def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
         """From the head of the file."""
         decode = self.policy.text.to_utf8
-        with naming(path):
+        with with_file_name(path):
             names, begin = self._header(filesystem, path, decode)
             if not names:
                 return None
@@ -201,14 +201,14 @@ class CsvFormat:
 
     def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
         """Those of the header."""
-        with naming(path):
+        with with_file_name(path):
             names = self._header(filesystem, path, self.policy.text.to_utf8)[0]
         return pa.schema([pa.field(name, pa.string()) for name in names]) if names else None
 
     def first_bad(self, filesystem: AbstractFileSystem, path: str) -> BadRecord | None:
         """Of another number of values than the header has names, or no text."""
         decode = self.policy.text.to_utf8
-        with naming(path):
+        with with_file_name(path):
             names, begin = self._header(filesystem, path, decode)
             if not names:
                 return None
@@ -226,11 +226,11 @@ class CsvFormat:
         columns: FileSchema,
         groups: tuple[int, int] | None,
         at: int,
-        told: ToldFields,
+        told: FieldDifferenceListener,
     ) -> Iterator[Chunk]:
         """Block by block, from byte `at`."""
         decode = self.policy.text.to_utf8
-        with naming(path):
+        with with_file_name(path):
             names, begin = self._header(filesystem, path, decode)
             if not names:
                 return
@@ -248,14 +248,14 @@ class CsvFormat:
     def _header(self, filesystem: AbstractFileSystem, path: str, decode: Decoder) -> tuple[list[str], int]:
         """The names in the first line with something on it, and where the next one begins; no names: there is none."""
         with open_text(filesystem, path, self.policy.text) as stream:
-            for block in blocks(*after_mark(stream), csv_ends, HEADER_BLOCK_BYTES):
+            for block in blocks(*without_bom(stream), csv_ends, HEADER_BLOCK_BYTES):
                 for first, last in itertools.pairwise([0, *block.ends.tolist()]):
                     line = block.data[first:last]
                     if not line.strip(b"\r\n"):
                         continue
                     try:
                         return header_names(decode(line)), block.offset + last
-                    except RecordError as error:
+                    except UndecodableRecordError as error:
                         raise refused(path, BadRecord(block.offset + first, line, f"its header: {error}")) from None
         return [], 0
 
@@ -273,9 +273,9 @@ class JsonLinesFormat:
     def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
         """Those that any object in the head of the file has."""
         decode = self.policy.text.to_utf8
-        with naming(path):
+        with with_file_name(path):
             with open_text(filesystem, path, self.policy.text) as stream:
-                rest, begin = after_mark(stream)
+                rest, begin = without_bom(stream)
                 text = _head(rest, begin, path, JsonHead(), decode, stop_at_bad=self.policy.stops_at_bad)
             while text.strip():
                 try:
@@ -286,8 +286,8 @@ class JsonLinesFormat:
 
     def first_bad(self, filesystem: AbstractFileSystem, path: str) -> BadRecord | None:
         """That is no JSON object."""
-        with naming(path), open_text(filesystem, path, self.policy.text) as stream:
-            rest, begin = after_mark(stream)
+        with with_file_name(path), open_text(filesystem, path, self.policy.text) as stream:
+            rest, begin = without_bom(stream)
             return _first_bad(rest, begin, JsonHead(), self.policy.text.to_utf8)
 
     def _that_agree(self, text: bytes, path: str, begin: int, error: Exception) -> bytes:
@@ -298,7 +298,7 @@ class JsonLinesFormat:
         lines = [line for line in text.splitlines(keepends=True) if line.strip()]
         other = lines[min(row, len(lines) - 1)]
         if self.policy.stops_at_bad:
-            why = f"{line_of(error).removeprefix('JSON parse error: ')} of the file; schema= can declare the type"
+            why = f"{one_line(error).removeprefix('JSON parse error: ')} of the file; schema= can declare the type"
             raise refused(path, BadRecord(begin + text.index(other), other.strip(), why)) from None
         return b"".join(lines[: min(row, len(lines) - 1)])
 
@@ -313,14 +313,14 @@ class JsonLinesFormat:
         columns: FileSchema,
         groups: tuple[int, int] | None,
         at: int,
-        told: ToldFields,
+        told: FieldDifferenceListener,
     ) -> Iterator[Chunk]:
         """Block by block, from byte `at`. New fields are looked for where all are read, or none is allowed."""
         looks = columns.emitted.equals(columns.known) or self.policy.on_new_field == "fail"
         parser = JsonParser(columns, (lambda new: told(path, new=new)) if looks else None)
-        with naming(path):
+        with with_file_name(path):
             with open_text(filesystem, path, self.policy.text, at) as stream:
-                rest, at = (stream, at) if at else after_mark(stream)
+                rest, at = (stream, at) if at else without_bom(stream)
                 yield from text_chunks(rest, parser, at, self.policy.text.to_utf8, stop_at_bad=self.policy.stops_at_bad)
 
 
@@ -353,7 +353,7 @@ def _first_bad(stream: ByteStream, offset: int, parser: TextParser, decode: Deco
     return next((bad for chunk in read for bad in chunk.bad), None)
 
 
-def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if batch.schema.equals(schema, check_metadata=True):
         return batch
     columns = []
@@ -382,7 +382,7 @@ def _checked(batch: pa.RecordBatch, at: int, first_row: int) -> Chunk:
             good.append(part)
         except pa.ArrowInvalid as error:
             if end - begin == 1:
-                bad.append(BadRecord(first_row + begin, _undecoded(part), line_of(error)))
+                bad.append(BadRecord(first_row + begin, _decode_error(part), one_line(error)))
                 return
             middle = (begin + end) // 2
             halves(begin, middle)
@@ -392,7 +392,7 @@ def _checked(batch: pa.RecordBatch, at: int, first_row: int) -> Chunk:
     return Chunk(pa.concat_batches(good) if good else batch.slice(0, 0), tuple(bad), at)
 
 
-def _undecoded(row: pa.RecordBatch) -> bytes:
+def _decode_error(row: pa.RecordBatch) -> bytes:
     """The first value of a row that is no text."""
     for column in row.columns:
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

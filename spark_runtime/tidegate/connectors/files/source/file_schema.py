@@ -11,7 +11,7 @@ from typing import Literal
 import pyarrow as pa
 
 from tidegate.connectors.files.source.bad_records import OnBadRecord
-from tidegate.connectors.files.source.character_encoding import TextEncoding
+from tidegate.connectors.files.source.character_encoding import CharacterEncoding
 from tidegate.errors import OptionError, PipelineError
 
 DEFAULT_NULL_VALUES = ("",)
@@ -46,7 +46,7 @@ class FilePolicy:
     on_missing_field: OnMissingField | None = None
     on_new_field: OnNewField = "ignore"
     on_bad_record: OnBadRecord = "fail"
-    text: TextEncoding = dataclasses.field(init=False, compare=False)
+    text: CharacterEncoding = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.null_values, str):
@@ -56,7 +56,7 @@ class FilePolicy:
             if value not in known:
                 choices = ", ".join(repr(choice) for choice in known if choice is not None)
                 raise OptionError(f"{name}={value!r} is unknown", where=name, remedy=f"Use one of {choices}")
-        object.__setattr__(self, "text", TextEncoding(self.encoding))
+        object.__setattr__(self, "text", CharacterEncoding(self.encoding))
 
     @property
     def stops_at_bad(self) -> bool:

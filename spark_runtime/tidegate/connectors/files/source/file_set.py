@@ -11,7 +11,7 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.files.source.bad_records import BAD_RECORDS, BAD_RECORDS_SCHEMA, refused
-from tidegate.connectors.files.source.file_errors import of_system
+from tidegate.connectors.files.source.file_errors import as_os_error
 from tidegate.connectors.files.source.file_formats import (
     CsvFormat,
     FileFormat,
@@ -31,7 +31,7 @@ from tidegate.connectors.files.source.file_schema import (
 )
 from tidegate.connectors.files.source.text_records import Chunk
 from tidegate.connectors.found_schema import FoundSchema
-from tidegate.connectors.storage import absolute, is_local, open_filesystem
+from tidegate.connectors.storage import absolute_url, is_local, open_filesystem
 from tidegate.errors import OptionError, PipelineError
 
 _FORMATS = ("parquet", "csv", "json")
@@ -44,7 +44,7 @@ CHECKED_CHUNKS = 64
 """A file that is not local is looked at for changes once in so many chunks, and at its end."""
 
 
-class Noted(Protocol):
+class ColumnDifferenceListener(Protocol):
     """Receives the columns that a file lacks, or has beyond the schema, where that is allowed."""
 
     def __call__(self, *, missing: Sequence[str], new: Sequence[str]) -> None:
@@ -93,7 +93,7 @@ class FileSet:
             raise OptionError(
                 "no column is named", where="columns", remedy="Name columns, or leave columns= out for all"
             )
-        self.urls = tuple(absolute(path) for path in given)
+        self.urls = tuple(absolute_url(path) for path in given)
         self._format_name = format
         self._given_schema = schema
         self._columns = None if columns is None else tuple(columns)
@@ -228,9 +228,9 @@ class FileSet:
                 cause=f"column {name!r} is {other} there and {own} here",
                 remedy="Read them as two sources, or give schema= or columns= that fit both",
             )
-        self._tell(file.path, missing=unlike.missing, new=unlike.new)
+        self._report(file.path, missing=unlike.missing, new=unlike.new)
 
-    def _tell(self, path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
+    def _report(self, path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
         """Raises where that is not allowed."""
         if missing and self._fails_on_missing:
             raise missing_columns(path, self._from, missing)
@@ -268,7 +268,12 @@ class FileSet:
         return self.format(file.path).row_groups(*self._at(file))
 
     def chunks(
-        self, file: FoundFile, *, groups: tuple[int, int] | None = None, at: int = 0, noted: Noted | None = None
+        self,
+        file: FoundFile,
+        *,
+        groups: tuple[int, int] | None = None,
+        at: int = 0,
+        noted: ColumnDifferenceListener | None = None,
     ) -> Iterator[Chunk]:
         """The file's records from position `at` on, see `FileFormat.chunks`; opened at the first `next`.
 
@@ -277,7 +282,7 @@ class FileSet:
         """
 
         def told(path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
-            self._tell(path, missing=missing, new=new)
+            self._report(path, missing=missing, new=new)
             if noted is not None:
                 noted(missing=missing, new=new)
 
@@ -324,7 +329,7 @@ def _refused(filesystem: AbstractFileSystem, file: FoundFile) -> PipelineError |
             remedy="Bring it back, or start without the snapshot",
         )
     except OSError as e:
-        raise of_system(file.path, e) from e
+        raise as_os_error(file.path, e) from e
     if not change:
         return None
     return PipelineError(

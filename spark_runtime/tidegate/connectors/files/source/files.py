@@ -11,14 +11,14 @@ from typing import Any, Self
 import pyarrow as pa
 
 from tidegate.connectors.files.source.bad_records import BAD_RECORDS, BadRecord, OnBadRecord, bad_batch
-from tidegate.connectors.files.source.file_errors import shorter_than_before
+from tidegate.connectors.files.source.file_errors import truncated_file_error
 from tidegate.connectors.files.source.file_formats import FormatName
 from tidegate.connectors.files.source.file_listing import FoundFile
 from tidegate.connectors.files.source.file_schema import DEFAULT_NULL_VALUES, FilePolicy, OnMissingField, OnNewField
 from tidegate.connectors.files.source.file_set import FileSet, Paths
 from tidegate.connectors.files.source.text_records import Chunk
 from tidegate.connectors.found_schema import FoundSchema
-from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Files(Source):
         """`bad_records`, with `on_bad_record="dead_letter"`."""
         return self._files.side_outputs()
 
-    def must_be_read(self) -> Mapping[str, str]:
+    def required_side_outputs(self) -> Mapping[str, str]:
         """The same: a dead letter that nobody reads would be skipped in silence."""
         return self._files.must_be_read()
 
@@ -189,7 +189,7 @@ class Files(Source):
         """A reader that takes its splits one after the other."""
         return FilesReader(self._files)
 
-    def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
+    def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
         """Those whose file is gone, or was changed."""
         files = {split.split_id: file_of(split) for split in splits}
         found = {split_id: self._files.why_unreadable(file) for split_id, file in files.items()}
@@ -236,7 +236,7 @@ class FilesReader(SourceReader):
         self._splits = {split.split_id: split for split in splits}
         self._left = deque(split.split_id for split in splits if not split.finished)
 
-    def poll(self, now_ms: int) -> Polled:
+    def poll(self, now_ms: int) -> PollResult:
         """The next batch of the split being read, or the first of the next."""
         while self._left:
             split = self._splits[self._left[0]]
@@ -255,10 +255,10 @@ class FilesReader(SourceReader):
             if bad and self._files.policy.on_bad_record == "dead_letter":
                 sides = {BAD_RECORDS: bad_batch(split.data["path"], bad)}
             if batch.num_rows:
-                return Polled(batch, split.split_id, sides=sides)
+                return PollResult(batch, split.split_id, sides=sides)
             if chunk.bad:  # one poll is not to go through a whole file of them
-                return Polled(sides=sides, splits_changed=True)
-        return Polled(state="end")
+                return PollResult(sides=sides, splits_changed=True)
+        return PollResult(state="end")
 
     def _open(self, split: Split) -> Iterator[Chunk]:
         groups = None if split.data["groups"] is None else (split.data["groups"][0], split.data["groups"][1])
@@ -269,7 +269,7 @@ class FilesReader(SourceReader):
 
     def _refuse_shorter(self, split: Split) -> None:
         if self._at.skip:
-            raise shorter_than_before(split.data["path"], self._at.rows - self._at.skip, self._at.rows)
+            raise truncated_file_error(split.data["path"], self._at.rows - self._at.skip, self._at.rows)
 
     def _current(self, *, finished: bool) -> Split:
         return replace(self._splits[self._left[0]], position=self._at.to_json(), finished=finished)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
-from tidegate.connectors.files.source.character_encoding import RecordError
+from tidegate.connectors.files.source.character_encoding import UndecodableRecordError
 from tidegate.connectors.files.source.file_schema import FileSchema, differences
 from tidegate.connectors.files.source.json_values import (
     IsText,
@@ -125,7 +125,7 @@ class JsonParser:
             return _from_texts(_one(read, read.type), field.type)
         except pa.ArrowInvalid as error:
             remedy = "; declare the field in schema=, as a string" if self._columns.inferred else ""
-            raise RecordError(f"field {field.name!r}: {str(error).rstrip('.')}{remedy}") from error
+            raise UndecodableRecordError(f"field {field.name!r}: {str(error).rstrip('.')}{remedy}") from error
 
     def _read(self, text: bytes, *, quoted: bool = False) -> pa.Table:
         try:
@@ -155,7 +155,7 @@ class JsonParser:
         assert self._on_new is not None, "nobody asks for new fields"
         try:
             found = _new_fields(text, self._columns)
-        except RecordError:
+        except UndecodableRecordError:
             return False
         fresh = [path for path in dict.fromkeys(found) if path not in self._new]
         if fresh:
@@ -170,7 +170,7 @@ class JsonParser:
         for line in nonblank_lines(text):
             for name, kind, value in members(loads(line), list(self.schema)):
                 if pa.types.is_floating(kind) and isinstance(value, Number) and loses_digits(value):
-                    raise RecordError(
+                    raise UndecodableRecordError(
                         f"field {name!r}: {str(value)!r} would lose digits as a number; declare the field in schema=, "
                         "as a string"
                     )
@@ -322,7 +322,9 @@ def _refuse_other_values(text: bytes) -> int:
     opened = np.searchsorted(np.flatnonzero((data | 32) == 123), np.append(begins, len(data)))
     for place in np.flatnonzero(np.diff(opened) > _MAX_DEPTH).tolist():
         if _depth(text[begins[place] : ends[place]]) > _MAX_DEPTH:
-            raise RecordError(f"it is nested too deeply: more than {_MAX_DEPTH} objects and lists in each other")
+            raise UndecodableRecordError(
+                f"it is nested too deeply: more than {_MAX_DEPTH} objects and lists in each other"
+            )
     first = data[begins]
     blank = (first == 10) | (first == 13)
     odd = ~blank & (first != 123)
@@ -331,7 +333,7 @@ def _refuse_other_values(text: bytes) -> int:
     lines = list(nonblank_lines(text))
     for line in lines:
         if not line.startswith(b"{"):
-            raise RecordError("it is not a JSON object, one of which makes a line")
+            raise UndecodableRecordError("it is not a JSON object, one of which makes a line")
     return len(lines)
 
 
@@ -350,9 +352,9 @@ def _refuse_others_beside(text: bytes) -> None:
             try:
                 value, end = decoder.raw_decode(rest)
             except ValueError as error:
-                raise RecordError(str(error)) from error
+                raise UndecodableRecordError(str(error)) from error
             if not isinstance(value, dict):
-                raise RecordError("it is not a JSON object, one of which makes a line")
+                raise UndecodableRecordError("it is not a JSON object, one of which makes a line")
             rest = rest[end:].lstrip()
 
 
@@ -376,7 +378,7 @@ def _holds_float(kind: pa.DataType) -> bool:
 def _reason(error: Exception, text: bytes) -> str:
     """Arrow takes a line that is cut off within a string for one of invalid encoding: Python says better what is no
     JSON."""
-    if not isinstance(error, RecordError):
+    if not isinstance(error, UndecodableRecordError):
         try:
             json.loads(text.rstrip())
         except json.JSONDecodeError as no_json:

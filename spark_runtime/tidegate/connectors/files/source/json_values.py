@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.files.source.character_encoding import RecordError
+from tidegate.connectors.files.source.character_encoding import UndecodableRecordError
 
 IsText = Callable[[pa.DataType], bool]
 """Whether values of a type are read as texts, and cast."""
@@ -45,7 +45,7 @@ def loads(line: bytes) -> list[Any]:
         try:
             value, end = _decoder.raw_decode(rest)
         except ValueError as error:
-            raise RecordError(str(error)) from error
+            raise UndecodableRecordError(str(error)) from error
         values.append(value)
         rest = rest[end:].lstrip()
     return values
@@ -96,7 +96,7 @@ def numbers_quoted(text: bytes, schema: pa.Schema, is_text: IsText) -> bytes:
         lines = ["".join(_dumped(value, whole, is_text) for value in loads(line)) for line in nonblank_lines(text)]
         return ("\n".join(lines) + "\n").encode()
     except UnicodeError as error:
-        raise RecordError(str(error)) from error
+        raise UndecodableRecordError(str(error)) from error
 
 
 def _dumped(value: Any, kind: pa.DataType | None, is_text: IsText) -> str:
@@ -120,12 +120,12 @@ def _time_text(number: str, kind: pa.DataType, is_text: IsText) -> str:
     """Of a date or time of day as Arrow counts it, where the type was declared: in a column of dates that was found in
     texts, 20240601 is no number of days."""
     if pa.types.is_timestamp(kind) or is_text is is_found_text:
-        raise RecordError(f"the number {number} is no {kind}; write it as ISO 8601 text")
+        raise UndecodableRecordError(f"the number {number} is no {kind}; write it as ISO 8601 text")
     try:
         counted = pa.array([int(number)], pa.int32() if kind.bit_width == 32 else pa.int64())
         return str(counted.cast(kind).cast(pa.string())[0])
     except (ValueError, OverflowError, pa.ArrowException) as error:
-        raise RecordError(f"{number} is no {kind}: {error}") from error
+        raise UndecodableRecordError(f"{number} is no {kind}: {error}") from error
 
 
 def is_string(kind: pa.DataType) -> bool:

@@ -50,7 +50,7 @@ def may_lose_digits(text: bytes) -> bool:
     long = lengths >= (_LARGE_EXPONENT if large else _LONG_CHARACTERS)
     characters = data[part][np.repeat(long, lengths)]
     texts = _strings(characters, lengths[long])
-    return _first_lost(texts.filter(pa.array(~_kept(characters, lengths[long], texts)))) is not None
+    return _first_lossy(texts.filter(pa.array(~_kept(characters, lengths[long], texts)))) is not None
 
 
 def _pieces(data: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
@@ -144,9 +144,9 @@ def with_leading_zeros(texts: pa.Array) -> str | None:
     return str(found[0]) if len(found) else None
 
 
-def beyond_float(texts: pa.Array) -> str | None:
+def first_beyond_float(texts: pa.Array) -> str | None:
     """The first of these texts of numbers of which a 64-bit float loses digits."""
-    return _first_lost(texts.filter(pc.match_substring_regex(texts, _LONG).fill_null(False)))
+    return _first_lossy(texts.filter(pc.match_substring_regex(texts, _LONG).fill_null(False)))
 
 
 def all_whole(texts: pa.Array) -> bool:
@@ -154,7 +154,7 @@ def all_whole(texts: pa.Array) -> bool:
     return bool(pc.all(pc.match_substring_regex(texts, r"^[ \t]*[-+]?[0-9]+[ \t]*$")).as_py())
 
 
-def _first_lost(texts: pa.Array) -> str | None:
+def _first_lossy(texts: pa.Array) -> str | None:
     """Most long numbers are what a float was printed as: those are known by printing it again."""
     try:
         numbers = texts.cast(pa.float64())

@@ -30,7 +30,7 @@ class ByteStream(Protocol):
 
 
 @dataclass(frozen=True)
-class Block:
+class RecordBlock:
     """Whole records.
 
     Attributes:
@@ -51,7 +51,7 @@ class Block:
         return self.offset + len(self.data)
 
 
-def blocks(stream: ByteStream, offset: int, find_ends: FindEnds, block_bytes: int) -> Iterator[Block]:
+def blocks(stream: ByteStream, offset: int, find_ends: FindEnds, block_bytes: int) -> Iterator[RecordBlock]:
     """The rest of a stream that stands at `offset`, in blocks of some `block_bytes`. One longer record makes a
     block of its own."""
     text, over = b"", False
@@ -68,7 +68,7 @@ def blocks(stream: ByteStream, offset: int, find_ends: FindEnds, block_bytes: in
             wanted = block_bytes
         elif over or len(text) >= MAX_RECORD_BYTES:
             lines = line_ends(text, True)
-            yield Block(offset, text[: lines[0]], lines[:1], torn=True)
+            yield RecordBlock(offset, text[: lines[0]], lines[:1], torn=True)
             offset, text = offset + int(lines[0]), text[lines[0] :]
             continue
         else:
@@ -77,7 +77,7 @@ def blocks(stream: ByteStream, offset: int, find_ends: FindEnds, block_bytes: in
         begin = 0
         for first in range(0, len(ends), MAX_BLOCK_RECORDS):
             own = ends[first : first + MAX_BLOCK_RECORDS]
-            yield Block(offset + begin, text[begin : own[-1]], own - begin)
+            yield RecordBlock(offset + begin, text[begin : own[-1]], own - begin)
             begin = int(own[-1])
         offset, text = offset + begin, text[begin:]
 

@@ -9,8 +9,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from tidegate.connectors.files.source.bad_records import BadRecord
-from tidegate.connectors.files.source.character_encoding import Decoder, RecordError
-from tidegate.connectors.files.source.record_blocks import MAX_RECORD_BYTES, Block, ByteStream, Ends, blocks
+from tidegate.connectors.files.source.character_encoding import Decoder, UndecodableRecordError
+from tidegate.connectors.files.source.record_blocks import MAX_RECORD_BYTES, ByteStream, Ends, RecordBlock, blocks
 
 READ_BLOCK_BYTES = 2**20
 """Text is parsed in blocks of this size, so that one poll takes a few milliseconds."""
@@ -68,21 +68,21 @@ def text_chunks(
     """
     for block in blocks(stream, offset, parser.ends, block_bytes):
         if block.torn:
-            yield Chunk(_none(parser), (_torn(block),), block.end)
+            yield Chunk(_none(parser), (_split_error(block),), block.end)
             continue
         try:
             yield Chunk(parser.parse(decode(block.data)), (), block.end)
-        except (RecordError, pa.ArrowInvalid):
-            yield from _isolated(block, parser, decode, stop_at_bad)
+        except (UndecodableRecordError, pa.ArrowInvalid):
+            yield from _record_by_record(block, parser, decode, stop_at_bad)
 
 
-def _isolated(block: Block, parser: TextParser, decode: Decoder, stop_at_bad: bool) -> Iterator[Chunk]:
+def _record_by_record(block: RecordBlock, parser: TextParser, decode: Decoder, stop_at_bad: bool) -> Iterator[Chunk]:
     ends = block.ends.tolist()
     for first in range(0, len(ends), ISOLATED_RECORDS):
         last = min(first + ISOLATED_RECORDS, len(ends))
         good: list[pa.RecordBatch] = []
         bad: list[BadRecord] = []
-        for found in _halved(block, [0, *ends], first, last, parser, decode):
+        for found in _halves(block, [0, *ends], first, last, parser, decode):
             if isinstance(found, BadRecord):
                 bad.append(found)
                 if stop_at_bad:
@@ -93,18 +93,18 @@ def _isolated(block: Block, parser: TextParser, decode: Decoder, stop_at_bad: bo
         yield Chunk(batch, tuple(bad), block.offset + ends[last - 1])
 
 
-def _halved(
-    block: Block, bounds: Sequence[int], first: int, last: int, parser: TextParser, decode: Decoder
+def _halves(
+    block: RecordBlock, bounds: Sequence[int], first: int, last: int, parser: TextParser, decode: Decoder
 ) -> Iterator[pa.RecordBatch | BadRecord]:
     """Records [first, last): together when they can be read, else each half."""
     text = block.data[bounds[first] : bounds[last]]
     try:
         batch = parser.parse(decode(text))
-    except (RecordError, pa.ArrowInvalid) as error:
+    except (UndecodableRecordError, pa.ArrowInvalid) as error:
         if last - first > 1:
             middle = (first + last) // 2
-            yield from _halved(block, bounds, first, middle, parser, decode)
-            yield from _halved(block, bounds, middle, last, parser, decode)
+            yield from _halves(block, bounds, first, middle, parser, decode)
+            yield from _halves(block, bounds, middle, last, parser, decode)
         else:
             yield BadRecord(block.offset + bounds[first], text.rstrip(b"\r\n"), parser.reason(error, text))
         return
@@ -115,7 +115,7 @@ def _none(parser: TextParser) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=parser.schema)
 
 
-def _torn(block: Block) -> BadRecord:
+def _split_error(block: RecordBlock) -> BadRecord:
     limit = MAX_RECORD_BYTES // 2**20
     why = f"it does not end: a quotation mark in it is not closed, or it is longer than {limit} MiB"
     return BadRecord(block.offset, block.data.rstrip(b"\r\n"), why)

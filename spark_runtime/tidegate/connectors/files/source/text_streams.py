@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.files.source.character_encoding import TextEncoding
-from tidegate.connectors.files.source.file_errors import shorter_than_before
+from tidegate.connectors.files.source.character_encoding import CharacterEncoding
+from tidegate.connectors.files.source.file_errors import truncated_file_error
 from tidegate.connectors.files.source.record_blocks import ByteStream
 
 COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "xz": "xz", "zip": "zip", "zst": "zstd"}
 """Suffix -> what fsspec calls it."""
 SKIPPED_BYTES = 2**20
-_MARK = b"\xef\xbb\xbf"
+_BOM = b"\xef\xbb\xbf"
 """Byte order mark, in front of UTF-8 text."""
 _NO_TEXT = "tidegate.no-text"
 codecs.register_error(
@@ -26,7 +26,7 @@ codecs.register_error(
 
 
 @contextmanager
-def open_text(filesystem: AbstractFileSystem, path: str, encoding: TextEncoding, at: int = 0) -> Iterator[Any]:
+def open_text(filesystem: AbstractFileSystem, path: str, encoding: CharacterEncoding, at: int = 0) -> Iterator[Any]:
     """A stream over the file's (decompressed) text from byte `at` on; of a wide encoding in UTF-8."""
     suffix = path.rsplit(".", 1)[-1].lower()
     compression = COMPRESSIONS.get(suffix)
@@ -51,7 +51,7 @@ def _skip(stream: ByteStream, at: int, path: str) -> None:
     while left:
         skipped = len(stream.read(min(left, SKIPPED_BYTES)))
         if not skipped:
-            raise shorter_than_before(path, at - left, at)
+            raise truncated_file_error(path, at - left, at)
         left -= skipped
 
 
@@ -75,7 +75,7 @@ class _Transcoded:
         return found
 
 
-class _Pushed:
+class _BufferedStream:
     """A stream of which something has been read."""
 
     def __init__(self, first: bytes, stream: ByteStream) -> None:
@@ -87,7 +87,7 @@ class _Pushed:
         return first or self._stream.read(size)
 
 
-def after_mark(stream: ByteStream) -> tuple[ByteStream, int]:
+def without_bom(stream: ByteStream) -> tuple[ByteStream, int]:
     """A stream that stands at its start without a byte order mark, and the offset of what follows."""
-    first = stream.read(len(_MARK))
-    return (stream, len(_MARK)) if first == _MARK else (_Pushed(first, stream), 0)
+    first = stream.read(len(_BOM))
+    return (stream, len(_BOM)) if first == _BOM else (_BufferedStream(first, stream), 0)
