@@ -11,7 +11,7 @@ from tidegate.state.keyed_state import KeyedStateBackend
 BACKENDS = {
     "heap": ("tidegate.state.heap.heap_backend", "HeapBackend"),
     "memory": ("tidegate.state.heap.heap_backend", "MemoryBackend"),
-    "rocksdb": ("tidegate.state.rocksdb.rocksdb_backend", "RocksBackend"),
+    "rocksdb": ("tidegate.state.rocksdb.rocksdb_backend", "RocksDBBackend"),
 }
 """Module and class of each; a module is imported when its back end is asked for."""
 

@@ -36,8 +36,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
         return Launch(spec.number, number, "local", "elsewhere", NOW, (), "n", pid=1)
 
     monkeypatch.setattr(LocalLauncher, "launch", launch)
-    monkeypatch.setattr("airflow_tidegate.launchers.local.settled_local", lambda *_: None)
-    monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.find_local", lambda *_: None)
+    monkeypatch.setattr("airflow_tidegate.launchers.local.find_local_driver_settled", lambda *_: None)
+    monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.find_local_driver", lambda *_: None)
     return made
 
 
@@ -60,7 +60,7 @@ def clock() -> ManualClock[float]:
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has what a driver needs; Java is not looked for."""
-    monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.require_machine", lambda *_: None)
+    monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.require_driver_machine", lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

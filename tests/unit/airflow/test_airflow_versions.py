@@ -56,7 +56,7 @@ def test_a_kill_that_a_trigger_would_not_hear_of_is_announced_when_the_task_is_d
     warnings: list[str] = []
     log = SimpleNamespace(info=lambda *_: None, warning=lambda text, *values: warnings.append(text % values))
     monkeypatch.setattr(TidegateRunJobOperator, "log", log)
-    monkeypatch.setattr("airflow_tidegate.operators.job_operator.TRIGGERS_HEAR_KILLS", heard)
+    monkeypatch.setattr("airflow_tidegate.operators.job_operator.TRIGGERS_SUPPORT_ON_KILL", heard)
     run = TidegateRunJobOperator(task_id="run", job_id="j1", pipeline=PIPELINE, deferrable=True)
     with pytest.raises(TaskDeferred):
         run.execute(job.context())

@@ -62,7 +62,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> None:
         _looks.append(self.client.job_id)
         return real(self)
 
-    monkeypatch.setattr(JobReader, "look", look)
+    monkeypatch.setattr(JobReader, "read", look)
 
 
 def again(trigger: JobEventTrigger) -> JobEventTrigger:

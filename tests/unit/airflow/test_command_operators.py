@@ -276,7 +276,7 @@ def test_a_cancel_asks_a_driver_that_is_silent_though_its_process_is_there(
 ) -> None:
     """S9.4: it pauses, or its machine is overloaded; it finds the command when it goes on."""
     monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: False)
-    monkeypatch.setattr("tidegate.jobs.client.submission.find_local", lambda *_: object())
+    monkeypatch.setattr("tidegate.jobs.client.submission.find_local_driver", lambda *_: object())
     between_looks.append(lambda: driver.status("CANCELED"))
     operator = TidegateCancelJobOperator(task_id="cancel", job_id="j1")
     assert operator.execute(job.context("cancel"))["status"] == "CANCELED"

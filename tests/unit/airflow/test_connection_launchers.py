@@ -133,7 +133,7 @@ def test_a_cluster_launcher_may_be_used_where_workers_are_ephemeral(
     assert ensure_driver(job.client, spec, start().job_root()) == 0
     assert len(programs) == 1
     connection(launcher="spark-submit")
-    monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.find_driver", lambda *_: None)
+    monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.find_running_driver", lambda *_: None)
     with pytest.raises(EnvironmentProblemError, match="ephemeral"):
         ensure_driver(job.client, spec, start().job_root())
 

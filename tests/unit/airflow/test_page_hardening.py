@@ -171,7 +171,7 @@ def test_a_cancel_asks_a_driver_that_is_silent_though_its_process_is_there(
 ) -> None:
     """S9.4"""
     monkeypatch.setattr(JobClient, "is_alive", lambda self: False)
-    monkeypatch.setattr("tidegate.jobs.client.submission.find_local", lambda *_: object())
+    monkeypatch.setattr("tidegate.jobs.client.submission.find_local_driver", lambda *_: object())
     page.viewer().get(JOB)
     clock.now += 3600.0
     assert page.viewer().get(JOB).json()["is_silent"] is True

@@ -199,7 +199,7 @@ def test_there_is_one_look_at_a_job_at_a_time_and_never_more_than_the_limit_over
             with lock:
                 now[self.client.job_id] -= 1
 
-    monkeypatch.setattr(JobReader, "look", look)
+    monkeypatch.setattr(JobReader, "read", look)
 
     async def one(job_id: str) -> None:
         async with shared_job(str(job.root), job_id) as shared:
@@ -301,7 +301,7 @@ def test_a_store_that_keeps_failing_is_told_to_everybody_after_some_tries(
         looks.append(1)
         raise StoreError("503")
 
-    monkeypatch.setattr(JobReader, "look", failing)
+    monkeypatch.setattr(JobReader, "read", failing)
     found = first(job, Ask(), Ask())
     assert [type(f) for f in found] == [StoreError, StoreError]
     assert len(looks) == STORE_RETRIES + 1
@@ -359,7 +359,7 @@ def test_neither_newcomers_nor_a_deadline_use_up_the_tries_at_a_failing_store(
             raise StoreError("503")
         return real(self)
 
-    monkeypatch.setattr(JobReader, "look", look)
+    monkeypatch.setattr(JobReader, "read", look)
     overdue = Ask(lambda look: "late", poll_s=0.1)
     overdue.deadline_at = 0.0
 
@@ -387,7 +387,7 @@ def test_a_store_that_hangs_holds_up_neither_another_root_nor_the_loops_own_thre
             released.wait(PATIENCE_S)
         return real(self)
 
-    monkeypatch.setattr(JobReader, "look", look)
+    monkeypatch.setattr(JobReader, "read", look)
 
     async def ask(root: Path, job_id: str) -> Any:
         async with shared_job(str(root), job_id) as shared:

@@ -90,7 +90,7 @@ def test_a_retry_finds_its_own_submission_and_driver(job: Job) -> None:
     start().execute(job.context())
     job.client.is_alive = lambda **_: True  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("airflow_tidegate.launchers.driver_launch.find_local", lambda *_: object())
+        patch.setattr("airflow_tidegate.launchers.driver_launch.find_local_driver", lambda *_: object())
         result = start().execute(job.context())
     assert result["generation"] == 1
     assert len(job.client.specs()) == 1

@@ -68,7 +68,7 @@ def test_a_silent_driver_that_cannot_be_launched_again_wakes_somebody_in_the_end
 ) -> None:
     """S9.2: its process is there, frozen; or nobody launches what an agent is asked for."""
     if launcher == "local":
-        monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.find_local", lambda *_: object())
+        monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.find_local_driver", lambda *_: object())
     connection = {"conn_type": "tidegate", "host": str(job.root), "extra": {"launcher": launcher}}
     monkeypatch.setenv("AIRFLOW_CONN_TIDEGATE_DEFAULT", json.dumps(connection))
     launch(ago=timedelta(minutes=20))

@@ -173,7 +173,7 @@ def test_a_new_version_that_is_silent_though_its_process_is_there_is_asked_to_en
 
     def freezes() -> None:
         world.is_alive = False
-        monkeypatch.setattr("tidegate.jobs.client.submission.find_local", lambda *_: object())
+        monkeypatch.setattr("tidegate.jobs.client.submission.find_local_driver", lambda *_: object())
         time_is_up(operator)()
 
     between_looks += [world.suspends, freezes, world.is_cancelled]

@@ -198,7 +198,7 @@ def test_a_driver_whose_process_here_is_gone_is_noticed_at_the_second_look(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = Launch(1, 1, "local", "here", NOW, (), "n", pid=4711)
-    monkeypatch.setattr("airflow_tidegate.waits.job_reader.local_death", lambda *_: gone)
+    monkeypatch.setattr("airflow_tidegate.waits.job_reader.local_driver_death", lambda *_: gone)
     watch = Clocks().watch(job, CheckpointWait(count=1))
     assert watch.poll() is None, "its last words may have come after the first look"
     with pytest.raises(DriverLostError, match="4711"):
@@ -209,7 +209,7 @@ def test_last_words_of_a_process_that_is_gone_are_heard(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = Launch(1, 1, "local", "here", NOW, (), "n", pid=4711)
-    monkeypatch.setattr("airflow_tidegate.waits.job_reader.local_death", lambda *_: gone)
+    monkeypatch.setattr("airflow_tidegate.waits.job_reader.local_driver_death", lambda *_: gone)
     watch = Clocks().watch(job, StatusWait(spec=1, statuses=("FINISHED",)))
     assert watch.poll() is None
     driver.status("FINISHED")

@@ -73,7 +73,7 @@ def test_places_of_older_submissions_are_gone_through_or_told(
     spec = client.submit(
         pipeline=f"{committed.file}:build", arguments=arguments, options={"parallelism": 2}, fresh=True
     )
-    client.log.reign(spec=spec.number, launch=1).append("status", {"status": "RUNNING"})
+    client.log.begin_generation(spec=spec.number, launch=1).append("status", {"status": "RUNNING"})
     would = tidegate("gc", "flights", "--sinks", "--dry-run", "--json").document
     assert [(one["sink"], one["files"]) for one in would["in_sinks"]] == [(told["out"], 6)]
     client.store.delete(client.layout.artifact_code(client.spec(1).artifact))

@@ -220,7 +220,7 @@ def test_an_outage_is_no_refusal_of_the_restore(
     def away(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(Files, "unavailable", away)
+    monkeypatch.setattr(Files, "unavailable_splits", away)
     job.check_sources(*found)
     (record,) = caplog.records
     assert record.message.startswith("the source did not report its positions")

@@ -47,7 +47,7 @@ def test_completion_needs_every_acknowledgement_and_then_notifies(driver: Driver
     for subtask in ALL[:-1]:
         assert driver.ack(subtask, 1) == []
     actions = driver.ack(ALL[-1], 1)
-    assert [type(a).__name__ for a in actions] == ["Complete", "NotifyComplete"]
+    assert [type(a).__name__ for a in actions] == ["CompleteCheckpoint", "NotifyComplete"]
     assert of(actions, ev.NotifyComplete)[0].log_number == 101
 
 

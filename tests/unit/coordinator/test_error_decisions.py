@@ -27,7 +27,6 @@ from tidegate.subtask.failure_codes import RUNTIME_ERROR, SLOT_MEMORY, USER_ERRO
 DECISIONS: dict[str, Curability] = {
     "AlreadyExistsError": "curable",
     "ArrayTooLarge": "incurable",
-    "BrokenPromise": "curable",
     "ChannelError": "counted",
     "CommandRefusedError": "counted",
     "DataError": "counted",
@@ -49,6 +48,7 @@ DECISIONS: dict[str, Curability] = {
     "SlotsUnavailableError": "curable",
     "SnapshotError": "incurable",
     "StoreError": "curable",
+    "StoreGuaranteeError": "curable",
     "SumOverflowError": "counted",
     "TidegateError": "counted",
     "UnclearAnswerError": "curable",

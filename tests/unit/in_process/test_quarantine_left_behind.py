@@ -166,7 +166,7 @@ def test_a_store_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyP
     """S7.8: not the job's own store, which nothing could be read from; that of a savepoint, say."""
     job = behind_the_word()
     with monkeypatch.context() as broken:
-        broken.setattr("tidegate.coordinator.recovery.quarantine_moves.held_by_sinks", _no_answer)
+        broken.setattr("tidegate.coordinator.recovery.quarantine_moves.sink_handles", _no_answer)
         with pytest.raises(StoreError, match="tried again with the next run"):
             go_back(job)
     job.run = job.job.rerun()

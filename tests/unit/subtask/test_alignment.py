@@ -65,7 +65,7 @@ def test_a_newer_barrier_aborts_the_older_alignment_and_starts_its_own() -> None
     aligner = BarrierAligner(2, "exactly_once")
     aligner.barrier(0, barrier(1), 1)
     actions = aligner.barrier(1, barrier(2), 2)
-    assert kinds(actions) == ["UnblockAll", "AlignmentAborted", "ForwardCancel", "Block"]
+    assert kinds(actions) == ["UnblockAll", "AlignmentAborted", "ForwardCancel", "BlockChannel"]
     assert actions[1].checkpoint_id == 1  # type: ignore[union-attr]
     assert aligner.barrier(0, barrier(2), 3) == [UnblockAll(), TakeSnapshot(barrier(2), 2)]
 

@@ -213,7 +213,7 @@ def test_a_newer_barrier_that_is_polled_gives_the_older_up_too() -> None:
     aligner = at_once(2)
     aligner.on_barrier_queued(0, barrier(1), 0)
     taken(aligner, 1)
-    assert kinds(aligner.barrier(1, barrier(2), 1)) == ["AlignmentAborted", "ForwardCancel", "Block"]
+    assert kinds(aligner.barrier(1, barrier(2), 1)) == ["AlignmentAborted", "ForwardCancel", "BlockChannel"]
 
 
 def test_what_was_given_up_does_not_take_a_still_older_one_with_it() -> None:
