@@ -297,8 +297,8 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         newest = client.spec(facts.newest)
         reasons = {
             UpgradeStep.OVER: f"it is {facts.status}, and was not suspended: there is nothing to upgrade. Restore it",
-            UpgradeStep.DRAINED: "it was drained, so its windows have fired early. Restore it with allow_drained to go on",
-            UpgradeStep.TAKEN_OVER: f"submission {facts.newest} by {newest.submitted_by} took over; the upgrade is given up",
+            UpgradeStep.DRAINED: "it was drained, so its windows fired early. Restore it with allow_drained=True",
+            UpgradeStep.TAKEN_OVER: f"submission {facts.newest} by {newest.submitted_by} took over; the upgrade ends",
         }
         return AirflowFailException(f"{where}: {reasons[step]}")
 

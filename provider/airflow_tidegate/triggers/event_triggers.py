@@ -1,8 +1,8 @@
 """Event triggers, for `AssetWatcher`s: DAGs start when a checkpoint completes, a watermark passes an hour, data ends.
 
 Airflow runs such a trigger for as long as a DAG is scheduled on its asset. Each event is handed over at least once: the
-cursor in the job directory follows `DELIVERY_GRACE_S` behind, so that an event which a triggerer had not passed on when it
-died is told again, with the same `dedupe_key`.
+cursor in the job directory follows `DELIVERY_GRACE_S` behind, so that an event which a triggerer had not passed on
+when it died is told again, with the same `dedupe_key`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Asking a `Wait` again and again, with a deadline, and with an eye on whether anybody is left to bring it about.
 
 `WaitRunner.step` is one look; it blocks on the store and nothing else. `run` sleeps between looks in a worker. In the
-triggerer `shared_reads` takes the looks, one for all waits on a job, and a `WaitEvaluator` of each wait says what they mean.
-Liveness is judged by the heartbeat counter as this observer sees it move (design, section 4), and, where the driver was
-launched on this host, by its process.
+triggerer `shared_reads` takes the looks, one for all waits on a job, and a `WaitEvaluator` of each wait says what
+they mean. Liveness is judged by the heartbeat counter as this observer sees it move (design, section 4), and, where
+the driver was launched on this host, by its process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From the subtasks of a snapshot to those of a restore, whatever their number (S5.5, S6.2, S6.3). Pure.
 
-Two steps: `restore_share` says in the driver which state streams a new subtask loads, `redistributed` cuts in the slot what
-it loaded. By kind of part, p being the new parallelism:
+Two steps: `restore_share` says in the driver which state streams a new subtask loads, `redistributed` cuts in the
+slot what it loaded. By kind of part, p being the new parallelism:
 
 - keyed: rows whose key group the new subtask owns.
 - list: at the same parallelism each subtask its own; else rows split evenly in the order of the old subtasks, or by

@@ -1,8 +1,8 @@
 """Flat arrays that are written while a frozen version of them is read: copy-on-write by chunk (S5.2).
 
-`CopyOnWriteArrays` are named numpy arrays of one length, indexed by entry number; kernels work on them directly. Entries are seen
-in chunks of `CHUNK_ENTRIES`. `freeze` only notes how many entries there are and remembers the arrays, whatever their
-size.
+`CopyOnWriteArrays` are named numpy arrays of one length, indexed by entry number; kernels work on them directly.
+Entries are seen in chunks of `CHUNK_ENTRIES`. `freeze` only notes how many entries there are and remembers the
+arrays, whatever their size.
 Whoever writes says first which entries it will write (`touch`): chunks of a frozen version that were not read yet are
 then copied aside. An array that grows is replaced; the frozen version keeps the old one.
 

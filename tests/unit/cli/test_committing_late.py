@@ -211,7 +211,7 @@ def test_a_late_commit_that_was_interrupted_is_repeated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken, suppress(KeyboardInterrupt):
-        broken.setattr(DriverJob, "finish_quarantine", killed)
+        broken.setattr(DriverJob, "finish_quarantine_moves", killed)
         tidegate("commit-pending", "flights")
     shown = failed.shown()
     assert len(shown) > len(before) and not failed.client.view().checkpoints[1].committed

@@ -70,7 +70,7 @@ def commit(job: Gated, ruling: Verdict | None = None) -> LateCommitResult:
         graph=graph,
         plan=make_execution_plan(graph, options.parallelism, options.max_parallelism),
         log=log,
-        generation_log=log.reign(spec=spec.number, launch=1, only_commits=True),
+        generation_log=log.begin_generation(spec=spec.number, launch=1, only_commits=True),
         now_iso=owner.now_iso,
         specs=lambda: owner.specs,
     )

@@ -56,7 +56,7 @@ class FakeJob:
         self.spec = submission()
         nonces = map(str, itertools.count())
         self.log = DecisionLog(self.store, LAYOUT, lambda: NOW, lambda: next(nonces))
-        self.reign = self.log.begin_generation(spec=1, launch=1)
+        self.generation_log = self.log.begin_generation(spec=1, launch=1)
         self.desk = CommandDesk(self.store, LAYOUT, self.spec, 1, lambda: NOW, time.time)
         self.hint = SimpleNamespace(data={}, update=lambda **data: self.hint.data.update(data))
         self.retiring = SimpleNamespace(grace_s=0.0, add=lambda *_: None, overdue=0)

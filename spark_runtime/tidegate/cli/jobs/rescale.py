@@ -60,7 +60,8 @@ def rescale(args: argparse.Namespace, around: CliEnvironment) -> int:
         submission_id=args.submission_id,
         submitted_by=around.caller,
     )
-    back = f"tidegate restore {same_job_arguments(args, client.job_id)} --option parallelism={before.options['parallelism']}"
+    job = same_job_arguments(args, client.job_id)
+    back = f"tidegate restore {job} --option parallelism={before.options['parallelism']}"
     around.output.note(f"should it not come up: {back}")
     return run_submission(args, around, client, spec, timeout)
 

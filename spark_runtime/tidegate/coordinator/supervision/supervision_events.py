@@ -151,7 +151,8 @@ SupervisionEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class WaitForSlots:
-    """See that the job's slots are offered; answer SlotsAvailable or RunImpossible. Ends also with StartRun or EndDriver."""
+    """See that the job's slots are offered; answer SlotsAvailable or RunImpossible. Ends also with StartRun or
+    EndDriver."""
 
 
 @dataclass(frozen=True, slots=True)

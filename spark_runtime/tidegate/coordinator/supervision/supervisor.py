@@ -5,10 +5,11 @@ How a shell drives it:
 1. Keep one inbox of events and one loop that takes them: `for action in supervisor.handle(event, now_ms): ...`, actions
    in order, everything on that loop. Callbacks of a run put events into the inbox; they do not call `handle`, since an
    action may call the run.
-2. Feed `BeginSupervision` first. `Terminated` and `CommandArrived` (what the command book accepted) may come at any time.
-3. `WaitForSlots` and `StartRun` begin something that goes on while events are taken. Of a run feed `RunStarted` when
-   every subtask is up, `RunAnswered` and `RunProgressed` as JobRun says them, at last one `RunTornDown`: after the run's
-   outcome, its take-down and, for a failed one, `JobRun.shut_down`, whose requests go into `again`.
+2. Feed `BeginSupervision` first. `Terminated` and `CommandArrived` (what the command book accepted) may come at any
+time.
+3. `WaitForSlots` and `StartRun` begin something that goes on while events are taken. Of a run feed `RunStarted`
+   when every subtask is up, `RunAnswered` and `RunProgressed` as JobRun says them, at last one `RunTornDown`: after
+   the run's outcome, its take-down and, for a failed one, `JobRun.shut_down`, whose requests go into `again`.
 4. Before a run gets the requests of `StartRun`, let the command book judge them again and leave out those that are
    not wanted any more; they may have waited long for slots.
 5. Feed `Tick` when the clock reaches `next_wake_ms()`. A `Tick` too many changes nothing.

@@ -1,8 +1,8 @@
 """Aggregates by key, or by key and time, in a back end that keeps state outside memory (S5.2).
 
-The state of an aggregate is Arrow columns already (`AggregateState.state`), so a row of them is the value of a key. What
-comes is folded into the values of its keys batch by batch: those are read, the rows are added to them in memory, and
-they are written back. The back end's cache spares busy keys the way to the disk.
+The state of an aggregate is Arrow columns already (`AggregateState.state`), so a row of them is the value of a key.
+What comes is folded into the values of its keys batch by batch: those are read, the rows are added to them in
+memory, and they are written back. The back end's cache spares busy keys the way to the disk.
 """
 
 from __future__ import annotations

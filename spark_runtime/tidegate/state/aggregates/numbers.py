@@ -82,8 +82,8 @@ def read_values(array: pa.Array, function: Function) -> Values:
 
 
 class Accumulator:
-    """One aggregate of every entry, in arrays of `CopyOnWriteArrays`. Not safe for several threads; what a snapshot writer may read
-    is a frozen version of the cells, by `state_columns`."""
+    """One aggregate of every entry, in arrays of `CopyOnWriteArrays`. Not safe for several threads; what a snapshot
+    writer may read is a frozen version of the cells, by `state_columns`."""
 
     def __init__(
         self,
