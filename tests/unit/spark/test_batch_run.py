@@ -211,6 +211,6 @@ def test_a_driver_that_is_fenced_ends_at_once(where: str) -> None:
 )
 def test_what_asks_for_a_snapshot_or_gives_a_verdict_is_refused_in_batch(wish: ev.Wish) -> None:
     harness = AttemptHarness(lambda: TOLD)
-    harness.run.take(wish)
+    harness.run.handle_command(wish)
     ((answer),) = harness.answers
     assert (answer.request_id, answer.ok, answer.code) == ("c", False, "batch_mode")

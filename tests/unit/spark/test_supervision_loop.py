@@ -71,7 +71,7 @@ class FakeJob:
         self.garbage_retired += 1
 
     def status(self, status: str, **data: Any) -> None:
-        self.reign.append("status", {"status": status, **data})
+        self.generation_log.append("status", {"status": status, **data})
 
     def specs(self) -> list[Spec]:
         return [self.spec]
@@ -86,14 +86,14 @@ class FakeJob:
         if self.source_checks:
             raise self.source_checks.pop(0)
 
-    def spared(self) -> frozenset[str]:
+    def folders_in_use(self) -> frozenset[str]:
         return frozenset({f"{LAYOUT.checkpoints}/chk-2-g1"})
 
     delete_checkpoints, _checkpoint_folders = DriverJob.delete_checkpoints, DriverJob._checkpoint_folders
     shared_files = DriverJob.shared_files
     verdicts = DriverJob.verdicts
 
-    def go_back(self, _restore: Any, _run_id: str) -> None:
+    def rewind_sinks(self, _restore: Any, _run_id: str) -> None:
         """Nothing was committed."""
 
     def splits(self, _restore: Any) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class FakeRun:
         self.requests: list[ev.SnapshotRequest] = []
         self.overdue = 0
 
-    def take(self, wish: Any) -> None:
+    def handle_command(self, wish: Any) -> None:
         self.requests.append(wish)
 
     def fail(self, failure: RunFailed) -> None:

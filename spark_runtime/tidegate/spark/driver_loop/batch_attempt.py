@@ -47,7 +47,7 @@ class BatchRun:
         self._answer = answer
         self.outcome: RunEnded | RunFailed | None = None
 
-    def take(self, wish: ev.Wish) -> None:
+    def handle_command(self, wish: ev.Wish) -> None:
         """Refuse it: there are no barriers (S8.1)."""
         if wish.request_id is not None:
             text = NO_VERDICT if isinstance(wish, ev.Verdict) else NO_SNAPSHOTS
