@@ -188,7 +188,7 @@ class Loop:
             new_session=lambda *_: SimpleNamespace(  # type: ignore[arg-type, return-value]
                 stop=lambda: None, sparkContext=SimpleNamespace(uiWebUrl="http://driver:4040")
             ),
-            new_slot_wait=lambda *_: SimpleNamespace(look=slots, offered=1),  # type: ignore[arg-type, return-value]
+            new_slot_wait=lambda *_: SimpleNamespace(poll=slots, offered=1),  # type: ignore[arg-type, return-value]
             new_attempt=lambda *_, **given: FakeAttempt(remaining, **given),  # type: ignore[arg-type, return-value]
         )
 
