@@ -174,7 +174,7 @@ class Driver:
 
     def _hand(self, wish: Wish) -> None:
         if self.run is not None and self.run.run.outcome is None:
-            self.run.run.take(wish)
+            self.run.run.handle_command(wish)
         else:
             self._late.append(wish)
 

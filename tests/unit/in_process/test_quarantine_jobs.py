@@ -97,9 +97,9 @@ def test_a_snapshot_that_was_under_way_at_the_word_holds_it_and_a_restore_moves_
     job = Gated()
     job.checkpoint()
     job.run.writers.held = True
-    job.run.run.take(ev.SnapshotRequest("checkpoint", request_id="late"))
+    job.run.run.handle_command(ev.SnapshotRequest("checkpoint", request_id="late"))
     job.run.pump(8)
-    job.run.run.take(ev.Verdict("v", False, 1, "anna", "quarantine"))
+    job.run.run.handle_command(ev.Verdict("v", False, 1, "anna", "quarantine"))
     slot_writers, job.run.writers._waiting = job.run.writers._waiting, []
     job.run.pump(8)
     for work in slot_writers:
@@ -120,7 +120,7 @@ def test_a_word_that_comes_before_every_subtask_runs_is_carried_out_then(monkeyp
     with monkeypatch.context() as held:
         held.setattr(InProcessRun, "_deliver", lambda _: False)
         job.run = job.job.relaunch()
-        job.run.run.take(ev.Verdict("early", False, 1, "anna", "quarantine"))
+        job.run.run.handle_command(ev.Verdict("early", False, 1, "anna", "quarantine"))
         assert not job.run.slot._inbox, "no slot is there to hear it"
     job.run.pump(10)
     assert rows_of(job, "quarantined")
@@ -143,7 +143,7 @@ def test_a_job_whose_last_output_is_in_quarantine_has_nothing_pending() -> None:
     job = Gated()
     job.checkpoint()
     to_quarantine(job, 1)
-    job.run.run.take(ev.SnapshotRequest("stop-savepoint", request_id="s", stop="suspend"))
+    job.run.run.handle_command(ev.SnapshotRequest("stop-savepoint", request_id="s", stop="suspend"))
     job.run.until(lambda: bool(job.view.waiting))
     answer = to_quarantine(job, job.view.waiting[-1])
     assert answer.code == "job_ends" and "commit-pending" in answer.message

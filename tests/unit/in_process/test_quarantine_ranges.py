@@ -51,7 +51,7 @@ def test_what_a_savepoint_of_the_lineage_before_holds_is_none_of_it() -> None:
 def test_what_was_permitted_in_the_lineage_before_is_committed_by_a_restore() -> None:
     """S7.4: the run died between the completion of its checkpoint and the commit."""
     job = Gated(commit="automatic", retained_checkpoints=3)
-    job.run.run.take(ev.SnapshotRequest("checkpoint", request_id="c"))
+    job.run.run.handle_command(ev.SnapshotRequest("checkpoint", request_id="c"))
     while not any(d.kind == "complete" for d in job.job.log.read()):
         job.run.slot.pump()
         job.run._deliver()

@@ -39,7 +39,7 @@ def failed_in_its_commit(monkeypatch: pytest.MonkeyPatch) -> Gated:
     with monkeypatch.context() as patched:
         patched.setattr(type(collected(job.sink)), "publish", broken)
         job.run.pump(6)
-        job.run.run.take(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
+        job.run.run.handle_command(ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="suspend"))
         with pytest.raises(OperatorFailure, match="no disk"):
             job.run.until(lambda: job.run.outcome is not None)
     job.run.crash()
