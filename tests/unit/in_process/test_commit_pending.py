@@ -113,7 +113,7 @@ def test_with_nothing_left_to_commit_no_snapshot_is_needed() -> None:
     """S7.8: as after a cancel with retention=delete, when a call has died before it said that all is done."""
     job = finished()
     done = commit(job, word(None))
-    job.job.reign = job.job._open_log().reign(spec=1, launch=1)
+    job.job.reign = job.job._open_log().begin_generation(spec=1, launch=1)
     ended(job)
     job.job.store.delete_folder(job.job.layout.checkpoints)
     assert commit(job) == done and view(job).status == "FINISHED"
@@ -149,9 +149,9 @@ def test_what_was_approved_before_a_driver_died_is_committed_and_the_job_is_as_i
 def test_its_fence_does_not_change_what_the_job_is() -> None:
     """S7.8: while it works, and when it dies on the way."""
     job = finished()
-    job.job._open_log().reign(spec=1, launch=1, only_commits=True)
+    job.job._open_log().begin_generation(spec=1, launch=1, only_commits=True)
     assert view(job).status == "FINISHED_COMMIT_PENDING" and view(job).is_terminal
-    job.job._open_log().reign(spec=1, launch=1)
+    job.job._open_log().begin_generation(spec=1, launch=1)
     assert view(job).status == "RESTARTING"
 
 

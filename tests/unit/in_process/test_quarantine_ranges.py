@@ -53,7 +53,7 @@ def test_what_was_permitted_in_the_lineage_before_is_committed_by_a_restore() ->
     job = Gated(commit="automatic", retained_checkpoints=3)
     job.run.run.handle_command(ev.SnapshotRequest("checkpoint", request_id="c"))
     while not any(d.kind == "complete" for d in job.job.log.read()):
-        job.run.slot.pump()
+        job.run.slot.run_round()
         job.run._deliver()
     held = of_lineage(job, "staged", "lineage-1")
     assert held and not rows_of(job, "committed")
