@@ -134,6 +134,7 @@ def job_run(shape: Topology) -> JobRun:
             max_parallelism=32_768,
             savepoint_directory=None,
             now_iso=lambda: NOW,
+            specs=(spec,),
         ),
         coordinator=Coordinator(shape, options, run_id="run", first_delay_ms=0),
         slots=NoSlots(),
