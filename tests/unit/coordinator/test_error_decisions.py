@@ -37,6 +37,7 @@ DECISIONS: dict[str, Curability] = {
     "JobExistsError": "counted",
     "JobFailedError": "counted",
     "JobNotFoundError": "counted",
+    "MissingExtraError": "incurable",
     "NotFoundError": "counted",
     "OptionError": "incurable",
     "OutageError": "curable",
