@@ -49,7 +49,7 @@ def test_every_module_with_kernels_is_compiled_before_the_first_record() -> None
         for path in runtime.rglob("*.py")
         if "@kernel(" in path.read_text(encoding="utf-8") and path.stem != "compiler"
     }
-    code = "import sys; from tidegate.spark.kernel_preload import preload_kernels; preload_kernels(); print(*sys.modules)"
+    code = "import sys; from tidegate.spark import kernel_preload as k; k.preload_kernels(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert len(with_kernels) > 10
     assert with_kernels - set(loaded) == set()
