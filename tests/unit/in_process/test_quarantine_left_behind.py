@@ -110,7 +110,7 @@ def test_a_damaged_snapshot_of_what_was_rejected_is_named_with_what_to_do(
         go_back(job)
     said = str(refused.value)
     assert "[2] cannot be moved to quarantine/" in said and f"snapshot {folder}" in said
-    assert "was changed or cut" in said or "damaged" in said
+    assert "was changed or truncated" in said or "damaged" in said
     assert "Restore another snapshot" not in said
     assert "delete the snapshot and discard the output; then start again" in refused.value.remedy
     assert rows_of(job, "staged"), "nothing has been cleaned up"

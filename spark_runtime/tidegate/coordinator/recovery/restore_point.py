@@ -180,7 +180,7 @@ def _missing_checkpoint_error(spec: Spec, checkpoint_id: int, gone: Sequence[int
         f"checkpoint {checkpoint_id} refers to staged output of checkpoints {gone}, which has been deleted",
         where=f"job {spec.job_id}",
         cause=f"{cause}, and reads their input again",
-        remedy="Restore a checkpoint before them, or one taken since (see `tidegate checkpoints`)",
+        remedy="Restore a checkpoint before them, or a newer one (see `tidegate checkpoints`)",
     )
 
 
