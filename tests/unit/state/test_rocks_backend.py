@@ -190,7 +190,7 @@ def test_a_file_that_is_cut_short_is_refused(opened: Opener) -> None:
     )
     other = opened("b")
     other.value(VALUE)
-    with pytest.raises(SnapshotError, match=r"\.sst of the snapshot is damaged.*rides.*bytes instead of"):
+    with pytest.raises(SnapshotError, match=r"\.sst of the snapshot is damaged.*rides.*bytes, not"):
         other.restore([damaged])
 
 
