@@ -92,7 +92,7 @@ def needs_final_checkpoint(options: JobOptions, commit_only: int | None) -> bool
     (S7.3).
 
     False in runs that take no snapshots: the subtask finishes immediately. In any other run that would race with a
-        stop.
+    stop.
 
     Args:
         commit_only: id of the stop-savepoint, if the run only commits one.

@@ -135,7 +135,7 @@ class Coordinator:
             finished: subtasks that had finished before this run, and are not started.
             commit_only: the completed stop-savepoint that this run only commits (S7.7). The subtasks of such a run hold
                 no state, so it takes no snapshots: they would be newer recovery points in which everything has
-                    finished.
+                finished.
             gate: the commit gate, with commit="on_request"; None: completion permits the commit.
         """
         self._gate = gate

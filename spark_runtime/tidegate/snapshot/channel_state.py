@@ -92,12 +92,10 @@ def replay_elements(
     """Return the elements that subtask `subtask` of `parallelism` must process before new elements of its channels.
 
     Without a rescale these are the subtask's own elements, channel by channel, with watermarks among the records. After
-    a
-    rescale they are: for hash inputs, the rows of its key groups; for other inputs, the batches of old subtasks whose
-        number
-    is congruent to its own. Per old subtask and old channel the order is kept, so that the rows of a key stay in order.
-    They count as elements of the input's first channel. Watermarks are dropped after a rescale: they were valid for
-    other channels, and the sources send new ones.
+    a rescale they are: for hash inputs, the rows of its key groups; for other inputs, the batches of old subtasks whose
+    number is congruent to its own. Per old subtask and old channel the order is kept, so that the rows of a key stay in
+    order. They count as elements of the input's first channel. Watermarks are dropped after a rescale: they were valid
+    for other channels, and the sources send new ones.
 
     Args:
         parts: state parts, of which kind "channel" is used: the subtask's own, or after a rescale the parts of all old

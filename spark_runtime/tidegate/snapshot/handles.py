@@ -106,8 +106,7 @@ class SnapshotStreams:
     """Writes and reads the state streams of one snapshot folder, as files or inline (S5.4).
 
     Blocks on the store: call it on snapshot writer threads and in restores, never on the loop. Safe from several
-        threads if
-    its store is.
+    threads if its store is.
     """
 
     def __init__(

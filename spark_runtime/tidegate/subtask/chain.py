@@ -196,7 +196,7 @@ class OperatorChain:
         """Pass an element of operator `index - 1` to the operators downstream.
 
         Only side outputs of the tail are read: an operator whose side output is read has two consumers, and ends its
-            chain.
+        chain.
         """
         if isinstance(element, SideOutput):
             context = self.operators[index - 1].ctx

@@ -44,8 +44,7 @@ class SubtaskHost(Protocol):
         """Decline a checkpoint.
 
         `code`: "failed" counts as a failure of the checkpoint (S2.2). The other codes do not: the subtask had finished
-            (S1.5),
-        or a newer barrier or a cancel marker ended its alignment (S3.4).
+        (S1.5), or a newer barrier or a cancel marker ended its alignment (S3.4).
         """
 
     def ended(self, subtask: tuple[int, int], natural: bool) -> None:

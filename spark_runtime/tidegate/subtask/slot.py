@@ -145,8 +145,8 @@ class Slot:
     """Hosts subtasks; implements SubtaskHost.
 
     Call order: construct, `subtasks = deploy(..., host=slot)`, `start(subtasks)`, then `run`, or `run_round` if the
-        caller
-    drives the loop. `post` and `wake` may be called from any thread, everything else only from the loop's thread.
+    caller drives the loop. `post` and `wake` may be called from any thread, everything else only from the loop's
+    thread.
     """
 
     def __init__(

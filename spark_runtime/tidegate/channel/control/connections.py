@@ -127,10 +127,8 @@ class ControlServer:
     """The driver's side. One thread serves all slots.
 
     `on_message(slot, message)` and `on_lost(slot, reason)` are called on that thread and must not block. They are
-    called in
-    order: all messages of a slot, then its loss, once. A second connection for a slot number is refused, even after a
-        loss,
-    because a lost slot ends its run.
+    called in order: all messages of a slot, then its loss, once. A second connection for a slot number is refused, even
+    after a loss, because a lost slot ends its run.
     """
 
     def __init__(

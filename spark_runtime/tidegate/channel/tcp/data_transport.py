@@ -166,8 +166,7 @@ class DataTransport:
 
     Call order, from one thread: `listen`; `open_input` and `open_output` for every channel; when every slot has done so
     `connect`, `start`; when this slot has sent its last element `flush`; `close` always. Nothing arrives on an input
-    before
-    `start`. A transport is not restarted: a new run has a new one.
+    before `start`. A transport is not restarted: a new run has a new one.
     """
 
     def __init__(

@@ -63,8 +63,7 @@ class RequestQueue:
         """Return the first request, without removing it.
 
         `full`: the maximum number of snapshots is pending. Then the first savepoint precedes, because the limit does
-            not apply
-        to savepoints (S1.2).
+        not apply to savepoints (S1.2).
         """
         first = self.peek()
         if first is None or not full or first.kind in ("savepoint", "stop-savepoint"):

@@ -31,8 +31,7 @@ class CommitGate:
             run, because subtasks may have finished.
         at_end: every operator had finished in the snapshot that the run starts from. Nothing is staged any more, so the
             run takes no final snapshot: a verdict on it would decide nothing. Checkpoints that are not approved when
-                every
-            subtask runs are left to a later commit, too.
+            every subtask runs are left to a later commit, too.
     """
 
     limit: int

@@ -32,8 +32,7 @@ class AbandonedFolder:
     """A folder to delete.
 
     `without_grace`: delete it immediately, because the driver that claimed it ended in order. No zombie of its runs is
-        left
-    that could still write to the folder.
+    left that could still write to the folder.
     """
 
     path: str

@@ -437,7 +437,7 @@ class Supervisor:
         """End the job before the rejected checkpoint, as the verdict demands (S7.8).
 
         `unanswered`: checkpoint and command, if the driver that carried out the verdict may have died before its
-            answer.
+        answer.
         """
         text = f"the job has stopped: {outcome.message}"
         own: tuple[CommandAnswer, ...] = ()
