@@ -105,6 +105,7 @@ class BatchCommit:
             operators=operators,
             splits=splits,
         )
+        # The file before the log entry: "complete" must never name a snapshot without metadata.
         store, folder = open_location(job.store, job.spec, self.path)
         write_metadata(store, folder, metadata)
         data = {

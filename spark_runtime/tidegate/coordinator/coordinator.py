@@ -433,6 +433,7 @@ class Coordinator:
         assert request is not None, "LocationReady without Claim"
         self._claiming = None
         plan = plan_checkpoint(self._topology, self._subtasks.by_subtask)
+        # The savepoint of a stop must not expire before the stop itself times out.
         deadline_ms = now_ms + max(self._options.timeout_ms, request.timeout_ms)
         pending = PendingCheckpoint(checkpoint_id, request, path, now_ms, deadline_ms, plan)
         self._pending[checkpoint_id] = pending

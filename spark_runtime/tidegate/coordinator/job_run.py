@@ -355,6 +355,7 @@ class JobRun:
             "parent": metadata.parent,
             "sinks": dict(facts.sinks),
         }
+        # The file before the log entry: "complete" must never name a snapshot without metadata (S2.1).
         try:
             store, folder = open_location(facts.store, facts.spec, complete.path)
             write_metadata(store, folder, metadata)

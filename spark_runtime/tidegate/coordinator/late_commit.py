@@ -81,6 +81,7 @@ def commit_late(job: DriverJob, run_id: str, ruling: Verdict | None = None) -> L
     if found is not None:
         _publish(job, found[1], run_id)
     job.finish_quarantine_moves(found[1] if found is not None else None, run_id)
+    # Recorded after the commit: a call that dies in between repeats the commit, which is idempotent.
     newest = max((n for n in verdicts.line if n <= verdicts.approved), default=0)
     if newest > verdicts.committed:
         job.generation_log.append("committed", {"checkpoint_id": newest})

@@ -48,6 +48,7 @@ class LocalCopies:
             return
         temporary = os.path.join(self._own, f".{secrets.token_hex(8)}")
         try:
+            # No fsync: after a crash of the machine, the checksum detects a truncated copy.
             with open(temporary, "wb") as file:
                 file.writelines(pieces)
             os.replace(temporary, os.path.join(self._own, name))

@@ -44,7 +44,7 @@ class _ControlEndpoint:
         on_message: Callable[[Any], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        option = getattr(socket, "TCP_USER_TIMEOUT", None)
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)  # only on Linux
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, USER_TIMEOUT_MS)
         self._thread = thread

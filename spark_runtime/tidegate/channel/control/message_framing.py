@@ -109,6 +109,7 @@ class MessageConnection:
                 start = end
                 yield _decode(body)
         finally:
+            # Also when the caller stops early: a message must not be returned twice.
             del self._incoming[:start]
 
 

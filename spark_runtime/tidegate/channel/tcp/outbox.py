@@ -54,7 +54,7 @@ class Outbox:
         When it returns, no other thread is writing, so that the socket may be closed.
         """
         self._socket = None
-        with self._lock:
+        with self._lock:  # waits for a thread that is writing
             self._frames.clear()
             self._urgent.clear()
             self._writing.clear()

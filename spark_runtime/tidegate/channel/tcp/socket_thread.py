@@ -96,9 +96,9 @@ class SocketThread:
                 self._selector.close()
 
     def _wake(self) -> None:
-        if not self._poked:
+        if not self._poked:  # one byte in the pipe wakes the thread for all calls queued so far
             self._poked = True
-            with self._pipe_lock:
+            with self._pipe_lock:  # `_release` may close the pipe at the same time
                 if self._write_end >= 0:
                     os.write(self._write_end, b"\0")
 

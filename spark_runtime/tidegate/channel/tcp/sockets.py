@@ -36,7 +36,7 @@ def tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
-        option = getattr(socket, name, None)
+        option = getattr(socket, name, None)  # not all of them exist on every system
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 

@@ -189,6 +189,7 @@ def collect_garbage(
         StoreError: the store failed; some files may already be deleted.
         RecordError: the log cannot be read; nothing was deleted.
     """
+    # Listed before the log is read: files of checkpoints that are claimed later are not in the lists.
     files = store.list(layout.shared)
     folders = [f"{layout.checkpoints}/{name}" for name in store.list(layout.checkpoints)]
     savepoints = _Savepoints.of(store, read_log(), read_specs)

@@ -105,6 +105,7 @@ class SharedFiles:
         self._wanted.set()
         while self._wanted.is_set() and self._lock.acquire(blocking=False):
             try:
+                # Cleared before the sweep: a call that arrives during it sets it again, and the loop repeats.
                 self._wanted.clear()
                 self._sweep()
             finally:
