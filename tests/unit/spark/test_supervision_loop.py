@@ -494,7 +494,7 @@ def test_sources_that_cannot_go_on_are_told_before_anybody_waits_for_slots() -> 
     job = FakeJob()
     job.restores = [("point", "restore")]
     job.source_checks = [SnapshotError("source 'in' cannot go on")]
-    with pytest.raises(SnapshotError, match="cannot continue"):
+    with pytest.raises(SnapshotError, match="cannot go on"):
         Loop(job, slots=lambda: pytest.fail("it waited for slots")).run()
     assert not job.garbage_retired
 
