@@ -52,10 +52,10 @@ def test_a_fork_works_off_the_rest_beside_its_original(
 
     endless = forks("endless", restore, rows=0, rate=1.0, out=str(tmp_path / "endless"))
     view = endless.until_status("FAILED")
-    assert view.failure is not None and "unbounded are 'numbers'" in view.failure.message
+    assert view.failure is not None and "these sources are unbounded: 'numbers'" in view.failure.message
     live = forks("live", restore, out=original.out, rate=9_000.0)
     view = live.until_status("FAILED")
-    assert view.failure is not None and "writes to where sink 'out'" in view.failure.message
+    assert view.failure is not None and "writes to the same place as sink 'out'" in view.failure.message
 
     beside = forks("beside", restore, rate=50_000.0, out=str(tmp_path / "beside"))
     view = beside.until_status("FINISHED", "FAILED")

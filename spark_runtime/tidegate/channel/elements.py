@@ -1,7 +1,7 @@
-"""What travels on a channel, in FIFO order: record batches and in-band events (S3.1).
+"""The elements of a channel, in first-in-first-out order: record batches and in-band events (S3.1).
 
-Events are never subject to credit: capacity is reserved for them, because their number is bounded (one watermark that
-is newer than the last, `max_concurrent_checkpoints` barriers, one EndOfData, one EndOfPartition).
+Events never need credit. Capacity is reserved for them, because their number is limited: one watermark that is newer
+than the last, `max_concurrent_checkpoints` barriers, one EndOfData, one EndOfPartition.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import pyarrow as pa
 MAX_WATERMARK = 2**63 - 1
 """Watermark of an input that has ended, microseconds since the epoch."""
 MIN_WATERMARK = -(2**63)
-"""Watermark of an input that has not spoken yet."""
+"""Watermark of an input that has sent none yet."""
 
 SMALL_BATCH_BYTES = 4 * 1024
-"""What a smaller batch uses of its buffers is not asked for: Arrow takes longer to tell (30 us) than to send it."""
+"""Below this size, the whole buffers of a batch count. Arrow needs longer to compute the used part (30 us) than to send
+the batch."""
 
 CheckpointKind = Literal["checkpoint", "savepoint", "stop-savepoint", "final"]
 SAVEPOINT_KINDS: tuple[CheckpointKind, ...] = ("savepoint", "stop-savepoint")
@@ -27,27 +28,27 @@ StopMode = Literal["suspend", "drain"]
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """No record with an earlier event time follows, but late ones. Microseconds since the epoch."""
+    """Only late records with an earlier event time follow. Microseconds since the epoch."""
 
     time_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class IdleStatus:
-    """The channel is idle (`True`: leave it out of the minimum, S4.4) or active again."""
+    """The channel is idle (`True`: excluded from the minimum, S4.4), or active again."""
 
     idle: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """Splits the channel into what belongs to snapshot `checkpoint_id` and what does not.
+    """Divides the elements of a channel: those before it belong to snapshot `checkpoint_id`, those after it do not.
 
     Attributes:
-        checkpoint_id: id claimed by the coordinator, monotonic over the job's life.
-        kind: what asked for it.
+        checkpoint_id: id claimed by the coordinator, increasing over the job's life.
+        kind: kind of the snapshot.
         triggered_ms: trigger time by the driver's clock, for the start delay metric.
-        stop: set on a stop-savepoint.
+        stop: mode of the stop, set on a stop-savepoint.
     """
 
     checkpoint_id: int
@@ -58,31 +59,33 @@ class CheckpointBarrier:
 
 @dataclass(frozen=True, slots=True)
 class CancelBarrier:
-    """Checkpoint `checkpoint_id` will not complete: unblock at once (S3.4)."""
+    """Checkpoint `checkpoint_id` will not complete: unblock immediately (S3.4)."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """No more records on this channel. `drain`: the end is a real one (S7.2)."""
+    """No more records follow on this channel. `drain`: the end is real, and not a suspend (S7.2)."""
 
     drain: bool
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfPartition:
-    """Nothing more at all on this channel."""
+    """Nothing more follows on this channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitChanged:
-    """Whose records follow, for operators that tell the splits of a source apart (S4.4). Over forward channels alone,
-    so that it never leaves its slot, and only where somebody behind them makes watermarks.
+    """The source split of the records that follow, for operators that distinguish splits (S4.4).
+
+    It is sent only over forward channels, so that it never leaves its slot, and only if an operator downstream creates
+    watermarks.
 
     Attributes:
-        split: id of the split; None: of none yet.
-        active: ids of the source subtask's splits that are not read to their end.
+        split: id of the split; None: no split yet.
+        active: ids of the source subtask's splits that are not completely read.
     """
 
     split: str | None
@@ -96,6 +99,6 @@ Element: TypeAlias = pa.RecordBatch | Event
 
 
 def batch_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of a batch, for credit and metrics: what it uses of its buffers, or all of them when that is little."""
+    """Return the bytes of a batch, for credit and metrics: the used part of its buffers, or all if that is little."""
     held_bytes = int(batch.get_total_buffer_size())
     return held_bytes if held_bytes <= SMALL_BATCH_BYTES else int(batch.nbytes)

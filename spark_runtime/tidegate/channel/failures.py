@@ -1,4 +1,4 @@
-"""What can go wrong between two processes of one run."""
+"""Errors of the connections between two processes of one run."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ from tidegate.errors import TidegateError
 
 
 class ChannelError(TidegateError):
-    """A connection of this run cannot be used as asked."""
+    """A connection of this run cannot be used as requested."""
 
     code = "channel"
 
 
 class ProtocolError(ChannelError):
-    """The other side, though authenticated, sent what the wire format does not allow; the run must fail."""
+    """The other side is authenticated, but violated the wire format. The run must fail."""
 
     code = "protocol"
 
 
 class PeerLostError(ChannelError, ConnectionError):
-    """The other side is gone. Mostly a consequence: its own failure is the root cause (S9.1)."""
+    """The other side is lost. Usually a consequence: the root cause is the other side's own failure (S9.1)."""
 
     code = "peer_lost"
 
 
 class HandshakeError(ChannelError, ConnectionError):
-    """A connection was refused before it was authenticated. `reason`: one of the fixed words that are counted."""
+    """A connection was refused before it was authenticated.
+
+    `reason`: one of a fixed set of texts, which are counted.
+    """
 
     code = "handshake"
 

@@ -11,11 +11,15 @@ from tidegate.channel.ports import Announce, elements_before_barrier
 
 
 class MemoryChannel:
-    """Both ends at once: OutputChannel and InputChannel. For the slot's loop alone; batches are not copied."""
+    """Both ends of the channel: OutputChannel and InputChannel. Only for the slot's loop. Batches are not copied."""
 
     def __init__(self, capacity_bytes: int, overdraft_bytes: int = 0) -> None:
-        """Args: capacity_bytes: with that much queued, `has_capacity` is False; events do not count.
-        overdraft_bytes: how much more `overdraw` allows."""
+        """Create an empty channel.
+
+        Args:
+            capacity_bytes: queued bytes from which `has_capacity` is False; events do not count.
+            overdraft_bytes: additional bytes that `overdraw` allows.
+        """
         assert capacity_bytes > 0, f"capacity_bytes = {capacity_bytes}"
         self._capacity_bytes = capacity_bytes
         self._overdraft_bytes = overdraft_bytes
@@ -26,11 +30,11 @@ class MemoryChannel:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of the record batches sent and not polled."""
+        """Bytes of the record batches that are sent and not polled."""
         return self._queued_bytes
 
     def has_capacity(self) -> bool:
-        """Another record batch may be sent."""
+        """Return whether another record batch may be sent."""
         return self._queued_bytes < self._limit_bytes
 
     def overdraw(self, allowed: bool) -> None:
@@ -38,7 +42,7 @@ class MemoryChannel:
         self._limit_bytes = self._capacity_bytes + (self._overdraft_bytes if allowed else 0)
 
     def send(self, element: Element) -> None:
-        """Append `element`; a record batch needs `has_capacity()`."""
+        """Append `element`. A record batch needs `has_capacity()`."""
         size = 0
         if isinstance(element, pa.RecordBatch):
             assert self._queued_bytes < self._limit_bytes, "a record batch was sent on a full channel"
@@ -49,7 +53,7 @@ class MemoryChannel:
             self._announce(element)
 
     def poll(self) -> Element | None:
-        """The next element, or None."""
+        """Return the next element, or None."""
         if not self._queue:
             return None
         element, size = self._queue.popleft()

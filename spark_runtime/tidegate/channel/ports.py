@@ -1,4 +1,4 @@
-"""The two ends of a channel as a subtask sees them, whatever carries the elements."""
+"""The interfaces of the two ends of a channel for a subtask, for any kind of channel."""
 
 from __future__ import annotations
 
@@ -8,57 +8,67 @@ from typing import Protocol, TypeAlias
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition
 
 Announced: TypeAlias = CheckpointBarrier | EndOfPartition
-"""What a receiver may learn of before it has polled what lies in front of it (S3.7)."""
+"""Elements of which a receiver is notified before it has polled the elements queued before them (S3.7)."""
 Announce: TypeAlias = Callable[[Announced], None]
-"""Told that a barrier or the end has arrived in the queue; on any thread, must not block."""
+"""Callback for a barrier or the end that has arrived in the queue. Called on any thread; must not block."""
 
 
 class OutputChannel(Protocol):
-    """The sending end. Called by the slot's loop alone; nothing here blocks.
+    """The sending end. Only the slot's loop calls it; no call blocks.
 
     Elements arrive in the order in which they were sent, each exactly once, or the run fails (S3.1).
     """
 
     def has_capacity(self) -> bool:
-        """Another record batch may be sent: fewer than the channel's capacity in bytes are sent and not yet consumed.
-        One batch may go beyond the capacity, so that any batch can pass."""
+        """Return whether another record batch may be sent.
+
+        It may while fewer bytes than the channel's capacity are sent and not consumed. One batch may exceed the
+        capacity, so that a batch of any size can pass.
+        """
 
     def send(self, element: Element) -> None:
-        """Send `element`. A record batch needs `has_capacity()`, else AssertionError; an event never does.
+        """Send `element`. A record batch needs `has_capacity()`, else AssertionError; an event does not.
 
-        The batch's buffers must not be changed afterwards. After a failure of the transport the element is dropped:
-        the run is over anyway.
+        The batch's buffers must not be changed afterwards. After a failure of the transport the element is dropped,
+        because the run is over anyway.
         """
 
     def overdraw(self, allowed: bool) -> None:
-        """From now on the capacity is larger by the channel's overdraft, or no longer so. Only so that an emission ends
-        which an unaligned barrier waits for (S3.7); what is overdrawn is bounded and paid back by consuming."""
+        """Add the channel's overdraft to its capacity, or remove it.
+
+        Use it only to end an emission for which an unaligned barrier waits (S3.7). The overdraft is limited, and
+        consumption reduces it.
+        """
 
 
 class InputChannel(Protocol):
-    """The receiving end. Called by the slot's loop alone; nothing here blocks.
+    """The receiving end. Only the slot's loop calls it; no call blocks.
 
-    Not polling is what holds the sender back (S3.2): bytes count as consumed when `poll` returns them.
+    A receiver that does not poll holds the sender back (S3.2): bytes count as consumed when `poll` returns them.
     """
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of the record batches that have arrived and were not polled."""
+        """Bytes of the record batches that have arrived and are not polled."""
 
     def poll(self) -> Element | None:
-        """The next element, or None when none is there now."""
+        """Return the next element, or None if there is none now."""
 
     def on_barrier_queued(self, announce: Announce) -> None:
-        """Call `announce` for every checkpoint barrier, and for the end, once it is in the queue, in their order. It
-        may be polled before that call has been looked at. Once, before anything arrives."""
+        """Call `announce` for every checkpoint barrier and for the end, in order, once they are in the queue.
+
+        The element may be polled before the receiver has processed the call. Register once, before anything arrives.
+        """
 
     def queued_before(self, checkpoint_id: int) -> list[Element]:
-        """What has arrived and lies in front of barrier `checkpoint_id`, else of the end of the partition, in order,
-        without consuming it. One of the two has been announced and was not polled."""
+        """Return the queued elements before barrier `checkpoint_id`, or else before the end of the partition, in order.
+
+        Nothing is consumed. The barrier or the end must have been announced, and not yet polled.
+        """
 
 
 def elements_before_barrier(checkpoint_id: int, elements: Iterable[Element]) -> list[Element]:
-    """The elements up to barrier `checkpoint_id` or the end of the partition, whichever comes first."""
+    """Return the elements before barrier `checkpoint_id` or the end of the partition, whichever comes first."""
     front: list[Element] = []
     for element in elements:
         if isinstance(element, EndOfPartition):

@@ -1,8 +1,11 @@
-"""The one checkpoint of a batch job: claimed before anything is staged, complete when all is, then committed (S8.1).
+"""The single checkpoint of a batch job (S8.1).
 
-It is a snapshot like any other, of operators that have all finished, with nothing in it but what the sinks still have
-to commit. So a driver that dies behind its completion is followed by one that commits it, as with the last checkpoint
-of a streaming job that has come to its end, and the commit gate holds it back in the same way (S7.4, S7.8).
+The driver claims it before any task stages output, completes it when all output is staged, and then commits it.
+
+The checkpoint is an ordinary snapshot in which every operator has finished. Its only content is the output that sinks
+still have to commit. If a driver dies after the completion, the next driver commits that output, as it does after the
+last checkpoint of a streaming job whose sources have ended. The commit gate delays the commit in the same way (S7.4,
+S7.8).
 """
 
 from __future__ import annotations
@@ -24,13 +27,13 @@ from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskS
 
 @dataclass(frozen=True)
 class StagedReport:
-    """What one subtask of a sink has staged.
+    """Output that one subtask of a sink has staged.
 
     Attributes:
-        uid: of the sink.
-        subtask: its index.
-        handle: of its state; None: there is nothing to commit.
-        counters: what the operators of its stage counted: uid -> name -> number.
+        uid: uid of the sink.
+        subtask: index of the subtask.
+        handle: handle of the sink's state; None: there is nothing to commit.
+        counters: counters of the operators in the sink's stage: uid -> name -> number.
     """
 
     uid: str
@@ -40,19 +43,22 @@ class StagedReport:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StagedReport:
-        """As tasks tell it."""
+        """Read the document that a task reported."""
         handle = document["handle"]
         found = None if handle is None else StateHandle.from_json(handle)
         return cls(document["uid"], document["subtask"], found, document["counters"])
 
 
 class BatchCommit:
-    """The checkpoint of one run. `claim`, `complete` and `committed` append to the log, on the driver's loop; `clean`
-    and `publish` block, for any thread. All raise FencedError when a newer generation reigns.
+    """The checkpoint of one run.
+
+    `claim`, `complete` and `committed` append to the decision log and must be called on the driver's event loop.
+    `clean` and `publish` block and may be called from any thread. All raise FencedError when a newer generation owns
+    the job.
 
     Attributes:
-        run_id: of the attempt.
-        checkpoint_id, path: of the checkpoint, once it is claimed.
+        run_id: id of the run.
+        checkpoint_id, path: id and folder of the checkpoint, set by `claim`.
     """
 
     def __init__(self, job: DriverJob, run_id: str) -> None:
@@ -62,7 +68,7 @@ class BatchCommit:
         self.path = ""
 
     def claim(self) -> None:
-        """Take the next id (S1.4)."""
+        """Claim the next checkpoint id (S1.4)."""
         job = self._job
         self.checkpoint_id = job.next_checkpoint_id()
         self.path = job.layout.checkpoint(self.checkpoint_id, job.generation_log.generation)
@@ -70,12 +76,12 @@ class BatchCommit:
         self._append("claim", {**data, "triggered_at": job.now_iso()})
 
     def clean(self) -> None:
-        """Remove what runs that failed have staged (S7.4)."""
+        """Delete output that failed runs have staged (S7.4)."""
         for uid, sink in self._job.two_phase_sinks.items():
             recover_sink(self._job, uid, sink, self.run_id, 0, ())
 
     def complete(self, told: Sequence[StagedReport], splits: Splits, duration_ms: int) -> None:
-        """Everything is staged: from now on it is certain that it will be committed (S2.1)."""
+        """Record that all output is staged. From here on its commit is guaranteed (S2.1)."""
         job = self._job
         for node in job.graph.nodes:
             if node.source is not None:
@@ -99,6 +105,7 @@ class BatchCommit:
             operators=operators,
             splits=splits,
         )
+        # The file before the log entry: "complete" must never name a snapshot without metadata.
         store, folder = open_location(job.store, job.spec, self.path)
         write_metadata(store, folder, metadata)
         data = {
@@ -115,7 +122,7 @@ class BatchCommit:
         self._append("complete", data)
 
     def publish(self) -> None:
-        """Commit what is complete and permitted, then remove what tasks have staged that does not count. Idempotent."""
+        """Commit completed and approved output, then delete output of duplicate task attempts. Idempotent."""
         found = self._job.find_restore()
         assert found is not None, "a checkpoint has completed"
         behind_all_tasks = f"{self.run_id}~"
@@ -123,7 +130,7 @@ class BatchCommit:
         remove_duplicate_attempts(self._job, found[1], behind_all_tasks)
 
     def committed(self) -> tuple[int, ...]:
-        """Say what is committed; gives checkpoints that are not, since they wait for a verdict (S7.8)."""
+        """Record the commit. Return the checkpoints that stay uncommitted because they wait for a verdict (S7.8)."""
         verdicts = self._job.verdicts
         if verdicts.gated and self.checkpoint_id > verdicts.approved:
             return verdicts.uncommitted
@@ -131,7 +138,7 @@ class BatchCommit:
         return ()
 
     def abort(self, reason: str) -> None:
-        """The run has failed before the checkpoint was complete."""
+        """Record that the run failed before the checkpoint was complete."""
         data = {"checkpoint_id": self.checkpoint_id, "reason": reason, "code": "shutdown", "counts": False}
         self._append("abort", data)
 
@@ -140,20 +147,22 @@ class BatchCommit:
 
 
 def was_completed_before(decisions: Sequence[Decision], spec_number: int) -> tuple[int, str] | None:
-    """Id and path of the checkpoint that submission `spec_number` has completed already: what is left of the job is to
-    commit it. Pure."""
+    """Return id and path of the checkpoint that submission `spec_number` has already completed, or None. Pure.
+
+    If there is one, only its commit is left to do.
+    """
     own = [e for e in entries_by_submission(decisions) if e.spec == spec_number and e.kind == "complete"]
     return (own[-1].data["checkpoint_id"], own[-1].data["path"]) if own else None
 
 
 def refuse_restore(job: DriverJob) -> None:
-    """A batch job begins at the beginning: it has no state to begin with. Raises PipelineError."""
+    """Refuse a batch job that is submitted with a snapshot: it has no state to restore. Raises PipelineError."""
     if job.spec.restore is not None:
         raise PipelineError(
             "a batch job cannot start from a snapshot",
             where=f"job {job.spec.job_id}, submission {job.spec.number}",
-            cause="it reads its whole input",
-            remedy="Submit it afresh, or restore with execution_mode=streaming",
+            cause="a batch job reads its whole input",
+            remedy="Submit the job without a snapshot, or restore the snapshot with execution_mode=streaming",
         )
 
 

@@ -1,4 +1,4 @@
-"""What `checkpoint_mode` and `commit` ask of a pipeline and of the end of a job (S3.3, S7.3, S7.8). Pure."""
+"""Check the options `checkpoint_mode` and `commit` against a pipeline, and choose defaults (S3.3, S7.3, S7.8). Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from tidegate.jobs.options import JobOptions, format_duration
 from tidegate.plan.job_graph import JobGraph
 
 DEFAULT_INTERVAL = timedelta(minutes=1)
-"""Between checkpoints of an unbounded job that names no interval: little work to repeat after a failure, and seldom
-enough to cost next to nothing."""
+"""Time between checkpoints of an unbounded job whose options name no interval. Short enough that a failure repeats
+little work, long enough that the cost of checkpoints is negligible."""
 
 
 def options_in_effect(options: JobOptions, graph: JobGraph, recorded: Mapping[str, Any]) -> JobOptions:
-    """The options that a submission runs with, once its pipeline is known: what it leaves open is chosen (S1.1, S9.1).
+    """Return the options of a submission, with defaults for options that the submission leaves open (S1.1, S9.1).
 
-    Args: recorded: what an earlier driver of the submission has chosen; empty: there was none.
+    Args:
+        recorded: the defaults that an earlier driver of this submission chose; empty when there was none. They are
+            kept, so that all drivers of a submission use the same options.
     """
     unbounded = any(node.source is not None and node.source.boundedness == "unbounded" for node in graph.nodes)
     takes_any = options.checkpoint_mode != "off" and options.execution_mode == "streaming"
@@ -32,10 +34,10 @@ def options_in_effect(options: JobOptions, graph: JobGraph, recorded: Mapping[st
 
 
 def check_checkpoint_mode(graph: JobGraph, options: JobOptions) -> None:
-    """A job without snapshots cannot commit in two phases: nothing would ever permit it.
+    """Refuse two-phase-commit sinks in a job without snapshots: their output would never be committed.
 
     Raises:
-        PipelineError: names the sinks.
+        PipelineError: the pipeline has such sinks; the message names them.
     """
     if options.checkpoint_mode != "off":
         return
@@ -44,31 +46,33 @@ def check_checkpoint_mode(graph: JobGraph, options: JobOptions) -> None:
         raise PipelineError(
             "checkpoint_mode is off, but the pipeline has sinks that commit with a snapshot",
             where=f"sinks {', '.join(sinks)}",
-            cause="what they write would never become visible",
-            remedy="Use checkpoint_mode exactly_once or at_least_once, or sinks that write at once",
+            cause="without snapshots their output never becomes visible",
+            remedy="Use checkpoint_mode exactly_once or at_least_once, or sinks that write immediately",
         )
 
 
 def check_commit(graph: JobGraph, options: JobOptions) -> None:
-    """A commit gate needs something to hold back.
+    """Refuse a commit gate in a pipeline without a two-phase-commit sink: the gate would have nothing to delay.
 
     Raises:
-        PipelineError: names the sinks.
+        PipelineError: the pipeline has no such sink; the message names the sinks that it has.
     """
     if options.commit == "on_request" and not any(n.sink is not None and n.sink.two_phase for n in graph.nodes):
         raise PipelineError(
             "commit is 'on_request', but no sink of the pipeline commits in two phases",
             where=f"sinks {', '.join(node.uid for node in graph.nodes if node.sink is not None)}",
-            cause="what they write is visible at once, whatever the verdict",
-            remedy="Use a sink that stages, such as Parquet, or leave commit at its default",
+            cause="these sinks write immediately, before any verdict",
+            remedy="Use a sink that stages its output, such as Parquet, or leave commit at its default",
         )
 
 
 def check_sink_modes(graph: JobGraph, options: JobOptions) -> None:
-    """Sinks for batch jobs are of no use in streaming, nor behind a commit gate, which may open with no Spark there.
+    """Refuse sinks written by Spark in streaming jobs and in jobs with a commit gate.
+
+    With a gate, the commit may happen in a process that has no Spark.
 
     Raises:
-        PipelineError: names the sinks.
+        PipelineError: the pipeline has such sinks; the message names them.
     """
     sinks = [n for n in graph.nodes if isinstance(n.sink, WrittenBySpark)]
     if not sinks or (options.execution_mode == "batch" and options.commit == "automatic"):
@@ -84,10 +88,13 @@ def check_sink_modes(graph: JobGraph, options: JobOptions) -> None:
 
 
 def needs_final_checkpoint(options: JobOptions, commit_only: int | None) -> bool:
-    """Whether a subtask that has ended waits for a snapshot, or for the word that none is to come (S7.3). Else it
-    finishes at once, which only a run that takes no snapshot can afford: in any other a stop would race with it.
+    """Return whether a subtask that has ended must wait for a final snapshot, or for a message that none is coming
+    (S7.3).
+
+    False in runs that take no snapshots: the subtask finishes immediately. In any other run that would race with a
+    stop.
 
     Args:
-        commit_only: the stop-savepoint that the run only commits.
+        commit_only: id of the stop-savepoint, if the run only commits one.
     """
     return commit_only is None and options.checkpoint_mode != "off"

@@ -49,39 +49,50 @@ from tidegate.coordinator.topology import Topology
 
 
 class CheckpointFailureCounter:
-    """Counts failed checkpoints. A checkpoint that was triggered after the last failure, and completes, ends the row:
-    one from before it proves nothing, and neither does a savepoint, which goes to another place."""
+    """Count failed checkpoints in a row.
+
+    The row ends with the completion of a checkpoint that was triggered after the last failure. Checkpoints triggered
+    before it do not end the row, because they do not prove that the cause is gone. Savepoints do not either, because
+    they go to another location.
+    """
 
     def __init__(self, tolerable: int) -> None:
-        """Args: tolerable: `tolerable_checkpoint_failures`."""
+        """Args: tolerable: the option `tolerable_checkpoint_failures`."""
         self._tolerable = tolerable
         self._in_a_row = 0
         self._newest_id = 0
         self._failed_id = 0
 
     def claimed(self, checkpoint_id: int) -> None:
-        """`checkpoint_id` is on its way; ids grow."""
+        """Record that `checkpoint_id` has been claimed. Ids grow."""
         self._newest_id = checkpoint_id
 
     def failed(self, checkpoint_id: int | None, reason: str) -> list[Action]:
-        """A checkpoint failed; FailRun when it is one too many. `checkpoint_id`: None: before it had an id."""
+        """Count a failure; return FailRun when there are too many.
+
+        `checkpoint_id`: None if it failed before it had an id.
+        """
         self._in_a_row += 1
         self._failed_id = max(self._failed_id, self._newest_id if checkpoint_id is None else checkpoint_id)
         if self._in_a_row <= self._tolerable:
             return []
         limit = f"tolerable_checkpoint_failures={self._tolerable}"
-        return [ev.FailRun(f"more than {limit} checkpoints failed in a row: {reason}")]
+        return [ev.FailRun(f"more checkpoints than {limit} failed in a row; the last failure: {reason}")]
 
     def completed(self, checkpoint_id: int, request: SnapshotRequest) -> None:
-        """A snapshot completed."""
+        """Record a completed snapshot."""
         if request.kind == "checkpoint" and checkpoint_id > self._failed_id:
             self._in_a_row = 0
 
 
 @dataclass(frozen=True)
 class CoordinatorOptions:
-    """The options of S1 and S2, in milliseconds and counts; `interval_ms` None: periodic checkpoints off. `enabled`
-    False: no snapshots at all (`checkpoint_mode="off"`)."""
+    """The options of S1 and S2, in milliseconds and counts.
+
+    Attributes:
+        interval_ms: time between periodic checkpoints; None: no periodic checkpoints.
+        enabled: False: no snapshots at all (`checkpoint_mode="off"`).
+    """
 
     interval_ms: int | None
     min_pause_ms: int
@@ -94,10 +105,10 @@ class CoordinatorOptions:
 
 
 class Coordinator:
-    """Triggers, collects and completes the snapshots of one run.
+    """Trigger, collect and complete the snapshots of one run.
 
-    `handle` must be called from one thread, with a clock that does not go back. After `EndRun` or `FailRun` the run is
-    over; `shut_down` gives the answers that are still owed.
+    `handle` must be called from one thread, with a monotonic clock. After `EndRun` or `FailRun` the run is over, and
+    `shut_down` returns the answers to commands that still wait.
     """
 
     def __init__(
@@ -114,12 +125,19 @@ class Coordinator:
         commit_only: int | None = None,
         gate: CommitGate | None = None,
     ) -> None:
-        """Args: first_delay_ms: before the first periodic trigger, drawn by the caller (S1.1).
-        completed: snapshots of the job, oldest first. restored: the one that this run starts from, when it is one of
-        the job's own. finished: subtasks that do not exist in this run.
-        commit_only: the completed stop-savepoint that this run only commits (S7.7). Its subtasks hold no state any
-        more, so it takes no snapshot: that would be a newer recovery point with everything in it finished.
-        gate: with commit="on_request"; None: completion permits the commit."""
+        """Create the coordinator of a run.
+
+        Args:
+            first_delay_ms: time before the first periodic trigger, chosen at random by the caller (S1.1).
+            completed: completed snapshots of the job, oldest first.
+            last_committed: newest checkpoint whose commit is known.
+            restored: the snapshot that this run starts from, if it belongs to the job.
+            finished: subtasks that had finished before this run, and are not started.
+            commit_only: the completed stop-savepoint that this run only commits (S7.7). The subtasks of such a run hold
+                no state, so it takes no snapshots: they would be newer recovery points in which everything has
+                finished.
+            gate: the commit gate, with commit="on_request"; None: completion permits the commit.
+        """
         self._gate = gate
         self._topology = topology
         self._options = options
@@ -149,7 +167,7 @@ class Coordinator:
     # ------------------------------------------------------------ entry
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:  # noqa: C901, PLR0912 - one case per event
-        """Take one event; the actions are to be carried out in order."""
+        """Process one event. The returned actions must be carried out in order."""
         if self._over:
             return self._request(event.request) if isinstance(event, ev.SnapshotRequested) else []
         match event:
@@ -188,7 +206,7 @@ class Coordinator:
         return actions if self._over else actions + self._start_next(now_ms)
 
     def next_wake_ms(self) -> int | None:
-        """When the next Tick can change something."""
+        """Return the time at which the next Tick can change something, or None."""
         if self._over:
             return None
         times = self._pending.deadlines_ms
@@ -196,11 +214,14 @@ class Coordinator:
         return min(times, default=None)
 
     def shut_down(self, reason: str) -> tuple[list[Action], list[SnapshotRequest]]:
-        """The run is over: abort what is pending, answer stops; returns also the user requests that the next run may
-        take up again (checkpoints and savepoints; S7.7 tells a stop apart).
+        """End the run: abort pending snapshots and answer stops.
 
-        Of a snapshot whose completion was being written nothing is said: it may be in the log, so that only whoever
-        reads that can tell (S2.1)."""
+        Returns the actions, and the user requests that the next run may repeat: checkpoints and savepoints. Stops are
+        answered here if they cannot be repeated (S7.7).
+
+        Snapshots whose completion was being written are neither aborted nor answered. They may be in the log, so that
+        only a reader of the log can decide about them (S2.1).
+        """
         self._over = True
         actions: list[Action] = []
         again: list[SnapshotRequest] = []
@@ -218,33 +239,35 @@ class Coordinator:
 
     @property
     def all_running(self) -> bool:
-        """No subtask is still to come up."""
+        """True when all subtasks have started."""
         return self._subtasks.all_up
 
     @property
     def pending_ids(self) -> tuple[int, ...]:
-        """Ids on their way."""
+        """Ids of pending snapshots."""
         return tuple(self._pending)
 
     @property
     def stop_completed(self) -> bool:
-        """A stop-savepoint has completed; what follows is only its commit and the end (S7.7)."""
+        """True when a stop-savepoint has completed. Only its commit and the end of the run follow (S7.7)."""
         return self._stop is not None
 
     @property
     def sources_paused(self) -> bool:
-        """Nothing is read, since too many checkpoints wait for a verdict (S7.8). May be asked from any thread."""
+        """True when sources are paused because too many checkpoints wait for a verdict (S7.8). Safe from any thread."""
         return self._gate is not None and self._gate.paused
 
     @property
     def waits_for_deletions(self) -> int:
-        """Retired checkpoints that wait for their deletion, when they hold up new ones (S2.3); else 0. May be asked
-        from any thread."""
+        """Number of retired checkpoints that wait for deletion, if they delay new ones; else 0 (S2.3).
+
+        Safe from any thread.
+        """
         return self._overdue if self._overdue >= MAX_OVERDUE_DELETIONS else 0
 
     @property
     def refused(self) -> dict[str, int]:
-        """How many requests were refused, by code (S1.2); a copy. May be asked from any thread."""
+        """Return how many requests were refused, by code (S1.2), as a copy. Safe from any thread."""
         return dict(self._refused)
 
     # ------------------------------------------------------------ subtask states
@@ -266,7 +289,7 @@ class Coordinator:
         actions = self._note_source_end(subtask[0]) + self._shelf.finished(subtask)
         reason = f"subtask {subtask} finished before it could take part"
         for pending in [p for p in self._pending.values() if p.waits_for(subtask)]:
-            final = "; the job takes another final snapshot without it" if pending.request.kind == "final" else ""
+            final = "; the job takes another final snapshot" if pending.request.kind == "final" else ""
             actions += self._abort(pending, "subtask_finished", reason + final, now_ms)
         if self._subtasks.all_finished:
             return actions + self._end()
@@ -274,7 +297,7 @@ class Coordinator:
         return actions
 
     def _end(self) -> list[Action]:
-        """Every subtask has finished."""
+        """End the run, after every subtask has finished."""
         self._over = True
         actions: list[Action] = []
         for pending in self._pending.values():
@@ -295,19 +318,21 @@ class Coordinator:
         return [ev.RecordSourceEnd(chain_id)] if reached else []
 
     def _request_final(self, now_ms: int) -> None:
-        """One final snapshot as soon as nothing reads any more; it serves every stage (S7.3)."""
+        """Request one final snapshot as soon as no subtask reads any more. It serves all chains (S7.3)."""
         wanted = self._final.needed and self._commit_only is None and self._options.enabled
         if wanted and self._subtasks.all_ended and not self._ending_is_served():
             self._final.request(now_ms)
 
     def _may_end_without(self) -> bool:
-        """Nothing reads any more, and nobody waits for a snapshot: from here on a stop comes too late."""
+        """Return whether the run may end without a snapshot: no subtask reads and no request waits. Later stops come
+        too late.
+        """
         if self._commit_only is not None or not self._options.enabled or not self._subtasks.all_ended:
             return False
         return not (self._pending or self._claiming or len(self._queue) or self._ending_is_served())
 
     def _ending_is_served(self) -> bool:
-        """A snapshot that lets every ended subtask finish is on its way or has completed."""
+        """Return whether a snapshot with which every ended subtask can finish is pending or complete."""
         on_its_way = {"stop-savepoint", "final"}
         kinds = self._pending.kinds | {r.kind for r in self._queue.savepoints()}
         if self._claiming is not None:
@@ -352,18 +377,18 @@ class Coordinator:
 
     def _request(self, request: SnapshotRequest) -> list[Action]:
         if request.kind == "stop-savepoint" and self._commit_only is not None and not self._over:
-            return []  # the job is stopping: whoever runs it answers when that is done
+            return []  # the job is already stopping: its driver answers the command when the stop is done
         refusal = admit_request(request, self._situation())
         if refusal is not None:
             return self._refuse(request, refusal)
         if request.kind == "stop-savepoint" and (first := self._stop_on_its_way()) is not None:
-            text = f"a stop (mode {first.stop}) is on its way already; wait for its end"
+            text = f"another stop (mode {first.stop}) is in progress. Wait until it ends"
             return self._refuse(request, RefuseRequest("stop_in_progress", text))
         return self._enqueue(request)
 
     def _enqueue(self, request: SnapshotRequest) -> list[Action]:
         fell_out = self._queue.add(request)
-        text = f"more than {self._options.max_queued} snapshot requests are waiting"
+        text = f"the queue of snapshot requests is full: max_queued_requests={self._options.max_queued}"
         return [] if fell_out is None else self._refuse(fell_out, RefuseRequest("too_many_requests", text))
 
     def _refuse(self, request: SnapshotRequest, refusal: RefuseRequest) -> list[Action]:
@@ -393,7 +418,7 @@ class Coordinator:
                 if isinstance(verdict, RefuseRequest):
                     actions += self._refuse(request, verdict)
                 continue
-            if verdict.until_ms is not None:  # the pause is for periodic ones, which come again with the next tick
+            if verdict.until_ms is not None:  # only periodic requests observe the pause: the next tick repeats them
                 self._queue.take(request)
                 self._next_periodic_ms = verdict.until_ms
                 continue
@@ -408,6 +433,7 @@ class Coordinator:
         assert request is not None, "LocationReady without Claim"
         self._claiming = None
         plan = plan_checkpoint(self._topology, self._subtasks.by_subtask)
+        # The savepoint of a stop must not expire before the stop itself times out.
         deadline_ms = now_ms + max(self._options.timeout_ms, request.timeout_ms)
         pending = PendingCheckpoint(checkpoint_id, request, path, now_ms, deadline_ms, plan)
         self._pending[checkpoint_id] = pending
@@ -430,7 +456,7 @@ class Coordinator:
         if request.kind == "final":
             self._final.failed(now_ms)
         elif request.kind == "stop-savepoint":
-            self._request_final(now_ms)  # in its stead
+            self._request_final(now_ms)  # subtasks that have ended need a snapshot to finish with
         return actions + (self._failures.failed(None, reason) if request.kind not in FORCED_KINDS else [])
 
     # ------------------------------------------------------------ collecting
@@ -480,7 +506,7 @@ class Coordinator:
     # ------------------------------------------------------------ aborting
 
     def _abort(self, pending: PendingCheckpoint | None, code: AbortCode, reason: str, now_ms: int) -> list[Action]:
-        """Each id once: whoever comes second finds it gone (S2.2)."""
+        """Abort a snapshot. Each id is aborted once: later calls for it return nothing (S2.2)."""
         if pending is None or self._pending.pop(pending.checkpoint_id, None) is None:
             return []
         request = pending.request
@@ -493,13 +519,13 @@ class Coordinator:
         elif request.kind == "final" and code not in ("subsumed", "job_stops"):
             self._final.failed(now_ms)
         if request.kind == "stop-savepoint":
-            afresh = code == "subtask_finished"  # a plan that came too late: what has ended ends with the next (S1.5)
+            afresh = code == "subtask_finished"  # the plan was out of date: a new one includes what has ended (S1.5)
             again = replace(request, data_ended=True)
             return actions + (self._enqueue(again) if afresh else answer_failed_stop(request, reason))
         return actions + (self._failures.failed(pending.checkpoint_id, reason) if counts else [])
 
     def _give_up_stop(self, event: ev.TimeOutStop) -> list[Action]:
-        """The time of a stop is up. Once its savepoint is complete there is no way back (S7.7)."""
+        """End a stop whose time is up. Once its savepoint is complete, the stop cannot be taken back (S7.7)."""
         scene = StopTimeoutState(self._topology, self._subtasks.by_subtask, event.limit, event.at_work)
         if self._stop is not None:
             return answer_kept_savepoint(event, scene, self._stop.checkpoint_id, self._stop)

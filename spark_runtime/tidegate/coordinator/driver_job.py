@@ -1,4 +1,4 @@
-"""What a driver holds about its job, and what every attempt is made from."""
+"""The driver's view of its job, from which every run is created."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ from tidegate.snapshot.metadata import SnapshotMetadata, read_metadata
 logger = logging.getLogger("tidegate.coordinator")
 
 AFTER_ALL_RUNS = "~"
-"""An id of a run that comes after all others of its generation."""
+"""A run id that sorts after all other run ids of its generation."""
 Splits = dict[str, list[dict[str, Any]]]
 """Source uid -> all its splits as JSON."""
 
 
 @dataclass(frozen=True)
 class DriverJob:
-    """One submission under one reign."""
+    """One submission under one generation."""
 
     root: str
     storage_options: Mapping[str, Any]
@@ -87,8 +87,11 @@ class DriverJob:
     specs: Callable[[], Sequence[Spec]]
 
     def __post_init__(self) -> None:
-        """Raises PipelineError when the pipeline needs snapshots and the options say that there are none, when it has
-        nothing to commit behind a gate, or sinks of the other execution mode."""
+        """Check the options against the pipeline.
+
+        Raises PipelineError when the pipeline needs snapshots and the options turn them off, when there is nothing to
+        commit after a commit gate, or when sinks belong to the other execution mode.
+        """
         if self.options.execution_mode == "streaming":
             check_checkpoint_mode(self.graph, self.options)
         check_commit(self.graph, self.options)
@@ -96,15 +99,15 @@ class DriverJob:
 
     @property
     def verdicts(self) -> Verdicts:
-        """What the log says of verdicts on the line of this submission (S7.8)."""
+        """The verdicts in the log that concern the line of this submission (S7.8)."""
         return find_verdicts(self.specs(), self.generation_log.decisions, self.spec.number)
 
     def log_context(self, operator: str | None = None) -> dict[str, Any]:
-        """For log calls: this job and generation."""
+        """Return the fields of log calls that name this job and generation."""
         return context(job=self.spec.job_id, generation=self.generation_log.generation, operator=operator)
 
     def facts(self) -> RunFacts:
-        """For JobRun."""
+        """Return the facts that JobRun needs."""
         return RunFacts(
             store=self.store,
             layout=self.layout,
@@ -121,15 +124,18 @@ class DriverJob:
         )
 
     def status(self, status: str, **data: Any) -> None:
-        """Append a status change."""
+        """Append a status change to the decision log."""
         self.generation_log.append("status", {"status": JobStatus(status).value, **data})
 
     def next_checkpoint_id(self) -> int:
-        """From the log (S1.4)."""
+        """Return the next free checkpoint id, from the log (S1.4)."""
         return next_checkpoint_id(self.generation_log.decisions)
 
     def find_restore(self) -> tuple[RestorePoint, RestoreState] | None:
-        """The restore point of the next run, read and checked; None: a fresh start. Raises SnapshotError."""
+        """Return the restore point of the next run, read and checked, or None for a fresh start.
+
+        Raises SnapshotError.
+        """
         decisions = self.log.read()
         point = choose_restore_point(decisions, self.specs(), self.spec.number)
         if point is None:
@@ -188,8 +194,10 @@ class DriverJob:
         check_first_run(self.graph, self.spec, self.specs(), decisions, self.generation_log.generation)
 
     def _may_share_output(self, point: RestorePoint, metadata: SnapshotMetadata) -> bool:
-        """Whether checkpoints may use the restored snapshot's files: it is a checkpoint of this job, and has not been
-        named by a submission that did not claim it (S7.4)."""
+        """Return whether checkpoints may reference files of the restored snapshot (S7.4).
+
+        They may if it is a checkpoint of this job, and the submission either did not name it or claimed it.
+        """
         if metadata.job_id != self.spec.job_id or not point.location.startswith(f"{self.layout.checkpoints}/"):
             return False
         wanted = self.spec.restore
@@ -207,24 +215,28 @@ class DriverJob:
 
     @property
     def two_phase_sinks(self) -> dict[str, Sink]:
-        """The pipeline's, by uid."""
+        """The pipeline's two-phase-commit sinks, by uid."""
         return two_phase_sinks(self.graph)
 
     def rewind_sinks(self, restore: RestoreState | None, run_id: str) -> None:
-        """Where `restore` goes back past what sinks committed and they are to take it back, they do (S9.3); past what
-        was to go to quarantine, it goes there (S7.8). Before a slot of run `run_id` starts; blocks. To be called before
-        every run: what a driver that died has left is done again.
+        """Make sinks delete output that is newer than the restored snapshot, if the restore demands it (S9.3).
+
+        Staged output that verdicts rejected with then=quarantine is moved to quarantine first (S7.8). Must be called
+        before every run, before a slot of run `run_id` starts: it repeats work that a dead driver left unfinished.
+        Blocks.
 
         Raises:
-            SnapshotError: a sink cannot; nothing was changed. What is to go to quarantine cannot be told.
-            StoreError: it has not come off, and is to be repeated; FencedError, UnclearAnswerError: by another driver.
+            SnapshotError: a sink does not support the rewind, and nothing was changed; or the snapshots that record
+                what to move to quarantine cannot be read.
+            StoreError: the operation failed and is to be repeated.
+            FencedError, UnclearAnswerError: another driver may own the job.
         """
         self.finish_quarantine_moves(restore, run_id)
         if restore is None or restore.way_back is None or not restore.way_back.takes_back:
             return
         way_back = restore.way_back
         before = self.next_checkpoint_id()
-        self.generation_log.check()  # whoever reigns next claims no id below
+        self.generation_log.check()  # still the newest generation: the next driver claims no lower checkpoint ids
 
         def record() -> None:
             if not way_back.is_recorded:
@@ -237,10 +249,14 @@ class DriverJob:
         rewind_sinks(sinks, held, way_back.checkpoint_id, before, record)
 
     def finish_quarantine_moves(self, restore: RestoreState | None, run_id: str) -> None:
-        """Move what verdicts withheld, and runs that ended too early have not, out of the way of whoever removes what
-        they left staged. Blocks; idempotent. Raises as `rewind_sinks` does.
+        """Move output that verdicts withheld, and that earlier runs did not move, to quarantine.
 
-        Args: restore: of the run, whose own subtasks move what that holds, unless its lineage is another.
+        It must not stay staged, because a run deletes staged output that failed runs left behind. Blocks; idempotent.
+        Raises the errors of `rewind_sinks`.
+
+        Args:
+            restore: the snapshot of the run. The run's own subtasks move the output that this snapshot holds, unless it
+                belongs to another lineage.
         """
         restored = restore.location if restore is not None and not restore.is_fork else None
         sinks_of = partial(self._sinks_as_one_subtask, run_id=run_id)
@@ -253,7 +269,7 @@ class DriverJob:
                 logger.warning("%s", remark, extra=self.log_context())
 
     def _sinks_as_one_subtask(self, lineage: str, run_id: str) -> dict[str, tuple[Sink, SinkContext]]:
-        """The two-phase sinks by uid, each with the place of a writer that stands for all subtasks there ever were."""
+        """Return the two-phase-commit sinks by uid, each with the context of a writer that acts for all subtasks."""
         job_id, generation = self.spec.job_id, self.generation_log.generation
         schemas = {node.uid: node.schema for node in self.graph.nodes}
         return {
@@ -262,22 +278,27 @@ class DriverJob:
         }
 
     def check_sources(self, point: RestorePoint, restore: RestoreState) -> None:
-        """Whether sources can go on from what a new submission restores; its own checkpoints are for the run to judge.
-        Blocks. Raises SnapshotError when one cannot, StoreError when the snapshot cannot be read."""
+        """Check that sources can continue from the snapshot of a new submission. Its own checkpoints are left to the
+        run.
+
+        Blocks. Raises SnapshotError when a source cannot continue, StoreError when the snapshot cannot be read.
+        """
         if point.checkpoint_id in self._own_checkpoints():
             return
         place = open_location(self.store, self.spec, point.location)
         positions = restore.moved_splits or self._positions(restore, *place)
         for uid, why in check_positions(self.graph, restore, positions).items():
-            logger.warning("the source did not report its positions: %s", why, extra=self.log_context(operator=uid))
+            logger.warning("cannot check the positions of the source: %s", why, extra=self.log_context(operator=uid))
 
     def _positions(self, restore: RestoreState, store: Store, folder: str) -> Splits:
         sources = {node.uid for node in self.graph.nodes if node.source is not None}
         return positions_of(restore, SnapshotStreams(store, folder), sources)
 
     def splits(self, restore: RestoreState | None) -> Splits:
-        """All splits of all sources: the enumerators' state (S4.3). Discovered, but for sources that the snapshot
-        knows."""
+        """Return all splits of all sources: the enumerators' state (S4.3).
+
+        Splits come from the snapshot where it has them, and are discovered for the other sources.
+        """
         known = restore.metadata.splits if restore is not None else {}
         out: Splits = {}
         for node in self.graph.nodes:
@@ -288,11 +309,11 @@ class DriverJob:
         return out
 
     def discover(self, uid: str, source: Source) -> Sequence[Split]:
-        """All splits of a source that starts fresh."""
+        """Return all splits of a source that starts fresh."""
         return source.discover(self.plan.parallelism)
 
     def coordinator(self, run_id: str, first_delay_ms: int, commit_only: int | None = None) -> Coordinator:
-        """A fresh coordinator for one run; `commit_only`: the stop-savepoint it only commits."""
+        """Return a new coordinator for one run. `commit_only`: the stop-savepoint that the run only commits."""
         decisions = self.generation_log.decisions
         options = self.options
         interval = options.checkpoint_interval
@@ -325,14 +346,14 @@ class DriverJob:
         )
 
     def _starts_at_end(self, decisions: Sequence[Decision]) -> bool:
-        """Every operator had finished in the snapshot that the next run starts from."""
+        """Return whether every operator had finished in the snapshot that the next run starts from."""
         point = choose_restore_point(decisions, self.specs(), self.spec.number)
         number = point.log_number if point is not None else 0
         taken = next((d.data for d in decisions if d.number == number and d.kind == "complete"), {})
         return {node.uid for node in self.graph.nodes} <= set(taken.get("finished_operators", ()))
 
     def garbage(self) -> tuple[AbandonedFolder, ...]:
-        """Checkpoint folders that nobody needs any more, as this reign begins (S2.3)."""
+        """Return the checkpoint folders that are not needed any more when this generation begins (S2.3)."""
         decisions = self.generation_log.decisions
         earlier = [d for d in decisions if d.generation < self.generation_log.generation]
         left, problems = existing_files(self.store, self.spec, [*unfinished_savepoints(earlier)])
@@ -349,7 +370,7 @@ class DriverJob:
         )
 
     def folders_in_use(self) -> frozenset[str]:
-        """Folders that submissions which have come since start from. From any thread."""
+        """Return the folders that newer submissions start from. Safe from any thread."""
         specs = self.specs()
         if specs[-1].number == self.spec.number:
             return frozenset()
@@ -357,7 +378,7 @@ class DriverJob:
 
     @cached_property
     def shared_files(self) -> SharedFiles:
-        """What checkpoints share."""
+        """The files that checkpoints share."""
 
         def required() -> frozenset[str]:
             return named_snapshots(self.generation_log.decisions, self.specs(), self.spec.number)
@@ -367,12 +388,14 @@ class DriverJob:
         return SharedFiles(self.store, self.layout, generation, decisions=decisions, required=required, check=check)
 
     def delete_snapshot(self, location: str) -> None:
-        """Delete a snapshot that nobody needs, with what only that one used. From any thread. Of a savepoint that was
-        never completed only what its run wrote is deleted, of any other that the job does not own nothing.
+        """Delete a snapshot that is not needed any more, with the shared files that only it used. Safe from any thread.
+
+        If the snapshot is a savepoint that was never completed, only files that its run wrote are deleted. Other
+        snapshots that the job does not own are left alone.
 
         Raises:
-            FencedError, UnclearAnswerError: the reign is over.
-            StoreError: not everything may be deleted; to be repeated.
+            FencedError, UnclearAnswerError: another generation may own the job.
+            StoreError: some files may be left; repeat the call.
         """
         store, folder = open_location(self.store, self.spec, location)
         if location.startswith(f"{self.layout.checkpoints}/"):
@@ -386,14 +409,15 @@ class DriverJob:
         self.shared_files.sweep_or_report()
 
     def delete_checkpoints(self) -> None:
-        """All of them, since the job has ended and keeps none; but for those that submissions which have come since
-        start from, and those that wait for a verdict or, approved, for their commit (S2.3). Only the current generation
-        deletes: the reign is asked before every folder.
+        """Delete all checkpoints, because the job has ended and keeps none (S2.3).
+
+        Kept are checkpoints that newer submissions start from, and checkpoints that wait for a verdict or, approved,
+        for their commit. Only the current generation deletes: this is checked before every folder.
 
         Raises:
-            FencedError, UnclearAnswerError: the reign is over; what is left is for the next driver to judge.
-            SnapshotError: one that stays cannot be read, so that shared files stay too.
-            StoreError: not everything may be deleted.
+            FencedError, UnclearAnswerError: another generation may own the job; the next driver decides about the rest.
+            SnapshotError: a kept checkpoint cannot be read, so that all shared files are kept too.
+            StoreError: some files may be left.
         """
         verdicts = self.verdicts
         try:
@@ -403,18 +427,20 @@ class DriverJob:
         except UnclearAnswerError:
             raise
         except (StoreError, SnapshotError) as error:
-            logger.warning("output to quarantine stays where it is: %s", error, extra=self.log_context())
+            logger.warning("output to be quarantined stays staged: %s", error, extra=self.log_context())
         pinned = {verdicts.views[n].path for n in verdicts.pinned}
         for folder in sorted(self._checkpoint_folders() - pinned):
             self.generation_log.check()
-            if folder not in self.folders_in_use():  # asked anew: deleting takes long
+            if folder not in self.folders_in_use():  # checked again: deletions take long, and a submission may arrive
                 self.store.delete_folder(folder)
                 self.shared_files.deleted(folder)
         self.shared_files.sweep()
 
     def _owned_folders(self, claimed: Collection[str]) -> set[str]:
-        """Of checkpoints, and of savepoints that were claimed and are there. One whose own store cannot be reached is
-        left alone."""
+        """Return the folders of checkpoints and of existing claimed savepoints.
+
+        A savepoint whose store cannot be reached is left out, so that nothing is deleted there.
+        """
         found = self._checkpoint_folders()
         for location in claimed:
             try:
@@ -422,7 +448,7 @@ class DriverJob:
                 if store.exists(self.layout.metadata(folder)):
                     found.add(location)
             except StoreError as error:
-                what = "claimed savepoint %s stays: its store does not answer: %s"
+                what = "claimed savepoint %s is not deleted because its store is not reachable: %s"
                 logger.warning(what, location, error, extra=self.log_context())
         return found
 
@@ -433,8 +459,11 @@ class DriverJob:
 def fresh_splits(
     splits: Mapping[str, Sequence[Mapping[str, Any]]], restore: RestoreState | None
 ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """Those to assign: of sources that start fresh, and at another parallelism all, with their positions. At the same
-    one a restored source has its splits in its readers' state."""
+    """Return the splits to assign to readers.
+
+    These are the splits of sources that start fresh. After a rescale they are all splits, with their positions. Without
+    a rescale, a restored source has its splits in the state of its readers.
+    """
     if restore is None:
         return splits
     fresh = {uid: of_source for uid, of_source in splits.items() if uid not in restore.metadata.splits}
@@ -442,7 +471,7 @@ def fresh_splits(
 
 
 def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: ProcessingTimeOnEnd = "fire") -> Topology:
-    """What the coordinator needs of a plan."""
+    """Return the facts about a plan that the coordinator needs."""
     chains = []
     fire_at_end: list[EmitsAtEnd] = []
     for chain in plan.chains:
@@ -462,7 +491,7 @@ def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: Pr
                 fire_at_end.append(EmitsAtEnd(node.uid, chain.chain_id))
             elif end != "none":
                 assert node is nodes[0], (
-                    f"operator {node.uid!r} distinguishes its inputs, and is not first of its chain"
+                    f"operator {node.uid!r} emits at the end of one input, but is not the first operator of its chain"
                 )
                 fire_at_end.append(EmitsAtEnd(node.uid, chain.inputs[end].upstream_chain))
     return Topology(plan.parallelism, tuple(chains), tuple(fire_at_end))

@@ -1,7 +1,7 @@
-"""The events that the coordinator takes and the actions that it returns. Frozen data, no behaviour.
+"""The coordinator's input events and output actions. Frozen data without behaviour.
 
-Some of both are messages of `channel.control.protocol`: those of subtasks are events, and an action `Trigger`,
-`Durable`, `PauseSources` or `LetFinish` is sent to every slot as it is.
+Some of them are messages of `channel.control.protocol`: messages of subtasks are events. The actions `Trigger`,
+`Durable`, `PauseSources` and `LetFinish` are sent to every slot unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RefusalCode = Literal[
     "claim_failed",
     "too_many_uncommitted",
 ]
-"""Why a request does not become a snapshot (S1.2, S1.3)."""
+"""Why a request is refused (S1.2, S1.3)."""
 
 AbortCode = Literal[
     "expired",
@@ -49,29 +49,36 @@ AbortCode = Literal[
     "shutdown",
     "stop_timeout",
 ]
-"""Why a pending snapshot was aborted. The first three are failures and count, but for savepoints (S2.2).
-`subsumed`: a newer one completed. `subtask_finished`: before it could take part (S1.5). `alignment_aborted`: a subtask
-met a newer barrier or a cancel marker (S3.4). `partially_finished`: some subtasks of an operator with union state have
-finished and others not (S6.3). `job_stops`: a stop-savepoint completed first, or takes the place of a final one.
-`job_ended`: all had finished. `shutdown`: the run is over. `stop_timeout`: the time of the stop was up (S7.7)."""
+"""Why a pending snapshot was aborted.
+
+- `expired`, `declined`, `io`: failures. They count, except for savepoints (S2.2).
+- `subsumed`: a newer snapshot completed.
+- `subtask_finished`: a subtask finished before it could take part (S1.5).
+- `alignment_aborted`: a subtask received a newer barrier or a cancel marker (S3.4).
+- `partially_finished`: some but not all subtasks of an operator with union state have finished (S6.3).
+- `job_stops`: a stop-savepoint completed first, or replaces a final snapshot.
+- `job_ended`: all subtasks had finished.
+- `shutdown`: the run is over.
+- `stop_timeout`: the time of the stop was up (S7.7).
+"""
 Then = Literal["stop", "replay", "quarantine"]
-"""What a rejection does with the job: it ends, goes back at once to what is in front of the rejected, or goes on
-without their output."""
+"""Effect of a rejection on the job: it stops, restarts immediately from the snapshot before the rejected
+checkpoint, or continues without the rejected output."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """One wish for a snapshot (S1.2).
+    """A request for one snapshot (S1.2).
 
     Attributes:
         kind: checkpoint, savepoint, stop-savepoint or final.
-        periodic: asked by the periodic scheduler.
-        request_id: the command that waits for the answer; None when nobody does.
-        stop: for a stop-savepoint.
-        path: where a savepoint goes; None: the default.
-        timeout_ms: of a stop, from command to end; its savepoint expires no sooner than that after its trigger.
-        data_ended: of a stop that is planned afresh: its first trigger has ended the data.
-        by: who asked for it, for people; "": the job itself.
+        periodic: sent by the periodic scheduler.
+        request_id: the command that waits for the answer; None: nobody waits.
+        stop: mode of the stop, for a stop-savepoint.
+        path: parent folder of a savepoint; None: the default.
+        timeout_ms: time that a stop has from command to end. Its savepoint does not expire sooner after its trigger.
+        data_ended: a stop that is planned again, after its first trigger has ended the data.
+        by: who sent the request, for display; "": the job itself.
     """
 
     kind: CheckpointKind
@@ -86,15 +93,15 @@ class SnapshotRequest:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A person's word on a checkpoint, of the commit gate (S7.8).
+    """A user's verdict on a checkpoint of the commit gate (S7.8).
 
     Attributes:
         request_id: the command that waits for the answer.
-        approves: "commit <= `checkpoint_id`"; else it and what came after it is rejected.
-        checkpoint_id: None: the newest that waits; for an approval only.
-        by: for people.
-        then: of a rejection.
-        reason: of a rejection, for people.
+        approves: True: "commit <= `checkpoint_id`"; False: reject it and all later checkpoints.
+        checkpoint_id: None: the newest checkpoint that waits; only for approvals.
+        by: who gave the verdict, for display.
+        then: what happens to the job after a rejection.
+        reason: reason of a rejection, for display.
     """
 
     request_id: str
@@ -107,13 +114,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class TimeOutStop:
-    """The time of a stop is up (S7.7). An event, too.
+    """The time of a stop is up (S7.7). Also an event.
 
     Attributes:
-        request_id: of the stop; None: whichever is on its way.
-        limit: how much time it had, in words: "10 min".
-        path, mode: of the stop's savepoint, where an earlier run completed it.
-        at_work: of subtasks the uids of operators that have not done yet what they were asked for, as far as is known.
+        request_id: the stop's command; None: any stop in progress.
+        limit: the timeout of the stop, in words: "10 min".
+        path, mode: folder and mode of the stop's savepoint, if an earlier run completed it.
+        at_work: subtask -> uids of its operators that have not finished the requested work, as far as known.
     """
 
     request_id: str | None
@@ -124,7 +131,7 @@ class TimeOutStop:
 
 
 Wish: TypeAlias = SnapshotRequest | Verdict | TimeOutStop
-"""What a command asks of a run, and of the next one when none is up."""
+"""A request that a command passes to a run, or to the next run if none is active."""
 
 # ---------------------------------------------------------------- events
 
@@ -136,7 +143,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequested:
-    """Somebody wants a snapshot."""
+    """A user or the scheduler requests a snapshot."""
 
     request: SnapshotRequest
 
@@ -151,7 +158,7 @@ class LocationReady:
 
 @dataclass(frozen=True, slots=True)
 class ClaimFailed:
-    """The id could not be claimed or the location not be created."""
+    """The id could not be claimed, or the location could not be created."""
 
     reason: str
 
@@ -174,7 +181,7 @@ class CompletionFailed:
 
 @dataclass(frozen=True, slots=True)
 class DeletionsOverdue:
-    """So many folders of retired checkpoints wait for their deletion, their grace over (S2.3)."""
+    """This many folders of retired checkpoints are past their grace period and still not deleted (S2.3)."""
 
     folders: int
 
@@ -189,7 +196,7 @@ class CheckpointApproved:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointQuarantined:
-    """ "reject" with then=quarantine is in the log (S7.8)."""
+    """A "reject" entry with then=quarantine is in the log (S7.8)."""
 
     withheld: WithheldRange
 
@@ -213,15 +220,17 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class ClaimCheckpoint:
-    """Claim the next checkpoint id durably, create its location, answer LocationReady or ClaimFailed."""
+    """Claim the next checkpoint id durably and create its location. Answer with LocationReady or ClaimFailed."""
 
     request: SnapshotRequest
 
 
 @dataclass(frozen=True, slots=True)
 class SendAbort:
-    """Tell every subtask that `checkpoint_id` will never complete, and record it. `counts`: against
-    `tolerable_checkpoint_failures` (S2.2)."""
+    """Notify every subtask that `checkpoint_id` will never complete, and record the abort.
+
+    `counts`: the abort counts towards `tolerable_checkpoint_failures` (S2.2).
+    """
 
     checkpoint_id: int
     reason: str
@@ -231,7 +240,7 @@ class SendAbort:
 
 @dataclass(frozen=True, slots=True)
 class CompleteCheckpoint:
-    """Write `_metadata`, then append "complete n"; answer CompletionDurable or CompletionFailed (S2.1)."""
+    """Write `_metadata`, then append "complete n". Answer with CompletionDurable or CompletionFailed (S2.1)."""
 
     checkpoint_id: int
     kind: CheckpointKind
@@ -245,7 +254,7 @@ class CompleteCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class NotifyComplete:
-    """Tell every subtask that `checkpoint_id` is complete; the permit names log entry `log_number`."""
+    """Notify every subtask that `checkpoint_id` is complete. The permit names log entry `log_number`."""
 
     checkpoint_id: int
     log_number: int
@@ -253,7 +262,7 @@ class NotifyComplete:
 
 @dataclass(frozen=True, slots=True)
 class SendPermit:
-    """Tell every subtask to commit what is <= `checkpoint_id`; the permit names log entry `log_number` (S7.8)."""
+    """Order every subtask to commit all up to `checkpoint_id`. The permit names log entry `log_number` (S7.8)."""
 
     checkpoint_id: int
     log_number: int
@@ -261,22 +270,24 @@ class SendPermit:
 
 @dataclass(frozen=True, slots=True)
 class SendQuarantine:
-    """Tell every subtask to move away what is `withheld`, and never to commit it (S7.8)."""
+    """Order every subtask to move `withheld` output to quarantine and never commit it (S7.8)."""
 
     withheld: WithheldRange
 
 
 @dataclass(frozen=True, slots=True)
 class RecordCommitted:
-    """Append "committed n"."""
+    """Append "committed n" to the log."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteCheckpoint:
-    """A completed checkpoint is no longer needed, or a snapshot of any kind was aborted: its folder goes when its grace
-    is over (S2.3)."""
+    """Delete a completed checkpoint that is no longer needed, or an aborted snapshot of any kind.
+
+    The folder is deleted after its grace period (S2.3).
+    """
 
     checkpoint_id: int
     path: str
@@ -295,8 +306,10 @@ class CommandAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FailRun:
-    """The run must fail over: too many checkpoint failures, or a failed stop after EndOfData flowed (S2.2, S7.7).
-    `stop_given_up`: the time of a stop was up, which is nobody's failure."""
+    """Fail the run: too many checkpoints failed, or a stop failed after EndOfData was sent (S2.2, S7.7).
+
+    `stop_given_up`: the time of a stop was up. This does not count as a failure.
+    """
 
     reason: str
     stop_given_up: bool = False
@@ -304,15 +317,19 @@ class FailRun:
 
 @dataclass(frozen=True, slots=True)
 class RecordSourceEnd:
-    """All subtasks of chain `chain` (a source) have reached the end of their data."""
+    """Record that all subtasks of source chain `chain` have reached the end of their data."""
 
     chain: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """Every subtask has finished. `stop` is set when a stop-savepoint ended the job, else it is the natural end.
-    `uncommitted`: checkpoints behind a commit gate that were not committed (S7.8)."""
+    """End the run, because every subtask has finished.
+
+    Attributes:
+        stop: the mode, if a stop-savepoint ended the job; None: it ended naturally.
+        uncommitted: checkpoints that the commit gate did not let commit (S7.8).
+    """
 
     stop: StopMode | None
     checkpoint_id: int | None

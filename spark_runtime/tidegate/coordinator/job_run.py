@@ -1,5 +1,7 @@
-"""The I/O around the coordinator for one run: carries its actions out on log, store and slots, and feeds the results
-back."""
+"""I/O around the coordinator of one run.
+
+Carries out its actions on log, store and slots, and passes the results back to it as events.
+"""
 
 from __future__ import annotations
 
@@ -50,15 +52,15 @@ from tidegate.snapshot.metadata import SnapshotMetadata, write_metadata
 
 
 class SlotConnections(Protocol):
-    """The way to the slots of a run. Does not block."""
+    """Connections to the slots of a run. Do not block."""
 
     def broadcast(self, message: DriverMessage) -> None:
-        """Send to every slot."""
+        """Send a message to every slot."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What does not change while a driver reigns."""
+    """Facts that do not change during a generation."""
 
     store: Store
     layout: JobLayout
@@ -72,13 +74,17 @@ class RunFacts:
     specs: Sequence[Spec]
     cannot_quarantine: Sequence[str] = ()
     sinks: Mapping[str, str] = field(default_factory=dict)
-    """Two-phase sinks: uid -> what they say of themselves."""
+    """Two-phase-commit sinks: uid -> description of the sink."""
 
 
 @dataclass(frozen=True)
 class RunEnded:
-    """Every subtask has finished. `stop` is None at a natural end. `uncommitted`: checkpoints behind a commit gate that
-    were not committed (S7.8)."""
+    """Outcome: every subtask has finished.
+
+    Attributes:
+        stop: mode of the stop; None at a natural end.
+        uncommitted: checkpoints that the commit gate did not let commit (S7.8).
+    """
 
     stop: str | None
     checkpoint_id: int | None
@@ -89,7 +95,7 @@ class RunEnded:
 
 @dataclass(frozen=True)
 class RunFailed:
-    """The run must be given up; the root cause, as data of a `failure` entry."""
+    """Outcome: the run must be abandoned. The root cause, as data of a `failure` entry."""
 
     message: str
     operator: str | None = None
@@ -100,28 +106,28 @@ class RunFailed:
 
 @dataclass(frozen=True)
 class RunRejected(RunFailed):
-    """The run is given up because a checkpoint it goes on from was rejected (S7.8): no failure of anybody."""
+    """Outcome: a checkpoint that the run resumes from was rejected (S7.8). Does not count as a failure."""
 
     then: ev.Then = "stop"
 
 
 @dataclass(frozen=True)
 class StopTimedOut(RunFailed):
-    """The run is given up because the time of a stop was up and its data had ended (S7.7): no failure of anybody."""
+    """Outcome: the time of a stop was up after its data had ended (S7.7). Does not count as a failure."""
 
 
 @dataclass
 class JobRun:
-    """One attempt. `outcome` is set when it is over; events after that are ignored.
+    """One attempt to run the job. `outcome` is set when the run is over; later events are ignored.
 
     Attributes:
-        next_checkpoint_id: from the log; ids are claimed in order and never reused (S1.4).
+        next_checkpoint_id: next free id, from the log. Ids are claimed in order and never reused (S1.4).
         splits: source uid -> all splits as JSON: the enumerator's state (S4.3).
-        restored_from: location the run was restored from.
-        carried: counts of sources that the restored snapshot holds outside of positions.
-        watermark_us: a watermark that every subtask of this run has passed by now, microseconds since the epoch; None:
-            not known. It goes into claims: what a snapshot triggered now holds has passed it too.
-        at_work: of subtasks the uids of operators that have not done yet what they were asked for; for people.
+        restored_from: location from which the run was restored.
+        carried: counts of sources that the restored snapshot stores separately from positions.
+        watermark_us: returns a watermark that every subtask of this run has passed, in microseconds since the epoch, or
+            None if unknown. Claims record it: a snapshot triggered now has passed this watermark, too.
+        at_work: returns subtask -> uids of its operators that have not finished the requested work; for display.
     """
 
     facts: RunFacts
@@ -153,12 +159,12 @@ class JobRun:
         return self._ended.carried
 
     def on_event(self, event: Event) -> None:
-        """Take an event and everything that follows from it.
+        """Process an event and all events that follow from it.
 
         Raises:
-            FencedError: a newer generation reigns.
-            UnclearAnswerError: it is open whether something was decided. Nothing of it was answered, and nothing may be
-                done any more; the next generation reads what is there.
+            FencedError: a newer generation owns the job.
+            UnclearAnswerError: it is unknown whether a decision was appended. Nothing of it was answered, and nothing
+                more may be done: the next generation reads the log.
         """
         self._queue.append(event)
         while self._queue and self.outcome is None:
@@ -166,13 +172,13 @@ class JobRun:
                 self._carry_out(action)
 
     def note_overdue_deletions(self, folders: int) -> None:
-        """So many retired checkpoints wait for their deletion; to be called now and then. Raises as `on_event` does."""
+        """Report how many retired checkpoints wait for their deletion. Call it regularly. Raises as `on_event` does."""
         if folders != self._overdue:
             self._overdue = folders
             self.on_event(ev.DeletionsOverdue(folders))
 
     def handle_command(self, wish: ev.Wish) -> None:
-        """Take what a command asks for. Raises as `on_event` does."""
+        """Process the request of a command. Raises as `on_event` does."""
         if isinstance(wish, ev.SnapshotRequest):
             self.on_event(ev.SnapshotRequested(wish))
         elif isinstance(wish, ev.TimeOutStop):
@@ -181,8 +187,10 @@ class JobRun:
             self._apply_ruling(wish)
 
     def _apply_ruling(self, ruling: ev.Verdict) -> None:
-        """Judge a verdict by the log, of which this is the only writer; the decision is durable before anything follows
-        from it (S7.8)."""
+        """Decide a verdict by the log. This run is the log's only writer.
+
+        The decision is durable before any of its effects.
+        """
         facts = self.facts
         verdicts = find_verdicts(facts.specs, facts.reign.decisions, facts.spec.number)
         closing = ends_lineage(verdicts, facts.reign.decisions, facts.topology)
@@ -206,7 +214,7 @@ class JobRun:
             self.fail(RunRejected(rejection_text(n, ruling.by, ruling.reason), then=ruling.then))
 
     def on_slot_message(self, message: SlotMessage) -> None:
-        """Take a message of a slot that concerns the protocol. Raises as `on_event` does."""
+        """Process a protocol message of a slot. Raises as `on_event` does."""
         match message:
             case Failed() if self.outcome is None:
                 self.fail(
@@ -223,12 +231,12 @@ class JobRun:
                 self.on_event(message)
 
     def fail(self, failure: RunFailed) -> None:
-        """Give the run up; the first failure is the root cause."""
+        """Abandon the run. The first failure is kept as the root cause."""
         if self.outcome is None:
             self.outcome = failure
 
     def shut_down(self, reason: str) -> list[ev.SnapshotRequest]:
-        """After the run: aborts and answers that are owed; the requests the next run takes up again."""
+        """Carry out remaining aborts and answers after the run. Return the requests that the next run repeats."""
         actions, again = self.coordinator.shut_down(reason)
         for action in actions:
             self._carry_out(action)
@@ -298,8 +306,11 @@ class JobRun:
         return ev.LocationReady(checkpoint_id, path)
 
     def _savepoint_location_problem(self, request: ev.SnapshotRequest, path: str) -> str | None:
-        """What keeps a savepoint from being written to a place that people chose. It must be known before the trigger:
-        that of a stop ends the data, so that from then on a failure costs a restart (S7.7)."""
+        """Return why a savepoint cannot be written to a user-chosen location, or None.
+
+        Checked before the trigger, because the trigger of a stop ends the data: after that a failure costs a restart
+        (S7.7).
+        """
         facts = self.facts
         chosen = request.path or facts.savepoint_directory
         if chosen is None:
@@ -344,6 +355,7 @@ class JobRun:
             "parent": metadata.parent,
             "sinks": dict(facts.sinks),
         }
+        # The file before the log entry: "complete" must never name a snapshot without metadata (S2.1).
         try:
             store, folder = open_location(facts.store, facts.spec, complete.path)
             write_metadata(store, folder, metadata)

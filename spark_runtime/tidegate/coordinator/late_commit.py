@@ -1,8 +1,10 @@
-"""Commits with no job running: from the handles in a snapshot, behind a fence, what the log permits: what is approved
-(S7.8), or of a job that commits by itself what its newest snapshot covers (S7.4).
+"""Commit without a running job, from the transaction handles in a snapshot (S7.4, S7.8).
 
-Order: verdict, data, "committed", status. Every step may be repeated, so that whoever dies in between is followed by
-another call, or by a run of the job, which does the same.
+After a fence, commit what the log permits: with a commit gate, approved checkpoints; without one, the transactions of
+the newest snapshot.
+
+Order: verdict, data, "committed", status. Every step may be repeated. If the process dies in between, the next call or
+the next run of the job repeats the steps.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ logger = logging.getLogger("tidegate.coordinator")
 
 @dataclass(frozen=True)
 class LateCommitResult:
-    """What became of it.
+    """Result of a late commit.
 
     Attributes:
         committed: newest checkpoint that is committed now; 0: none.
-        waiting: those that still wait for a verdict.
-        uncommitted: those, and what is approved and not committed.
+        waiting: checkpoints that still wait for a verdict.
+        uncommitted: `waiting`, and checkpoints that are approved and not committed.
         quarantined: checkpoints whose output is in quarantine.
     """
 
@@ -55,17 +57,19 @@ class LateCommitResult:
 
 
 def commit_late(job: DriverJob, run_id: str, ruling: Verdict | None = None) -> LateCommitResult:
-    """Give the verdict, if there is one; commit what is approved; say so. Blocks; the caller reigns.
+    """Apply the verdict, if there is one; commit what is approved; record the result. Blocks.
+
+    The caller must hold the newest generation.
 
     Args:
-        job: its reign began with a fence that only commits.
-        run_id: of the writers; its generation has no other.
+        job: its generation began with a fence that only commits.
+        run_id: run id of the writers; the generation has no other.
 
     Raises:
-        CommandRefusedError: the verdict cannot be given; nothing has changed.
-        FencedError: a newer driver reigns, which commits itself.
+        CommandRefusedError: the verdict is not possible; nothing has changed.
+        FencedError: a newer driver owns the job, and commits itself.
         SnapshotError: the snapshot cannot be read, or does not fit the pinned pipeline.
-        TidegateError: a sink could not commit, whatever it raised; call again.
+        TidegateError: a sink could not commit, for any reason; call again.
     """
     _apply_verdict(job, ruling)
     verdicts = job.verdicts
@@ -77,6 +81,7 @@ def commit_late(job: DriverJob, run_id: str, ruling: Verdict | None = None) -> L
     if found is not None:
         _publish(job, found[1], run_id)
     job.finish_quarantine_moves(found[1] if found is not None else None, run_id)
+    # Recorded after the commit: a call that dies in between repeats the commit, which is idempotent.
     newest = max((n for n in verdicts.line if n <= verdicts.approved), default=0)
     if newest > verdicts.committed:
         job.generation_log.append("committed", {"checkpoint_id": newest})
@@ -90,21 +95,21 @@ def commit_late(job: DriverJob, run_id: str, ruling: Verdict | None = None) -> L
 def newest_uncommitted(
     decisions: Sequence[Decision], specs: Sequence[Spec], verdicts: Verdicts
 ) -> CheckpointView | None:
-    """What a job without a gate would be restored from, when its sinks have not committed all of that. Pure."""
+    """Return the snapshot that a job without a gate would be restored from, if it is not fully committed. Pure."""
     point = choose_restore_point(decisions, specs, verdicts.spec)
     view = None if point is None or point.checkpoint_id is None else verdicts.views.get(point.checkpoint_id)
     return None if view is None or view.committed or view.taken_back or not view.sinks else view
 
 
 def committed_last(verdicts: Verdicts) -> int:
-    """The newest checkpoint that is committed, with a gate or without; 0: none."""
+    """Return the newest committed checkpoint, with a gate or without; 0: none."""
     if verdicts.gated:
         return verdicts.committed
     return max((n for n, view in verdicts.views.items() if view.committed), default=0)
 
 
 def _commit_newest(job: DriverJob, run_id: str) -> LateCommitResult:
-    """A completed snapshot of a job without a gate permits its commit (S7.4)."""
+    """Commit the newest snapshot of a job without a gate. The completion of a snapshot permits its commit (S7.4)."""
     pending = newest_uncommitted(job.generation_log.decisions, job.specs(), job.verdicts)
     found = job.find_restore() if pending is not None else None
     if found is not None:
@@ -123,20 +128,21 @@ def _record_status(job: DriverJob, verdicts: Verdicts) -> None:
     if status is None:
         return
     job.generation_log.append("status", status)
-    if status["status"] == JobStatus.FINISHED and job.options.retention == "delete":  # no driver comes to do it (S2.3)
+    # No driver follows that would delete them (S2.3).
+    if status["status"] == JobStatus.FINISHED and job.options.retention == "delete":
         try:
             job.delete_checkpoints()
         except (StoreError, SnapshotError) as error:
             place = context(job=job.spec.job_id, generation=job.generation_log.generation)
-            logger.warning("not all checkpoints of the finished job were deleted: %s", error, extra=place)
+            logger.warning("some checkpoints of the finished job were not deleted: %s", error, extra=place)
 
 
 def status_after_commit(told: Mapping[str, Any], verdicts: Verdicts, rejected: str = "") -> dict[str, Any] | None:
-    """The status of a job that has ended, now that less is pending; None: it stays. Pure.
+    """Return the new status of an ended job after a commit, or None if it does not change. Pure.
 
     Args:
-        told: its last status entry's data.
-        rejected: why it stops, when something was rejected for that since; else "".
+        `told`: data of the last status entry of the job.
+        rejected: why the job stops, if a later rejection stops it; else "".
     """
     left = list(verdicts.uncommitted)
     status, stop = told.get("status"), told.get("stop")
@@ -160,8 +166,11 @@ def status_after_commit(told: Mapping[str, Any], verdicts: Verdicts, rejected: s
 
 
 def last_status(decisions: Sequence[Decision], spec_number: int) -> tuple[Mapping[str, Any], str]:
-    """Data of the submission's last status entry, and why the job stops when something was rejected for that behind it,
-    by this call or one that died before it said so. Reigns that only commit append the last status of all."""
+    """Return the data of the submission's last status entry, and the reason of a later rejection that stops the job.
+
+    The rejection comes from this call, or from an earlier one that died before it recorded the status. Generations that
+    only commit append the final status themselves.
+    """
     told: Mapping[str, Any] = {}
     rejected = ""
     for decision in decisions:
@@ -176,12 +185,12 @@ def last_status(decisions: Sequence[Decision], spec_number: int) -> tuple[Mappin
 
 
 def _apply_verdict(job: DriverJob, ruling: Verdict | None) -> None:
-    """Put the verdict into the log, unless it is there."""
+    """Append the verdict to the log, unless it is already there."""
     if ruling is None:
         return
     verdicts = job.verdicts
     if ruling.approves and ruling.checkpoint_id is None and not verdicts.waiting and verdicts.uncommitted:
-        return  # approved already, by a call that got no further
+        return  # an earlier call approved it, and ended before its commit
     outcome = decide_verdict(ruling, verdicts, cannot_quarantine=cannot_quarantine(job.graph))
     if not isinstance(outcome, AppendVerdict):
         if not outcome.ok:
@@ -197,7 +206,10 @@ def _apply_verdict(job: DriverJob, ruling: Verdict | None) -> None:
 
 
 def _publish(job: DriverJob, restore: RestoreState, run_id: str) -> None:
-    """A fork has nothing to publish that is its own. Of a batch job nobody else comes who would remove the rest."""
+    """Publish the snapshot's transactions. Do nothing for a fork, which has none of its own.
+
+    For a batch job, also remove staged output of duplicate attempts, because no later run does that.
+    """
     if restore.is_fork:
         return
     publish_restored(job, restore, run_id)
@@ -206,12 +218,14 @@ def _publish(job: DriverJob, restore: RestoreState, run_id: str) -> None:
 
 
 def remove_duplicate_attempts(job: DriverJob, restore: RestoreState, run_id: str) -> None:
-    """Remove what tasks of a batch job have staged that does not count: of those that Spark ran again, or twice
-    (speculation). Behind `settle`; blocks; idempotent.
+    """Remove staged output of duplicate task attempts of a batch job: tasks that Spark repeated or ran twice
+    (speculation).
+
+    Call it after `settle`. Blocks; idempotent.
 
     Args:
-        restore: its checkpoint.
-        run_id: of a writer behind all tasks.
+        restore: the job's checkpoint.
+        run_id: id of a writer that sorts after all tasks.
     """
     checkpoint_id, verdicts = restore.metadata.checkpoint_id, job.verdicts
     waits = verdicts.gated and checkpoint_id > verdicts.approved
@@ -225,8 +239,11 @@ def remove_duplicate_attempts(job: DriverJob, restore: RestoreState, run_id: str
 def recover_sink(
     job: DriverJob, uid: str, sink: Sink, run_id: str, checkpoint_id: int, kept: Sequence[Committable]
 ) -> None:
-    """Remove what writers before `run_id` left staged, but for `kept`; one writer stands for all subtasks there ever
-    were. Args: checkpoint_id: see `SinkWriter.recover`."""
+    """Remove output that writers before `run_id` left staged, except `kept`. One writer acts for all subtasks.
+
+    Args:
+        checkpoint_id: see `SinkWriter.recover`.
+    """
     generation, schema = job.generation_log.generation, job.graph.by_uid(uid).schema
     ctx = SinkContext(job.spec.job_id, job.spec.lineage, uid, 0, 1, generation, run_id, schema)
     with closing(sink.create_writer(ctx)) as writer:
@@ -234,15 +251,17 @@ def recover_sink(
 
 
 def publish_restored(job: DriverJob, restore: RestoreState, run_id: str) -> None:
-    """Publish what the restored snapshot holds of all sinks and may be published, and move away what is withheld.
-    Blocks; idempotent. Raises as `commit_late` does."""
+    """Publish the permitted transactions of the restored snapshot for all sinks, and move withheld ones to quarantine.
+
+    Blocks; idempotent. Raises as `commit_late` does.
+    """
     for node in job.graph.nodes:
         if node.sink is not None and node.sink.two_phase:
             _publish_restored_sink(job, node, node.sink, restore, run_id)
 
 
 def _publish_restored_sink(job: DriverJob, node: Node, sink: Sink, restore: RestoreState, run_id: str) -> None:
-    """Publish what one sink may, and move away what is withheld. One writer stands for all subtasks there ever were."""
+    """Publish the permitted transactions of one sink, and move withheld ones. One writer acts for all subtasks."""
     held = list(held_transactions(job, node.uid, restore))
     if not held:
         return
@@ -276,18 +295,18 @@ def _writer_of(sink: Sink, ctx: SinkContext) -> Iterator[SinkWriter]:
 
 @contextmanager
 def _as_store_error(job_id: str, uid: str) -> Iterator[None]:
-    """What a disk or a client library raises is no bug of ours: it becomes an error with its place and remedy."""
+    """Convert errors of disks and client libraries to TidegateError, with place and remedy."""
     try:
         yield
     except TidegateError:
         raise
     except Exception as error:
         raise TidegateError(
-            "a sink could not commit what is approved, or move away what was rejected",
+            "a sink could not commit approved output, or could not move rejected output",
             where=f"job {job_id}, sink {uid!r}",
             cause=f"{type(error).__name__}: {error}",
-            remedy="Mend that, and call `tidegate commit-pending` again: what is done is not done twice, and verdicts "
-            "stay as they were given",
+            remedy="Fix the cause, then run `tidegate commit-pending` again. Verdicts stay recorded, and finished "
+            "steps are not repeated",
         ) from error
 
 
@@ -296,7 +315,7 @@ def _is_withheld(checkpoint_id: int, withheld: Sequence[WithheldRange]) -> bool:
 
 
 def held_transactions(job: DriverJob, uid: str, restore: RestoreState) -> Iterator[tuple[int, Committable]]:
-    """(barrier, handle) of all transactions that the snapshot holds of a sink, oldest barrier first."""
+    """Yield (barrier, handle) of all transactions of a sink in the snapshot, oldest barrier first."""
     operator = restore.metadata.operator(uid)
     if operator is None:
         return

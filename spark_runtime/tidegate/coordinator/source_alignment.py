@@ -1,4 +1,4 @@
-"""How far the sources of an alignment group have come, over all slots (S4.4). Pure."""
+"""The progress of the sources of an alignment group, over all slots (S4.4). Pure."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tidegate.channel.control.protocol import (
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 
 NOBODY = GroupWatermark(MAX_WATERMARK, None, MAX_WATERMARK)
-"""Of a group in which no source holds the others back."""
+"""Value for a group in which no source holds the others back."""
 
 
 @dataclass
 class SourceAlignment:
-    """Takes the watermarks of sources from slots; returns how far each group is when that has changed.
+    """Collects watermarks of sources from slots, and returns the progress of groups when it changes.
 
-    Left out of it: a source that is idle, that has ended, or that has brought nothing yet. One that is silent and not
-    idle keeps the others waiting.
+    Sources that are idle, have ended, or have emitted nothing yet are ignored. A source that is silent but not idle
+    makes the others wait.
     """
 
     _marks: dict[Subtask, SourceWatermark] = field(default_factory=dict)
     _lows: dict[str, GroupWatermark] = field(default_factory=dict)
 
     def advance(self, message: SourceWatermarks) -> AlignSources | None:
-        """Take a slot's watermarks. Returns the message for all slots; None: no group's watermark has changed."""
+        """Record a slot's watermarks. Return the message for all slots, or None if no group's watermark has changed."""
         for mark in message.sources:
             self._marks[mark.subtask] = mark
         groups = sorted({mark.group for mark in message.sources})

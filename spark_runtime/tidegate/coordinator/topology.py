@@ -1,4 +1,4 @@
-"""The part of an ExecutionPlan that the coordinator decides by: chains, who feeds whom, who commits."""
+"""The part of an ExecutionPlan that the coordinator needs: chains, their inputs, and which of them commit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class ChainShape:
     """One chain as the coordinator sees it.
 
     Attributes:
-        chain_id: position, topological.
+        chain_id: position in topological order.
         operators: uids, in order.
         upstream: (chain id, all_to_all) of every input.
         is_source: it has no inputs.
-        commits: it holds a two-phase-commit sink.
+        commits: it contains a two-phase-commit sink.
     """
 
     chain_id: int
@@ -28,11 +28,12 @@ class ChainShape:
 
 @dataclass(frozen=True)
 class EmitsAtEnd:
-    """An operator that gives results because its input has ended, which are early when a drain ended it (S7.5).
+    """An operator that emits results at the end of its input. If a drain caused that end, they are early (S7.5).
 
     Attributes:
-        uid: of the operator.
-        chain_id: whose end it takes for the end of its input: its own chain, or that in front of a join's build side.
+        uid: uid of the operator.
+        chain_id: the chain whose end counts as the end of the input: the operator's own chain, or the chain upstream of
+            a join's build side.
     """
 
     uid: str
@@ -44,7 +45,7 @@ class Topology:
     """Chains in topological order, each with `parallelism` subtasks.
 
     Attributes:
-        fire_at_end: operators whose results a drain makes early.
+        fire_at_end: operators whose results are early after a drain.
     """
 
     parallelism: int
@@ -52,10 +53,10 @@ class Topology:
     fire_at_end: tuple[EmitsAtEnd, ...] = ()
 
     def subtasks(self) -> tuple[Subtask, ...]:
-        """All subtasks, chain by chain."""
+        """Return all subtasks, chain by chain."""
         return tuple((c.chain_id, i) for c in self.chains for i in range(self.parallelism))
 
     @property
     def commits(self) -> bool:
-        """Some sink commits in two phases."""
+        """True if a sink commits in two phases."""
         return any(c.commits for c in self.chains)

@@ -1,8 +1,8 @@
-"""Where the blobs of a state lie: in files that hold several of them, and that several checkpoints may use (S5.2).
+"""Storage of the blobs of a state: in files that hold several blobs, and that several checkpoints may use (S5.2).
 
-A blob is written once. Small ones lie together in one file, so that many subtasks do not make very many objects; a
-snapshot names for each file the blobs that it uses, and where in the file each begins. A checkpoint's files lie in the
-job's `shared` folder, a savepoint's in its own.
+A blob is written once. Small blobs share a file, so that many subtasks do not create too many objects. For each file, a
+snapshot records the blobs that it uses, and where in the file each begins. Files of checkpoints are in the job's
+`shared` folder, files of a savepoint in its own folder.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from tidegate.errors import SnapshotError
 from tidegate.snapshot.parts import Blob
 
 PACK_BYTES = 16 * 2**20
-"""Target size of a file of blobs, bytes: no further blob joins a file that has so many. Large enough that objects are
-few, small enough that a writer thread can hold one in memory."""
+"""Target size of a file of blobs, bytes. A file that has reached it receives no more blobs. Large enough that there are
+few objects, small enough that a writer thread can hold one in memory."""
 ASSUMED_BLOB_BYTES = 1 * 2**20
-"""Of a blob that does not tell its size, bytes."""
+"""Size of a blob that does not report its size, bytes."""
 SMALL_FILE_BYTES = PACK_BYTES // 4
-"""Files of which a snapshot uses less than so many bytes are small ones."""
+"""A file counts as small if a snapshot uses fewer bytes of it than this."""
 MAX_SMALL_FILES = 16
-"""Small files of one operator subtask that a snapshot uses; beyond it their blobs are written anew, together."""
+"""Most small files of one operator subtask that a snapshot uses. Beyond it, their blobs are written again, together."""
 MIN_LIVE_SHARE = 0.5
-"""Of a file's bytes, in use; below it what is in use is written anew, so that the rest can go."""
+"""Least share of a file's bytes in use.
+
+Below it, the blobs in use are written again, so that the file can be deleted.
+"""
 _CRC32 = "crc32:"
 
 Pieces: TypeAlias = Sequence[Any]
-"""Buffers of bytes that follow one another."""
+"""Buffers of bytes in order."""
 
 
 @dataclass(frozen=True)
 class StoredBlob:
-    """One blob in its file. `id`: of the blob. `checksum`: of its bytes, as `matches` knows it."""
+    """One blob in its file. `id`: the blob's id. `checksum`: checksum of its bytes, as `matches` takes it."""
 
     id: str
     offset: int
@@ -50,10 +53,11 @@ class BlobFile:
     """A file of blobs, as one state handle uses it. Exactly one of `name` and `inline` is set.
 
     Attributes:
-        name: of the file; below the snapshot's folder, or `shared`: in the folder that the job's checkpoints share.
-        inline: the file's bytes, when they are few.
-        size_bytes: of the whole file.
-        blobs: that the handle uses, by offset; the file may hold others.
+        name: name of the file, in the snapshot's folder or, if `shared`, in the folder that the job's checkpoints
+            share.
+        inline: the file's bytes, if they are few.
+        size_bytes: size of the whole file.
+        blobs: blobs that the handle uses, by offset. The file may hold others.
     """
 
     name: str | None
@@ -67,11 +71,11 @@ class BlobFile:
 
     @property
     def used_bytes(self) -> int:
-        """Of the blobs in use."""
+        """Total size of the blobs in use."""
         return sum(blob.size_bytes for blob in self.blobs)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form, within a state handle's."""
+        """Return the JSON form, as part of a state handle."""
         document: dict[str, Any] = {"size_bytes": self.size_bytes}
         if self.inline is not None:
             document["inline"] = base64.b64encode(self.inline).decode("ascii")
@@ -93,27 +97,29 @@ class BlobFile:
             name = None if document.get("name") is None else checked_name(document["name"])
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
             where = str(document)[:200]
-            raise SnapshotError("A file of blobs is not readable", where=where, cause=repr(error)) from error
+            raise SnapshotError("a file of blobs is not readable", where=where, cause=repr(error)) from error
         if (name is None) == (data is None):
-            raise SnapshotError("A file of blobs has neither name nor bytes", where=str(document)[:200])
+            raise SnapshotError("a file of blobs has neither a name nor bytes", where=str(document)[:200])
         return cls(name, data, shared, size_bytes, blobs)
 
 
 def checked_name(name: str) -> str:
-    """`name` when it is a relative path of plain segments; else SnapshotError."""
+    """Return `name` if it is a relative path of plain segments, else raise SnapshotError."""
     segments = name.split("/") if isinstance(name, str) else [""]
     if any(segment in ("", ".", "..") or "\\" in segment or ":" in segment for segment in segments):
         raise SnapshotError(
-            f"A state file must lie within its snapshot's folder, {name!r} does not",
-            cause="the metadata was changed by hand or by somebody else",
+            f"the state file {name!r} is outside the folder of its snapshot",
+            cause="the metadata was changed after the snapshot was written",
             remedy="Restore another snapshot",
         )
     return name
 
 
 def plan_blob_files(blobs: Iterable[Blob]) -> list[list[Blob]]:
-    """The blobs that go into one file each, by what they tell of their size, in order; as few files as that makes, all
-    of about one size, since the largest one is what a snapshot waits for."""
+    """Distribute blobs to files, by their reported sizes and in order.
+
+    Creates as few files as possible, all of about the same size, because a snapshot waits for the largest one.
+    """
     all_blobs = list(blobs)
     total = sum(map(_reported_bytes, all_blobs))
     target = total / max(1, -(-total // PACK_BYTES))
@@ -133,7 +139,7 @@ def _reported_bytes(blob: Blob) -> int:
 
 
 def pack_blobs(blobs: Iterable[tuple[str, Pieces]]) -> tuple[Pieces, tuple[StoredBlob, ...]]:
-    """A file of these (id, bytes in pieces), in pieces, and where each lies in it."""
+    """Return a file of these blobs (id, bytes in pieces), in pieces, and the place of each blob in it."""
     stored: list[StoredBlob] = []
     pieces: list[Any] = []
     offset = 0
@@ -146,7 +152,7 @@ def pack_blobs(blobs: Iterable[tuple[str, Pieces]]) -> tuple[Pieces, tuple[Store
 
 
 def checksum(pieces: Pieces) -> str:
-    """What tells damage to the bytes: "crc32:" and eight hexadecimal digits."""
+    """Return a checksum of the bytes: "crc32:" and eight hexadecimal digits."""
     crc32 = 0
     for piece in pieces:
         crc32 = zlib.crc32(piece, crc32)
@@ -154,16 +160,20 @@ def checksum(pieces: Pieces) -> str:
 
 
 def matches(data: bytes, expected: str) -> bool:
-    """Whether bytes are those of a checksum: one that `checksum` gave, or a SHA-256 in hexadecimal digits, as blobs had
-    it before version 3 of the metadata and streams have it."""
+    """Return whether bytes have a checksum: a result of `checksum`, or a SHA-256 in hexadecimal digits.
+
+    Streams use SHA-256. Blobs used it before version 3 of the metadata.
+    """
     if expected.startswith(_CRC32):
         return checksum((data,)) == expected
     return hashlib.sha256(data).hexdigest() == expected
 
 
 def reused_files(files: Sequence[BlobFile], wanted: Collection[str]) -> tuple[BlobFile, ...]:
-    """Of the files that a completed checkpoint has, those that the next one uses again, with the `wanted` blobs alone.
-    Left out, for their blobs to be written anew: files mostly out of use, and small ones when they are many."""
+    """Return the files of a completed checkpoint that the next one uses again, with only the `wanted` blobs.
+
+    Left out are files that are mostly unused, and small files if there are many. Their blobs are written again.
+    """
     kept: list[BlobFile] = []
     for file in files:
         used = replace(file, blobs=tuple(blob for blob in file.blobs if blob.id in wanted))

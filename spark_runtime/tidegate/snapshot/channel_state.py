@@ -1,9 +1,9 @@
 """In-flight data of a subtask's input channels as state, and its replay (S3.7). Pure.
 
-One part of kind "channel" for each subtask that had any, under the uid of its chain's head; one row for each element,
-in the order of its channel. Rows name subtask and parallelism they were captured at, so that the parts of several
-subtasks can be put together and a rescale can tell them apart. A batch carries its schema: one that no longer fits is
-refused, never misread.
+Each subtask with in-flight data has one part of kind "channel", under the uid of its chain's head. The part has one row
+for each element, in the order of its channel. Rows contain the subtask and the parallelism of the capture, so that
+parts of several subtasks can be combined, and a rescale can distinguish them. A batch contains its schema: if the
+schema no longer fits, the batch is refused and never misread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.errors import SnapshotError
 from tidegate.snapshot.parts import StatePart
 
 PART_NAME = "__in_flight"
-"""State name; operators' own names do not begin with underscores."""
+"""State name. Names of operators' own states do not begin with underscores."""
 SCHEMA = pa.schema(
     [
         ("parallelism", pa.int32()),
@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
 """Exactly one of `watermark_us` and `batch`, an Arrow IPC stream with one batch, is set."""
 
 Cut = Callable[[pa.RecordBatch], Sequence[pa.RecordBatch | None]]
-"""Cuts a batch into one (or None) for each subtask."""
+"""Splits a batch into one batch (or None) for each subtask."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class InFlightElement:
     """One element of an input channel.
 
     Attributes:
-        input_index: of the chain's head.
+        input_index: input of the chain's head.
         source: subtask index at the channel's other end.
         element: a batch, or a watermark in microseconds since the epoch.
     """
@@ -52,7 +52,7 @@ class InFlightElement:
 
     @property
     def size_bytes(self) -> int:
-        """Of a batch; a watermark counts nothing."""
+        """Size of a batch; 0 for a watermark."""
         return 0 if isinstance(self.element, int) else int(self.element.nbytes)
 
 
@@ -61,9 +61,9 @@ class ReplayInput:
     """One input of a chain's head in the job that restores.
 
     Attributes:
-        schema: of its records.
-        cut: how they find their subtask, for a hash input; None: any subtask may take them.
-        may_replay: False for inputs whose records have one place they must come from, or go to all subtasks.
+        schema: schema of its records.
+        cut: splits records by subtask, for a hash input; None: any subtask may process them.
+        may_replay: False for inputs whose records must come from one place, or go to all subtasks.
     """
 
     schema: pa.Schema
@@ -72,7 +72,7 @@ class ReplayInput:
 
 
 def channel_part(elements: Sequence[InFlightElement], subtask: int, parallelism: int) -> StatePart:
-    """The part that holds `elements`, each channel's in order. Encodes batches: for a snapshot writer."""
+    """Return the part that holds `elements`, each channel's in order. Encodes batches: call it on a snapshot writer."""
     count = len(elements)
     columns: dict[str, Any] = {
         "parallelism": [parallelism] * count,
@@ -89,21 +89,22 @@ def channel_part(elements: Sequence[InFlightElement], subtask: int, parallelism:
 def replay_elements(
     parts: Sequence[StatePart], inputs: Mapping[int, ReplayInput], subtask: int, parallelism: int, *, where: str
 ) -> list[InFlightElement]:
-    """What subtask `subtask` of `parallelism` must process before anything new comes from its channels.
+    """Return the elements that subtask `subtask` of `parallelism` must process before new elements of its channels.
 
-    At the parallelism of the snapshot: its own, channel by channel, watermarks among the records. At another: of hash
-    inputs the rows of its key groups; of others the batches of the old subtasks congruent to it; from old subtask and
-    old channel in their order, so that the rows of a key keep theirs, attributed to the input's first channel. The
-    watermarks are dropped then: they held for other channels, and the sources tell theirs again.
+    Without a rescale these are the subtask's own elements, channel by channel, with watermarks among the records. After
+    a rescale they are: for hash inputs, the rows of its key groups; for other inputs, the batches of old subtasks whose
+    number is congruent to its own. Per old subtask and old channel the order is kept, so that the rows of a key stay in
+    order. They count as elements of the input's first channel. Watermarks are dropped after a rescale: they were valid
+    for other channels, and the sources send new ones.
 
     Args:
-        parts: state parts, of which kind "channel" is looked at: its own, or at another parallelism those of all old
+        parts: state parts, of which kind "channel" is used: the subtask's own, or after a rescale the parts of all old
             subtasks.
-        inputs: by input index.
+        inputs: inputs by index.
         where: operator, for errors.
 
     Raises:
-        SnapshotError: the pipeline has no such input any more, or of other columns, or one that cannot be replayed.
+        SnapshotError: the pipeline no longer has the input, its columns have changed, or it cannot be replayed.
     """
     rows = [row for part in parts if part.kind == "channel" for row in part.table.to_pylist()]
     rows.sort(key=lambda row: (row["subtask"], row["sequence"]))
@@ -134,7 +135,7 @@ def _checked_input(
 ) -> ReplayInput:
     given = inputs.get(index)
     if given is None or not given.may_replay:
-        change = "is gone from the pipeline" if given is None else "is a forward or broadcast one in the pipeline"
+        change = "the pipeline no longer has" if given is None else "is a forward or broadcast input in the pipeline"
         raise _schema_mismatch(f"records in flight to its input {index}, which {change}", where)
     if isinstance(element, pa.RecordBatch) and not _same_columns(element.schema, given.schema):
         raise _schema_mismatch(
@@ -144,8 +145,10 @@ def _checked_input(
 
 
 def _same_columns(found: pa.Schema, declared: pa.Schema) -> bool:
-    """Same names and types. Nullability may differ, also in nested types: a source's batches need not have that of the
-    schema it declares, and nothing that processes them minds."""
+    """Return whether names and types are equal, ignoring nullability, also in nested types.
+
+    A source's batches may differ in nullability from the schema that it declares, and no operator depends on it.
+    """
     return found.names == declared.names and all(
         old == new or _without_nullability(old) == _without_nullability(new)
         for old, new in zip(found.types, declared.types, strict=True)
@@ -160,8 +163,8 @@ def _schema_mismatch(what: str, where: str) -> SnapshotError:
     return SnapshotError(
         f"the snapshot holds {what}",
         where=where,
-        cause="an unaligned checkpoint holds what was on its way between the operators of the old pipeline",
-        remedy="Change a pipeline over a savepoint: savepoints hold nothing in flight",
+        cause="an unaligned checkpoint holds records that were in flight between the operators of the old pipeline",
+        remedy="Take a savepoint with the old pipeline and restore it: savepoints hold no records in flight",
     )
 
 

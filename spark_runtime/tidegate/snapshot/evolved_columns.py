@@ -1,5 +1,7 @@
-"""States of a snapshot with the columns that the pipeline declares now (S5.5); the rules are in
-`jobs.restore.state_evolution`."""
+"""Convert states of a snapshot to the columns that the pipeline declares now (S5.5).
+
+The rules are in `jobs.restore.state_evolution`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Renamed = Mapping[str, str]
 
 
 def schema_columns(schema: pa.Schema) -> tuple[StateColumn, ...]:
-    """The columns as `jobs.restore.state_evolution` takes them."""
+    """Return the columns in the form that `jobs.restore.state_evolution` takes."""
     return tuple(StateColumn(field.name, str(field.type), field.nullable) for field in schema)
 
 
@@ -34,36 +36,37 @@ def evolve_part(
     fills: bool = True,
     drops: bool = False,
 ) -> StatePart:
-    """The part with the columns of `wanted`, in their order; the part itself when it has them. Pieces are changed one
-    at a time, when they are read.
+    """Return the part with the columns of `wanted`, in their order; the part itself if it already has them.
+
+    Pieces are converted one at a time, when they are read.
 
     Args:
-        uid: of the operator, for errors.
+        uid: uid of the operator, for errors.
         fills: a new nullable column is filled with null.
-        drops: a value column that is gone is dropped, and named in the log.
+        drops: a removed value column is dropped, and named in the log.
 
     Raises:
-        SnapshotError: they cannot become those; names the operator, the state and each column.
+        SnapshotError: the columns cannot be converted; names the operator, the state and each column.
     """
     how = evolution(schema_columns(part.table.schema), schema_columns(wanted), renamed, fills=fills, drops=drops)
     where = f"operator {uid!r}, state {part.name!r}"
     if how.refused:
         raise SnapshotError(
-            f"State {part.name!r} of operator {uid!r} does not fit the pipeline",
+            f"state {part.name!r} of operator {uid!r} does not fit the pipeline",
             where=where,
             cause="; ".join(how.refused),
-            remedy="Restore with the pipeline that made the snapshot, or give the operator a new uid",
+            remedy="Restore with the pipeline that took the snapshot, or give the operator a new uid",
         )
     if how.dropped:
-        logger.warning("%s: columns that are no longer declared are dropped: %s", where, ", ".join(how.dropped))
+        logger.warning("%s: dropping columns that the pipeline no longer declares: %s", where, ", ".join(how.dropped))
     if part.table.schema.names == wanted.names and part.table.schema.types == wanted.types:
         return part
     if part.format != "rows":
         raise SnapshotError(
-            f"the columns of state {part.name!r} have changed, and it is in files of {part.format}",
+            f"the columns of state {part.name!r} have changed, but the snapshot stores it as {part.format} files",
             where=where,
-            cause="; ".join(how.changes) or "its columns have another order",
-            remedy="Take a savepoint with the former pipeline and restore that: its states are rows",
+            cause="; ".join(how.changes) or "the order of its columns has changed",
+            remedy="Take a savepoint with the former pipeline and restore the savepoint: it stores states as rows",
         )
     change = partial(_evolved_table, wanted=wanted, how=how, where=where)
     blobs = tuple(Blob(blob.id, partial(_evolve_rows, blob, change)) for blob in part.blobs)
@@ -80,10 +83,10 @@ def _evolved_table(table: pa.Table, wanted: pa.Schema, how: Evolution, where: st
             columns.append(table.column(source).cast(field.type))
         except pa.ArrowInvalid as error:
             raise SnapshotError(
-                f"a value of column {field.name!r} does not become {field.type} without loss",
+                f"a value of column {field.name!r} cannot be converted to {field.type} without loss",
                 where=where,
                 cause=str(error),
-                remedy=f"Keep {table.schema.field(source).type}, or a unit that holds all values",
+                remedy=f"Keep the type {table.schema.field(source).type}, or use a unit that can hold all values",
             ) from error
     return pa.table(columns, schema=wanted)
 

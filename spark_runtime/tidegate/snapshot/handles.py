@@ -1,4 +1,4 @@
-"""State handles: where a state stream lies, and how to know that it is the one that was written (S5.4)."""
+"""State handles: the location of a state stream, and the checks that it is the stream that was written (S5.4)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tidegate.snapshot.parts import StateFormat, StateKind, StatePart
 from tidegate.snapshot.streams import decode_parts
 
 OpenLocation = Callable[[str], "tuple[Store, str]"]
-"""Snapshot location (root-relative folder or URL) -> store and folder in it."""
+"""Maps a snapshot location (folder relative to the root, or URL) to a store and a folder in it."""
 
 DEFAULT_THRESHOLD_BYTES = 20 * 1024
-"""`state_size_threshold`: smaller streams live in `_metadata` (S5.4)."""
+"""Default of `state_size_threshold`: smaller streams are stored in `_metadata` (S5.4)."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class StateHandle:
     """One state stream. Exactly one of `path` and `inline` is set.
 
     Attributes:
-        path: of the file, relative to the snapshot's folder, so that the folder can be moved; never leaves it.
+        path: path of the file relative to the snapshot's folder, so that the folder can be moved; never outside of it.
         inline: the stream itself.
-        size_bytes: of the stream.
-        sha256: of the stream, hexadecimal.
-        kinds: of the parts in it, so that a rescale loads only what it needs (S5.5); None: not told.
-        files: the blobs of its parts; each blob once.
-        formats: of a state back end's own that parts of it have; other parts are rows.
-        staged: the data that its transactions have staged, as `jobs.client.staged_data.StagedData.to_json()`, for
-            audits without reading the state (S7.8).
+        size_bytes: size of the stream.
+        sha256: checksum of the stream, hexadecimal.
+        kinds: kinds of its parts, so that a rescale loads only what it needs (S5.5); None: not recorded.
+        files: the blobs of its parts, each blob once.
+        formats: formats of its parts that belong to a state backend; all other parts are rows.
+        staged: the output that its transactions have staged, as `jobs.client.staged_data.StagedData.to_json()`, so that
+            audits need not read the state (S7.8).
     """
 
     path: str | None
@@ -56,11 +56,11 @@ class StateHandle:
 
     @property
     def full_bytes(self) -> int:
-        """Of the stream and of all blobs, whichever snapshot wrote them."""
+        """Size of the stream and of all its blobs, whichever snapshot wrote them."""
         return self.size_bytes + sum(file.used_bytes for file in self.files)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form, as in acknowledgements and `_metadata`."""
+        """Return the JSON form, as in acknowledgements and `_metadata`."""
         document: dict[str, Any] = {"size_bytes": self.size_bytes, "sha256": self.sha256}
         if self.inline is not None:
             document["inline"] = base64.b64encode(self.inline).decode("ascii")
@@ -78,7 +78,7 @@ class StateHandle:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StateHandle:
-        """Inverse of `to_json`. Raises SnapshotError for anything else, also for a path that leaves the folder."""
+        """Inverse of `to_json`. Raises SnapshotError for anything else, also for a path outside the folder."""
         try:
             path, inline = document.get("path"), document.get("inline")
             data = None if inline is None else base64.b64decode(inline, validate=True)
@@ -89,24 +89,24 @@ class StateHandle:
             formats = tuple(document.get("formats", ()))
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
             where = str(document)[:200]
-            raise SnapshotError("A state handle is not readable", where=where, cause=repr(error)) from error
+            raise SnapshotError("a state handle is not readable", where=where, cause=repr(error)) from error
         if (path is None) == (data is None):
-            raise SnapshotError("A state handle is neither a path nor inline", where=str(document)[:200])
+            raise SnapshotError("a state handle has neither a path nor inline data", where=str(document)[:200])
         return cls(
             None if path is None else checked_name(path), data, size_bytes, sha256, kinds, staged, files, formats
         )
 
 
 def relative_location(folder: str, name: str) -> str:
-    """Path of `name` in `folder` of a store; `folder` may be empty: the store's root."""
+    """Return the path of `name` in `folder` of a store. An empty `folder` is the store's root."""
     return f"{folder.rstrip('/')}/{name}" if folder else name
 
 
 class SnapshotStreams:
-    """Writes and reads the state streams of one snapshot folder; hides whether they are files or inline (S5.4).
+    """Writes and reads the state streams of one snapshot folder, as files or inline (S5.4).
 
-    Blocks on the store: for snapshot writer threads and restores, never the loop. Safe from several threads, as its
-    store is.
+    Blocks on the store: call it on snapshot writer threads and in restores, never on the loop. Safe from several
+    threads if its store is.
     """
 
     def __init__(
@@ -117,9 +117,14 @@ class SnapshotStreams:
         shared: Callable[[], tuple[Store, str]] | None = None,
         copies: LocalCopies | None = None,
     ) -> None:
-        """Args: folder: of the snapshot, relative to the store's root. threshold_bytes: smaller streams stay inline; 0:
-        none. shared: opens the folder of shared files; None: there are none. copies: also has every file that is
-        written, and is asked first for those that are read (S5.4)."""
+        """Create the streams of a folder.
+
+        Args:
+            folder: folder of the snapshot, relative to the store's root.
+            threshold_bytes: smaller streams are stored inline; 0: none.
+            shared: opens the folder of shared files; None: there is none.
+            copies: local copies. Every written file is also stored there, and reads try them first (S5.4).
+        """
         self._store = store
         self._folder = folder
         self._threshold_bytes = threshold_bytes
@@ -134,20 +139,20 @@ class SnapshotStreams:
         threshold_bytes: int = DEFAULT_THRESHOLD_BYTES,
         copies: LocalCopies | None = None,
     ) -> Self:
-        """Of the snapshot at `location`."""
+        """Return the streams of the snapshot at `location`."""
         store, folder = open_location(location)
         return cls(store, folder, threshold_bytes, partial(open_location, JobLayout.shared_of(location)), copies)
 
     def store(self, name: str, data: bytes, kinds: tuple[StateKind, ...] | None = None) -> StateHandle:
-        """Keep a stream durably, create-only.
+        """Store a stream durably, create-only.
 
         Args:
-            name: file name within the folder; must be new: let it carry generation, run and a nonce.
+            name: file name in the folder. It must be new: include generation, run and a nonce.
             data: the stream.
-            kinds: of the parts in it.
+            kinds: kinds of the parts in it.
 
         Raises:
-            AlreadyExistsError: there is a file of this name.
+            AlreadyExistsError: a file with this name exists.
             StoreError: the store cannot write.
         """
         sha256 = hashlib.sha256(data).hexdigest()
@@ -157,15 +162,15 @@ class SnapshotStreams:
         return StateHandle(name, None, len(data), sha256, kinds)
 
     def store_blobs(self, name: str, blobs: Iterable[tuple[str, Pieces]], *, shared: bool) -> BlobFile:
-        """Keep blobs durably in one file, or inline when they are few bytes.
+        """Store blobs durably in one file, or inline if they are small.
 
         Args:
             name: as in `store`.
             blobs: (id, bytes in pieces).
-            shared: where all checkpoints of the job have their files; else in the snapshot's own folder.
+            shared: use the folder that all checkpoints of the job share; else the snapshot's own folder.
 
         Raises:
-            AlreadyExistsError: there is a file of this name.
+            AlreadyExistsError: a file with this name exists.
             StoreError: the store cannot write.
         """
         pieces, stored = pack_blobs(blobs)
@@ -177,25 +182,29 @@ class SnapshotStreams:
         return BlobFile(name, None, shared, size_bytes, stored)
 
     def parts(self, handle: StateHandle, *, where: str = "") -> list[StatePart]:
-        """The parts of `handle`, checked; their blobs are loaded, and checked, when they are read.
+        """Return the parts of `handle`, checked. Blobs are loaded and checked when they are read.
 
-        Args: where: what to name in errors.
+        Args:
+            where: the place to name in errors.
 
         Raises:
-            SnapshotError: missing, damaged or of a newer version; names the file. So do the blobs.
+            SnapshotError: the stream is missing, damaged or of a newer version; names the file. Reading a blob may
+                raise it, too.
             StoreError: the store cannot read.
         """
         found = {blob.id: (file, blob) for file in handle.files for blob in file.blobs}
 
         def read(blob_id: str) -> bytes:
             if blob_id not in found:
-                raise SnapshotError(f"The state names a blob {blob_id} that the metadata does not", where=where)
+                raise SnapshotError(
+                    f"the state refers to blob {blob_id}, which the metadata does not list", where=where
+                )
             return self.load_blob(*found[blob_id])
 
         return decode_parts(self.load(handle), where=where, read_blob=read)
 
     def load_blob(self, file: BlobFile, blob: StoredBlob) -> bytes:
-        """One blob, checked for size and checksum. Raises as `load` does."""
+        """Return one blob, checked for size and checksum. Raises as `load` does."""
         if file.inline is not None:
             data, where = file.inline[blob.offset : blob.offset + blob.size_bytes], "inline blobs"
         else:
@@ -206,10 +215,10 @@ class SnapshotStreams:
         return _checked(data, blob.size_bytes, blob.checksum, f"blob {blob.id} in {file.name or '(inline)'}", where)
 
     def load(self, handle: StateHandle) -> bytes:
-        """The stream of `handle`, checked for size and checksum.
+        """Return the stream of `handle`, checked for size and checksum.
 
         Raises:
-            SnapshotError: missing or damaged; names the file.
+            SnapshotError: the stream is missing or damaged; names the file.
             StoreError: the store cannot read.
         """
         what = f"state file {handle.path or '(inline)'}"
@@ -223,7 +232,7 @@ class SnapshotStreams:
         return _checked(data, handle.size_bytes, handle.sha256, what, where)
 
     def local_size(self, name: str, *, shared: bool = False) -> int | None:
-        """Bytes of a file on this machine's file system; None: it is not there, or the store has none."""
+        """Return the size of a file on this machine's file system, or None if it is missing or the store is remote."""
         store, folder = self._folder_of(shared)
         path = store.local_path(relative_location(folder, checked_name(name)))
         return Path(path).stat().st_size if path is not None and Path(path).is_file() else None
@@ -234,7 +243,7 @@ class SnapshotStreams:
             self._copies.put(name, pieces)
 
     def _copy(self, name: str, offset: int, size_bytes: int, checksum: str) -> bytes | None:
-        """From the local copy, when it is whole."""
+        """Return bytes of the local copy if they match the checksum, else None."""
         data = None if self._copies is None else self._copies.read(checked_name(name), offset, size_bytes)
         return data if data is not None and matches(data, checksum) else None
 
@@ -243,22 +252,22 @@ class SnapshotStreams:
             return self._store, self._folder
         if self._shared is None:
             raise SnapshotError(
-                "The snapshot has files in a shared folder, and there is none",
+                "the snapshot has files in a shared folder, but there is no such folder",
                 where=self._folder,
-                cause="a checkpoint's folder was copied without the job's",
-                remedy="Restore a savepoint: it can be copied",
+                cause="a checkpoint's folder was copied without the job's shared folder",
+                remedy="Restore a savepoint instead: savepoints can be copied",
             )
         return self._shared()
 
     def _read(self, name: str, *, shared: bool = False, part: StoredBlob | None = None) -> tuple[str, bytes]:
-        """Path and bytes of a file, or of one blob in it."""
+        """Return path and bytes of a file, or of one blob in it."""
         store, folder = self._folder_of(shared)
         path = relative_location(folder, checked_name(name))
         try:
             return path, store.read(path) if part is None else store.read_range(path, part.offset, part.size_bytes)
         except NotFoundError as error:
             raise SnapshotError(
-                f"The state file {name} is missing",
+                f"the state file {name} is missing",
                 where=path,
                 cause="it was deleted, or the snapshot's folder was copied only in part",
                 remedy="Restore another snapshot",
@@ -267,13 +276,13 @@ class SnapshotStreams:
 
 def _checked(data: bytes, size_bytes: int, checksum: str, name: str, where: str) -> bytes:
     if len(data) != size_bytes:
-        what = f"has {len(data)} bytes, not the {size_bytes} that were written"
+        what = f"has {len(data)} bytes instead of {size_bytes}"
     elif not matches(data, checksum):
         what = "does not match its checksum"
     else:
         return data
     raise SnapshotError(
-        f"The {name} is damaged: it {what}",
+        f"the {name} is damaged: it {what}",
         where=where,
         cause="it was changed after it was written",
         remedy="Restore another snapshot",

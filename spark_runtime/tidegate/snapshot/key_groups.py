@@ -1,10 +1,10 @@
-"""Which subtask owns which key groups (S5.1): the one definition that routing and restore share."""
+"""The assignment of key groups to subtasks (S5.1). Routing and restore both use this definition."""
 
 from __future__ import annotations
 
 
 def key_group_range(index: int, parallelism: int, max_parallelism: int) -> range:
-    """Key groups of subtask `index`: contiguous, every group in exactly one range, and none empty.
+    """Return the key groups of subtask `index`: contiguous, each group in exactly one range, no range empty.
 
     Group g belongs to subtask `g * parallelism // max_parallelism`.
     """

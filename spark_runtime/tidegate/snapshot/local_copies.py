@@ -1,8 +1,8 @@
 """Copies of state files on the slot's own disk, for a faster restart (S5.4, `local_recovery`).
 
-Names of state files are never used twice, since they carry generation, run and a nonce: a copy of the same name is of
-the same file, and its checksum says whether it is whole. So a copy may be missing, cut or out of date at any time, and
-is then passed over. It never makes a snapshot fail, and is never the only place of anything.
+Names of state files are never reused, because they contain generation, run and a nonce. A copy with the same name is a
+copy of the same file, and its checksum shows whether it is complete. So a copy may be missing, truncated or outdated at
+any time, and is ignored then. Copies never make a snapshot fail, and are never the only place of any data.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from typing import Any
 from tidegate.jobs.layout import stable_id
 
 FOLDER = "tidegate-local"
-"""In the machine's folder of temporary files: it outlives the process of a slot, which one of the next run follows."""
+"""Folder below the machine's folder of temporary files. It outlives the slot's process, for the slots of the next run.
+"""
 
 
 class LocalCopies:
-    """Copies of what one slot's checkpoints use; reads those of all slots of the job on this machine. Safe from several
-    threads. Raises nothing."""
+    """Copies of the files that one slot's checkpoints use.
+
+    Reads copies of all slots of the job on this machine. Safe from several threads. Never raises.
+    """
 
     def __init__(self, folder: str, slot: int) -> None:
-        """Args: folder: of the job on this machine; made when it is not there. slot: number of the slot."""
+        """Args: folder: folder of the job on this machine; created if it is missing. slot: number of the slot."""
         self._folder = folder
         self._own = os.path.join(folder, str(slot))
         self._lock = threading.Lock()
@@ -36,15 +39,16 @@ class LocalCopies:
 
     @classmethod
     def of_job(cls, root_url: str, job_id: str, slot: int) -> LocalCopies:
-        """Those of a job on this machine."""
+        """Return the copies of a job on this machine."""
         return cls(os.path.join(tempfile.gettempdir(), FOLDER, stable_id(root_url, job_id)), slot)
 
     def put(self, name: str, pieces: Sequence[Any]) -> None:
-        """Keep a copy of these buffers, one after the other; not at all when the disk does not take it."""
+        """Store a copy of these buffers, in order. Does nothing if the disk does not accept it."""
         if not self._usable:
             return
         temporary = os.path.join(self._own, f".{secrets.token_hex(8)}")
         try:
+            # No fsync: after a crash of the machine, the checksum detects a truncated copy.
             with open(temporary, "wb") as file:
                 file.writelines(pieces)
             os.replace(temporary, os.path.join(self._own, name))
@@ -53,7 +57,7 @@ class LocalCopies:
                 os.unlink(temporary)
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes | None:
-        """These bytes of the copy, to be checked; None: there is none."""
+        """Return these bytes of the copy, unchecked; None: there is no copy."""
         with suppress(OSError):
             for slot in os.listdir(self._folder):
                 with suppress(OSError), open(os.path.join(self._folder, slot, name), "rb") as file:
@@ -62,12 +66,12 @@ class LocalCopies:
         return None
 
     def on_written(self, checkpoint_id: int, names: Collection[str]) -> None:
-        """Checkpoint `checkpoint_id` uses these files, of one subtask."""
+        """Record that checkpoint `checkpoint_id` uses these files of one subtask."""
         with self._lock:
             self._written.setdefault(checkpoint_id, set()).update(names)
 
     def completed(self, checkpoint_id: int) -> None:
-        """It has completed: copies that neither it nor a newer one uses go."""
+        """Record the completion of a checkpoint. Delete copies that neither it nor a newer checkpoint uses."""
         with self._lock:
             self._written = {n: names for n, names in self._written.items() if n >= checkpoint_id}
             kept = {name for names in self._written.values() for name in names}
@@ -77,14 +81,14 @@ class LocalCopies:
                     os.unlink(os.path.join(self._own, name))
 
     def clear(self) -> None:
-        """The slot needs none any more."""
+        """Delete all copies, because the slot does not need them any more."""
         shutil.rmtree(self._own, ignore_errors=True)
         with suppress(OSError):
             os.rmdir(self._folder)
 
 
 def _made_private(folder: str) -> bool:
-    """Whether the folder is there, and nobody else's: others may write to where it lies."""
+    """Create the folder and return whether only this user owns it. Other users can write to its parent folder."""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         parents = (folder, os.path.dirname(folder))

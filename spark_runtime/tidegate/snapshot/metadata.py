@@ -1,9 +1,9 @@
-"""`_metadata`: the one file that makes a folder a snapshot (S2.1). Written last, create-only; read first.
+"""`_metadata`: the file that makes a folder a snapshot (S2.1). Written last, create-only; read first.
 
-A document of one JSON object: `{"record": "snapshot", "v": 3, "sha256": <of the body's canonical JSON>, "body":
-{...}}`. Paths in it are relative to its folder, so a savepoint can be moved or copied as a whole. Since version 2 state
-handles may have files of blobs; those of a checkpoint lie in the folder `shared` beside the job's `checkpoints`. Since
-version 3 the checksum of a blob may be a CRC-32 (`blobs.matches`), and a handle tells `formats` other than rows.
+It is one JSON object: `{"record": "snapshot", "v": 3, "sha256": <of the body's canonical JSON>, "body": {...}}`. Paths
+in it are relative to its folder, so that a savepoint can be moved or copied as a whole. Since version 2, state handles
+may have files of blobs; for checkpoints they are in the folder `shared` next to the job's `checkpoints`. Since version
+3, the checksum of a blob may be a CRC-32 (`blobs.matches`), and a handle records `formats` other than rows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _STATUSES = ("running", "partially_finished", "finished")
 
 @dataclass(frozen=True)
 class SubtaskState:
-    """One operator subtask's part.
+    """The part of one operator subtask.
 
     Attributes:
-        index: of the subtask.
-        finished: it had ended, or had processed all its data, when it snapshotted (S6.2).
+        index: index of the subtask.
+        finished: it had ended, or had processed all its data, when it took its snapshot (S6.2).
         handle: its state stream; None: no state.
     """
 
@@ -42,12 +42,12 @@ class SubtaskState:
 
 @dataclass(frozen=True)
 class OperatorState:
-    """One operator's part.
+    """The part of one operator.
 
     Attributes:
-        uid: of the operator.
+        uid: uid of the operator.
         status: `running`, `partially_finished` or `finished` (S6.2).
-        subtasks: by index, ascending.
+        subtasks: subtasks by index, ascending.
     """
 
     uid: str
@@ -60,29 +60,29 @@ class OperatorState:
 
 @dataclass(frozen=True)
 class SnapshotMetadata:
-    """Everything a restore needs to know of a snapshot.
+    """All facts about a snapshot that a restore needs.
 
     Attributes:
-        checkpoint_id: claimed id.
+        checkpoint_id: its claimed id.
         kind: checkpoint, savepoint, stop-savepoint or final.
         job_id: the job that wrote it.
         lineage: its lineage (S7.4).
-        generation: the driver's reign that completed it.
-        run_id: the attempt within it.
-        parent: folder of the previous snapshot of the lineage: what this run completed before, else what it was
-            restored from; None: there is none.
+        generation: the generation that completed it.
+        run_id: the run within the generation.
+        parent: folder of the previous snapshot of the lineage: the previous one of this run, else the snapshot from
+            which the run was restored; None: there is none.
         parallelism: subtasks per operator.
         max_parallelism: number of key groups; fixed for the life of a job (S5.1).
         created_at: ISO 8601 with zone.
         graph: document of the JobGraph that wrote it.
-        operators: one per operator of the graph, stateless ones included, in the graph's order.
-        splits: per source uid all splits as JSON, whichever subtask reads them (S4.3).
+        operators: one entry per operator of the graph, with stateless ones, in the graph's order.
+        splits: source uid -> all splits as JSON, whichever subtask reads them (S4.3).
         stop_mode: `suspend` or `drain` for a stop-savepoint.
-        drained_operators: uids of operators that a drain made fire early: windows over event time, over processing
-            time, processes with timers, and joins whose build side had not been read to its end (S7.5).
-        version: of this document.
-        counters: per source uid what it has counted, such as bad records, and no position in this snapshot holds: of
-            subtasks that had ended, and of sources that had ended as a whole; since version 4.
+        drained_operators: uids of operators that a drain fired early: windows over event time or processing time,
+            processes with timers, and joins whose build side had not been read to its end (S7.5).
+        version: version of this document.
+        counters: source uid -> counts, such as bad records, that no position in this snapshot holds: counts of subtasks
+            that had ended, and of sources that had ended as a whole. Since version 4.
     """
 
     checkpoint_id: int
@@ -104,16 +104,16 @@ class SnapshotMetadata:
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def operator(self, uid: str) -> OperatorState | None:
-        """State of operator `uid`; None when the snapshot does not know it."""
+        """Return the state of operator `uid`, or None if the snapshot does not contain it."""
         return next((operator for operator in self.operators if operator.uid == uid), None)
 
     def handles(self) -> tuple[StateHandle, ...]:
-        """Every state handle, operator by operator."""
+        """Return every state handle, operator by operator."""
         return tuple(s.handle for operator in self.operators for s in operator.subtasks if s.handle is not None)
 
     @property
     def drained_kinds(self) -> tuple[str, ...]:
-        """`drained_operators` with what each of them is, such as "daily (window)"."""
+        """`drained_operators`, each with its kind, such as "daily (window)"."""
         kinds = {operator["uid"]: operator["kind"] for operator in self.graph.get("operators", ())}
         return tuple(f"{uid} ({kinds.get(uid, 'unknown')})" for uid in self.drained_operators)
 
@@ -123,13 +123,13 @@ class SnapshotMetadata:
         return sum(handle.full_bytes for handle in self.handles())
 
     def shared_files(self) -> frozenset[str]:
-        """Names of the files it uses in the job's shared folder."""
+        """Return the names of the files that it uses in the job's shared folder."""
         files = (file for handle in self.handles() for file in handle.files)
         return frozenset(file.name for file in files if file.shared and file.name is not None)
 
 
 def encode_metadata(metadata: SnapshotMetadata) -> bytes:
-    """The document, ending in a newline. Deterministic."""
+    """Return the document, ending in a newline. Deterministic."""
     body = {
         "checkpoint_id": metadata.checkpoint_id,
         "kind": metadata.kind,
@@ -162,7 +162,7 @@ def decode_metadata(data: bytes, *, where: str = "") -> SnapshotMetadata:
         where: path to name in errors.
 
     Raises:
-        SnapshotError: not a snapshot's metadata, damaged, or of a newer version.
+        SnapshotError: the data is not a snapshot's metadata, is damaged, or has a newer version.
     """
     try:
         document = json.loads(data)
@@ -173,7 +173,7 @@ def decode_metadata(data: bytes, *, where: str = "") -> SnapshotMetadata:
         raise _damaged("is not a snapshot's metadata", where)
     if version > METADATA_VERSION:
         raise SnapshotError(
-            f"The snapshot's metadata has version {version}, this tidegate reads up to {METADATA_VERSION}",
+            f"the snapshot's metadata has version {version}, but this tidegate reads only up to {METADATA_VERSION}",
             where=where,
             cause="a newer tidegate wrote it",
             remedy="Upgrade tidegate, or restore an older snapshot",
@@ -184,24 +184,24 @@ def decode_metadata(data: bytes, *, where: str = "") -> SnapshotMetadata:
     try:
         return _from_body(body, version)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
-        raise _damaged(f"lacks something ({error!r})", where) from error
+        raise _damaged(f"is incomplete ({error!r})", where) from error
 
 
 def write_metadata(store: Store, folder: str, metadata: SnapshotMetadata) -> None:
     """Write `_metadata` into `folder`, create-only, after every state file.
 
     Raises:
-        AlreadyExistsError: the folder is a snapshot already.
+        AlreadyExistsError: the folder already contains a snapshot.
         StoreError: the store cannot write.
     """
     store.create(relative_location(folder, METADATA_NAME), encode_metadata(metadata))
 
 
 def read_metadata(store: Store, folder: str) -> SnapshotMetadata:
-    """The metadata of the snapshot in `folder`.
+    """Return the metadata of the snapshot in `folder`.
 
     Raises:
-        SnapshotError: no `_metadata` there, or it is damaged or of a newer version.
+        SnapshotError: there is no `_metadata`, or it is damaged or of a newer version.
         StoreError: the store cannot read.
     """
     path = relative_location(folder, METADATA_NAME)
@@ -218,10 +218,10 @@ def read_metadata(store: Store, folder: str) -> SnapshotMetadata:
 
 
 def verify(open_location: OpenLocation, location: str) -> SnapshotMetadata:
-    """Check that the snapshot at `location` is whole: metadata readable, every state file there with its size.
+    """Check that the snapshot at `location` is complete: its metadata is readable, and every state file has its size.
 
-    On a local store sizes alone are compared; elsewhere each file is read and its checksum compared too. A restore
-    checks every checksum anyway.
+    On a local store only sizes are compared. On other stores each file is also read, and its checksum compared. A
+    restore always checks every checksum.
 
     Raises:
         SnapshotError: names the first file that is missing or damaged.
@@ -282,8 +282,8 @@ def _from_body(body: Mapping[str, Any], version: int) -> SnapshotMetadata:
 
 def _damaged(what: str, where: str) -> SnapshotError:
     return SnapshotError(
-        f"The snapshot's metadata {what}",
+        f"the snapshot's metadata {what}",
         where=where,
-        cause="the file was changed or cut after it was written",
+        cause="the file was changed or truncated after it was written",
         remedy="Restore another snapshot",
     )

@@ -1,4 +1,4 @@
-"""Reading a snapshot without a job: from the path of its folder to its states, as Arrow (S5.3). Runs no code of it."""
+"""Read a snapshot without a job: from the path of its folder to its states, as Arrow (S5.3). Runs no job code."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class StateSummary:
     """One state of an operator, over all its subtasks.
 
     Attributes:
-        name: of the state, unique within the operator.
-        kind: how a restore shares it out (S5.1).
-        columns: (name, Arrow type as text), in order; empty: of a format whose files do not tell.
-        rows: how many; of a broadcast state those of one subtask, as all hold the same; None: not told.
-        size_bytes: in memory, of all subtasks; None: not told.
-        subtasks: how many hold it.
-        format: of its pieces.
+        name: name of the state, unique within the operator.
+        kind: how a restore distributes it (S5.1).
+        columns: (name, Arrow type as text), in order; empty: the format's files do not contain them.
+        rows: number of rows. For broadcast state the rows of one subtask, because all have the same. None: unknown.
+        size_bytes: size in memory, of all subtasks; None: unknown.
+        subtasks: number of subtasks that hold it.
+        format: format of its pieces.
     """
 
     name: str
@@ -44,17 +44,20 @@ class StateSummary:
 
 
 class BackendFiles(Protocol):
-    """What looks into parts of a back end's own format."""
+    """Reads parts in a backend's own format."""
 
     def schemas(self, part: StatePart) -> Mapping[str, pa.Schema]:
-        """The states in a part: name -> columns of its rows."""
+        """Return the states in a part: name -> columns of its rows."""
 
     def tables(self, part: StatePart, state: str, max_parallelism: int) -> Iterator[pa.Table]:
-        """The rows of one of them, a piece at a time. Raises PipelineError when what it needs is not installed."""
+        """Yield the rows of one state, a piece at a time.
+
+        Raises PipelineError if a required package is not installed.
+        """
 
 
 class SnapshotReader:
-    """One snapshot. Every method but the constructor's checks reads from the store, anew at each call."""
+    """One snapshot. Apart from the constructor's checks, every method reads from the store at each call."""
 
     def __init__(
         self,
@@ -64,8 +67,12 @@ class SnapshotReader:
         root: Store | None = None,
         native: Mapping[str, BackendFiles] | None = None,
     ) -> None:
-        """Args: path: of the folder, or a URL; a relative one is below `root`, without one below the working directory.
-        native: by format; parts of another one are told, but not read.
+        """Open a snapshot.
+
+        Args:
+            path: path of the folder, or a URL. A relative path is below `root`, or without `root` below the working
+                directory.
+            native: readers by format. Parts in other formats are listed, but cannot be read.
 
         Raises:
             SnapshotError: there is no complete snapshot, or it is damaged or of a newer version.
@@ -80,7 +87,7 @@ class SnapshotReader:
         self._streams = SnapshotStreams.at(self.path, open_location)
 
     def operator(self, uid: str) -> OperatorState:
-        """Operator `uid`; OptionError naming the nearest when there is none."""
+        """Return operator `uid`. Raises OptionError, which names the most similar uid, if there is none."""
         found = self.metadata.operator(uid)
         if found is None:
             known = [operator.uid for operator in self.metadata.operators if _handles(operator)]
@@ -88,7 +95,7 @@ class SnapshotReader:
         return found
 
     def states(self, uid: str) -> tuple[StateSummary, ...]:
-        """The states of operator `uid`, in the order it wrote them."""
+        """Return the states of operator `uid`, in the order in which it wrote them."""
         by_name: dict[str, list[StateSummary]] = {}
         for handle in _handles(self.operator(uid)).values():
             for part in self._parts(uid, handle):
@@ -97,13 +104,16 @@ class SnapshotReader:
         return tuple(_together(shapes) for shapes in by_name.values())
 
     def native_formats(self, uid: str) -> tuple[str, ...]:
-        """Formats of an operator's parts other than rows, which only their back end restores."""
+        """Return formats of an operator's parts other than rows. Only their backend can restore them."""
         parts = [part for handle in _handles(self.operator(uid)).values() for part in self._parts(uid, handle)]
         return tuple(sorted({part.format for part in parts} - {"rows"}))
 
     def subtasks(self, uid: str, state: str) -> tuple[int, ...]:
-        """The subtasks whose rows make up the state: of broadcast state one, since all hold the same; running ones
-        before finished ones (S6.3). OptionError naming the nearest when there is no such state."""
+        """Return the subtasks whose rows make up the state.
+
+        For broadcast state this is one subtask, because all hold the same rows. A running one is preferred to a
+        finished one (S6.3). Raises OptionError, which names the most similar state, if there is no such state.
+        """
         operator = self.operator(uid)
         holders: list[int] = []
         names: dict[str, None] = {}
@@ -120,15 +130,16 @@ class SnapshotReader:
         return tuple(holders)
 
     def tables(self, uid: str, state: str, subtasks: Sequence[int] | None = None) -> Iterator[pa.Table]:
-        """The rows of a state, a piece of one subtask at a time, so that only one need fit into memory; at least one
-        table, perhaps empty.
+        """Yield the rows of a state, a piece of one subtask at a time, so that only one piece must fit into memory.
+
+        Yields at least one table, which may be empty.
 
         Args:
-            subtasks: whose; None: those that `subtasks` gives.
+            subtasks: the subtasks to read; None: the result of the method `subtasks`.
 
         Raises:
-            OptionError: there is no such operator or state; names the nearest.
-            SnapshotError: a file is missing or damaged, or of a back end whose files cannot be read here.
+            OptionError: there is no such operator or state; names the most similar one.
+            SnapshotError: a file is missing or damaged, or belongs to a backend whose files cannot be read here.
         """
         chosen = self.subtasks(uid, state) if subtasks is None else subtasks
         handles = _handles(self.operator(uid))
@@ -145,7 +156,7 @@ class SnapshotReader:
         return [part.name] if native is None else list(native.schemas(part))
 
     def _shapes(self, part: StatePart) -> Iterator[StateSummary]:
-        """The states in a part of one subtask."""
+        """Yield summaries of the states in a part of one subtask."""
         native = self._native.get(part.format)
         if native is not None:
             for name, schema in native.schemas(part).items():
@@ -165,22 +176,22 @@ class SnapshotReader:
         native = self._native.get(part.format)
         if native is None:
             raise SnapshotError(
-                f"state {part.name!r} is in files of {part.format}",
+                f"state {part.name!r} is stored in {part.format} files, which cannot be read here",
                 where=where,
-                cause="a checkpoint holds them as the back end has them",
-                remedy="Read a savepoint: its states are rows whatever the back end",
+                cause="a checkpoint stores state in the format of its backend",
+                remedy="Read a savepoint instead: it stores states as rows with every backend",
             )
         yield from native.tables(part, state, self.metadata.max_parallelism)
 
 
 def _handles(operator: OperatorState) -> dict[int, StateHandle]:
-    """Subtask -> state stream; running ones first, so that broadcast state comes from one of them."""
+    """Return subtask -> state stream. Running subtasks come first, so that broadcast state comes from one of them."""
     held = [state for state in operator.subtasks if state.handle is not None]
     return {s.index: s.handle for s in sorted(held, key=lambda s: s.finished) if s.handle is not None}
 
 
 def _together(shapes: Sequence[StateSummary]) -> StateSummary:
-    """A state over its subtasks. Of broadcast state, which all hold alike, the rows of one."""
+    """Summarise a state over its subtasks. For broadcast state, which all hold alike, count the rows of one."""
     counted = shapes[:1] if shapes[0].kind == "broadcast" else shapes
     return replace(
         shapes[0],
@@ -203,8 +214,10 @@ def _unknown(what: str, name: str, known: Sequence[str], where: str) -> OptionEr
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     there = ", ".join(known) or "none"
     return OptionError(
-        f"there is no {what} {name!r} with state" if what == "operator" else f"there is no {what} {name!r}",
+        f"the snapshot has no {what} {name!r} with state"
+        if what == "operator"
+        else f"the operator has no {what} {name!r}",
         where=where,
-        cause=f"there are: {there}",
-        remedy=f"Did you mean {near[0]!r}?" if near else "`tidegate snapshot inspect` lists them",
+        cause=f"the known names are: {there}",
+        remedy=f"Did you mean {near[0]!r}?" if near else "List them with `tidegate snapshot inspect`",
     )

@@ -1,17 +1,17 @@
-"""From the subtasks of a snapshot to those of a restore, whatever their number (S5.5, S6.2, S6.3). Pure.
+"""Distribute the state of a snapshot's subtasks to the subtasks of a restore, for any parallelism (S5.5, S6.2, S6.3).
 
-Two steps: `restore_share` says in the driver which state streams a new subtask loads, `redistributed` cuts in the
-slot what it loaded. By kind of part, p being the new parallelism:
+Pure. Two steps: `restore_share` selects in the driver the state streams that a new subtask loads. `redistributed`
+selects in the slot the rows of the loaded streams. By kind of part, with the new parallelism p:
 
-- keyed: rows whose key group the new subtask owns.
-- list: at the same parallelism each subtask its own; else rows split evenly in the order of the old subtasks, or by
-  `OWNER_COLUMN`.
+- keyed: the rows whose key group the new subtask owns.
+- list: without a rescale each subtask its own; else rows are split evenly in the order of the old subtasks, or by
+`OWNER_COLUMN`.
 - union: all rows to every subtask.
-- broadcast: the rows of one old subtask that holds the state: of its own number modulo the old parallelism, or the
-  next, running ones first.
-- keyed, and not in rows: untouched, a part for each old subtask; the back end takes from it what its key groups are.
-- channel: at the same parallelism each subtask its own; else all rows to every subtask, which picks from them
-  (`channel_state.replay_for`).
+- broadcast: the rows of one old subtask that holds the state: the one with the new subtask's number modulo the old
+parallelism, or the next one. Running subtasks are preferred.
+- keyed in another format than rows: unchanged, one part for each old subtask. The backend selects its key groups.
+- channel: without a rescale each subtask its own; else all rows to every subtask, which selects its own
+(`channel_state.replay_elements`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from tidegate.snapshot.metadata import OperatorState
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, OWNER_COLUMN, Blob, StateKind, StatePart
 
 KINDS_BEFORE_RESCALE: tuple[StateKind, ...] = ("keyed", "list", "broadcast")
-"""What a stream may hold whose handle does not tell its kinds; `check_restore` refuses such ones a rescale."""
+"""Kinds that a stream may contain if its handle does not record kinds. `check_restore` refuses a rescale of these."""
 
 
 @dataclass(frozen=True)
 class Rescale:
-    """One new subtask's place.
+    """The place of one new subtask.
 
     Attributes:
         former: parallelism of the snapshot.
-        parallelism: of the restored job.
-        max_parallelism: key groups of both.
-        index: of the new subtask.
+        parallelism: parallelism of the restored job.
+        max_parallelism: number of key groups of both.
+        index: index of the new subtask.
     """
 
     former: int
@@ -51,16 +51,16 @@ class Rescale:
 
     @property
     def changes(self) -> bool:
-        """The parallelism is another."""
+        """True when the parallelism changes."""
         return self.former != self.parallelism
 
     @property
     def key_groups(self) -> range:
-        """Of the new subtask."""
+        """The key groups of the new subtask."""
         return key_group_range(self.index, self.parallelism, self.max_parallelism)
 
     def receives_from(self, kind: StateKind, former_index: int, broadcast_from: int | None) -> bool:
-        """Whether rows of this kind may come to the new subtask from old subtask `former_index`."""
+        """Return whether the new subtask may receive rows of this kind from old subtask `former_index`."""
         if kind == "keyed":
             theirs, mine = key_group_range(former_index, self.former, self.max_parallelism), self.key_groups
             return theirs.start < mine.stop and mine.start < theirs.stop
@@ -71,7 +71,7 @@ class Rescale:
 
 @dataclass(frozen=True)
 class RestoreShare:
-    """What a new subtask loads of one operator.
+    """The streams of one operator that a new subtask loads.
 
     Attributes:
         handles: (old subtask, state stream), by subtask.
@@ -82,7 +82,7 @@ class RestoreShare:
     broadcast_from: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """As in the deployment message."""
+        """Return the JSON form, as in the deployment message."""
         return {"handles": [[i, h.to_json()] for i, h in self.handles], "broadcast_from": self.broadcast_from}
 
     @classmethod
@@ -93,7 +93,7 @@ class RestoreShare:
 
 
 def restore_share(operator: OperatorState, place: Rescale) -> RestoreShare | None:
-    """The streams the new subtask needs; None: no state of this operator concerns it."""
+    """Return the streams that the new subtask needs, or None if it needs no state of this operator."""
     held = {state.index: state.handle for state in operator.subtasks if state.handle is not None}
     replicas = [index for index, handle in held.items() if "broadcast" in (handle.kinds or KINDS_BEFORE_RESCALE)]
     running = [state.index for state in operator.subtasks if state.index in replicas and not state.finished]
@@ -108,16 +108,18 @@ def restore_share(operator: OperatorState, place: Rescale) -> RestoreShare | Non
 def redistributed(
     former: Mapping[int, Sequence[StatePart]], broadcast_from: int | None, place: Rescale, *, where: str = ""
 ) -> list[StatePart]:
-    """The parts of the new subtask, one for each name, cut from those it loaded; of other formats than "rows" one for
-    each name and old subtask. Blobs are cut when they are read.
+    """Return the parts of the new subtask, selected from the loaded parts.
+
+    There is one part for each name; in formats other than "rows", one for each name and old subtask. Rows of blobs are
+    selected when the blobs are read.
 
     Args:
-        former: old subtask -> its parts; every old subtask that `restore_share` named.
-        broadcast_from: see Share.
-        where: what to name in errors.
+        former: old subtask -> its parts, for every old subtask that `restore_share` named.
+        broadcast_from: see RestoreShare.
+        where: the place to name in errors.
 
     Raises:
-        SnapshotError: a state has one kind or type here and another there.
+        SnapshotError: a state differs in kind or type between subtasks.
     """
     replicas: dict[str, list[int]] = {}
     for former_index in sorted(former):
@@ -139,7 +141,10 @@ def _broadcast_source(replicas: Sequence[int], place: Rescale) -> int | None:
 
 
 def _next_from(first: int, replicas: Sequence[int], place: Rescale) -> int:
-    """The old subtask that many new ones spread over: number `first`, or the next that holds the state."""
+    """Return the old subtask with number `first`, or the next one that holds the state.
+
+    New subtasks are thus spread over the old ones.
+    """
     return min(replicas, key=lambda former_index: (former_index - first) % place.former)
 
 
@@ -170,7 +175,7 @@ def _merged(name: str, found: Sequence[StatePart], place: Rescale, where: str) -
 
 
 def _cut(blob: Blob, groups: range) -> Blob:
-    """The rows of `groups`. Another id: it has another content."""
+    """Return the rows of `groups` as a blob with another id, because the content differs."""
 
     def read() -> pa.Table:
         table = blob.table()
@@ -181,7 +186,7 @@ def _cut(blob: Blob, groups: range) -> Blob:
 
 
 def _in_range(table: pa.Table, groups: range) -> pa.Table:
-    """Rows of a table sorted by key group, as streams hold them."""
+    """Return the rows of a range of key groups. The table must be sorted by key group, as in streams."""
     column = table.column(KEY_GROUP_COLUMN).to_numpy()
     first, end = np.searchsorted(column, [groups.start, groups.stop])
     return table.slice(int(first), int(end - first))
@@ -198,7 +203,7 @@ def _list_rows(table: pa.Table, place: Rescale) -> pa.Table:
 
 def _mixed(name: str, cause: str, where: str) -> SnapshotError:
     return SnapshotError(
-        f"State {name!r} is not the same in all subtasks of the snapshot",
+        f"state {name!r} differs between the subtasks of the snapshot",
         where=where,
         cause=cause,
         remedy="Restore another snapshot",

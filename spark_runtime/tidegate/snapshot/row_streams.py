@@ -1,4 +1,4 @@
-"""Tables as Arrow IPC streams, in pieces: columns are written from where they lie, not put together before (S5.2)."""
+"""Encode tables as Arrow IPC streams, in pieces: columns are written in place, without copies (S5.2)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pyarrow as pa
 from tidegate.jobs.options import SnapshotCompression
 
 ROWS_PER_PIECE = 256 * 1024
-"""Rows per Arrow batch in a stream: bounds what a reader must decompress at once."""
+"""Rows per Arrow batch in a stream. Limits the data that a reader must decompress at once."""
 
 
 def stream_of(table: pa.Table, compression: SnapshotCompression = "none") -> Sequence[Any]:
-    """The stream of a table, as buffers one after the other; those of columns that are not compressed are the table's
-    own. A stream says itself how it is compressed. Deterministic for the same table."""
+    """Return the stream of a table, as buffers in order. Deterministic for the same table.
+
+    Buffers of columns that are not compressed are the table's own. The stream itself records its compression.
+    """
     pieces = _Pieces()
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression, use_threads=False)
     with pa.ipc.new_stream(pa.PythonFile(pieces, mode="w"), table.schema, options=options) as writer:
@@ -30,7 +32,7 @@ def table_of(stream: Any) -> pa.Table:
 
 
 class _Pieces:
-    """A file for Arrow to write to. It hands over its own buffers: what they hold is not copied."""
+    """A file for Arrow to write to. It keeps Arrow's own buffers, without a copy of their content."""
 
     closed = False
 

@@ -1,7 +1,7 @@
 """The state stream: all parts of one operator subtask as one sequence of bytes (S3.6, S5.3).
 
-Layout, integers little endian; version 4 where a part has blobs of rows, 3 where one is not of format "rows", 2 where
-one is of kind "channel", else 1::
+The version is 4 if a part has blobs of rows, else 3 if a part has another format than "rows", else 2 if a part has the
+kind "channel", else 1. Layout, integers little endian::
 
     magic     8 bytes  b"TGSTATE\\n"
     version   u16
@@ -9,12 +9,12 @@ one is of kind "channel", else 1::
     crc32     u32      of the header
     header    JSON     meta information: {"key_bytes": 1, "parts": [...]}, per part its name, kind, fields, rows,
                        length in bytes, crc32 and, when keyed, [key group, first row] of each group that has rows;
-                       since version 3 its format and the ids of its blobs, which lie elsewhere
+                       since version 3 its format and the ids of its blobs, which are stored elsewhere
     parts     one Arrow IPC stream (lz4) each, in the header's order, nothing between them and nothing after them
 
 Meta information precedes data, so that a restore checks names, kinds and types before it reads a row. Rows of keyed
-parts in the stream are sorted by key group, so that a rescale reads one contiguous range (S5.5); those in blobs are in
-any order since version 4, before in that one, too. Reading runs no code from the stream.
+parts in the stream are sorted by key group, so that a rescale reads one contiguous range (S5.5). Rows in blobs are in
+any order since version 4; before, they were sorted too. Reading runs no code from the stream.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from tidegate.snapshot.row_streams import ROWS_PER_PIECE
 
 MAGIC = b"TGSTATE\n"
 STREAM_VERSION = 4
-"""Newest that is read."""
+"""Newest version that can be read."""
 _VERSION_OF_ROW_BLOBS = 4
 _VERSION_OF_FILES = 3
 _VERSION_OF_CHANNELS = 2
 _VERSION = 1
 KEY_BYTES_VERSION = 1
-"""Version of the canonical key bytes that key groups were made from (S5.1); other versions need their keys hashed
-again."""
+"""Version of the canonical key bytes from which key groups are computed (S5.1). Keys of other versions need to be
+hashed again."""
 COMPRESSED_BYTES = 4 << 10
-"""Smaller parts are not compressed: they would hardly shrink, and it takes as long again as writing them."""
+"""Smaller parts are not compressed: it saves few bytes, and doubles the time of writing them."""
 THREADED_BYTES = 1 << 20
-"""Smaller parts are compressed and read on the calling thread: handing them to others costs ten times the work."""
+"""Smaller parts are compressed and read on the calling thread: other threads would cost ten times the work."""
 
 _PREFIX = struct.Struct("<8sHII")
 _KINDS: frozenset[str] = frozenset({"keyed", "list", "union", "broadcast", "channel"})
@@ -60,14 +60,14 @@ class PartHeader:
 
     Attributes:
         name: state name.
-        kind: how it is redistributed.
+        kind: how a restore distributes it.
         fields: (column, Arrow type as text) in order.
         rows: number of rows.
-        size_bytes: of the part's Arrow stream.
-        crc32: of the part's Arrow stream.
-        key_groups: (key group, first row) of each group that has rows, ascending; empty unless keyed, and in rows.
-        format: of the blobs.
-        blobs: ids, in order.
+        size_bytes: size of the part's Arrow stream.
+        crc32: checksum of the part's Arrow stream.
+        key_groups: (key group, first row) of each group that has rows, ascending; empty unless keyed and in rows.
+        format: format of the blobs.
+        blobs: ids of the blobs, in order.
     """
 
     name: str
@@ -82,8 +82,10 @@ class PartHeader:
 
 
 def encode_parts(parts: Sequence[StatePart]) -> bytes:
-    """The stream of `parts`, without their blobs. Deterministic for the same tables. Raises AssertionError for a keyed
-    part without a uint16 key-group column or a name used twice: bugs of an operator."""
+    """Return the stream of `parts`, without their blobs. Deterministic for the same tables.
+
+    Raises AssertionError for a keyed part without a uint16 key-group column, or a name used twice: bugs of an operator.
+    """
     names = [part.name for part in parts]
     assert len(set(names)) == len(names), f"state names are not unique: {names}"
     headers: list[dict[str, Any]] = []
@@ -113,42 +115,43 @@ def encode_parts(parts: Sequence[StatePart]) -> bytes:
 
 
 def read_header(data: bytes | memoryview, *, where: str = "") -> tuple[PartHeader, ...]:
-    """Meta information of a stream, without reading rows.
+    """Return the meta information of a stream, without reading rows.
 
     Args:
         data: the stream; its first bytes up to the end of the header are enough.
-        where: what to name in errors: path, operator uid, subtask.
+        where: the place to name in errors: path, operator uid, subtask.
 
     Raises:
-        SnapshotError: not a state stream, damaged, cut short, or of a newer version.
+        SnapshotError: the data is not a state stream, is damaged or truncated, or has a newer version.
     """
     return _header(data, where)[0]
 
 
 def decode_parts(data: bytes, *, where: str = "", read_blob: Callable[[str], bytes] | None = None) -> list[StatePart]:
-    """Inverse of `encode_parts`; keyed rows of tables come sorted by key group. All or nothing: every part is checked
-    before the first is decoded.
+    """Inverse of `encode_parts`. Keyed rows of tables are sorted by key group.
+
+    All or nothing: every part is checked before the first one is decoded.
 
     Args:
         data: the whole stream.
-        where: what to name in errors.
-        read_blob: gives the bytes of the blob of an id, when somebody reads it; None: blobs cannot be read.
+        where: the place to name in errors.
+        read_blob: returns the bytes of a blob by id, when it is read; None: blobs cannot be read.
 
     Raises:
-        SnapshotError: not a state stream, damaged, cut short, or of a newer version.
+        SnapshotError: the data is not a state stream, is damaged or truncated, or has a newer version.
     """
     headers, start = _header(data, where)
     expected = start + sum(header.size_bytes for header in headers)
     if len(data) != expected:
-        what = "is cut short" if len(data) < expected else "has bytes after its end"
-        raise _damaged(f"A state stream {what}: {len(data)} bytes, not {expected}", where)
+        what = "is truncated" if len(data) < expected else "has bytes after its end"
+        raise _damaged(f"a state stream {what}: {len(data)} bytes instead of {expected}", where)
     view = memoryview(data)
     payloads: list[memoryview] = []
     for header in headers:
         payload = view[start : start + header.size_bytes]
         start += header.size_bytes
         if zlib.crc32(payload) != header.crc32:
-            raise _damaged(f"State {header.name!r} does not match its checksum", where)
+            raise _damaged(f"state {header.name!r} does not match its checksum", where)
         payloads.append(payload)
     read = read_blob or partial(_unreadable, where)
     return [_decode_part(header, payload, where, read) for header, payload in zip(headers, payloads, strict=True)]
@@ -184,7 +187,7 @@ def _is_in_pieces(part: StatePart) -> bool:
 
 
 def _unreadable(where: str, blob_id: str) -> bytes:
-    raise SnapshotError(f"The blob {blob_id} of a state stream was not asked for", where=where)
+    raise SnapshotError(f"blob {blob_id} of a state stream cannot be read here", where=where)
 
 
 def _decode_part(header: PartHeader, payload: memoryview, where: str, read: Callable[[str], bytes]) -> StatePart:
@@ -193,23 +196,23 @@ def _decode_part(header: PartHeader, payload: memoryview, where: str, read: Call
         with pa.ipc.open_stream(pa.py_buffer(payload), options=options) as reader:
             table = reader.read_all()
     except (pa.ArrowException, OSError) as error:
-        raise _damaged(f"State {header.name!r} is not a readable Arrow stream ({error})", where) from error
+        raise _damaged(f"state {header.name!r} is not a readable Arrow stream ({error})", where) from error
     fields = tuple((field.name, str(field.type)) for field in table.schema)
     if table.num_rows != header.rows or fields != header.fields:
-        raise _damaged(f"State {header.name!r} does not match its header", where)
+        raise _damaged(f"state {header.name!r} does not match its header", where)
     blobs = tuple(Blob(blob_id, partial(read, blob_id)) for blob_id in header.blobs)
     return StatePart(header.name, header.kind, table, (), blobs, header.format)
 
 
 def _header(data: bytes | memoryview, where: str) -> tuple[tuple[PartHeader, ...], int]:
     if len(data) < _PREFIX.size:
-        raise _damaged(f"A state stream is cut short: {len(data)} bytes", where)
+        raise _damaged(f"a state stream is truncated: {len(data)} bytes", where)
     magic, version, length, crc32 = _PREFIX.unpack_from(data)
     if magic != MAGIC:
-        raise _damaged("These bytes are not a state stream", where)
+        raise _damaged("the data is not a state stream", where)
     if version > STREAM_VERSION:
         raise SnapshotError(
-            f"A state stream has version {version}, this tidegate reads up to {STREAM_VERSION}",
+            f"a state stream has version {version}, but this tidegate reads only up to {STREAM_VERSION}",
             where=where,
             cause="a newer tidegate wrote it",
             remedy="Upgrade tidegate, or restore an older snapshot",
@@ -217,11 +220,11 @@ def _header(data: bytes | memoryview, where: str) -> tuple[tuple[PartHeader, ...
     start = _PREFIX.size + length
     text = bytes(memoryview(data)[_PREFIX.size : start])
     if version < 1 or len(text) < length or zlib.crc32(text) != crc32:
-        raise _damaged("The header of a state stream is damaged or cut short", where)
+        raise _damaged("the header of a state stream is damaged or truncated", where)
     document = json.loads(text)
     if document["key_bytes"] > KEY_BYTES_VERSION:
         raise SnapshotError(
-            f"Key groups were made by version {document['key_bytes']} of the key bytes, not {KEY_BYTES_VERSION}",
+            f"key groups use version {document['key_bytes']} of the key bytes, this tidegate reads {KEY_BYTES_VERSION}",
             where=where,
             remedy="Upgrade tidegate, or restore an older snapshot",
         )
@@ -230,9 +233,9 @@ def _header(data: bytes | memoryview, where: str) -> tuple[tuple[PartHeader, ...
 
 def _part_header(part: Mapping[str, Any], where: str) -> PartHeader:
     if part["kind"] not in _KINDS:
-        raise _damaged(f"State {part['name']!r} is of the unknown kind {part['kind']!r}", where)
+        raise _damaged(f"state {part['name']!r} has the unknown kind {part['kind']!r}", where)
     if part.get("format", "rows") not in _FORMATS:
-        raise _damaged(f"State {part['name']!r} is of the unknown format {part['format']!r}", where)
+        raise _damaged(f"state {part['name']!r} has the unknown format {part['format']!r}", where)
     return PartHeader(
         name=part["name"],
         kind=part["kind"],
@@ -250,6 +253,6 @@ def _damaged(what: str, where: str) -> SnapshotError:
     return SnapshotError(
         what,
         where=where,
-        cause="the file was changed, cut or mixed up after it was written",
+        cause="the file was changed, truncated or replaced after it was written",
         remedy="Restore another snapshot",
     )

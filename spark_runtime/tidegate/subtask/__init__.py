@@ -1,1 +1,1 @@
-"""What runs in a slot: alignment, watermarks and end of job as pure parts, the subtask, and the slot's loop."""
+"""The code that runs in a slot: the subtask, the slot's loop, and alignment, watermarks and lifecycle as pure parts."""

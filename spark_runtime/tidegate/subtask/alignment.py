@@ -1,18 +1,19 @@
 """Barrier alignment over the input channels of one subtask (S3.2-S3.5, S3.7). Pure: events in, actions out.
 
-Per checkpoint, exactly-once:
+Phases of a checkpoint in exactly-once mode:
 
-    aligning    from its first barrier on. Channels that delivered it are blocked. Over when every channel has delivered
-                it or ended: TakeSnapshot.
-    taking      unaligned: it has waited long enough, TakeUnaligned was told and the subtask is about to snapshot.
-    capturing   unaligned: the snapshot is taken and the barrier sent on. What lies, or will lie, in front of the
-                barrier in the input channels is the channels' state. Over when every channel's barrier, or its end, has
-                arrived: CaptureComplete.
+    aligning    from its first barrier on. Channels that delivered the barrier are blocked. Ends with TakeSnapshot when
+                every channel has delivered the barrier or ended.
+    taking      unaligned only: the checkpoint has waited long enough. TakeUnaligned was returned, and the subtask is
+                about to take its snapshot.
+    capturing   unaligned only: the snapshot is taken and the barrier sent on. Records that are, or will be, queued
+                before the barrier in the input channels are the channel state. Ends with CaptureComplete when every
+                channel has delivered its barrier or ended.
 
-Barriers are known from two sides: `announced`, when one arrives in a channel's queue (only where unaligned checkpoints
-are on), and `barrier`, when it is polled; either may be told first, since queues are filled by another thread. At most
-one checkpoint is being aligned by blocking; later ones may be announced meanwhile, and wait for it: a barrier overtakes
-records, never another barrier.
+Barriers are reported twice: to `on_barrier_queued`, when a barrier arrives in a channel's queue (only with unaligned
+checkpoints), and to `barrier`, when it is polled. The two may be reported in either order, because another thread fills
+the queues. At most one checkpoint at a time aligns by blocking. Later checkpoints may already be reported as queued,
+and wait for it: a barrier overtakes records, never another barrier.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class UnblockAll:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """All barriers are here. `first_ms`: when the first one came, by the caller's clock."""
+    """Take the snapshot: all barriers have arrived. `first_ms`: when the first one arrived, by the caller's clock."""
 
     barrier: CheckpointBarrier
     first_ms: int
@@ -48,7 +49,10 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TakeUnaligned:
-    """Snapshot now, with the barrier in front of what is queued; then call `taken`. `first_ms`: as above."""
+    """Take the snapshot now, so that the barrier overtakes queued records; then call `on_snapshot_taken`.
+
+    `first_ms`: see TakeSnapshot.
+    """
 
     barrier: CheckpointBarrier
     first_ms: int
@@ -56,8 +60,10 @@ class TakeUnaligned:
 
 @dataclass(frozen=True, slots=True)
 class CaptureQueued:
-    """What is queued on `channel` in front of its barrier, or end, belongs to the channel's state of `checkpoint_id`,
-    behind what was recorded there. The last that comes from this channel."""
+    """Add the records queued on `channel` before its barrier or end to the channel state of `checkpoint_id`.
+
+    They follow the records that were recorded before. This is the last action for the channel.
+    """
 
     checkpoint_id: int
     channel: int
@@ -65,8 +71,10 @@ class CaptureQueued:
 
 @dataclass(frozen=True, slots=True)
 class RecordChannel:
-    """What is polled from `channel` from now on belongs to the channel's state of `checkpoint_id`, until CaptureQueued
-    or StopRecording."""
+    """Record what is polled from `channel` from now on as channel state of `checkpoint_id`.
+
+    Ends with CaptureQueued or StopRecording.
+    """
 
     checkpoint_id: int
     channel: int
@@ -74,7 +82,7 @@ class RecordChannel:
 
 @dataclass(frozen=True, slots=True)
 class StopRecording:
-    """The barrier, or the end, has been polled: nothing more from `channel`."""
+    """Stop recording `channel`, because its barrier or end has been polled."""
 
     checkpoint_id: int
     channel: int
@@ -82,14 +90,14 @@ class StopRecording:
 
 @dataclass(frozen=True, slots=True)
 class CaptureComplete:
-    """The channel state of `checkpoint_id` is whole: it may be made durable and acknowledged."""
+    """The channel state of `checkpoint_id` is complete. It may be made durable and acknowledged."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AlignmentAborted:
-    """The checkpoint is given up here, captured or not; report it to the coordinator."""
+    """The checkpoint is aborted in this subtask, captured or not. Report it to the coordinator."""
 
     checkpoint_id: int
     reason: str
@@ -118,9 +126,14 @@ AlignmentAction: TypeAlias = (
 
 @dataclass
 class _Alignment:
-    """Attributes: arrived: channels whose barrier was polled. announced: arrived in the queue, polled or not.
-    missing: while capturing, the channels whose barrier is still to come. overtaken_by: a newer checkpoint that came
-    on a channel without this one, which therefore cannot complete."""
+    """The progress of one checkpoint.
+
+    Attributes:
+        arrived: channels whose barrier was polled.
+        on_barrier_queued: channels whose barrier has arrived in the queue, polled or not.
+        missing: while capturing, channels whose barrier has not arrived.
+        overtaken_by: a newer checkpoint that arrived on a channel without this one, which therefore cannot complete.
+    """
 
     barrier: CheckpointBarrier
     first_ms: int
@@ -134,14 +147,19 @@ class _Alignment:
 class BarrierAligner:
     """Alignment state of one subtask.
 
-    Exactly-once blocks the channels that have delivered the barrier being aligned. At-least-once keeps every alignment
-    that can still complete and blocks nothing. Off takes no part: a barrier is declined, and a cancel marker sent on.
+    Exactly-once blocks the channels that have delivered the barrier of the aligning checkpoint. At-least-once keeps
+    every alignment that can still complete, and blocks no channel. Off takes no part: barriers are declined, and cancel
+    markers forwarded.
     """
 
     def __init__(self, channels: int, mode: AlignmentMode, unaligned_after_ms: int | None = None) -> None:
-        """Args: channels: number of input channels, numbered from 0.
-        unaligned_after_ms: from the first arrival of a checkpoint's barrier to overtaking; None: never. Exactly-once
-        only."""
+        """Create the aligner.
+
+        Args:
+            channels: number of input channels, numbered from 0.
+            unaligned_after_ms: time from the first barrier of a checkpoint until it overtakes queued records; None:
+                never. Exactly-once only.
+        """
         assert unaligned_after_ms is None or mode == "exactly_once", f"{mode} is never unaligned"
         self._channels = channels
         self._mode = mode
@@ -157,13 +175,13 @@ class BarrierAligner:
 
     @property
     def aligning(self) -> Collection[int]:
-        """Ids on their way through this subtask, ascending in exactly-once: aligned, taken or captured."""
+        """Ids of unfinished checkpoints in this subtask, ascending in exactly-once: aligning, taking or capturing."""
         return self._current.keys()
 
     # ------------------------------------------------------------ barriers, markers and ends in their turn
 
     def barrier(self, channel: int, barrier: CheckpointBarrier, now_ms: int) -> list[AlignmentAction]:
-        """Barrier polled from `channel`."""
+        """Process a barrier polled from `channel`."""
         n = barrier.checkpoint_id
         if self._is_over(n):
             return []
@@ -188,7 +206,7 @@ class BarrierAligner:
         return actions
 
     def end_of_partition(self, channel: int) -> list[AlignmentAction]:
-        """The end of `channel` was polled: it counts as having delivered every barrier (S3.5)."""
+        """Process the polled end of `channel`. The channel counts as having delivered every barrier (S3.5)."""
         self._closed.add(channel)
         actions: list[AlignmentAction] = []
         for n, alignment in list(self._current.items()):
@@ -198,13 +216,13 @@ class BarrierAligner:
         return actions + (self._complete(max(complete)) if complete else [])
 
     def cancel(self, checkpoint_id: int) -> list[AlignmentAction]:
-        """A cancel marker came in-band, before or after barriers of its id (S3.4)."""
+        """Process a cancel marker, which may come before or after barriers of its id (S3.4)."""
         if self._is_over(checkpoint_id):
             return []
-        return [*self._drop(checkpoint_id), *self._report(checkpoint_id, "a subtask upstream could not take part")]
+        return [*self._drop(checkpoint_id), *self._report(checkpoint_id, "an upstream subtask could not take part")]
 
     def abort(self, checkpoint_id: int) -> list[AlignmentAction]:
-        """The coordinator aborted `checkpoint_id`: remembered, unblocks (S2.2)."""
+        """Abort `checkpoint_id` for the coordinator. The id is remembered, and channels are unblocked (S2.2)."""
         if self._is_over(checkpoint_id):
             return []
         return self._drop(checkpoint_id)
@@ -212,8 +230,10 @@ class BarrierAligner:
     # ------------------------------------------------------------ unaligned
 
     def on_barrier_queued(self, channel: int, barrier: CheckpointBarrier, now_ms: int) -> list[AlignmentAction]:
-        """A barrier has arrived in the queue of `channel`. Never an action that emits or blocks: may be told at any
-        time, also within an emission."""
+        """Process the arrival of a barrier in the queue of `channel`.
+
+        Returned actions never emit or block. So this may be called at any time, even during an emission.
+        """
         n = barrier.checkpoint_id
         if self._is_over(n):
             return []
@@ -229,7 +249,10 @@ class BarrierAligner:
         return []
 
     def on_end_queued(self, channel: int) -> list[AlignmentAction]:
-        """The end has arrived in the queue of `channel`: no barrier follows. Actions as of `announced`."""
+        """Process the arrival of the end in the queue of `channel`: no barrier follows.
+
+        Actions as in `on_barrier_queued`.
+        """
         self._ending.add(channel)
         actions: list[AlignmentAction] = []
         for n, alignment in list(self._current.items()):
@@ -239,12 +262,12 @@ class BarrierAligner:
 
     @property
     def all_ends_arrived(self) -> bool:
-        """Nothing more will arrive on any channel; what has may still be queued."""
+        """True when nothing more will arrive on any channel. Elements may still be queued."""
         return len(self._ending | self._closed) == self._channels
 
     @property
     def due_ms(self) -> int | None:
-        """From when on `due` has something to tell, by the caller's clock; None: not before another event."""
+        """Time from which `due_action` can return actions, by the caller's clock; None: not before another event."""
         if self._unaligned_after_ms is None:
             return None
         if any(alignment.overtaken_by is not None for alignment in self._current.values()):
@@ -256,12 +279,15 @@ class BarrierAligner:
         return None
 
     def due_action(self, now_ms: int) -> list[AlignmentAction]:
-        """What time or announcements have brought about. Between emissions alone: it may snapshot."""
+        """Return the actions that are due because of time or queued barriers.
+
+        Call it only between emissions: it may take a snapshot.
+        """
         actions: list[AlignmentAction] = []
         for n, alignment in list(self._current.items()):
             newer = alignment.overtaken_by
             if newer is not None:
-                actions += self._abort(n, f"barrier {newer} came before all barriers {n}")
+                actions += self._abort(n, f"barrier {newer} arrived before all barriers {n}")
         due_ms = self.due_ms
         if due_ms is None or now_ms < due_ms:
             return actions
@@ -272,16 +298,19 @@ class BarrierAligner:
         return [*actions, TakeUnaligned(alignment.barrier, alignment.first_ms)]
 
     def triggered(self, barrier: CheckpointBarrier, since_ms: int, now_ms: int) -> list[AlignmentAction]:
-        """A trigger waits here, since `since_ms`, for every input to end (S1.3). Told between emissions: it may
-        overtake what is queued as soon as every end has arrived; else [], ask again. With every end processed, and in
-        sources, there is nothing to overtake: []."""
+        """Process a trigger that has waited in this subtask since `since_ms` for the end of every input (S1.3).
+
+        Call it only between emissions. The snapshot may overtake queued records as soon as every end has arrived in the
+        queues. Returns [] if it may not yet: call again. Also returns [] in sources and after every end was processed,
+        where there is nothing to overtake.
+        """
         if not self.may_take_trigger(barrier, since_ms, now_ms):
             return []
         self._current[barrier.checkpoint_id] = _Alignment(barrier, since_ms, "taking")
         return [TakeUnaligned(barrier, since_ms)]
 
     def may_take_trigger(self, barrier: CheckpointBarrier, since_ms: int, now_ms: int) -> bool:
-        """`triggered` would answer with a snapshot."""
+        """Return whether `triggered` would return a snapshot."""
         return (
             self._unaligned_after_ms is not None
             and barrier.kind == "checkpoint"
@@ -292,8 +321,10 @@ class BarrierAligner:
         )
 
     def on_snapshot_taken(self, checkpoint_id: int) -> list[AlignmentAction]:
-        """The snapshot that TakeUnaligned asked for has just been taken, and nothing was polled since it was asked for.
-        [] when it has been aborted meanwhile."""
+        """Process the snapshot of TakeUnaligned, right after it was taken.
+
+        No channel may have been polled since TakeUnaligned. Returns [] if the checkpoint has been aborted since.
+        """
         alignment = self._current.get(checkpoint_id)
         if alignment is None:
             return []
@@ -312,7 +343,9 @@ class BarrierAligner:
     # ------------------------------------------------------------ inside
 
     def _begin(self, barrier: CheckpointBarrier, now_ms: int) -> _Alignment | None:
-        """The alignment of `barrier`, new when this is its first sign; None when a newer one makes it too late."""
+        """Return the alignment of `barrier`, a new one if it is unknown, or None if a newer checkpoint makes it too
+        late.
+        """
         n = barrier.checkpoint_id
         alignment = self._current.get(n)
         if alignment is None:
@@ -322,17 +355,21 @@ class BarrierAligner:
         return alignment
 
     def _abort_older(self, channel: int, checkpoint_id: int) -> list[AlignmentAction]:
-        """Exactly-once: older ones that cannot complete any more, since `channel` has passed their barrier over (S3.4).
-        While one is aligned, a channel that did bring it is blocked: any newer barrier tells so."""
+        """Abort older checkpoints that cannot complete, because `channel` skipped their barrier (S3.4). Exactly-once
+        only.
+
+        While a checkpoint aligns, the channels that delivered its barrier are blocked. So any newer barrier proves a
+        skip.
+        """
         actions: list[AlignmentAction] = []
         if self._exactly_once and len(self._current) > 1:
             for m, older in list(self._current.items()):
                 if m < checkpoint_id and (older.phase == "aligning" or channel not in older.on_barrier_queued):
-                    actions += self._abort(m, f"barrier {checkpoint_id} came before all barriers {m}")
+                    actions += self._abort(m, f"barrier {checkpoint_id} arrived before all barriers {m}")
         return actions
 
     def _is_over(self, checkpoint_id: int) -> bool:
-        """Completed, given up, cancelled or aborted here."""
+        """Return whether the checkpoint has completed or was aborted or cancelled here."""
         if checkpoint_id in self._cancelled:
             return True
         return checkpoint_id <= self._newest_done and checkpoint_id not in self._current
@@ -352,12 +389,13 @@ class BarrierAligner:
     def _drop(self, checkpoint_id: int) -> list[AlignmentAction]:
         self._cancelled.add(checkpoint_id)
         dropped = self._current.pop(checkpoint_id, None)
-        # One that was only announced blocks nothing; channels may be blocked for an older one, and must stay so.
+        # A checkpoint whose barriers are only queued blocks nothing. Channels blocked for an older one must stay
+        # blocked.
         was_blocking = dropped is not None and dropped.phase == "aligning" and bool(dropped.arrived)
         return [UnblockAll()] if was_blocking and self._exactly_once else []
 
     def _report(self, checkpoint_id: int, reason: str) -> list[AlignmentAction]:
-        """To the coordinator, and downstream once."""
+        """Report to the coordinator, and once downstream."""
         actions: list[AlignmentAction] = [AlignmentAborted(checkpoint_id, reason)]
         if checkpoint_id not in self._forwarded:
             self._forwarded.add(checkpoint_id)
@@ -382,7 +420,10 @@ class BarrierAligner:
         return [take]
 
     def _done(self, checkpoint_id: int) -> None:
-        """At-least-once drops older ones with it (S3.3); exactly-once gives up those that cannot complete."""
+        """Remove a completed checkpoint.
+
+        At-least-once also drops older ones (S3.3); exactly-once aborts them elsewhere.
+        """
         del self._current[checkpoint_id]
         if not self._exactly_once:
             for older in [n for n in self._current if n < checkpoint_id]:

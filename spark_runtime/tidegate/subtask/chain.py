@@ -1,5 +1,7 @@
-"""The operators of one chain, called in order as nested generators, so that an emission can stop between two
-batches."""
+"""The operators of one chain, called in order as nested generators.
+
+An emission can therefore pause between any two batches.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ from tidegate.subtask.failure_codes import failure_code
 T = TypeVar("T")
 
 SIDE_OUTPUT_DROPPED = "side_output_dropped"
-"""Counter: rows that an operator gave to a side output which nothing reads."""
+"""Counter: rows that an operator emitted to a side output that nobody reads."""
 
 
 class OperatorFailure(Exception):
-    """A user function or operator raised; carries the root cause to the driver.
+    """A user function or operator raised. Carries the root cause to the driver.
 
-    Attributes: uid, subtask index, message and the traceback as text, code (`failure_code`).
+    Attributes: uid, subtask index, message and traceback as text, code (`failure_code`).
     """
 
     def __init__(self, uid: str, subtask: int, error: BaseException) -> None:
@@ -38,7 +40,7 @@ class OperatorFailure(Exception):
 
 
 class OperatorChain:
-    """Runs a chain's operators; `index` counts from the head. An empty chain passes everything through."""
+    """Run a chain's operators. `index` counts from the head. An empty chain passes everything through."""
 
     def __init__(self, operators: Sequence[StreamOperator], uids: Sequence[str], subtask: int) -> None:
         self.operators = tuple(operators)
@@ -54,13 +56,16 @@ class OperatorChain:
         self._writing: list[str] = []
 
     def busy_operators(self) -> tuple[str, ...]:
-        """Uids of the operators that have not done yet what they were asked for: one that is called on the loop or that
-        keeps it waiting, and those whose state is being written or committed. From any thread."""
+        """Return the uids of operators that have not finished the requested work. Safe from any thread.
+
+        These are the operator that is called on the loop or keeps it waiting, and operators whose state is being
+        written or committed.
+        """
         at, writing = self._at, tuple(self._writing)
         return tuple(dict.fromkeys((*(() if at is None else (self._uids[at],)), *writing)))
 
     def batch(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Push a batch in at the head."""
+        """Process a batch, from the head on."""
         if not self.operators:
             yield batch
             return
@@ -68,43 +73,46 @@ class OperatorChain:
             yield from self._through(1, out)
 
     def watermark(self, time_us: int) -> Iterator[Output]:
-        """Push a watermark in at the head."""
+        """Process a watermark, from the head on."""
         yield from self._through(0, Watermark(time_us))
 
     def begin_split(self, turn: SplitChanged) -> Iterator[SplitChanged]:
-        """The source in front of the chain, its only input, has come to another split."""
+        """Process a change of split of the source upstream, which is the chain's only input."""
         for operator in self.operators:
             operator.ctx.current_split, operator.ctx.active_splits = turn.split, turn.active
         yield turn
 
     def end_input(self, input_index: int) -> Iterator[Output]:
-        """Input `input_index` of the head has really ended."""
+        """Process the real end of input `input_index` of the head, without suspend."""
         if self.operators:
             for out in self._guarded(0, self.operators[0].end_input(input_index)):
                 yield from self._through(1, out)
 
     def has_pending_rows(self) -> bool:
-        """Some operator keeps rows back that are still to come out."""
+        """Return whether an operator holds rows back that it has yet to emit."""
         return any(operator.has_pending_rows() for operator in self.operators)
 
     def hold_input(self, held: bool) -> None:
-        """Whether input channels wait for a checkpoint, as those need to know that tell silence from it (S4.4)."""
+        """Set whether input channels are blocked for a checkpoint.
+
+        Operators must distinguish it from silence (S4.4).
+        """
         for operator in self._idling:
             operator.ctx.input_held = held
 
     def is_idle(self) -> bool:
-        """Some operator makes watermarks that are not to be waited for."""
+        """Return whether an operator that creates watermarks is idle, so that nobody should wait for them."""
         return any(operator.is_idle() for operator in self._idling)
 
     def next_processing_time_ms(self) -> int | None:
-        """When `processing_time` has something to do; None: nothing waits for the clock. Cheap where nothing can."""
+        """Return when `processing_time` has work; None: no operator waits for the clock. Cheap if none can."""
         if not self._timed:
             return None
         times = [operator.next_processing_time_ms() for _, operator in self._timed]
         return min((t for t in times if t is not None), default=None)
 
     def processing_time(self, now_ms: int) -> Iterator[Output]:
-        """The clock is at `now_ms`: what is due, head first, so that what comes out of one is in the next."""
+        """Do the work that is due at `now_ms`, head first, so that results reach the operators downstream."""
         for index, operator in self._timed:
             due_ms = operator.next_processing_time_ms()
             if due_ms is not None and due_ms <= now_ms:
@@ -112,8 +120,11 @@ class OperatorChain:
                     yield from self._through(index + 1, out)
 
     def finish(self) -> Iterator[Output]:
-        """All inputs have really ended: every operator's end_input (but the head's) and finish, in order, and
-        behind it MAX_WATERMARK where that has waited (S7.2)."""
+        """Process the real end of all inputs (S7.2).
+
+        Calls every operator's end_input, except the head's, and finish, in order. MAX_WATERMARK follows where an
+        operator held it back.
+        """
         for index, operator in enumerate(self.operators):
             if index:
                 for out in self._guarded(index, operator.end_input(0)):
@@ -124,37 +135,37 @@ class OperatorChain:
                 yield from self._through(index + 1, Watermark(MAX_WATERMARK))
 
     def prepare_snapshot(self, checkpoint_id: int) -> Iterator[Output]:
-        """Flush pre-aggregates in front of the barrier, head first (S3.6)."""
+        """Flush pre-aggregates before the barrier, head first (S3.6)."""
         for index, operator in enumerate(self.operators):
             for out in self._guarded(index, operator.prepare_snapshot_pre_barrier(checkpoint_id)):
                 yield from self._through(index + 1, out)
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> list[tuple[str, AsyncSnapshot]]:
-        """Freeze every operator that has state (S3.6). `portable`: for a savepoint."""
+        """Freeze the state of every operator that has any (S3.6). `portable`: for a savepoint."""
         found: list[tuple[str, AsyncSnapshot]] = []
         for uid, operator in zip(self._uids, self.operators, strict=True):
             operator.portable = portable
             try:
                 part = operator.snapshot(checkpoint_id)
-            except Exception as error:  # of a user's code that writes raw state
+            except Exception as error:  # user code that writes raw state may raise anything
                 raise OperatorFailure(uid, self._subtask, error) from error
             if part is not None:
                 found.append((uid, partial(self._noted, uid, part)))
         return found
 
     def commits(self, permit: CommitPermit) -> list[Callable[[], None]]:
-        """The blocking work that `permit` allows (S7.4); its failure names the operator."""
+        """Return the blocking work that `permit` allows (S7.4). Errors name the operator."""
         found = ((uid, operator.commit(permit)) for uid, operator in zip(self._uids, self.operators, strict=True))
         return [partial(self._do, uid, work) for uid, work in found if work is not None]
 
     def quarantines(self, withheld: WithheldRange, folder: Callable[[], tuple[Store, str]]) -> list[Callable[[], None]]:
-        """The blocking work that moves what is withheld into `folder` (S7.8); its failure names the operator."""
+        """Return the blocking work that moves `withheld` output into `folder` (S7.8). Errors name the operator."""
         both = zip(self._uids, self.operators, strict=True)
         found = ((uid, operator.quarantine(withheld, folder)) for uid, operator in both)
         return [partial(self._do, uid, work) for uid, work in found if work is not None]
 
     def awaits_permit(self, checkpoint_id: int) -> bool:
-        """Something that the completed checkpoint covers is not committed (S7.8)."""
+        """Return whether the completed checkpoint contains output that is not committed (S7.8)."""
         return any(operator.needs_commit_permit(checkpoint_id) for operator in self.operators)
 
     def _do(self, uid: str, work: Callable[[], None]) -> None:
@@ -171,7 +182,7 @@ class OperatorChain:
             self._writing.remove(uid)
 
     def close(self) -> None:
-        """Close every operator; the first error is raised after all have been closed."""
+        """Close every operator. The first error is raised after all have been closed."""
         errors: list[BaseException] = []
         for operator in self.operators:
             try:
@@ -182,12 +193,15 @@ class OperatorChain:
             raise errors[0]
 
     def _through(self, index: int, element: Output) -> Iterator[Output]:
-        """What comes of an element that operator `index - 1` gave. Of side outputs only the tail's are read: an
-        operator of which another is read has two consumers, and ends its chain."""
+        """Pass an element of operator `index - 1` to the operators downstream.
+
+        Only side outputs of the tail are read: an operator whose side output is read has two consumers, and ends its
+        chain.
+        """
         if isinstance(element, SideOutput):
             context = self.operators[index - 1].ctx
             if element.name in context.side_outputs:
-                assert index == len(self.operators), f"{context.uid!r} is in the midst of a chain"
+                assert index == len(self.operators), f"{context.uid!r} has a side output, but does not end its chain"
                 yield element
             else:
                 context.count(SIDE_OUTPUT_DROPPED, element.batch.num_rows)
@@ -211,7 +225,7 @@ class OperatorChain:
         try:
             for out in emission:
                 yield out
-                self._at = index  # others downstream have been at work meanwhile
+                self._at = index  # operators downstream have set it in the meantime
         except OperatorFailure:
             raise
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What the completion of a snapshot, and the permit to commit it, mean for a subtask (S7.3, S7.4, S7.8)."""
+"""Commits of a subtask after a snapshot has completed or was approved (S7.3, S7.4, S7.8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.subtask.lifecycle import SubtaskLifecycle
 
 
 class CommitState:
-    """Hands commits out, and tells the lifecycle when a subtask that has ended may finish on a snapshot."""
+    """Starts commits, and reports to the lifecycle when a subtask that has ended may finish with a snapshot."""
 
     def __init__(
         self, subtask: tuple[int, int], chain: OperatorChain, lifecycle: SubtaskLifecycle, host: SubtaskHost
@@ -26,12 +26,14 @@ class CommitState:
 
     @property
     def busy(self) -> bool:
-        """A commit is under way."""
+        """True while a commit is running."""
         return self._under_way > 0
 
     def permitted(self, permit: CommitPermit, *, report: bool) -> None:
-        """Commit what `permit` covers; then the subtask may finish on that snapshot. `report`: tell the coordinator
-        even when there is nothing to commit here."""
+        """Commit the transactions that `permit` covers; then the subtask may finish with that snapshot.
+
+        `report`: report to the coordinator even if there is nothing to commit here.
+        """
         work = self._chain.commits(permit)
         if not work and not report:
             self._lifecycle.committed(permit.checkpoint_id)
@@ -45,7 +47,7 @@ class CommitState:
         self._host.commit(self._subtask, permit.checkpoint_id, work, done)
 
     def quarantine(self, withheld: WithheldRange, folder: Callable[[], tuple[Store, str]]) -> None:
-        """Commit nothing of what is `withheld` any more; it is moved away before the subtask may finish (S7.8)."""
+        """Never commit `withheld` output. It is moved away before the subtask may finish (S7.8)."""
         work = self._chain.quarantines(withheld, folder) if self._lifecycle.phase != "finished" else []
         if not work:
             return
@@ -54,10 +56,13 @@ class CommitState:
         def done() -> None:
             self._under_way -= 1
 
-        self._host.commit(self._subtask, 0, work, done)  # 0: no checkpoint is committed by it
+        self._host.commit(self._subtask, 0, work, done)  # checkpoint 0: the move commits no checkpoint
 
     def durable(self, checkpoint_id: int, *, last: bool) -> None:
-        """Snapshot `checkpoint_id` is complete, and permits nothing. A subtask that has ended finishes on it when the
-        job ends with it, or when nothing waits for a permit here: what does must stay in later snapshots."""
+        """Process the completion of snapshot `checkpoint_id` without a permit.
+
+        A subtask that has ended finishes with the snapshot if the job ends with it, or if nothing waits for a permit
+        here. Output that waits for a permit must stay in later snapshots.
+        """
         if last or not self._chain.awaits_permit(checkpoint_id):
             self._lifecycle.committed(checkpoint_id)

@@ -1,4 +1,4 @@
-"""From an ExecutionPlan and a deployment message to the subtasks of one slot."""
+"""Create the subtasks of one slot from an ExecutionPlan and a deployment message."""
 
 from __future__ import annotations
 
@@ -34,19 +34,22 @@ from tidegate.subtask.source import ExhaustedReader, SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask, SubtaskHost
 
 REPLAYABLE_KINDS = ("hash", "rebalance")
-"""Exchanges whose in-flight records may become state. Of a forward one they would lose their order per key at another
-parallelism, of a broadcast one the copies would differ, and a user's partitioner might then give a record to two
-subtasks or to none: subtasks with such an input always align (S3.7)."""
+"""Exchanges whose in-flight records may become state.
+
+At another parallelism, replayed records of a forward exchange would lose their order per key, and copies of a broadcast
+exchange would differ. A user's partitioner might send a replayed record to two subtasks or to none. Subtasks with such
+an input always align (S3.7).
+"""
 
 
 class Transport(Protocol):
     """Channels to and from other slots."""
 
     def open_input(self, channel_id: int, schema: pa.Schema) -> InputChannel:
-        """The receiving end of `channel_id`."""
+        """Return the receiving end of `channel_id`."""
 
     def open_output(self, channel_id: int, target_slot: int) -> OutputChannel:
-        """The sending end of `channel_id`."""
+        """Return the sending end of `channel_id`."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,17 @@ class Deployment:
     """One run of the job as a slot sees it.
 
     Attributes:
-        indices: subtask indices this slot hosts (on Spark one: the slot's number).
-        splits: source uid -> index -> split documents, of sources whose splits are assigned at the start of this run:
-            all of them at a fresh start or at another parallelism, else those the snapshot does not know.
-        unaligned_after_ms: from the first barrier of a checkpoint to overtaking; None: never (S3.7).
-        processing_time_on_end: what becomes of open processing-time windows when the input ends (S7.6).
+        indices: subtask indices that this slot hosts (on Spark one: the slot's number).
+        splits: source uid -> index -> split documents, for sources whose splits are assigned at the start of this run:
+            all sources after a fresh start or a rescale, else those that the snapshot does not know.
+        unaligned_after_ms: time from the first barrier of a checkpoint until it overtakes queued records; None: never
+            (S3.7).
+        processing_time_on_end: what happens to open processing-time windows when the input ends (S7.6).
         gated: nothing is committed without an approval (S7.8).
-        state_backend: of keyed state (S5.2).
-        state_memory_bytes: what all of them together may hold in memory, where they can keep state elsewhere.
-        requests: how `map_async` asks; None: on threads.
+        state_backend: backend of keyed state (S5.2).
+        state_memory_bytes: memory for the keyed state of all operators together, if the backend can also store it on
+            disk.
+        requests: how `map_async` sends its requests; None: on threads.
     """
 
     job_id: str
@@ -86,13 +91,13 @@ class Deployment:
 
     @property
     def overdraft_bytes(self) -> int:
-        """What an emission may exceed a channel's capacity by, so that an unaligned barrier need not wait: it again."""
+        """Bytes by which an emission may exceed a channel's capacity for an unaligned barrier: the same amount."""
         return 0 if self.unaligned_after_ms is None else self.channel_capacity_bytes
 
 
 @dataclass
 class _Channels:
-    """Channels of one slot: deques where both ends are here, the transport otherwise."""
+    """Channels of one slot: deques if both ends are in this slot, else the transport."""
 
     deployment: Deployment
     transport: Transport | None
@@ -125,11 +130,12 @@ def deploy(
     host: SubtaskHost,
     transport: Transport | None,
 ) -> list[Subtask]:
-    """Open, restore and recover every subtask of this slot, downstream ones first. May block (state is read, permitted
-    transactions are committed).
+    """Open, restore and recover every subtask of this slot, downstream ones first.
+
+    May block: it reads state and commits permitted transactions.
 
     Raises:
-        SnapshotError: what was in flight does not fit the pipeline; told before anything is opened or committed.
+        SnapshotError: in-flight records do not fit the pipeline. Raised before anything is opened or committed.
         OperatorFailure: an operator or a source failed.
     """
     channels = _Channels(deployment, transport)
@@ -252,7 +258,7 @@ def _open_operator(
             parts = restored.parts.get((node.uid, index), ())
             operator.restore([part for part in parts if part.kind != "channel"])
         if isinstance(operator, SinkOperator):
-            _quarantine_for(operator, restored)  # before recovery takes it for leftovers
+            _quarantine_for(operator, restored)  # before `recover`, which deletes unknown staged output
             operator.recover(restored.permit if restored is not None else None)()
         return operator
     except Exception as error:
@@ -260,7 +266,10 @@ def _open_operator(
 
 
 def _quarantine_for(operator: SinkOperator, restored: RestoredState | None) -> None:
-    """What the snapshot holds and a verdict withheld since; of a fork nothing, whose transactions are another's."""
+    """Move the snapshot's output that a verdict has withheld since.
+
+    Not in a fork: its original owns the transactions.
+    """
     if restored is None or restored.permit is None or restored.quarantine is None:
         return
     for withheld in restored.withheld:
@@ -286,7 +295,7 @@ def _input_ports(
 def _in_flight(
     graph: JobGraph, plan: ExecutionPlan, chain: Chain, index: int, restored: RestoredState | None
 ) -> list[InFlightElement]:
-    """What was on its way to this subtask when the snapshot was taken (S3.7)."""
+    """Return the elements that were in flight to this subtask when the snapshot was taken (S3.7)."""
     if restored is None:
         return []
     inputs = {
@@ -311,7 +320,7 @@ def _by_port(replay: Sequence[InFlightElement], ports: Sequence[InputPort]) -> l
 
 
 def _cut(plan: ExecutionPlan, edge: ChainInput | ChainOutput) -> Cut | None:
-    """How a hash edge's records find their subtask; None: there is one, or the edge is another."""
+    """Return the function that partitions records of a hash edge, or None for one subtask or other edges."""
     if edge.exchange != "hash" or plan.parallelism == 1:
         return None
     return partial(
@@ -320,7 +329,10 @@ def _cut(plan: ExecutionPlan, edge: ChainInput | ChainOutput) -> Cut | None:
 
 
 def _announces_splits(graph: JobGraph, plan: ExecutionPlan, out: ChainOutput) -> bool:
-    """Somebody behind a forward edge makes watermarks, and all that comes to it comes over such edges, one by one."""
+    """Return whether an operator downstream creates watermarks per split.
+
+    It must receive all its input through forward edges from a single source.
+    """
     target = plan.chains[out.target_chain]
     if out.exchange != "forward" or len(target.inputs) > 1:
         return False

@@ -1,4 +1,4 @@
-"""What a failure of a subtask says about another try (S9.1). Pure."""
+"""Classify a failure of a subtask by whether another try may succeed (S9.1). Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import tidegate
 from tidegate.errors import NotFoundError, OutageError, RecordError, StoreError, TidegateError
 
 MISSING_FILE = "missing_file"
-"""A file that is read is not there."""
+"""A file to read does not exist."""
 USER_ERROR = "user_error"
-"""What code raises about its data, and raises again for the same data."""
+"""User code raised an error about its data, and will raise it again for the same data."""
 RUNTIME_ERROR = "runtime_error"
-"""An error of the runtime that has no code of its own, and of which nothing says that it may pass."""
+"""An error of the runtime without a code of its own, and without a sign that it is temporary."""
 SLOT_MEMORY = "slot_memory"
 """A slot used more than its `slot_memory`."""
 
@@ -27,23 +27,25 @@ _ABOUT_DATA = (
     *(NotImplementedError, RecursionError, pa.ArrowCapacityError),
 )
 _OF_DATA = frozenset({"tidegate", "pyarrow", "numpy", "pandas", "dateutil", "pytz"})
-"""Packages whose such errors are about data, beside Python's own: other packages derive errors of networks and services
-from ValueError, too."""
+"""Packages whose errors of these classes are about data, besides Python itself. Other packages derive errors of
+networks and services from them."""
 _CLIENTS = frozenset({"aiobotocore", "aiohttp", "botocore", "deltalake", "httpx", "psycopg", "requests", "urllib3"})
-"""Packages that talk to stores and services: what they raise may pass, except `_REFUSALS`."""
+"""Packages that call stores and services. Their errors may be temporary, except `_REFUSALS`."""
 _REFUSALS = frozenset({"DataError", "IntegrityError", "ProgrammingError"})
-"""Classes of PEP 249: the database answered, and refuses the row or the statement. It will refuse them again."""
+"""Classes of PEP 249: the database responded, and refuses the row or the statement. It will refuse it again."""
 _INSTALLED = tuple(
     os.path.realpath(folder) + os.sep
     for folder in (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *tidegate.__path__)
 )
-"""Code that is not the user's."""
+"""Folders with code that is not the user's."""
 
 
 def failure_code(error: BaseException) -> str:
-    """A code for `RunFailed`, found in the error or in what caused it; "": another try may go well, for all that can be
-    seen: networks, databases, memory. Whatever an outage has caused may go well, too, also where the pipeline could not
-    be built or a file could not be read for it."""
+    """Return a code for `RunFailed`, from the error or its causes; "": another try may succeed.
+
+    "" stands for networks, databases and memory, as far as can be seen. Everything that an outage has caused may
+    succeed the next time, even if it prevented the build of the pipeline or the reading of a file.
+    """
     chain = list(_with_causes(error))
     if any(_may_pass(one) for one in chain):
         return error.code if isinstance(error, StoreError | OutageError) else ""
@@ -52,13 +54,13 @@ def failure_code(error: BaseException) -> str:
         named = next((code for code in ours if code != TidegateError.code), "")
         lost = any(isinstance(one, FileNotFoundError) for one in chain)  # staged files, which no run stages again
         return named or (MISSING_FILE if lost else RUNTIME_ERROR)
-    if isinstance(error, OSError):  # a file of the job's own, such as a scratch file, is made again by the next run
+    if isinstance(error, OSError):  # the next run creates the job's own files again, such as scratch files
         return MISSING_FILE if _is_raised_by_user(error) else ""
     return USER_ERROR if _is_about_data(error) or _is_raised_by_user(error) else ""
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it was raised from or while handling, newest first."""
+    """Yield the error and the errors that caused it or were being handled, newest first."""
     seen: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in seen:
@@ -87,7 +89,7 @@ def _is_about_data(error: BaseException) -> bool:
 
 
 def _is_raised_by_user(error: BaseException) -> bool:
-    """Whether a line of the pipeline's own code raised it, whatever its class."""
+    """Return whether the pipeline's own code raised the error, whatever its class."""
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -1,4 +1,4 @@
-"""What a subtask asks of the slot around it."""
+"""The interface of a slot for its subtasks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from tidegate.snapshot.parts import AsyncSnapshot
 
 
 class SubtaskHost(Protocol):
-    """The slot, or what stands for it in a test. No call blocks."""
+    """The slot, or a substitute in tests. No call blocks."""
 
     def now_ms(self) -> int:
-        """Processing time."""
+        """Return the processing time in milliseconds."""
 
     def wake(self) -> None:
-        """Rouse the loop; from any thread."""
+        """Wake the loop. Safe from any thread."""
 
     def restored_files(self, files: Mapping[tuple[str, int], Sequence[BlobFile]]) -> None:
-        """(uid, index) -> files of blobs of the restored snapshot that checkpoints may use again; before the first of
-        them."""
+        """Register files of blobs of the restored snapshot that checkpoints may use again: (uid, index) -> files.
+
+        Must be called before the first checkpoint.
+        """
 
     def write_snapshot(
         self,
@@ -32,18 +34,24 @@ class SubtaskHost(Protocol):
         finished: bool,
         over: Callable[[int], None],
     ) -> None:
-        """Run the asynchronous phase and acknowledge, or decline when it fails; then call `over(checkpoint_id)` on the
-        loop. When the checkpoint has been aborted, call `over` and nothing else."""
+        """Run the asynchronous phase and acknowledge, or decline if it fails. Then call `over(checkpoint_id)` on the
+        loop.
+
+        If the checkpoint has been aborted, only call `over`.
+        """
 
     def decline(self, subtask: tuple[int, int], checkpoint_id: int, reason: str, code: DeclineCode = "failed") -> None:
-        """Tell the coordinator. `code`: "failed" counts as a failure of the checkpoint (S2.2), the others do not: the
-        subtask had finished (S1.5), or a newer barrier or a cancel marker ended its alignment (S3.4)."""
+        """Decline a checkpoint.
+
+        `code`: "failed" counts as a failure of the checkpoint (S2.2). The other codes do not: the subtask had finished
+        (S1.5), or a newer barrier or a cancel marker ended its alignment (S3.4).
+        """
 
     def ended(self, subtask: tuple[int, int], natural: bool) -> None:
-        """EndOfData has been passed on."""
+        """Report that EndOfData has been sent downstream."""
 
     def finished(self, subtask: tuple[int, int]) -> None:
-        """Closed, EndOfPartition sent."""
+        """Report that the subtask is closed and has sent EndOfPartition."""
 
     def commit(
         self,
@@ -52,4 +60,4 @@ class SubtaskHost(Protocol):
         work: Sequence[Callable[[], None]],
         done: Callable[[], None],
     ) -> None:
-        """Do the commits off the loop, report them; then call `done` on the loop."""
+        """Carry out the commits outside the loop and report them; then call `done` on the loop."""

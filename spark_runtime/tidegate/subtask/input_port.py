@@ -1,4 +1,4 @@
-"""One input channel of a subtask, as alignment and captures see it."""
+"""One input channel of a subtask, with its state for alignment and captures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class InputPort:
     """One input channel of a subtask.
 
     Attributes:
-        input_index: of the chain's head.
-        blocked: aligned, not processed.
+        input_index: input of the chain's head that it belongs to.
+        blocked: it is blocked for an alignment, and not processed.
         ended: its end was processed.
         source: subtask index at the other end.
-        timeless: brings no watermark but that of its end, and holds back nobody else's (S4.4).
+        timeless: it delivers no watermark except its end, and does not hold back watermarks of other channels (S4.4).
     """
 
     channel: InputChannel

@@ -1,4 +1,4 @@
-"""The input channels of one subtask: which element comes next, and what has arrived but is not due yet."""
+"""The input channels of one subtask: the next element to process, and events that have arrived in the queues."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from tidegate.subtask.snapshots.in_flight_capture import InFlightCaptures
 
 
 class Inputs:
-    """Takes elements from the ports in turn; what a restored snapshot held in flight before any of them (S3.7).
+    """Takes elements from the ports in turn. In-flight records of a restored snapshot come before all others (S3.7).
 
     Attributes:
-        ports: by channel number.
-        news: (channel number, barrier or end) that arrived in a queue; filled by any thread, emptied by the subtask.
-        recording: which channels are being captured; see `InFlightCaptures`.
+        ports: ports by channel number.
+        news: (channel number, barrier or end) that has arrived in a queue. Filled by any thread, emptied by the
+            subtask.
+        recording: channels that are being captured; see `InFlightCaptures`.
     """
 
     def __init__(
         self, ports: Sequence[InputPort], captures: InFlightCaptures, replay: Iterable[tuple[int, Element]] = ()
     ) -> None:
-        """Args: replay: (channel number, element) in the order in which they are taken."""
+        """Args: replay: (channel number, element) in the order of processing."""
         self.ports = list(ports)
         self.news: deque[tuple[int, Announced]] = deque()
         self._captures = captures
@@ -32,13 +33,15 @@ class Inputs:
         self._next = 0
 
     def listen(self) -> None:
-        """From now on learn of barriers and ends as they arrive. Once, before anything does."""
+        """Subscribe to barriers and ends as they arrive. Call it once, before any arrives."""
         for number, port in enumerate(self.ports):
             port.channel.on_barrier_queued(self._announce(number))
 
     def take(self) -> tuple[int, Element] | None:
-        """(channel number, element), or None when no channel that may be processed has any. A barrier is never taken
-        before the whole replay: what is replayed lies in front of it."""
+        """Return (channel number, element), or None if no unblocked channel has an element.
+
+        No barrier is returned before the end of the replay, because replayed records precede it.
+        """
         if self._replay:
             return self._replay.popleft()
         ports = self.ports
@@ -56,16 +59,16 @@ class Inputs:
         return None
 
     def replay_left(self) -> list[tuple[int, Element]]:
-        """What of the replay has not been taken."""
+        """Return the elements of the replay that have not been taken."""
         return list(self._replay)
 
     @property
     def any_blocked(self) -> bool:
-        """Some channel waits for the barriers of others."""
+        """True if a channel waits for the barriers of other channels."""
         return any(port.blocked for port in self.ports)
 
     def unblock(self) -> None:
-        """Process every channel."""
+        """Unblock every channel."""
         for port in self.ports:
             port.blocked = False
 

@@ -1,4 +1,4 @@
-"""How a subtask comes to its end (S7.1-S7.3). Pure."""
+"""The steps by which a subtask ends (S7.1-S7.3). Pure."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ class InputEnded:
 
 @dataclass(frozen=True, slots=True)
 class AllInputsEnded:
-    """Every input has ended. `drain`: call finish first; then pass EndOfData(drain) on."""
+    """Every input has ended. `drain`: call finish first; then send EndOfData(drain)."""
 
     drain: bool
 
 
 class SubtaskLifecycle:
-    """From running over ended (EndOfData passed on) to finished.
+    """The way of a subtask from running through ended (EndOfData sent) to finished.
 
-    A subtask may finish when it has ended, every input channel has reached EndOfPartition, every part that it took of a
-    snapshot is acknowledged, declined or aborted, and a snapshot that started after the end has completed and been
-    committed; with `wait_for_final` False, or after `allow_finish`, the last condition falls away.
+    A subtask may finish when all these conditions hold:
+
+    - It has ended.
+    - Every input channel has reached EndOfPartition.
+    - Every part of a snapshot that it took is acknowledged, declined or aborted.
+    - A snapshot that started after its end has completed and been committed. This condition does not apply with
+      `wait_for_final` False or after `allow_finish`.
     """
 
     def __init__(self, channel_inputs: Sequence[int], *, wait_for_final: bool) -> None:
-        """Args: channel_inputs: for each input channel the index of the input it belongs to."""
+        """Args: channel_inputs: for each input channel the index of its input."""
         self._input_of = list(channel_inputs)
         self._open_data = set(range(len(self._input_of)))
         self._open_partitions = set(range(len(self._input_of)))
@@ -46,16 +50,16 @@ class SubtaskLifecycle:
 
     @property
     def phase(self) -> Phase:
-        """Where the subtask stands."""
+        """The current phase."""
         return self._phase
 
     @property
     def all_partitions_ended(self) -> bool:
-        """Every input channel has reached EndOfPartition; sources: always."""
+        """True when every input channel has reached EndOfPartition. Always true in sources."""
         return not self._open_partitions
 
     def end_of_data(self, channel: int, drain: bool) -> list[InputEnded | AllInputsEnded]:
-        """EndOfData on `channel`; a channel counts once."""
+        """Process EndOfData on `channel`. Repeated calls for a channel have no effect."""
         if channel not in self._open_data:
             return []
         self._open_data.discard(channel)
@@ -69,40 +73,43 @@ class SubtaskLifecycle:
         return out
 
     def end_of_partition(self, channel: int) -> None:
-        """EndOfPartition on `channel`."""
+        """Process EndOfPartition on `channel`."""
         self._open_partitions.discard(channel)
 
     def end_of_data_sent(self) -> None:
-        """EndOfData has been sent to every output."""
+        """Record that EndOfData has been sent to every output."""
         assert self._phase == "running", self._phase
         self._phase = "ended"
 
     def on_snapshot_taken(self, checkpoint_id: int) -> None:
-        """A snapshot was taken; counts as final when the subtask had ended before. Its part keeps the subtask from
-        finishing until `snapshot_settled`: a closed subtask would abort a snapshot that it takes part in (S7.3)."""
+        """Record that a snapshot was taken. It counts as final if the subtask had ended before.
+
+        The subtask cannot finish until `snapshot_settled`, because a closed subtask would abort a snapshot that it
+        takes part in (S7.3).
+        """
         self._unwritten.add(checkpoint_id)
         if self._phase == "ended":
             self._snapshots_after_end.add(checkpoint_id)
 
     def snapshot_settled(self, checkpoint_id: int) -> None:
-        """The part of snapshot `checkpoint_id` is acknowledged, declined or aborted. May come repeatedly."""
+        """Record that the part of snapshot `checkpoint_id` is acknowledged, declined or aborted. May be repeated."""
         self._unwritten.discard(checkpoint_id)
 
     def committed(self, checkpoint_id: int) -> None:
-        """Snapshot `checkpoint_id` completed and what it permits here is committed."""
+        """Record that snapshot `checkpoint_id` has completed, and that this subtask has committed what it permits."""
         if checkpoint_id in self._snapshots_after_end:
             self._final_done = True
 
     def allow_finish(self) -> None:
-        """No snapshot is to come."""
+        """Allow the end without a final snapshot, because none is coming."""
         self._wait_for_final = False
 
     @property
     def may_finish(self) -> bool:
-        """Time to close and send EndOfPartition."""
+        """True when the subtask may close and send EndOfPartition."""
         done = self._final_done or not self._wait_for_final
         return self._phase == "ended" and done and self.all_partitions_ended and not self._unwritten
 
     def finished(self) -> None:
-        """EndOfPartition has been sent."""
+        """Record that EndOfPartition has been sent."""
         self._phase = "finished"

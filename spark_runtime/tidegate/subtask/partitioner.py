@@ -1,4 +1,4 @@
-"""A user's partitioner: from what it says of a batch to a batch for each subtask."""
+"""Apply a user's partitioner: split a batch into one batch per subtask."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from tidegate.subtask.chain import OperatorFailure
 
 
 def partition_batch(partitioner: Partitioner, parallelism: int, uid: str, subtask: int) -> Cut:
-    """Cuts batches as the partitioner says. It is asked also where there is one subtask, so that its mistakes show
-    early: what it raises, and anything that it gives but a subtask for each row, is an OperatorFailure.
+    """Return a function that splits batches by the partitioner.
+
+    The partitioner is called even with one subtask, so that its mistakes show early. If it raises, or returns anything
+    but one subtask per row, an OperatorFailure is raised.
 
     Args:
-        uid: of the operator that reads the records.
-        subtask: that sends them.
+        uid: uid of the operator that reads the records.
+        subtask: index of the subtask that sends them.
     """
 
     def cut(batch: pa.RecordBatch) -> list[pa.RecordBatch | None]:
@@ -32,7 +34,7 @@ def partition_batch(partitioner: Partitioner, parallelism: int, uid: str, subtas
 def targets_of(
     partitioner: Partitioner, batch: pa.RecordBatch, parallelism: int, uid: str, subtask: int
 ) -> npt.NDArray[np.int32]:
-    """The subtask of each row. Args and errors: as of `partition_batch`."""
+    """Return the subtask of each row. Args and errors as in `partition_batch`."""
     try:
         targets = _checked_targets(partitioner(batch, parallelism), batch.num_rows, parallelism, partitioner)
     except Exception as error:
@@ -45,24 +47,26 @@ def _checked_targets(given: object, rows: int, parallelism: int, partitioner: Pa
         given = given.combine_chunks()
     if isinstance(given, pa.Array):
         if given.null_count:
-            raise _partitioner_error(partitioner, f"it gave {given.null_count} nulls", "Give every row a subtask")
+            raise _partitioner_error(
+                partitioner, f"it returned {given.null_count} nulls", "Return a subtask for every row"
+            )
         given = given.to_numpy(zero_copy_only=False)
     numbers = np.asarray(given)
     if numbers.shape != (rows,) or (rows and numbers.dtype.kind not in "iu"):
         raise _partitioner_error(
             partitioner,
-            f"it gave an array of shape {numbers.shape} and type {numbers.dtype} for {rows} rows",
-            "Give a whole number for each row, such as batch['k'].to_numpy() % n",
+            f"it returned an array of shape {numbers.shape} and type {numbers.dtype} for {rows} rows",
+            "Return an integer for each row, such as batch['k'].to_numpy() % n",
         )
     if rows and (numbers.min() < 0 or numbers.max() >= parallelism):
         raise _partitioner_error(
             partitioner,
-            f"it gave subtasks {numbers.min()}..{numbers.max()} of {parallelism}",
-            f"Give numbers from 0 to n - 1; n, its second argument, is {parallelism} here",
+            f"it returned subtasks {numbers.min()}..{numbers.max()}, but there are {parallelism}",
+            f"Return numbers from 0 to n - 1. n is the second argument, here {parallelism}",
         )
     return numbers.astype(np.uint16)
 
 
 def _partitioner_error(partitioner: Partitioner, cause: str, remedy: str) -> PipelineError:
     name = getattr(partitioner, "__qualname__", type(partitioner).__name__)
-    return PipelineError(f"the partitioner {name} does not say whose the rows are", cause=cause, remedy=remedy)
+    return PipelineError(f"partitioner {name} does not return a subtask for each row", cause=cause, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Where a chain's outputs go: its edges and their channels."""
+"""The outputs of a chain: its edges and their channels."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tidegate.channel.ports import OutputChannel
 from tidegate.operators.stream_operator import MAIN_OUTPUT, EmissionPaused, SideOutput
 
 Partitioner = Callable[[pa.RecordBatch], Sequence[pa.RecordBatch | None]]
-"""Cuts a batch into one batch (or None) per channel."""
+"""Splits a batch into one batch (or None) per channel."""
 Emitted: TypeAlias = Element | SideOutput | EmissionPaused
-"""What a subtask emits: an element of its main output, rows of another, or that it waits."""
+"""Emission of a subtask: an element of its main output, rows of a side output, or a pause."""
 
 
 @dataclass
@@ -26,9 +26,9 @@ class OutputEdge:
         channels: one for `forward`, else one per target subtask.
         partition: for `hash`; None sends each batch to every channel (`forward` has one, `broadcast` all).
         round_robin: for `rebalance`.
-        output: of the chain, whose records it takes.
-        first: channel that `rebalance` begins with; senders begin with different ones.
-        tells_splits: what reads it is told of the splits of the source.
+        output: name of the chain's output whose records it sends.
+        first: channel with which `rebalance` begins; it differs between senders.
+        tells_splits: its reader needs to know the split of the source.
     """
 
     channels: Sequence[OutputChannel]
@@ -42,14 +42,14 @@ class OutputEdge:
         self._next = self.first
 
     def has_capacity(self) -> bool:
-        """Another batch may be sent on every channel."""
+        """Return whether another batch may be sent on every channel."""
         for channel in self.channels:  # noqa: SIM110 - asked at every step, twice as fast
             if not channel.has_capacity():
                 return False
         return True
 
     def send(self, element: Element) -> None:
-        """Route a batch; send an event to every channel (S3.1)."""
+        """Send a batch to its channels, or an event to every channel (S3.1)."""
         if not isinstance(element, pa.RecordBatch):
             for channel in self.channels:
                 channel.send(element)
@@ -74,7 +74,7 @@ class Router:
     _turn: SplitChanged | None = None
 
     def announce_split(self, turn: SplitChanged) -> None:
-        """In front of the records that follow; needs no room. Nothing where it has been told."""
+        """Send a change of split before the records that follow. Needs no capacity; repeated calls have no effect."""
         if turn is not self._turn:
             self._turn = turn
             self.send(turn)
@@ -86,14 +86,14 @@ class Router:
                 channel.overdraw(allowed)
 
     def has_capacity(self) -> bool:
-        """Every edge takes another batch, of whichever output; else the subtask is parked."""
+        """Return whether every edge accepts another batch, of any output. If not, the subtask waits."""
         for edge in self.edges:  # noqa: SIM110
             if not edge.has_capacity():
                 return False
         return True
 
     def send(self, element: Element | SideOutput) -> None:
-        """Records to every edge of their output, events to every edge, in order."""
+        """Send records to every edge of their output, and events to every edge, in order."""
         if isinstance(element, pa.RecordBatch):
             self._records(MAIN_OUTPUT, element)
         elif isinstance(element, SideOutput):

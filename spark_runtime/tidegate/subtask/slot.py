@@ -1,6 +1,6 @@
-"""One slot: its subtasks, the messages of its control connection, and the one cooperative loop (design, "Loop rules").
+"""One slot: its subtasks, the messages of its control connection, and its cooperative loop (design, "Loop rules").
 
-Threads around it only append to the inbox and wake it; everything else happens in `run`.
+Other threads only append to the inbox and wake the loop. Everything else happens in `run`.
 """
 
 from __future__ import annotations
@@ -56,33 +56,39 @@ from tidegate.subtask.subtask import Subtask
 logger = logging.getLogger("tidegate.subtask")
 
 REPORT_INTERVAL_MS = 200
-"""How often a slot tells the driver of its sources' watermarks at most: how far a source may run beyond its drift."""
+"""Shortest time between reports of the sources' watermarks to the driver, milliseconds. It limits how far a source may
+exceed its drift."""
 PAUSED = "ahead of its alignment group"
-"""Why such a source is not read."""
+"""Reason of the pause of a source that is too far ahead."""
 IDLE_WAIT_S = 0.05
-"""Longest sleep of an idle loop, seconds: bounds the delay of a wake-up that raced with falling asleep."""
+"""Longest sleep of an idle loop, seconds. It limits the delay of a wake-up that came while the loop fell asleep."""
 
 INPUT_STEPS_PER_ROUND = 64
-"""Most elements that one subtask takes from its inputs before sources are polled again. With p slots, one poll of each
-source makes up to p parts in every slot: a loop that takes fewer parts a round than arrive fills its queues with small
-batches. The bound keeps a slot's other subtasks from starving."""
-INPUT_TURN_MS = 10
-"""How long such a turn may last, milliseconds: behind slow operators a round must not take as long as a full queue."""
+"""Most elements that one subtask takes from its inputs before sources are polled again.
 
-COMMIT_PENDING = "too much is not committed"
-"""Why sources are not read while a commit gate holds too much back (S7.8)."""
+With p slots, one poll of each source creates up to p parts in every slot. A loop that takes fewer parts per round than
+arrive fills its queues with small batches. The limit keeps the slot's other subtasks from starving.
+"""
+INPUT_TURN_MS = 10
+"""Longest duration of such a turn, milliseconds. With slow operators, a round must not take as long as a full queue."""
+
+COMMIT_PENDING = "too many checkpoints are not committed"
+"""Reason of the pause of sources while too many checkpoints wait for a verdict (S7.8)."""
 MAX_KNOWN_PLACES = 1_024
-"""Snapshot locations a slot remembers; more than can be pending at once, since the coordinator bounds those."""
+"""Snapshot locations that a slot remembers. More than can be pending at once, because the coordinator limits those."""
 
 
 class AlignedSources:
-    """Tells the driver how far they are, and pauses those that are further ahead of the least of their group, which the
-    driver tells, than their drift allows."""
+    """Reports watermarks of sources to the driver, and pauses sources that are too far ahead of their alignment group.
+
+    The driver sends the lowest watermark of each group. A source is paused while it is further ahead than its drift
+    allows.
+    """
 
     def __init__(
         self, subtasks: Sequence[Subtask], send: Callable[[SlotMessage], None], now_ms: Callable[[], int]
     ) -> None:
-        """Args: subtasks: of the slot; others than sources of a group are passed over."""
+        """Args: subtasks: subtasks of the slot; only sources that belong to a group are used."""
         sources = [(s, s.source_input) for s in subtasks if s.source_input is not None]
         self._members = [(s, source, source.group) for s, source in sources if source.group is not None]
         self._send = send
@@ -92,7 +98,7 @@ class AlignedSources:
         self._lows: dict[str, GroupWatermark] = {}
 
     def update(self) -> None:
-        """Once each round of the loop."""
+        """Update pauses and reports. Call it once per round of the loop."""
         if not self._members:
             return
         for subtask, source, group in self._members:
@@ -104,7 +110,7 @@ class AlignedSources:
             self._report(now_ms)
 
     def take(self, groups: Mapping[str, GroupWatermark]) -> None:
-        """The driver reports how far groups are, by name."""
+        """Store the progress of groups that the driver reports, by name."""
         self._lows |= groups
 
     def _report(self, now_ms: int) -> None:
@@ -120,17 +126,17 @@ class AlignedSources:
 
 
 class LoopSignal:
-    """The one wake primitive of a slot's loop."""
+    """The single primitive that wakes a slot's loop."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     def set(self) -> None:
-        """Wake the loop; from any thread."""
+        """Wake the loop. Safe from any thread."""
         self._event.set()
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until woken or `timeout_s` has passed; forgets the wake-up."""
+        """Sleep until woken or until `timeout_s` has passed, then clear the wake-up."""
         self._event.wait(timeout_s)
         self._event.clear()
 
@@ -138,9 +144,9 @@ class LoopSignal:
 class Slot:
     """Hosts subtasks; implements SubtaskHost.
 
-    Call order: construct, `subtasks = deploy(..., host=slot)`, `start(subtasks)`, then `run`, or `pump` when driven
-    from
-    outside. `tell` may be called from any thread, everything else from the loop's.
+    Call order: construct, `subtasks = deploy(..., host=slot)`, `start(subtasks)`, then `run`, or `run_round` if the
+    caller drives the loop. `post` and `wake` may be called from any thread, everything else only from the loop's
+    thread.
     """
 
     def __init__(
@@ -159,8 +165,15 @@ class Slot:
         compression: SnapshotCompression = "none",
         input_steps: int = INPUT_STEPS_PER_ROUND,
     ) -> None:
-        """Args: send: a message to the driver, must not block. threshold_bytes: `state_size_threshold`. copies: with
-        `local_recovery` (S5.4). compression: `snapshot_compression`. input_steps: see `INPUT_STEPS_PER_ROUND`."""
+        """Create a slot.
+
+        Args:
+            send: sends a message to the driver; must not block.
+            threshold_bytes: the option `state_size_threshold`.
+            copies: local copies of state, with `local_recovery` (S5.4).
+            compression: the option `snapshot_compression`.
+            input_steps: see `INPUT_STEPS_PER_ROUND`.
+        """
         self._run_id = run_id
         self._generation = generation
         self._send = send
@@ -185,15 +198,15 @@ class Slot:
     # ------------------------------------------------------------ SubtaskHost
 
     def now_ms(self) -> int:
-        """Processing time, milliseconds since the epoch."""
+        """Return the processing time, milliseconds since the epoch."""
         return self._now_ms()
 
     def wake(self) -> None:
-        """Rouse the loop; from any thread."""
+        """Wake the loop. Safe from any thread."""
         self._wake.set()
 
     def restored_files(self, files: Mapping[tuple[str, int], Sequence[BlobFile]]) -> None:
-        """Rely on them until the first completed checkpoint."""
+        """Register files of the restored snapshot, which are used until the first checkpoint completes."""
         self._writer.blobs.restored(files)
 
     def write_snapshot(
@@ -205,14 +218,17 @@ class Slot:
         finished: bool,
         over: Callable[[int], None],
     ) -> None:
-        """Hand the asynchronous phase to a writer; a barrier that overtook its trigger message waits for the place."""
+        """Pass the asynchronous phase to a writer thread.
+
+        If the barrier arrived before the trigger message, the phase waits for the snapshot's location.
+        """
 
         def submit(place: SnapshotPlace) -> None:
             self._write(subtask, place, parts, metrics, finished, over)
 
         place = self._places.get(checkpoint_id)
         if place is None and checkpoint_id <= self._newest_trigger:
-            over(checkpoint_id)  # aborted since: triggers come in order, and this one's place has been forgotten
+            over(checkpoint_id)  # aborted: triggers arrive in order, so its location was known and is forgotten
             return
         if place is None:
             self._held.setdefault(checkpoint_id, []).append(submit)
@@ -220,15 +236,15 @@ class Slot:
             submit(place)
 
     def decline(self, subtask: tuple[int, int], checkpoint_id: int, reason: str, code: DeclineCode = "failed") -> None:
-        """Tell the coordinator."""
+        """Send the message to the coordinator."""
         self._send(Declined(subtask, checkpoint_id, self._run_id, reason, code))
 
     def ended(self, subtask: tuple[int, int], natural: bool) -> None:
-        """Tell the coordinator."""
+        """Send the message to the coordinator."""
         self._send(SubtaskEndedData(subtask, natural))
 
     def finished(self, subtask: tuple[int, int]) -> None:
-        """Tell the coordinator."""
+        """Send the message to the coordinator."""
         self._send(SubtaskFinished(subtask, self._last_counts(subtask)))
 
     def commit(
@@ -238,7 +254,7 @@ class Slot:
         work: Sequence[Callable[[], None]],
         done: Callable[[], None],
     ) -> None:
-        """Do the commits on writers, report them, then `done` on the loop."""
+        """Run the commits on writer threads and report them, then run `done` on the loop."""
 
         def committed(_: object) -> None:
             self._send(SubtaskCommitted(subtask, checkpoint_id))
@@ -273,25 +289,28 @@ class Slot:
         self._writer.write(subtask[1], place, parts, written, failed)
 
     def _last_counts(self, subtask: tuple[int, int]) -> Mapping[str, int]:
-        """Counts of a source subtask that has processed all its data: no position holds them from then on."""
+        """Return the counts of a source subtask that has processed all its data.
+
+        Positions do not hold them from then on.
+        """
         hosted = self._by_id.get(subtask)
         return hosted.source_input.counters() if hosted is not None and hosted.source_input is not None else {}
 
     # ------------------------------------------------------------ messages
 
     def post(self, message: DriverMessage | Callable[[], None]) -> None:
-        """Queue a message of the driver, or a call, for the loop; from any thread."""
+        """Queue a message of the driver, or a call, for the loop. Safe from any thread."""
         self._inbox.append(message)
         self._wake.set()
 
     def unhandled(self) -> Sequence[DriverMessage]:
-        """Messages of the driver that came too late for the loop, which has ended; they are no longer here."""
+        """Remove and return messages of the driver that arrived after the loop had ended."""
         rest = [message for message in self._inbox if not callable(message)]
         self._inbox.clear()
         return rest
 
     def start(self, subtasks: Sequence[Subtask]) -> None:
-        """Take the deployed subtasks, downstream ones first, and report them running."""
+        """Take the deployed subtasks, downstream ones first, and report them as running."""
         self._subtasks = list(subtasks)
         self._by_id = {s.subtask: s for s in subtasks}
         self._aligned = AlignedSources(subtasks, self._send, self._now_ms)
@@ -344,7 +363,7 @@ class Slot:
             case Cancel():
                 self._cancelled = True
             case Deploy() | Start():
-                raise AssertionError(f"{type(message).__name__} comes before the loop")
+                raise AssertionError(f"{type(message).__name__} must arrive before the loop starts")
             case _:
                 assert_never(message)
 
@@ -367,17 +386,19 @@ class Slot:
 
     @property
     def is_over(self) -> bool:
-        """Every subtask has finished, or the driver cancelled the run."""
+        """True when every subtask has finished, or the driver cancelled the run."""
         return self._cancelled or all(s.is_finished for s in self._subtasks)
 
     @property
     def was_cancelled(self) -> bool:
-        """The driver cancelled the run."""
+        """True when the driver cancelled the run."""
         return self._cancelled
 
     def run_round(self) -> bool:
-        """One round: messages, then a turn of every subtask, downstream ones first, so that what waits in the queues is
-        processed before sources add to it. False: nothing could be done now."""
+        """Run one round: messages, then a turn of every subtask. Return False if nothing could be done.
+
+        Downstream subtasks run first, so that queued elements are processed before sources add more.
+        """
         self.rounds += 1
         progressed = told = self._take_messages()
         failure = self._transport_failure()
@@ -385,7 +406,8 @@ class Slot:
             raise failure
         self._aligned.update()
         for subtask in self._subtasks:
-            # What the driver has said reaches every subtask before queues are drained: no barrier waits for them.
+            # Messages of the driver reach every subtask before queues are emptied, so that no barrier waits for the
+            # queues.
             if subtask.step() if told else self._step_subtasks(subtask):
                 progressed = True
         if progressed:
@@ -393,8 +415,10 @@ class Slot:
         return progressed
 
     def _step_subtasks(self, subtask: Subtask) -> bool:
-        """One step of a source; of another subtask as many as its inputs have elements, up to the bounds. A message of
-        the driver (a trigger, an abort) ends the turn early: it does not wait for a whole queue."""
+        """Do one step of a source, or several steps of another subtask, up to the limits.
+
+        A message of the driver (a trigger, an abort) ends the turn early, so that it does not wait for a whole queue.
+        """
         until_ms = self._now_ms() + INPUT_TURN_MS
         if not subtask.step():
             return False
@@ -405,27 +429,27 @@ class Slot:
         return True
 
     def run(self) -> None:
-        """Pump until over. Sleeps only when no subtask could do anything."""
+        """Run rounds until the run is over. Sleeps only if no subtask could do anything."""
         while not self.is_over:
             if not self.run_round():
                 self._wake.wait(self._sleep_s())
 
     def _sleep_s(self) -> float:
-        times = [at_ms for s in self._subtasks if (at_ms := s.retry_at_ms) is not None]  # asked once: time goes on
+        times = [at_ms for s in self._subtasks if (at_ms := s.retry_at_ms) is not None]  # read once: the value changes
         if not times:
             return IDLE_WAIT_S
         return min(IDLE_WAIT_S, max(0.0, (min(times) - self._now_ms()) / 1000))
 
     def close(self) -> None:
-        """Close every subtask; errors are logged, since the run's own outcome matters more."""
+        """Close every subtask. Errors are only logged, because the outcome of the run matters more."""
         for subtask in self._subtasks:
             try:
                 subtask.close()
             except Exception:
-                logger.exception("closing failed", extra=context(subtask=subtask.subtask[1]))
+                logger.exception("closing a subtask failed", extra=context(subtask=subtask.subtask[1]))
 
     def metrics(self) -> SlotMetrics:
-        """For the heartbeat."""
+        """Return the metrics for the heartbeat."""
         return SlotMetrics(
             self.progress,
             tuple(

@@ -1,4 +1,4 @@
-"""The head of a source chain: a reader, its splits, and what operators must know of them (S4)."""
+"""The head of a source chain: a reader, its splits, and the information about splits for operators (S4)."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from tidegate.subtask.chain import OperatorFailure
 
 
 class ExhaustedReader(SourceReader):
-    """Stands for the reader of a source that had finished when the restored snapshot was taken: none of the source's
-    own code runs (S6.2)."""
+    """Replaces the reader of a source that had finished in the restored snapshot: no code of the source runs (S6.2)."""
 
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """None are left."""
+        """Ignore the splits: none are left."""
 
     def poll(self, now_ms: int) -> PollResult:
-        """The end."""
+        """Return the end."""
         return PollResult(state="end")
 
     def snapshot(self) -> Sequence[Split]:
-        """None."""
+        """Return no splits."""
         return ()
 
 
 class SourceInput:
-    """A reader as the subtask sees it. Records and position move together, because `poll` and `snapshot` are called by
-    the one loop (S4.1).
+    """A reader as the subtask sees it.
+
+    Records and position advance together, because one loop calls both `poll` and `snapshot` (S4.1).
 
     Attributes:
-        turn: the split of the batch polled last, and those left.
+        turn: the split of the last polled batch, and the splits that are left.
     """
 
     def __init__(
@@ -50,9 +50,15 @@ class SourceInput:
         group: AlignmentGroup | None = None,
         side_outputs: Collection[str] = (),
     ) -> None:
-        """Args: contexts: of the chain's operators; they learn the split of the batch in hand.
-        idle_after_ms: without records for so long the source counts as idle; None: only when the reader says so.
-        group: whose watermarks it is not to leave behind. side_outputs: those that something reads."""
+        """Create the input.
+
+        Args:
+            contexts: contexts of the chain's operators, which receive the split of the current batch.
+            idle_after_ms: time without records after which the source counts as idle; None: only if the reader reports
+                it.
+            group: alignment group that limits how far the source may be ahead.
+            side_outputs: side outputs that are read.
+        """
         self.group = group
         self._paused_for: set[str] = set()
         self._idle_after_ms = idle_after_ms
@@ -69,13 +75,13 @@ class SourceInput:
         self._idle = False
 
     def start(self, splits: Sequence[Split]) -> None:
-        """Give the reader its splits, once."""
+        """Pass the splits to the reader. Call it once."""
         self._restored = next((split.split_id for split in splits if split.position is not None), None)
         self._guard(lambda: self._reader.add_splits(splits))
         self._learn_splits(None)
 
     def poll(self, now_ms: int) -> PollResult:
-        """The next batch, with the contexts told of its split."""
+        """Return the next batch. The contexts then name its split."""
         polled: PollResult = self._guard(lambda: self._reader.poll(now_ms))
         if polled.batch is not None:
             self.records += polled.batch.num_rows
@@ -85,12 +91,15 @@ class SourceInput:
         return polled
 
     def sides(self, polled: PollResult) -> list[SideOutput]:
-        """Rows of side outputs that somebody reads; the source itself counts the others, if they matter."""
+        """Return the rows of side outputs that are read. The source itself counts the others, if they matter."""
         return [SideOutput(name, batch) for name, batch in polled.sides.items() if name in self._side_outputs]
 
     def is_idle(self, polled: PollResult, now_ms: int) -> bool:
-        """It has had nothing for so long that nobody is to wait for it, or says so itself (S4.4). Silence begins with
-        the first poll that brings nothing: before it the subtask may have stood still, with a batch in hand."""
+        """Return whether the source is idle: silent for `idle_after_ms`, or idle by its own report (S4.4).
+
+        Silence begins with the first poll that returns nothing. Before that, the subtask may have been waiting with a
+        batch.
+        """
         if polled.batch is not None:
             self._silent_since_ms = None
         elif self._silent_since_ms is None:
@@ -101,13 +110,15 @@ class SourceInput:
 
     @property
     def is_paused(self) -> bool:
-        """It is not to be polled, for one reason or another."""
+        """True while the source must not be polled, for any reason."""
         return bool(self._paused_for)
 
     def pause(self, why: str, paused: bool) -> None:
-        """It is not polled for a time, or, when no other reason is left, is again: that it gives nothing meanwhile
-        tells nothing, so `idle_after` begins anew. Else its first empty poll would let the watermark run away from rows
-        that wait in it (S4.4)."""
+        """Pause polling for the reason `why`, or end that pause. Polling resumes when no reason is left.
+
+        After a pause `idle_after` begins again, because a paused source emits nothing and is not silent. Otherwise its
+        first empty poll would advance the watermark past rows that wait in the source (S4.4).
+        """
         if paused == (why in self._paused_for):
             return
         self._paused_for ^= {why}
@@ -117,12 +128,12 @@ class SourceInput:
             self._silent_since_ms = None
 
     def snapshot(self) -> AsyncSnapshot:
-        """Positions after the last batch polled (S4.2)."""
+        """Return the positions after the last polled batch (S4.2)."""
         part = splits_part(self._reader.snapshot())
         return lambda: [part]
 
     def metrics(self) -> SourceMetrics:
-        """For the heartbeat. A reader may replace `records`, and reports the other facts."""
+        """Return the metrics for the heartbeat. A reader may replace `records`, and adds other facts."""
         facts = {"records": self.records, **self._reader.progress()}
         records, played_all = int(facts.pop("records")), bool(facts.pop("played_all", False))
         if self._paused_for:
@@ -130,7 +141,7 @@ class SourceInput:
         return SourceMetrics(self.uid, records, played_all, facts, self.counters())
 
     def counters(self) -> dict[str, int]:
-        """Named counts, over all runs."""
+        """Return named counts over all runs."""
         return dict(self._reader.counters())
 
     def close(self) -> None:
@@ -158,10 +169,13 @@ class SourceInput:
             raise OperatorFailure(self.uid, self._subtask, error) from error
 
     def _foreign(self, error: Exception) -> SnapshotError:
-        """Snapshots of earlier versions do not name the source's class: a reader is the first to find out."""
+        """Return the error for a position of another source class.
+
+        Snapshots of earlier versions do not name the source's class, so that only the reader can notice it.
+        """
         return SnapshotError(
-            f"{type(self._reader).__name__} of source {self.uid!r} cannot read on from split {self._restored!r}",
+            f"{type(self._reader).__name__} of source {self.uid!r} cannot continue from split {self._restored!r}",
             where=f"source {self.uid!r} subtask {self._subtask}",
             cause=f"another source class or version may have written it: {type(error).__name__}: {error}",
-            remedy="Restore with the class that wrote it, or give the source a new uid",
+            remedy="Restore with the source class that wrote it, or give the source a new uid",
         )

@@ -1,11 +1,12 @@
-"""One subtask: takes elements and triggers one at a time, emits resumably, snapshots as one atomic step (S3, S4, S7).
+"""One subtask: takes one element or trigger at a time, emits resumably, snapshots in one atomic step (S3, S4, S7).
 
-Channels, clock and the host that makes snapshots durable are passed in. Everything a subtask does is an *emission*, a
-generator: the loop pulls it while the outputs have capacity, and nothing else meanwhile; so all is serial (S4.1).
+Channels, clock and the host that makes snapshots durable are passed in. All work of a subtask is an *emission*, a
+generator. The loop advances it while the outputs have capacity, and does nothing else for the subtask in between. So
+all work is serial (S4.1).
 
-Unaligned checkpoints (S3.7) rest on one fact of the channels: nothing waits with the sender for room, so that all that
-was sent before a barrier arrives without being consumed. In-flight data is therefore found in the receiver's queues
-alone, and a subtask can be snapshot between any two emissions.
+Unaligned checkpoints (S3.7) rely on one property of the channels: a sender never keeps elements to wait for capacity,
+so that everything that was sent before a barrier arrives even if nobody consumes it. In-flight data is therefore only
+in the receiver's queues, and a snapshot of a subtask is possible between any two emissions.
 """
 
 from __future__ import annotations
@@ -58,41 +59,49 @@ from tidegate.subtask.watermarks import WatermarkTracker
 __all__ = ["InputPort", "Subtask", "SubtaskHost"]
 
 EMISSION_BUDGET = 32
-"""Elements one step may emit before the loop looks at the other subtasks."""
+"""Elements that one step may emit before the other subtasks get a turn."""
 
 
 class SubtaskTimers:
-    """Processing-time work of the chain's operators, requested before every step. It ends with the data: after a
-    real end nothing is left that waits (S7.6), after a suspend it stays in the savepoint (S7.2)."""
+    """Processing-time work of the chain's operators, checked before every step.
+
+    It ends with the data. After a real end no work is left (S7.6); after a suspend it stays in the savepoint (S7.2).
+    """
 
     def __init__(
         self, chain: OperatorChain, lifecycle: SubtaskLifecycle, host: SubtaskHost, inputs: Inputs | None
     ) -> None:
-        """Args: inputs: None: it is fed by a source."""
+        """Args: inputs: the inputs; None: a source feeds the chain."""
         self._inputs = inputs
         self._chain = chain
         self._lifecycle = lifecycle
         self._host = host
 
     def due_ms(self) -> int | None:
-        """Processing time of the next work; None: none waits."""
+        """Return the processing time of the next work; None: there is none."""
         return self._chain.next_processing_time_ms() if self._lifecycle.phase == "running" else None
 
     def are_due(self) -> bool:
-        """There is work to do now."""
+        """Return whether there is work to do now."""
         due_ms = self.due_ms()
         return due_ms is not None and due_ms <= self._host.now_ms()
 
     def fire(self) -> Iterator[Output]:
-        """Do it."""
+        """Do the work that is due."""
         if self._inputs is not None:
             self._chain.hold_input(self._inputs.any_blocked)
         yield from self._chain.processing_time(self._host.now_ms())
 
 
 class Subtask:
-    """See the module. `step` is called by the slot's loop. `watermark_us` is the one last sent on; `watermarks`
-    are those of its inputs. `commits` takes what is said of transactions. `at_work`: see OperatorChain."""
+    """See the module. The slot's loop calls `step`.
+
+    Attributes:
+        watermark_us: the watermark last sent downstream.
+        watermarks: the watermarks of the inputs.
+        commits: processes permits and verdicts.
+        at_work: see `OperatorChain.busy_operators`.
+    """
 
     def __init__(
         self,
@@ -111,8 +120,13 @@ class Subtask:
         parallelism: int = 1,
         replay: Sequence[tuple[int, Element]] = (),
     ) -> None:
-        """Args: unaligned_after_ms: from a checkpoint's first barrier to overtaking what is queued; None: never (S3.7).
-        replay: (number of the port, element) to process before anything from the ports."""
+        """Create a subtask.
+
+        Args:
+            unaligned_after_ms: time from a checkpoint's first barrier until it overtakes queued records; None: never
+                (S3.7).
+            replay: (number of the port, element) to process before all elements from the ports.
+        """
         self.subtask = subtask
         self._chain, self.at_work = chain, chain.busy_operators
         self._uids = tuple(uids)
@@ -145,11 +159,11 @@ class Subtask:
         if restored_finished:
             self._emission = self._end(drain=True, natural=True)
 
-    # ------------------------------------------------------------ told by the slot
+    # ------------------------------------------------------------ called by the slot
 
     @property
     def is_finished(self) -> bool:
-        """Closed, EndOfPartition sent."""
+        """True when the subtask is closed and has sent EndOfPartition."""
         return self._lifecycle.phase == "finished"
 
     @property
@@ -159,12 +173,12 @@ class Subtask:
 
     @property
     def source_input(self) -> SourceInput | None:
-        """The head of a source chain."""
+        """The head of a source chain, or None."""
         return self._source
 
     @property
     def retry_at_ms(self) -> int | None:
-        """Processing time at which to step again though nothing else has happened; None: nothing waits for a time."""
+        """Processing time at which to step again even if nothing else has happened; None: nothing waits for a time."""
         now_ms = self._host.now_ms()
         times = [t for t in (self._overtaking.due_ms(), self._timers.due_ms()) if t is not None and t > now_ms]
         if self._poll_at_ms is not None and self._source is not None and not self._source.is_paused:
@@ -172,11 +186,11 @@ class Subtask:
         return min(times, default=None)
 
     def contexts(self) -> list[tuple[str, OperatorContext]]:
-        """(uid, context) of every operator."""
+        """Return (uid, context) of every operator."""
         return [(uid, op.ctx) for uid, op in zip(self._uids, self._chain.operators, strict=True)]
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
-        """The coordinator starts a snapshot here (S1.3)."""
+        """Start a snapshot here, as the coordinator orders (S1.3)."""
         if self.is_finished:
             self._host.decline(self.subtask, barrier.checkpoint_id, "the subtask has finished", "subtask_finished")
         elif self._mode == "off":
@@ -185,7 +199,7 @@ class Subtask:
             self._overtaking.triggered(barrier)
 
     def aborted(self, checkpoint_id: int) -> None:
-        """The coordinator aborted `checkpoint_id`."""
+        """Process the coordinator's abort of `checkpoint_id`."""
         self._overtaking.aborted(checkpoint_id)
         for action in self._aligner.abort(checkpoint_id):
             if isinstance(action, UnblockAll):
@@ -195,29 +209,31 @@ class Subtask:
             operator.aborted(checkpoint_id)
 
     def completed(self, permit: CommitPermit, *, report: bool = False) -> None:
-        """`permit.checkpoint_id` is complete, or was approved, perhaps long after: commit what it permits, then perhaps
-        finish (S7.3, S7.4). `report`: also that there was nothing to commit (S7.8)."""
+        """Commit what the completion or approval of `permit.checkpoint_id` permits, then possibly finish (S7.3, S7.4).
+
+        An approval may come long after the completion. `report`: report even if there was nothing to commit (S7.8).
+        """
         if not self.is_finished:
             self.commits.permitted(permit, report=report)
 
     def durable(self, checkpoint_id: int, *, last: bool) -> None:
-        """`checkpoint_id` is complete and permits nothing; `last`: the job ends with it (S7.8)."""
+        """Process a completion that permits nothing. `last`: the job ends with this checkpoint (S7.8)."""
         if not self.is_finished:
             self.commits.durable(checkpoint_id, last=last)
 
     def let_finish(self) -> None:
-        """No final snapshot is to come (S7.3)."""
+        """Allow the end without a final snapshot, because none is coming (S7.3)."""
         self._lifecycle.allow_finish()
 
     def close(self) -> None:
-        """Release the operators and the reader, whatever the state."""
+        """Release the operators and the reader, in any state."""
         if not self.is_finished:
             self._close()
 
     # ------------------------------------------------------------ the step
 
     def step(self) -> bool:
-        """Do one thing. False: nothing could be done now."""
+        """Do one thing. Return False if nothing could be done now."""
         if self._overtakes:
             self._handle_announcements()
         if self._emission is not None:
@@ -246,8 +262,11 @@ class Subtask:
         return self._pull()
 
     def _pull(self) -> bool:
-        """Emit while there is room. With the overdraft used up too, look one element ahead: only batches need room, and
-        the barrier that all this is for may come next."""
+        """Emit while the outputs have capacity.
+
+        If the overdraft is used up too, look one element ahead: only batches need capacity, and the barrier that the
+        overdraft is for may be next.
+        """
         emission = self._emission
         if emission is None:
             return True
@@ -331,7 +350,7 @@ class Subtask:
         raise AssertionError(f"unknown element {element!r}")
 
     def _on_progress(self, advanced_us: int | None) -> Iterator[Emitted]:
-        """A channel told its time or idleness: what follows for the chain and downstream (S4.4)."""
+        """Process a channel's new time or idleness: pass the consequences to the chain and downstream (S4.4)."""
         if self._restored_finished:
             return
         if advanced_us is not None:
@@ -361,8 +380,11 @@ class Subtask:
                 yield from self._end(drain=step.drain, natural=True)
 
     def _on_alignment(self, actions: Sequence[AlignmentAction]) -> Iterator[Emitted]:
-        """Channels are blocked and unblocked at once: while a full output parks the emission, an abort may come, and
-        what it unblocks must stay so (S2.2)."""
+        """Carry out the aligner's actions.
+
+        Channels are blocked and unblocked immediately, not during the emission. While full outputs delay the emission,
+        an abort may arrive, and the channels that it unblocks must stay unblocked (S2.2).
+        """
         for action in actions:
             match action:
                 case BlockChannel(channel):
@@ -389,7 +411,7 @@ class Subtask:
     # ------------------------------------------------------------ unaligned (S3.7)
 
     def _handle_announcements(self) -> None:
-        """Barriers and ends that have arrived in the queues; also while an emission is parked."""
+        """Process barriers and ends that have arrived in the queues. Also called while an emission waits."""
         news = self._inputs.news
         while news:
             number, event = news.popleft()
@@ -418,13 +440,13 @@ class Subtask:
     # ------------------------------------------------------------ snapshot and end
 
     def _on_trigger(self, barrier: CheckpointBarrier) -> Iterator[Emitted]:
-        """The barrier is born here. A stop ends the data of a running source first (S7.2)."""
+        """Create the barrier here. A stop first ends the data of a running source (S7.2)."""
         if barrier.stop is not None and self._lifecycle.phase == "running":
             yield from self._end(drain=barrier.stop == "drain", natural=False)
         yield from self._snapshot(barrier, self._host.now_ms())
 
     def _snapshot(self, barrier: CheckpointBarrier, first_ms: int, *, unaligned: bool = False) -> Iterator[Emitted]:
-        """Flush, barrier, synchronous phase, then the rest elsewhere: one atomic step (S3.6)."""
+        """Flush, send the barrier and run the synchronous phase as one atomic step; the rest runs elsewhere (S3.6)."""
         checkpoint_id = barrier.checkpoint_id
         if not self._restored_finished:
             yield from self._chain.prepare_snapshot(checkpoint_id)
@@ -443,7 +465,7 @@ class Subtask:
             for action in actions:
                 self._capture(action)
             if not actions:
-                self._drop_checkpoint(checkpoint_id)  # aborted while its barrier waited for room
+                self._drop_checkpoint(checkpoint_id)  # it was aborted while its barrier waited for capacity
         else:
             self._write(capture)
 
@@ -453,7 +475,7 @@ class Subtask:
         self._host.write_snapshot(self.subtask, done.checkpoint_id, done.parts, done.metrics, done.finished, over)
 
     def _end(self, *, drain: bool, natural: bool) -> Iterator[Emitted]:
-        """The end of this subtask's data (S7.2): MAX_WATERMARK, end_input, finish, EndOfData."""
+        """End this subtask's data (S7.2): MAX_WATERMARK, end_input, finish, EndOfData."""
         if drain and self._restored_finished:
             yield Watermark(MAX_WATERMARK)
         elif drain:
@@ -473,7 +495,7 @@ class Subtask:
         self._host.finished(self.subtask)
 
     def _close(self) -> None:
-        """Reader and operators, each whatever the other does (S7.1)."""
+        """Close reader and operators. An error of one does not keep the other from closing (S7.1)."""
         try:
             if self._source is not None:
                 self._source.close()

@@ -70,7 +70,7 @@ def test_a_receiver_refuses_a_sender_that_exceeds_its_credit() -> None:
 def test_a_sender_refuses_credit_for_what_it_never_sent() -> None:
     sender = SenderCredit(10)
     sender.sent(5)
-    with pytest.raises(ProtocolError, match="6 bytes, 5 outstanding"):
+    with pytest.raises(ProtocolError, match="6 bytes, but only 5 are outstanding"):
         sender.granted(6)
 
 

@@ -292,7 +292,7 @@ def test_all_slots_may_flush_and_close_at_once(resources: ExitStack) -> None:
 def test_sending_to_a_slot_that_has_ended_is_an_error(resources: ExitStack) -> None:
     slots = start_slots(resources, 2, {0: (0, 1)}, 2**20)
     slots.transports[1].flush(WAIT_S)
-    with pytest.raises(ProtocolError, match="slot 1 has ended"):
+    with pytest.raises(ProtocolError, match="an element was sent to slot 1, which has ended"):
         slots.channels[0][0].send(rows(1))
 
 
@@ -302,7 +302,7 @@ def test_a_flush_names_the_slot_that_does_not_take_what_was_sent(resources: Exit
     peers = {0: first.listen("127.0.0.1"), 1: second.listen("127.0.0.1")}
     in_parallel([lambda: first.connect(peers, WAIT_S), lambda: second.connect(peers, WAIT_S)])
     first.start()
-    with pytest.raises(PeerLostError, match=r"slots \[1\] did not take all within 0.05 s"):
+    with pytest.raises(PeerLostError, match=r"slots \[1\] did not receive all in 0.05 s"):
         first.flush(timeout_s=0.05)
 
 
@@ -361,18 +361,22 @@ class Impostor:
 def test_a_gap_in_the_sequence_of_a_channel_is_detected(resources: ExitStack) -> None:
     """S3.1."""
     slot = Impostor(resources)
-    assert "element 2 came where 1 was due [channel 0 from slot 0]" in slot.failure_after(slot.batch(0), slot.batch(2))
+    assert "element 2 arrived instead of element 1 [channel 0 from slot 0]" in slot.failure_after(
+        slot.batch(0), slot.batch(2)
+    )
 
 
 def test_an_element_that_comes_twice_is_detected(resources: ExitStack) -> None:
     """S3.1."""
     slot = Impostor(resources)
-    assert "element 0 came where 1 was due" in slot.failure_after(slot.batch(0), slot.batch(0))
+    assert "element 0 arrived instead of element 1" in slot.failure_after(slot.batch(0), slot.batch(0))
 
 
 def test_a_frame_for_an_unknown_channel_is_detected(resources: ExitStack) -> None:
     slot = Impostor(resources)
-    assert "an unknown channel [5 from slot 0]" in slot.failure_after(slot.batch(0, channel_id=5))
+    assert "an element arrived for an unknown channel [5 from slot 0]" in slot.failure_after(
+        slot.batch(0, channel_id=5)
+    )
 
 
 def test_a_sender_beyond_its_credit_is_detected(resources: ExitStack) -> None:
@@ -381,7 +385,7 @@ def test_a_sender_beyond_its_credit_is_detected(resources: ExitStack) -> None:
 
 
 def test_credit_for_nothing_is_detected(resources: ExitStack) -> None:
-    assert "0 outstanding" in Impostor(resources).failure_after(wire_format.credit_frame(1, 1))
+    assert "but only 0 are outstanding" in Impostor(resources).failure_after(wire_format.credit_frame(1, 1))
 
 
 def test_credit_for_an_unknown_channel_is_detected(resources: ExitStack) -> None:
@@ -407,7 +411,7 @@ def test_a_frame_beyond_its_bound_is_refused_before_its_payload(resources: ExitS
 
 
 def test_an_answer_to_no_farewell_is_detected(resources: ExitStack) -> None:
-    assert "nobody said" in Impostor(resources).failure_after(wire_format.close_frame(Kind.CLOSE_ACK))
+    assert "no CLOSE was sent" in Impostor(resources).failure_after(wire_format.close_frame(Kind.CLOSE_ACK))
 
 
 def test_frames_cut_anywhere_by_the_network_arrive_whole(resources: ExitStack) -> None:

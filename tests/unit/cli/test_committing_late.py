@@ -118,7 +118,7 @@ def test_a_sink_that_cannot_commit_is_named_and_asked_again(
         broken.setattr(os, "replace", read_only)
         answer = tidegate("commit-pending", "flights", "--approve", "2")
     assert answer.code == 1 and "a bug in tidegate" not in answer.err, answer.err
-    for said in ("job flights, sink 'out'", "Operation not permitted", "call `tidegate commit-pending` again"):
+    for said in ("job flights, sink 'out'", "Operation not permitted", "run `tidegate commit-pending` again"):
         assert said in answer.err
     assert stopped.shown() == []
     assert tidegate("commit-pending", "flights").code == 0

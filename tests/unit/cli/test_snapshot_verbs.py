@@ -179,7 +179,7 @@ def test_read_state_gives_a_table_or_batches(savepoint: str) -> None:
     table = td.read_state(savepoint, "hourly", "windows")
     assert sorted(table["key:name"].to_pylist()) == [f"key-{k}" for k in range(KEYS)]
     assert td.read_state_batches(savepoint, "hourly", "windows").read_all().equals(table)
-    with pytest.raises(OptionError, match="there is no state 'windoes'"):
+    with pytest.raises(OptionError, match="the operator has no state 'windoes'"):
         td.read_state(savepoint, "hourly", "windoes")
 
 

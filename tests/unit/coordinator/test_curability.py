@@ -39,7 +39,7 @@ def test_a_row_that_fails_in_every_run_is_given_up_after_three() -> None:
     restarts = RetryableRestarts(restart_strategy(JobOptions()))
     delays = [restarts.on_failure(failure_of_a_run(), 1_000 * n) for n in range(3)]
     assert delays[0] is not None and delays[1] is not None
-    assert delays[2] is None and "the same error came 3 times" in restarts.exhausted
+    assert delays[2] is None and "the same error occurred 3 times" in restarts.exhausted
 
 
 def test_another_row_is_another_error() -> None:

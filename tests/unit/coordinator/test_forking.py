@@ -41,7 +41,9 @@ def spec(restore: RestoreFrom | None = FORK) -> Spec:
 def test_an_unbounded_source_is_refused_by_its_name() -> None:
     """S7.4: a fork works off a part of the input beside its original, and ends."""
     unbounded = graph(CollectSink("a"), rows=None)
-    with pytest.raises(PipelineError, match=r"unbounded are 'numbers' \(DataGen\(unbounded\)\)") as caught:
+    with pytest.raises(
+        PipelineError, match=r"these sources are unbounded: 'numbers' \(DataGen\(unbounded\)\)"
+    ) as caught:
         check_fork(unbounded, spec(), {})
     assert "fork of j" in str(caught.value)
     for other in (None, RestoreFrom("savepoint", "j/checkpoints/1")):
@@ -51,7 +53,7 @@ def test_an_unbounded_source_is_refused_by_its_name() -> None:
 def test_the_live_sink_is_refused_by_its_name() -> None:
     """S7.4: it touches nothing of its original, and that includes its place."""
     live = {"daily": CollectSink("a").describe()}
-    with pytest.raises(PipelineError, match="sink 'out' of the fork writes to where sink 'daily'"):
+    with pytest.raises(PipelineError, match="sink 'out' of the fork writes to the same place as sink 'daily'"):
         check_fork(graph(CollectSink("a")), spec(), live)
     check_fork(graph(CollectSink("b")), spec(), live)
 
@@ -62,7 +64,7 @@ def test_the_live_place_is_refused_by_any_name_and_its_folders_too(tmp_path: Pat
     (tmp_path / "live").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "live")
     for other in (tmp_path / "link", f"file://{tmp_path}/link", tmp_path / "link" / "v=1", tmp_path):
-        with pytest.raises(PipelineError, match="to where sink 'out' of its original writes"):
+        with pytest.raises(PipelineError, match="to the same place as sink 'out' of the original job"):
             check_fork(graph(Parquet(other)), spec(), live, os.path.realpath)
     check_fork(graph(Parquet(tmp_path / "live2")), spec(), live, os.path.realpath)
 

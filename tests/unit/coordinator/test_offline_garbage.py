@@ -152,7 +152,7 @@ def test_beside_a_running_job_shared_files_stay_while_a_checkpoint_is_on_its_way
     job.complete(job.claim("checkpoint", "a"))
     pending = job.claim("checkpoint", "b")
     found = job.collect()
-    assert found.collected == () and "[2] are on their way" in found.kept_back
+    assert found.collected == () and "pending checkpoints [2] may use" in found.kept_back
     job.add("abort", checkpoint_id=pending, reason="", code="expired", counts=True)
     found = job.collect()
     assert [one.path for one in found.collected] == ["job/shared/a", "job/shared/b"] and found.kept_back == ""

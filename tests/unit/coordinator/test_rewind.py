@@ -120,7 +120,10 @@ def test_duplicates_can_be_accepted_and_are_told() -> None:
     """S9.3: which checkpoints' rows come again, and where."""
     found = way_back(log("f1", 1, 2, 4, "f2"), spec(1), spec(2, back_to(1, **ACCEPT)), to=1)
     assert found == RewindPlan(1, (2, 4), False, False, ("out",))
-    assert "rows of checkpoints [2, 4] appear a second time in sinks out" in found.log_text()
+    assert (
+        "the output of checkpoints [2, 4] that was already committed appears a second time in sinks out"
+        in found.log_text()
+    )
 
 
 def test_nothing_is_gone_back_past_by_the_newest_or_without_a_two_phase_sink() -> None:
@@ -161,7 +164,7 @@ def test_a_rewind_is_decided_where_every_sink_can_do_it() -> None:
     """S9.3."""
     found = way_back(log("f1", 1, 2, 3, "f2"), spec(1), spec(2, back_to(1, **REWIND)), to=1)
     assert found == RewindPlan(1, (2, 3), True, False, ("out",))
-    assert found.log_text() == "sinks out take back what checkpoints [2, 3] committed"
+    assert found.log_text() == "sinks out delete the output that checkpoints [2, 3] committed"
 
 
 def test_sinks_that_cannot_take_rows_back_are_named() -> None:
@@ -174,14 +177,14 @@ def test_sinks_that_cannot_take_rows_back_are_named() -> None:
 @pytest.mark.parametrize(
     ("then", "told"),
     [
-        ({"out": CollectSink("out").describe(), "old": "Parquet('/old')"}, "nobody can rewind sink 'old'"),
-        ({"out": "CollectSink('elsewhere')"}, "sink 'out' writes elsewhere now"),
+        ({"out": CollectSink("out").describe(), "old": "Parquet('/old')"}, "sink 'old' cannot be rewound"),
+        ({"out": "CollectSink('elsewhere')"}, "sink 'out' now writes to another place"),
     ],
 )
 def test_a_rewind_is_refused_when_a_sink_that_committed_is_gone_or_writes_elsewhere(then: Any, told: str) -> None:
     """S9.3: its rows would stay."""
     decisions = log("f1", 1, 2, "f2", sinks=then)
-    with pytest.raises(SnapshotError, match=f"{told}.*pipeline as it was"):
+    with pytest.raises(SnapshotError, match=f"{told}.*with the unchanged pipeline"):
         way_back(decisions, spec(1), spec(2, back_to(1, **REWIND)), to=1)
 
 
@@ -214,7 +217,9 @@ def test_what_was_taken_back_is_never_restored(to: int) -> None:
     """S9.3: by id, or from a copy of its folder; the rows that its state counts are gone."""
     decisions = log("f1", 1, 2, "s3", 4, "f2", "r1", 5, "f3")
     specs = [spec(1), spec(2, back_to(1, **REWIND)), spec(3, back_to(to, **REWIND))]
-    with pytest.raises(SnapshotError, match=f"taken back what snapshot chk-{to} had committed.*a restore of 1"):
+    with pytest.raises(
+        SnapshotError, match=f"snapshot chk-{to} cannot be restored: sinks have deleted.*a restore of 1"
+    ):
         way_back(decisions, *specs, to=to)
     view = derive(specs[:2], decisions[:-1], None)
     assert [c.checkpoint_id for c in view.checkpoints if c.taken_back] == [2, 3, 4]

@@ -58,7 +58,7 @@ def test_a_stop_that_is_given_up_names_who_has_not_passed_the_end_on() -> None:
     abort, _, fail, answer = run.send(GIVE_UP)
     assert (abort.checkpoint_id, abort.code, abort.counts) == (1, "stop_timeout", False)
     assert fail.stop_given_up and fail.reason == abort.reason, "the log names them, too"
-    assert "operator src, subtask 1 (has not passed the end of its data on)" in abort.reason
+    assert "operator src, subtask 1 (has not sent the end of its data downstream)" in abort.reason
     assert "win" not in abort.reason and "within 10 s" in abort.reason
     assert "1 of 4 subtasks have acknowledged savepoint 1" in abort.reason
     assert (answer.ok, answer.code) == (
@@ -66,7 +66,7 @@ def test_a_stop_that_is_given_up_names_who_has_not_passed_the_end_on() -> None:
         SAVEPOINT_FAILED,
     ) and "restarts from its recovery point" in answer.message
     assert answer.data["held_up_by"] == [
-        {"operators": ["src"], "subtask": 1, "why": "has not passed the end of its data on"}
+        {"operators": ["src"], "subtask": 1, "why": "has not sent the end of its data downstream"}
     ]
 
 
@@ -103,8 +103,8 @@ def test_a_stop_that_was_not_triggered_ends_nothing_when_it_is_given_up() -> Non
     run.ask("stop-savepoint", "stop", stop="drain")
     (answer,) = run.send(GIVE_UP)
     assert (answer.ok, answer.code) == (False, SAVEPOINT_FAILED)
-    assert "operator win -> out, subtask 1 (is not up yet)" in answer.message
-    assert "nothing had ended, the job goes on" in answer.message
+    assert "operator win -> out, subtask 1 (has not started yet)" in answer.message
+    assert "no data had ended, the job continues" in answer.message
     assert of(run.send(SubtaskRunning(ALL[3])), ev.ClaimCheckpoint) == []
     assert of(run.ask("savepoint", "sp"), Trigger)
 
@@ -288,7 +288,7 @@ def test_the_second_try_has_as_much_time_from_when_its_run_is_up_and_there_is_no
     stopped.told()
     stopped.feed(GIVEN_UP, SlotsAvailable())
     (told,) = chosen(stopped.feed(RunStarted("r3")), AnswerCommand)
-    assert told.answer.code == SAVEPOINT_FAILED and "at the first try: held up by out" in told.answer.message
+    assert told.answer.code == SAVEPOINT_FAILED and "the first try failed: held up by out" in told.answer.message
 
 
 def test_a_run_that_lives_gets_the_second_try_at_once() -> None:
@@ -350,7 +350,7 @@ def test_without_a_run_the_command_is_judged_again_before_anything_follows(phase
     match on_timeout:
         case "keep_running":
             (told,) = actions
-            assert told.answer.code == SAVEPOINT_FAILED and "no run of the job was up" in told.answer.message
+            assert told.answer.code == SAVEPOINT_FAILED and "no run of the job was active" in told.answer.message
         case "suspend":
             assert actions == []
         case "cancel":
@@ -409,7 +409,7 @@ def test_a_stop_that_failed_with_its_run_has_its_time_all_the_same(on_timeout: s
         case "keep_running":
             (told,) = actions
             assert told.answer.code == SAVEPOINT_FAILED
-            assert told.answer.message == "held up by out; so what; the job is not up again yet"
+            assert told.answer.message == "held up by out; so what; the job is not running again yet"
         case "suspend":
             assert actions == []
             stopped.feed(Tick(), after_ms=3_600_000)

@@ -332,7 +332,7 @@ def test_a_failed_stop_of_a_job_that_fails_then_says_so() -> None:
     actions = driven.feed(RunTornDown(RunFailed("again")))
     (answer,) = of(actions, AnswerCommand)
     assert (answer.answer.request_id, answer.answer.code) == ("stop", "job_failed")
-    assert STOP_REFUSED.message in answer.answer.message and "it did not run again: boom" in answer.answer.message
+    assert STOP_REFUSED.message in answer.answer.message and "the job did not run again: boom" in answer.answer.message
 
 
 def test_a_failed_stop_of_a_job_that_is_cancelled_then_says_so() -> None:
@@ -442,7 +442,7 @@ def test_what_no_restart_can_cure_fails_the_job_at_once(code: str) -> None:
     """S9.1: whatever the strategy."""
     actions = Driven(restart_attempts="none").to_running().feed(failing(code))
     assert statuses(actions) == ["FAILED"]
-    assert "no restart can cure" in actions[-3].data["reason"] and "connection refused" in actions[-3].data["reason"]
+    assert "a restart cannot fix" in actions[-3].data["reason"] and "connection refused" in actions[-3].data["reason"]
 
 
 @pytest.mark.parametrize("code", ["user_error", "runtime_error", "data", "sum_overflow", "slot_memory", "of a plug-in"])

@@ -254,7 +254,7 @@ def test_a_job_without_snapshots_refuses_every_request_and_ends_without_a_final_
     actions = d.tick(5_000)
     for kind, request_id in (("checkpoint", "c"), ("savepoint", "s"), ("stop-savepoint", "t")):
         (answer,) = of(d.ask(kind, request_id), ev.CommandAnswer)
-        assert (answer.ok, answer.code) == (False, "checkpointing_off") and "Cancel it" in answer.message
+        assert (answer.ok, answer.code) == (False, "checkpointing_off") and "Cancel the job" in answer.message
     actions += d.end_data()
     assert d.coordinator.next_wake_ms() is None
     actions += d.finish()

@@ -89,7 +89,7 @@ def test_a_savepoint_keeps_the_rows_it_reads_and_wherever_it_was_moved(job: Job)
     job.store.delete_folder(path)
     found = job.collect()
     assert found.collected == () and job.store.walk(rows)
-    assert "savepoint 1, which is not in its place" in found.rows_kept
+    assert "savepoint 1, which is not in its location" in found.rows_kept
 
 
 def test_a_snapshot_that_cannot_be_read_keeps_all_rows(job: Job) -> None:
@@ -127,7 +127,7 @@ def test_rows_stay_when_the_job_is_submitted_anew_while_it_is_looked_at(job: Job
         return list(job.specs)
 
     found = collect_garbage(job.store, LAYOUT, lambda: job.log, specs, now=NOW)
-    assert job.store.walk(rows) and "submitted anew" in found.rows_kept
+    assert job.store.walk(rows) and "submitted again" in found.rows_kept
 
 
 def test_a_forks_collection_leaves_its_originals_rows_alone(job: Job) -> None:

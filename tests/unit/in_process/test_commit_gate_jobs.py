@@ -531,7 +531,9 @@ def test_what_an_earlier_restore_went_back_in_front_of_is_no_restore_point_any_m
     job.again(RestoreFrom("checkpoint", checkpoint_id=1))
     job.run.crash()
     path = next(v.path for v in job.view.checkpoints if v.checkpoint_id == 4)
-    with pytest.raises(SnapshotError, match=r"what checkpoints \[2, 3, 4\] had staged, which is gone.*submission 2"):
+    with pytest.raises(
+        SnapshotError, match=r"staged output of checkpoints \[2, 3, 4\], which has been deleted.*submission 2"
+    ):
         job.again(RestoreFrom("savepoint", path=path))
     job.again(RestoreFrom("checkpoint", checkpoint_id=1))
     assert job.approve().ok and job.shown
@@ -561,7 +563,9 @@ def test_a_savepoint_whose_staged_data_was_abandoned_may_not_be_restored() -> No
     job.again(RestoreFrom("checkpoint", checkpoint_id=1))
     job.checkpoint()
     job.run.crash()
-    with pytest.raises(SnapshotError, match=r"checkpoint 2 holds what checkpoints \[2\] had staged, which is gone"):
+    with pytest.raises(
+        SnapshotError, match=r"checkpoint 2 refers to staged output of checkpoints \[2\], which has been deleted"
+    ):
         job.again(RestoreFrom("savepoint", checkpoint_id=2))
 
 
@@ -577,7 +581,7 @@ def test_a_submission_that_was_refused_abandons_nothing(code: str) -> None:
         job.again(RestoreFrom("checkpoint", checkpoint_id=1))
     job.refused(code)
     if not code:
-        with pytest.raises(SnapshotError, match="which is gone"):
+        with pytest.raises(SnapshotError, match="which has been deleted"):
             job.again(RestoreFrom("checkpoint", checkpoint_id=3))
         return
     job.again(RestoreFrom("checkpoint", checkpoint_id=3))
@@ -599,7 +603,7 @@ def test_a_savepoint_that_its_own_job_did_not_go_on_from_may_not_be_restored(how
     job.run.pump(10)
     job.checkpoint()
     job.run.crash()
-    with pytest.raises(SnapshotError, match=r"checkpoints \[2\] had staged, which is gone"):
+    with pytest.raises(SnapshotError, match=r"staged output of checkpoints \[2\], which has been deleted"):
         job.again(RestoreFrom("savepoint", checkpoint_id=2))
     job.refused()
     job.again(RestoreFrom("checkpoint", checkpoint_id=3))

@@ -286,7 +286,7 @@ def test_of_what_went_to_quarantine_long_ago_no_snapshot_is_needed(caplog: pytes
     job.job.store.delete_folder(job.job.layout.checkpoints)
     done = commit(job)
     assert done.committed == 0 and done.quarantined == (1,) and view(job).status == "CANCELED"
-    assert "given up" not in caplog.text
+    assert "is discarded" not in caplog.text
 
 
 def test_checkpoints_of_a_job_that_finishes_by_a_late_commit_go_when_the_job_says_so() -> None:

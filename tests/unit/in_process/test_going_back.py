@@ -148,7 +148,7 @@ def test_a_rewind_that_failed_half_way_is_repeated_by_whoever_comes_next(who: st
     job.snapshot()
     job.run.crash()
     failing.failures = 1
-    with pytest.raises(StoreError, match="'copy' has not been taken back to snapshot 1: OSError: the disk is full"):
+    with pytest.raises(StoreError, match="'copy' was not rewound to snapshot 1: OSError: the disk is full"):
         job.back_to(one, "rewind")
     assert len(collected(first).rows()) < len(collected(second).rows())
     again = {
@@ -201,9 +201,12 @@ def test_what_was_taken_back_cannot_be_restored() -> None:
     job.snapshot()
     job.run.crash()
     for mode in ("refuse", "rewind", "accept_duplicates"):
-        with pytest.raises(SnapshotError, match="have taken back what snapshot"):
+        with pytest.raises(SnapshotError, match="sinks have deleted the output that it had committed"):
             job.back_to(saved, mode, "savepoint")
-        with pytest.raises(SnapshotError, match="have taken back what snapshot elsewhere/copy"):
+        with pytest.raises(
+            SnapshotError,
+            match="elsewhere/copy cannot be restored: sinks have deleted the output that it had committed",
+        ):
             job.job.submit(RestoreFrom("savepoint", path="elsewhere/copy", on_committed_after=mode))
 
 
@@ -407,7 +410,9 @@ class TestForkBeside:
 
     def test_the_live_sink_is_refused_before_a_slot_starts(self, original: Traveller) -> None:
         restore = self.beginning(original)
-        with pytest.raises(PipelineError, match="sink 'out' of the fork writes to where sink 'out' of its original"):
+        with pytest.raises(
+            PipelineError, match="sink 'out' of the fork writes to the same place as sink 'out' of the original"
+        ):
             self.fork(original, original.sinks["out"]).submit(restore)
 
     @pytest.mark.parametrize("ended", [None, "refused"])
@@ -429,9 +434,11 @@ class TestForkBeside:
             reign.append("status", {"status": "FAILED"})
             assert isinstance(self.fork(original, moved).submit(restore).to_end(), RunEnded)
             return
-        with pytest.raises(PipelineError, match=f"to where sink 'out of submission {later.number}' of its original"):
+        with pytest.raises(
+            PipelineError, match=f"to the same place as sink 'out of submission {later.number}' of the original"
+        ):
             self.fork(original, moved).submit(restore)
-        with pytest.raises(PipelineError, match="to where sink 'out' of its original"):
+        with pytest.raises(PipelineError, match="to the same place as sink 'out' of the original"):
             self.fork(original, original.sinks["out"]).submit(restore)
 
     def test_the_live_sink_is_refused_to_a_fork_of_a_fork(self, original: Traveller) -> None:
@@ -441,12 +448,12 @@ class TestForkBeside:
         fork.store.create(fork.layout.spec(1), encode(fork.specs[0]))
         path = next(d.data["path"] for d in fork.log.read() if d.kind == "complete")
         again = self.fork(original, original.sinks["out"], job_id="again")
-        with pytest.raises(PipelineError, match="writes to where sink 'out of job' of its original"):
+        with pytest.raises(PipelineError, match="writes to the same place as sink 'out of job' of the original"):
             again.submit(RestoreFrom("savepoint", path=path, fork_of="fork"))
 
     def test_an_unbounded_source_is_refused_before_a_slot_starts(self, original: Traveller) -> None:
         endless = DataGen(lambda n: {"v": n}, SCHEMA, rows=None, splits=2, batch_rows=8)
-        with pytest.raises(PipelineError, match="unbounded are 'numbers'"):
+        with pytest.raises(PipelineError, match="these sources are unbounded: 'numbers'"):
             self.fork(original, CollectSink("x"), endless).submit(self.beginning(original))
 
     def test_a_restored_fork_is_held_to_the_same(self, original: Traveller) -> None:
@@ -454,5 +461,5 @@ class TestForkBeside:
         fork = self.fork(original, sinks[0])
         fork.submit(self.beginning(original)).to_end()
         fork.build = self.fork(original, original.sinks["out"]).build
-        with pytest.raises(PipelineError, match="writes to where"):
+        with pytest.raises(PipelineError, match="writes to the same place as"):
             fork.submit(RestoreFrom("latest", fork_of="job"))

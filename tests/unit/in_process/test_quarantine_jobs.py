@@ -338,7 +338,7 @@ def test_a_store_that_cannot_be_reached_keeps_the_run_from_cleaning_up(monkeypat
     job.run.crash()
     with monkeypatch.context() as broken:
         broken.setattr("tidegate.testing.collect_sink.CollectSink.quarantine", _unreachable)
-        with pytest.raises(StoreError, match="is not in quarantine"):
+        with pytest.raises(StoreError, match="could not move staged output"):
             job.job.rerun()
         left = job.job.last_job
         assert left is not None

@@ -110,9 +110,9 @@ def test_a_damaged_snapshot_of_what_was_rejected_is_named_with_what_to_do(
         go_back(job)
     said = str(refused.value)
     assert "[2] cannot be moved to quarantine/" in said and f"snapshot {folder}" in said
-    assert "was changed or cut" in said or "damaged" in said
+    assert "was changed or truncated" in said or "damaged" in said
     assert "Restore another snapshot" not in said
-    assert "delete it, which gives that data up, and start again" in refused.value.remedy
+    assert "delete the snapshot and discard the output; then start again" in refused.value.remedy
     assert rows_of(job, "staged"), "nothing has been cleaned up"
     job.job.store.delete_folder(folder)
     job.run = job.job.relaunch()
@@ -131,7 +131,7 @@ def test_any_snapshot_behind_the_word_tells_what_to_move(caplog: pytest.LogCaptu
     assert saved is not None and saved.ok, saved
     job.job.store.replace(job.job.layout.metadata(saved.data["path"]), b"{")
     go_back(job)
-    assert rows_of(job, "quarantined") and "given up" not in caplog.text
+    assert rows_of(job, "quarantined") and "is discarded" not in caplog.text
 
 
 def test_what_older_snapshots_tell_is_moved_when_the_newest_is_gone(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,7 +158,7 @@ def test_what_a_sink_had_staged_that_the_pipeline_has_no_more_is_told(caplog: py
     job.job.build = lambda: renamed(job.sink)
     go_back(job)
     said = caplog.text
-    assert "what sink 'out' had staged for [2]" in said and "stays where it is" in said
+    assert "sink 'out' staged output for checkpoints [2]" in said and "It stays staged" in said
     assert rows_of(job, "staged") and not rows_of(job, "quarantined")
 
 
@@ -167,7 +167,7 @@ def test_a_store_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyP
     job = behind_the_word()
     with monkeypatch.context() as broken:
         broken.setattr("tidegate.coordinator.recovery.quarantine_moves.sink_handles", _no_answer)
-        with pytest.raises(StoreError, match="tried again with the next run"):
+        with pytest.raises(StoreError, match="The next run tries again"):
             go_back(job)
     job.run = job.job.rerun()
     assert rows_of(job, "quarantined")

@@ -196,6 +196,6 @@ def test_a_snapshot_that_does_not_name_classes_ends_in_an_error_that_says_so(
     assert graph_document(pipeline(replay(files), td.Discard()).build())["operators"][0]["connector"] is None
     job.build = lambda: pipeline(td.Files(files), td.Discard())
     run = job.submit(RestoreFrom("savepoint", path=path))
-    with pytest.raises(OperatorFailure, match="'rows' subtask 0.*source 'rows' cannot read on from split") as refused:
+    with pytest.raises(OperatorFailure, match="'rows' subtask 0.*source 'rows' cannot continue from split") as refused:
         run.to_end()
     assert "another source class or version" in str(refused.value)

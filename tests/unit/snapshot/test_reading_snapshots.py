@@ -102,7 +102,7 @@ def test_files_of_an_unknown_format_are_told_but_not_read(tmp_path: Path) -> Non
     reader = SnapshotReader(written(tmp_path, [native]))
     (shape,) = reader.states("op")
     assert (shape.name, shape.rows, shape.columns, shape.format) == ("v", None, (), "rocksdb")
-    with pytest.raises(SnapshotError, match="'v' is in files of rocksdb.*Read a savepoint"):
+    with pytest.raises(SnapshotError, match="'v' is stored in rocksdb files.*Read a savepoint"):
         list(reader.tables("op", "v"))
 
 

@@ -200,10 +200,10 @@ def test_an_operator_without_state_has_nothing_to_share() -> None:
 def test_subtasks_that_disagree_about_a_state_are_named_not_mixed() -> None:
     """S5.5."""
     place = Rescale(2, 1, GROUPS, 0)
-    with pytest.raises(SnapshotError, match="State 's'.*operator 'op'.*kinds are list, union"):
+    with pytest.raises(SnapshotError, match="state 's'.*operator 'op'.*kinds are list, union"):
         redistributed({0: [part("list", [1])], 1: [part("union", [1])]}, None, place, where="operator 'op'")
     other = StatePart("s", "list", pa.table({"v": ["text"]}))
-    with pytest.raises(SnapshotError, match="State 's'.*operator 'op'"):
+    with pytest.raises(SnapshotError, match="state 's'.*operator 'op'"):
         redistributed({0: [part("list", [1])], 1: [other]}, None, place, where="operator 'op'")
 
 
@@ -262,7 +262,7 @@ def test_files_of_a_database_come_uncut_one_part_for_each_old_subtask() -> None:
     }
     found = redistributed({i: parts[i] for i in (1, 2)}, None, Rescale(4, 3, GROUPS, 1))
     assert found == [parts[1][0], parts[2][0]]
-    with pytest.raises(SnapshotError, match="State 's'.*formats are rocksdb, rows"):
+    with pytest.raises(SnapshotError, match="state 's'.*formats are rocksdb, rows"):
         redistributed({0: parts[0], 1: [keyed([5])]}, None, Rescale(2, 1, GROUPS, 0))
 
 

@@ -53,7 +53,7 @@ def test_a_folder_can_be_moved(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "what"), [(b"statf", "checksum"), (b"state2", "6 bytes, not the 5"), (None, "missing")]
+    ("data", "what"), [(b"statf", "checksum"), (b"state2", "6 bytes instead of 5"), (None, "missing")]
 )
 def test_a_damaged_or_missing_file_is_named(store: Store, data: bytes | None, what: str) -> None:
     streams = SnapshotStreams(store, "s", threshold_bytes=0)
@@ -74,7 +74,7 @@ def test_a_damaged_inline_stream_is_refused(store: Store) -> None:
 
 @pytest.mark.parametrize("path", ["../other/f", "/etc/passwd", "a/../../f", "", ".", "a//b", "a\\b", "s3:x"])
 def test_a_path_that_leaves_the_folder_is_refused(store: Store, path: str) -> None:
-    with pytest.raises(SnapshotError, match="within its snapshot's folder"):
+    with pytest.raises(SnapshotError, match="outside the folder of its snapshot"):
         StateHandle.from_json({"path": path, "size_bytes": 1, "sha256": "0"})
     with pytest.raises(SnapshotError):
         SnapshotStreams(store, "s", threshold_bytes=0).store(path, b"x")

@@ -110,7 +110,7 @@ def test_a_time_that_the_finer_unit_cannot_hold_is_refused_when_it_is_met() -> N
     old = StateDescriptor("seen", "value", pa.schema([("at", pa.timestamp("s"))]))
     now = StateDescriptor("seen", "value", pa.schema([("at", pa.timestamp("ns"))]))
     rows = pa.table([[1], [10], pa.array([10**11], pa.timestamp("s"))], schema=part_schema(old, KEYS))
-    with pytest.raises(SnapshotError, match="'value:at' does not become"):
+    with pytest.raises(SnapshotError, match="'value:at' cannot be converted to"):
         evolved_parts([StatePart("seen", "keyed", rows)], [now], KEYS, "op")
 
 

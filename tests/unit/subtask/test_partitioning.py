@@ -29,8 +29,8 @@ def test_every_row_comes_to_the_subtask_it_names_in_its_order(case: tuple[int, l
 @pytest.mark.parametrize(
     ("answer", "cause"),
     [
-        ([0, 1, 2], "subtasks 0..2 of 2"),
-        ([-1, 0, 0], "subtasks -1..0 of 2"),
+        ([0, 1, 2], "subtasks 0..2, but there are 2"),
+        ([-1, 0, 0], "subtasks -1..0, but there are 2"),
         ([0, 1], "shape (2,)"),
         ([[0], [1], [0]], "shape (3, 1)"),
         (1, "shape ()"),

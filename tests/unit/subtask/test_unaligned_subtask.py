@@ -374,7 +374,7 @@ def test_a_checkpoint_that_a_newer_one_passed_over_is_reported_and_cancelled_dow
     harness.pump()
     harness.send(1, batch(9), barrier(2))
     harness.pump()
-    assert harness.host.declined == [(1, "barrier 2 came before all barriers 1", "alignment_aborted")]
+    assert harness.host.declined == [(1, "barrier 2 arrived before all barriers 1", "alignment_aborted")]
     assert harness.out() == [barrier(1), CancelBarrier(1), barrier(2), [9]]
     harness.send(0, barrier(2))
     harness.pump()

@@ -1,6 +1,6 @@
-"""Control connections: every slot dials the driver, both then send the messages of `protocol`.
+"""Control connections: every slot connects to the driver, and both exchange the messages of `protocol`.
 
-Either end learns once that the other is gone; who takes that as a failure is not decided here.
+Each side is notified once when the other is lost. The callers decide whether that is a failure.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tidegate.errors import TidegateError
 logger = logging.getLogger("tidegate.channel")
 
 DIAL_TIMEOUT_S = 30.0
-"""For a slot to reach the driver and be authenticated, seconds."""
+"""Time in which a slot must reach the driver and be authenticated, seconds."""
 CLOSE_TIMEOUT_S = 1.0
-"""`close` lets queued messages go out for this long, seconds."""
+"""Time in which `close` sends queued messages, seconds."""
 USER_TIMEOUT_MS = 60_000
-"""A control connection whose bytes are not acknowledged for this long is lost, milliseconds."""
+"""Time without acknowledgement of sent bytes after which a control connection is lost, milliseconds."""
 
 
 class _ControlEndpoint:
-    """One authenticated control connection, served by a socket thread; shared by both sides.
+    """One authenticated control connection on a socket thread; both sides use this class.
 
-    Calls `on_message` for each message, then `on_lost` once, never after `shut`; both on the thread.
+    Calls `on_message` for each message, then `on_lost` once, but never after `shut`; both on the thread.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class _ControlEndpoint:
         on_message: Callable[[Any], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        option = getattr(socket, "TCP_USER_TIMEOUT", None)
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)  # only on Linux
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, USER_TIMEOUT_MS)
         self._thread = thread
@@ -55,17 +55,20 @@ class _ControlEndpoint:
         self._is_open = True
 
     def open(self) -> None:
-        """Start reading. On the thread."""
+        """Start reading. Call it on the thread."""
         self._watch(selectors.EVENT_READ)
 
     def send(self, data: bytes) -> None:
-        """Queue an encoded message; from any thread, does not block. After a loss: dropped."""
+        """Queue an encoded message. Safe from any thread; does not block. After a loss the message is dropped."""
         if self._is_open:
             self._messages.queue(data)
             self._thread.call(self._write)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was sent has been given to the system. False: not in time, or the connection is lost."""
+        """Wait until the operating system has accepted all sent messages.
+
+        Return False on timeout or a lost connection.
+        """
         if self._thread.is_current:
             self._write()
             return not self._messages.has_outgoing
@@ -74,7 +77,7 @@ class _ControlEndpoint:
             return not self._messages.has_outgoing
 
     def shut(self) -> None:
-        """Close without telling `on_lost`. On the thread."""
+        """Close without a call of `on_lost`. Call it on the thread."""
         if self._is_open:
             self._is_open = False
             self._thread.unwatch(self._messages.connection)
@@ -98,7 +101,7 @@ class _ControlEndpoint:
         except (OSError, TidegateError) as error:
             self._on_disconnect(error)
         except Exception as error:
-            logger.exception("a control message could not be handled: the connection is closed")
+            logger.exception("a control message could not be handled; the connection is closed")
             self._on_disconnect(error)
 
     def _write(self) -> None:
@@ -123,9 +126,9 @@ class _ControlEndpoint:
 class ControlServer:
     """The driver's side. One thread serves all slots.
 
-    `on_message(slot, message)` and `on_lost(slot, reason)` are called on that thread and must not block. They come in
-    order: every message of a slot before its loss, the loss once. A slot number is taken for the server's life: a
-    second connection for it is refused, also after a loss, because a lost slot ends its run.
+    `on_message(slot, message)` and `on_lost(slot, reason)` are called on that thread and must not block. They are
+    called in order: all messages of a slot, then its loss, once. A second connection for a slot number is refused, even
+    after a loss, because a lost slot ends its run.
     """
 
     def __init__(
@@ -146,11 +149,11 @@ class ControlServer:
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """Connections closed before they were authenticated, by reason."""
+        """Number of connections that were closed before authentication, by reason."""
         return dict(self._acceptor.refused) if self._acceptor is not None else {}
 
     def listen(self, host: str) -> tuple[str, int]:
-        """Listen on a free port of `host`, start the thread. Returns the address to dial. Once.
+        """Listen on a free port of `host` and start the thread. Return the address to connect to. Call it once.
 
         Raises:
             OSError: `host` is not an address of this machine.
@@ -179,7 +182,7 @@ class ControlServer:
         end.open()
 
     def send(self, slot: int, message: DriverMessage) -> None:
-        """Send to one slot; from any thread, does not block. To a slot that is lost or was never there: dropped.
+        """Send to one slot. Safe from any thread; does not block. Messages to lost or unknown slots are dropped.
 
         Raises:
             ChannelError: the message is too long.
@@ -195,7 +198,10 @@ class ControlServer:
             end.send(data)
 
     def close(self) -> None:
-        """Let queued messages go out for a moment, then close everything, without `on_lost`. Twice is fine."""
+        """Send queued messages for up to CLOSE_TIMEOUT_S, then close everything without `on_lost`.
+
+        May be called twice.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -213,14 +219,14 @@ class ControlServer:
 
 
 class ControlClient:
-    """A slot's side. The constructor dials the driver and blocks until both are authenticated.
+    """A slot's side. The constructor connects to the driver and blocks until both are authenticated.
 
     `on_message(message)` and `on_lost(reason)` are called on the client's own thread, in order, and must not block;
     `on_lost` once, and not after `close`.
 
     Raises:
         PeerLostError: the driver cannot be reached.
-        HandshakeError: it is of another run or generation, or has this slot already.
+        HandshakeError: the driver belongs to another run or generation, or this slot is already connected.
     """
 
     def __init__(
@@ -243,7 +249,7 @@ class ControlClient:
         self._thread.call(self._end.open)
 
     def send(self, message: SlotMessage) -> None:
-        """Send to the driver; from any thread, does not block. After a loss: dropped.
+        """Send to the driver. Safe from any thread; does not block. After a loss the message is dropped.
 
         Raises:
             ChannelError: the message is too long.
@@ -251,11 +257,14 @@ class ControlClient:
         self._end.send(encode_message(message))
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was sent has been given to the system. False: not in time, or the connection is lost."""
+        """Wait until the operating system has accepted all sent messages.
+
+        Return False on timeout or a lost connection.
+        """
         return self._end.flush(timeout_s)
 
     def close(self) -> None:
-        """Let queued messages go out for a moment, then close. Twice is fine."""
+        """Send queued messages for up to CLOSE_TIMEOUT_S, then close. May be called twice."""
         self._end.flush(CLOSE_TIMEOUT_S)
         self._thread.call(self._end.shut)
         self._thread.stop()

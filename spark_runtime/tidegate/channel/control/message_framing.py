@@ -1,6 +1,7 @@
-"""Control messages on a non-blocking socket: u32 length, little-endian, then that many bytes of JSON, an object.
+"""Control messages on a non-blocking socket: length as u32, little-endian, then a JSON object of that many bytes.
 
-`protocol_codec` says which objects."""
+`protocol_codec` defines the objects.
+"""
 
 from __future__ import annotations
 
@@ -14,37 +15,37 @@ from tidegate.channel.control.protocol_codec import Message, message_document, m
 from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
 
 MAX_MESSAGE_BYTES = 64 * 2**20
-"""Longest control message: all state handles and inline states of one subtask snapshot."""
+"""Longest control message. It must hold all state handles and inline states of one subtask snapshot."""
 MAX_QUEUED_BYTES = 256 * 2**20
-"""Messages waiting for one connection; a peer that lets more pile up is taken as lost."""
+"""Most bytes that wait for one connection. A peer that lets more accumulate counts as lost."""
 READ_BYTES = 2**20
-"""Read at most this much before other connections have their turn."""
+"""Most bytes to read before other connections get their turn."""
 _LENGTH = struct.Struct("<I")
 
 
 def encode_message(message: Message) -> bytes:
-    """Length and JSON.
+    """Return length and JSON of a message.
 
     Raises:
-        ChannelError: longer than `MAX_MESSAGE_BYTES`.
-        TypeError: something JSON cannot hold.
+        ChannelError: it is longer than `MAX_MESSAGE_BYTES`.
+        TypeError: it contains a value that JSON cannot represent.
     """
     body = json.dumps(message_document(message), separators=(",", ":")).encode()
     if len(body) > MAX_MESSAGE_BYTES:
         raise ChannelError(
             f"a control message of {len(body):,} bytes is too long",
             where=f"type {type(message).__name__}",
-            cause=f"at most {MAX_MESSAGE_BYTES:,} bytes; state that is stored inline travels in such a message",
-            remedy="Lower state_size_threshold, so that state goes to files",
+            cause=f"at most {MAX_MESSAGE_BYTES:,} bytes are allowed, including inline state",
+            remedy="Lower state_size_threshold, so that state is written to files",
         )
     return _LENGTH.pack(len(body)) + body
 
 
 class MessageConnection:
-    """One authenticated socket. `queue` from any thread, the rest from its socket thread."""
+    """One authenticated socket. `queue` is safe from any thread, everything else only from its socket thread."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Args: connection: non-blocking."""
+        """Args: connection: a non-blocking socket."""
         self.connection = connection
         self._outgoing: deque[bytes] = deque()
         self._sent = 0
@@ -52,7 +53,7 @@ class MessageConnection:
 
     @property
     def has_outgoing(self) -> bool:
-        """Something is still to be written."""
+        """True while messages wait to be written."""
         return bool(self._outgoing)
 
     def queue(self, data: bytes) -> None:
@@ -60,7 +61,7 @@ class MessageConnection:
         self._outgoing.append(data)
 
     def write(self) -> bool:
-        """Write what the socket takes. True: everything is out.
+        """Write as much as the socket accepts. Return True when everything is written.
 
         Raises:
             OSError: the connection is lost.
@@ -72,7 +73,9 @@ class MessageConnection:
                 self._sent += self.connection.send(memoryview(data)[self._sent :])
             except BlockingIOError:
                 if sum(map(len, tuple(self._outgoing))) > MAX_QUEUED_BYTES:
-                    raise PeerLostError(f"does not read: {MAX_QUEUED_BYTES:,} bytes are waiting") from None
+                    raise PeerLostError(
+                        f"the peer does not read: more than {MAX_QUEUED_BYTES:,} bytes are waiting"
+                    ) from None
                 return False
             if self._sent == len(data):
                 self._sent = 0
@@ -80,11 +83,11 @@ class MessageConnection:
         return True
 
     def read(self) -> Iterator[Message]:
-        """The messages that are complete now.
+        """Yield the messages that have arrived completely.
 
         Raises:
             OSError: the connection is lost; ConnectionResetError also when it was closed.
-            ProtocolError: too long, or no message.
+            ProtocolError: the data is too long, or not a message.
         """
         try:
             piece = self.connection.recv(READ_BYTES)
@@ -106,6 +109,7 @@ class MessageConnection:
                 start = end
                 yield _decode(body)
         finally:
+            # Also when the caller stops early: a message must not be returned twice.
             del self._incoming[:start]
 
 

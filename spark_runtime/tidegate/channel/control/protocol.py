@@ -1,10 +1,10 @@
 """The messages between the driver and the slots of a run, as frozen dataclasses.
 
-`protocol_codec` writes and reads them; `channel.tcp.handshake.WIRE_VERSION` is their version, which both sides compare
-before the first message. A field that is added, changed or removed needs a new wire version: driver and slots always
-run the same release, so no reader accepts an older one.
+`protocol_codec` writes and reads them. Their version is `channel.tcp.handshake.WIRE_VERSION`, which both sides compare
+before the first message. A field that is added, changed or removed needs a new wire version. Driver and slots always
+run the same release, so no reader accepts an older version.
 
-Messages of a subtask to the coordinator are at the same time the coordinator's events.
+Messages of a subtask to the coordinator are also the coordinator's events.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ checkpoint or a cancel marker ended its alignment (S3.4)."""
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where slot `slot` listens for data connections."""
+    """The address where slot `slot` listens for data connections."""
 
     slot: int
     host: str
@@ -37,12 +37,12 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """Restore and open the channels of the slot's subtasks; answered by Deployed. The first message to a slot.
+    """Restore the slot's subtasks and open their channels; answered by Deployed. The first message to a slot.
 
     Attributes:
         peers: every slot of the run.
         splits: source uid -> splits of the slot's subtask, as JSON (S4.3).
-        restored: `coordinator.recovery.restore.Restore.for_slot`; None: a fresh start.
+        restored: result of `coordinator.recovery.restore.RestoreState.for_slot`; None: a fresh start.
         wait_for_final: subtasks that have ended wait for a final snapshot (S7.3).
     """
 
@@ -62,10 +62,10 @@ class Trigger:
     """Start a snapshot.
 
     Attributes:
-        stop: for a stop-savepoint.
+        stop: mode of the stop, for a stop-savepoint.
         path: location of the snapshot.
         triggered_ms: milliseconds since the epoch, by the driver's clock.
-        subtasks: those that start it; the barrier comes to all others through their inputs.
+        subtasks: subtasks that start it; all others receive the barrier through their inputs.
     """
 
     checkpoint_id: int
@@ -85,7 +85,10 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The snapshot is complete, and permits the commit of what is <= it. `log_number`: the entry that says so."""
+    """The snapshot is complete, which permits the commit of all checkpoints up to it.
+
+    `log_number`: number of its "complete" entry.
+    """
 
     checkpoint_id: int
     generation: int
@@ -94,7 +97,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """Behind a commit gate: the snapshot is complete, which permits no commit. `last`: the job ends with it (S7.8)."""
+    """With a commit gate: the snapshot is complete, which permits no commit. `last`: the job ends with it (S7.8)."""
 
     checkpoint_id: int
     last: bool
@@ -102,7 +105,7 @@ class Durable:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Behind a commit gate: commit what is <= the checkpoint. `log_number`: the entry that permits it (S7.8)."""
+    """With a commit gate: commit all checkpoints up to this one. `log_number`: the entry that permits it (S7.8)."""
 
     checkpoint_id: int
     generation: int
@@ -119,20 +122,20 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class PauseSources:
-    """Stop or resume reading sources, since too much waits for a verdict (S7.8)."""
+    """Pause or resume reading sources, because too many checkpoints wait for a verdict (S7.8)."""
 
     paused: bool
 
 
 @dataclass(frozen=True, slots=True)
 class GroupWatermark:
-    """How far an alignment group is (S4.4).
+    """The progress of an alignment group (S4.4).
 
     Attributes:
-        low_us: its least watermark, microseconds since the epoch; MAX_WATERMARK: nobody is waited for.
-        of: the subtask that has it; None: nobody.
-        others_us: the least of all other subtasks. It decides for `of`, which must not wait for itself: what the driver
-            knows of it is always a little old.
+        low_us: its lowest watermark, microseconds since the epoch; MAX_WATERMARK: no subtask needs to wait.
+        of: the subtask with that watermark; None: none.
+        others_us: the lowest watermark of all other subtasks. `of` uses this value, because it must not wait for
+            itself: the driver's information about it is always slightly old.
     """
 
     low_us: int
@@ -149,12 +152,12 @@ class AlignSources:
 
 @dataclass(frozen=True, slots=True)
 class LetFinish:
-    """Subtasks that have ended finish now: no final snapshot is to come (S7.3)."""
+    """Subtasks that have ended finish now, because no final snapshot is coming (S7.3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The run is over. The last message to a slot; it may come at any time, and comes once."""
+    """The run is over. The last message to a slot. It may come at any time, once."""
 
 
 DriverMessage: TypeAlias = (
@@ -180,7 +183,7 @@ class Hello:
     """The slot has built the pipeline and listens for data connections. The first message of a slot.
 
     Attributes:
-        pid, node, python: process id, host name and Python version; for people.
+        pid, node, python: process id, host name and Python version, for display.
     """
 
     host: str
@@ -197,15 +200,17 @@ class Deployed:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskRunning:
-    """The subtask has been restored and runs."""
+    """The subtask has been restored and is running."""
 
     subtask: Subtask
 
 
 @dataclass(frozen=True, slots=True)
 class SubtaskEndedData:
-    """The subtask has sent EndOfData and waits for a snapshot that starts after that (S7.3). `natural`: no stop ended
-    the data."""
+    """The subtask has sent EndOfData and waits for a snapshot that starts after that (S7.3).
+
+    `natural`: the data ended without a stop.
+    """
 
     subtask: Subtask
     natural: bool
@@ -213,7 +218,7 @@ class SubtaskEndedData:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskFinished:
-    """The subtask has closed and sent EndOfPartition. `counters`: of a source, by name, over all runs."""
+    """The subtask has closed and sent EndOfPartition. `counters`: counts of a source, by name, over all runs."""
 
     subtask: Subtask
     counters: Mapping[str, int] = field(default_factory=dict)
@@ -227,7 +232,7 @@ class Acknowledged:
         operators: uid -> state handle as JSON; operators without state are left out.
         metrics: sync_ms, async_ms, alignment_ms, start_delay_ms, bytes, alignment_bytes.
         finished: the subtask had processed all its data when it took its part (S6.2).
-        counters: of a source that has processed all its data, by name, over all runs.
+        counters: counts of a source that has processed all its data, by name, over all runs.
     """
 
     subtask: Subtask
@@ -252,7 +257,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskCommitted:
-    """The subtask's sinks have committed every transaction <= `checkpoint_id`."""
+    """The subtask's sinks have committed every transaction up to `checkpoint_id`."""
 
     subtask: Subtask
     checkpoint_id: int
@@ -260,7 +265,7 @@ class SubtaskCommitted:
 
 @dataclass(frozen=True, slots=True)
 class SourceWatermark:
-    """The watermark of a subtask with a source in an alignment group. `idle`: it holds nobody back (S4.4)."""
+    """The watermark of a subtask with a source in an alignment group. `idle`: it holds no other source back (S4.4)."""
 
     subtask: Subtask
     group: str
@@ -270,20 +275,20 @@ class SourceWatermark:
 
 @dataclass(frozen=True, slots=True)
 class SourceWatermarks:
-    """Watermarks that have changed since the slot's last such message."""
+    """Watermarks that have changed since the slot's last message of this type."""
 
     sources: tuple[SourceWatermark, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceMetrics:
-    """How far a source is.
+    """The progress of a source.
 
     Attributes:
-        records: emitted by this subtask, over all runs.
-        played_all: nothing more is there now, of an unbounded source; ever, of a bounded one.
-        details: what else the reader reports, by name; for people.
-        counters: such as `bad_records`, by name, over all runs.
+        records: records that this subtask has emitted, over all runs.
+        played_all: all rows are emitted; an unbounded source may still receive more.
+        details: other values that the reader reports, by name, for display.
+        counters: counts such as `bad_records`, by name, over all runs.
     """
 
     uid: str
@@ -295,13 +300,13 @@ class SourceMetrics:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskMetrics:
-    """What a subtask has done in this run.
+    """The work of a subtask in this run.
 
     Attributes:
-        rows_in, rows_out: of the chain.
+        rows_in, rows_out: rows into and out of the chain.
         watermark_us: microseconds since the epoch.
-        at_work: uids of operators that have not finished what they were asked to do.
-        source: of a chain that begins with a source.
+        at_work: uids of operators that have not finished the requested work.
+        source: metrics of the source, if the chain begins with one.
         counters: operator uid -> name -> count.
     """
 
@@ -316,7 +321,7 @@ class SubtaskMetrics:
 
 @dataclass(frozen=True, slots=True)
 class SlotMetrics:
-    """What a slot has done in this run. `progress`: rounds of its loop in which something was done."""
+    """The work of a slot in this run. `progress`: rounds of its loop in which something was done."""
 
     progress: int
     subtasks: tuple[SubtaskMetrics, ...]
@@ -324,12 +329,12 @@ class SlotMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The slot's process lives.
+    """The slot's process is alive.
 
     Attributes:
         resident_bytes: memory of the process.
-        rounds: of the slot's loop, which hangs when they stand still; None: the loop does not run.
-        metrics: None: the loop does not run, or they could not be read.
+        rounds: rounds of the slot's loop. The loop hangs when they do not increase. None: the loop is not running.
+        metrics: None: the loop is not running, or the metrics could not be read.
     """
 
     resident_bytes: int
@@ -339,14 +344,14 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The run must be given up.
+    """The run must be abandoned.
 
     Attributes:
         message: the root cause.
-        operator, subtask: uid and index, where they are known.
-        traceback: of the user's code, where it has one.
-        code: of the error; decides whether a restart may cure it (S9.1).
-        secondary: probably the consequence of another slot's failure.
+        operator, subtask: uid and index, if known.
+        traceback: traceback of the user's code, if there is one.
+        code: code of the error, which decides whether a restart may help (S9.1).
+        secondary: the failure is probably a consequence of another slot's failure.
     """
 
     message: str
@@ -359,7 +364,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """Every subtask of the slot has finished, and what it wrote is durable. The last message of a slot."""
+    """Every subtask of the slot has finished, and everything it wrote is durable. The last message of a slot."""
 
 
 SubtaskEvent: TypeAlias = (

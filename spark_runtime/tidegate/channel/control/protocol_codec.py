@@ -1,4 +1,4 @@
-"""Control messages as JSON documents and back, checked against the types of their fields."""
+"""Convert control messages to JSON documents and back, with a check of field types."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _CLASSES: Mapping[str, type] = {cls.__name__: cls for cls in typing.get_args(Mes
 
 
 def message_document(message: Message) -> dict[str, Any]:
-    """The message's fields, and the name of its class under `type`."""
+    """Return the message's fields, with the name of its class under `type`."""
     return {_TYPE: type(message).__name__, **plain(message)}
 
 
 def message_of(document: Any) -> Message:
-    """Inverse of `message_document`, from a document that may come from JSON.
+    """Return the message of a document that may come from JSON. Inverse of `message_document`.
 
     Raises:
-        ProtocolError: the document is no message, or a field is missing or has a wrong type.
+        ProtocolError: the document is not a message, or a field is missing or has a wrong type.
     """
     kind = _CLASSES.get(str(document.get(_TYPE))) if isinstance(document, dict) else None
     if kind is None:
@@ -41,7 +41,7 @@ def message_of(document: Any) -> Message:
 
 
 def received(message: M) -> M:
-    """The message as its receiver sees it: for connections that do not leave the process."""
+    """Return the message as its receiver sees it, for connections that do not leave the process."""
     arrived = message_of(json.loads(json.dumps(message_document(message))))
     assert isinstance(arrived, type(message))
     return arrived

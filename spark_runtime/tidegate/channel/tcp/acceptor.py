@@ -1,4 +1,4 @@
-"""The listening side: lets in who proves to be of this run, closes and counts everybody else."""
+"""The listening side: accept connections that prove to belong to this run, close and count all others."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.sockets import HANDSHAKE_TIMEOUT_S, tune
 
 MAX_PENDING_HANDSHAKES = 256
-"""Connections that are being authenticated at one time; more wait in the kernel's backlog."""
+"""Most connections that are being authenticated at one time. More wait in the kernel's backlog."""
 ACCEPT_PAUSE_S = 0.1
-"""How long not to accept after the system had no file descriptor left, seconds."""
+"""Pause of accepting connections after the system had no file descriptor left, seconds."""
 
 
 class Acceptor:
     """Serves one listener on a socket thread. A handshake never blocks that thread.
 
     Attributes:
-        refused: connections closed before they were authenticated, by reason.
+        refused: number of connections that were closed before authentication, by reason.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Acceptor:
         on_authenticated: Callable[[socket.socket, int], None],
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
-        """Args: on_authenticated: given a tuned non-blocking socket and the slot at its other end, on the thread."""
+        """Args: on_authenticated: called on the thread with a tuned non-blocking socket and the slot of the peer."""
         self._thread = thread
         self._listener = listener
         self._new_handshake = new_handshake
@@ -44,12 +44,12 @@ class Acceptor:
         self.refused: Counter[str] = Counter()
 
     def open(self) -> None:
-        """Accept; also after a pause. On the thread."""
+        """Start accepting, also after a pause. Call it on the thread."""
         if not self._closed:
             self._thread.watch(self._listener, selectors.EVENT_READ, self._on_connection)
 
     def close(self) -> None:
-        """Close the listener and what is not authenticated. On the thread."""
+        """Close the listener and all connections that are not authenticated. Call it on the thread."""
         self._closed = True
         self._thread.unwatch(self._listener)
         self._listener.close()
@@ -109,14 +109,14 @@ class Acceptor:
 
 
 class _PendingHandshake:
-    """A handshake and the bytes of its current message."""
+    """A handshake and the received bytes of its current message."""
 
     def __init__(self, handshake: ListenerHandshake) -> None:
         self.handshake = handshake
         self._received = b""
 
     def advance(self, connection: socket.socket) -> bool:
-        """Read what is there, at most what is needed. True: authenticated."""
+        """Read available bytes, at most as many as the message needs. Return True when authenticated."""
         piece = connection.recv(self.handshake.needed - len(self._received))
         if not piece:
             raise HandshakeError("lost during the handshake")

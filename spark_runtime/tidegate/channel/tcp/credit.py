@@ -1,10 +1,11 @@
 """Credit of one channel, in payload bytes of record batches: the sender's account and the receiver's. Pure.
 
-Both accounts use one capacity and one overdraft, which is 0 but with unaligned checkpoints (S3.7). The sender has at
-most capacity plus one batch outstanding, and the overdraft more while it may overdraw. The receiver tells what it
-consumed as soon as that is a quarter of the capacity. That cannot block for ever: a sender that may not send has the
-capacity outstanding, of which less than a quarter is consumed and untold, so that the rest is on its way to be
-consumed, and told.
+Both accounts use the same capacity and overdraft. The overdraft is 0 except with unaligned checkpoints (S3.7). The
+sender has at most the capacity plus one batch outstanding, and the overdraft in addition while it may overdraw. The
+receiver reports consumed bytes as soon as they reach a quarter of the capacity.
+
+This cannot block permanently: if a sender may not send, the full capacity is outstanding. Less than a quarter of it is
+consumed and not reported. The rest is still to be consumed, and is then reported.
 
 Each counter has one writing thread and only grows, so that no lock is needed.
 """
@@ -14,11 +15,11 @@ from __future__ import annotations
 from tidegate.channel.failures import ProtocolError
 
 GRANT_FRACTION = 4
-"""A grant is sent for each 1/4 of the capacity consumed: few frames, and the sender never runs dry."""
+"""A grant is sent for each 1/4 of the capacity consumed: few frames, and the sender never runs out of credit."""
 
 
 class SenderCredit:
-    """`sent` and `overdraw` are called by the slot's loop, `granted` by the I/O thread."""
+    """The sender's account. The slot's loop calls `sent` and `overdraw`, the I/O thread `granted`."""
 
     def __init__(self, capacity_bytes: int, overdraft_bytes: int = 0) -> None:
         self._capacity_bytes = capacity_bytes
@@ -29,31 +30,31 @@ class SenderCredit:
 
     @property
     def outstanding_bytes(self) -> int:
-        """Sent and, as far as is known here, not consumed."""
+        """Bytes that are sent and not known to be consumed."""
         return self._sent_bytes - self._granted_bytes
 
     def has_capacity(self) -> bool:
-        """Another batch may be sent."""
+        """Return whether another batch may be sent."""
         return self._sent_bytes - self._granted_bytes < self._limit_bytes
 
     def overdraw(self, allowed: bool) -> None:
-        """Count the overdraft to the capacity, or no longer."""
+        """Add the overdraft to the capacity, or remove it."""
         self._limit_bytes = self._capacity_bytes + (self._overdraft_bytes if allowed else 0)
 
     def sent(self, size_bytes: int) -> None:
-        """A batch goes out."""
+        """Record a sent batch."""
         assert self.has_capacity(), "a record batch was sent on a channel without credit"
         self._sent_bytes += size_bytes
 
     def granted(self, size_bytes: int) -> None:
-        """The receiver consumed that much more."""
+        """Record that the receiver has consumed this many more bytes."""
         if size_bytes > self.outstanding_bytes:
-            raise ProtocolError(f"credit for {size_bytes:,} bytes, {self.outstanding_bytes:,} outstanding")
+            raise ProtocolError(f"credit for {size_bytes:,} bytes, but only {self.outstanding_bytes:,} are outstanding")
         self._granted_bytes += size_bytes
 
 
 class ReceiverCredit:
-    """`arrived` is called by the I/O thread, `consumed` by the slot's loop."""
+    """The receiver's account. The I/O thread calls `arrived`, the slot's loop `consumed`."""
 
     def __init__(self, capacity_bytes: int, overdraft_bytes: int = 0) -> None:
         self._limit_bytes = capacity_bytes + overdraft_bytes
@@ -64,17 +65,17 @@ class ReceiverCredit:
 
     @property
     def queued_bytes(self) -> int:
-        """Arrived and not consumed."""
+        """Bytes that have arrived and are not consumed."""
         return self._arrived_bytes - self._consumed_bytes
 
     def arrived(self, size_bytes: int) -> None:
-        """A batch came in; what the sender asserted is checked again here, as if it always overdrew."""
+        """Record an arrived batch. Checks the sender's credit again, as if the sender always overdrew."""
         if self._arrived_bytes - self._granted_bytes >= self._limit_bytes:
             raise ProtocolError("the sender exceeds its credit", where=f"at most {self._limit_bytes:,} bytes")
         self._arrived_bytes += size_bytes
 
     def consumed(self, size_bytes: int) -> int:
-        """A batch was taken. Returns what to grant now, 0 for not yet."""
+        """Record a consumed batch. Return the bytes to grant now, or 0 to wait."""
         self._consumed_bytes += size_bytes
         untold = self._consumed_bytes - self._granted_bytes
         if untold < self._grant_at_bytes:

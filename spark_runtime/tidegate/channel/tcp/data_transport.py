@@ -1,7 +1,8 @@
 """Channels between slots: one TCP connection per pair of slots, many channels on each, one I/O thread (design, "Data").
 
-The slot's loop only touches deques and counters, and writes to a socket when that does not block. Of two slots the one
-with the lower number dials. Every other process that connects must prove to be of this run (`auth`).
+The slot's loop uses only deques and counters, and writes to a socket only if that does not block. In each pair of slots
+the lower number connects to the higher. Every process that connects must prove that it belongs to this run
+(`handshake`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tidegate.channel.tcp.wire_format import (
 
 _ANNOUNCED_EVENTS = (Kind.BARRIER, Kind.END_OF_PARTITION)
 FLUSH_TIMEOUT_S = 30.0
-"""How long `flush` waits for every other slot to have everything, seconds: their I/O threads answer, not loops."""
+"""Longest wait of `flush` for all other slots, seconds. Their I/O threads answer, not their loops."""
 
 
 class TcpOutputChannel:
@@ -55,17 +56,19 @@ class TcpOutputChannel:
 
     @property
     def outstanding_bytes(self) -> int:
-        """Payload bytes sent and not known to be consumed: at most capacity, overdraft and one batch."""
+        """Payload bytes that are sent and not known to be consumed: at most capacity, overdraft and one batch."""
         return self.credit.outstanding_bytes
 
     def send(self, element: Element) -> None:
-        """Serialise and put on the way.
+        """Serialise and send an element.
 
         Raises:
             ChannelError: the batch is too large, or the receiving slot has ended.
         """
         if self.link.peer_has_ended:
-            raise ProtocolError(f"slot {self.link.slot} has ended and is sent more", where=f"channel {self.channel_id}")
+            raise ProtocolError(
+                f"an element was sent to slot {self.link.slot}, which has ended", where=f"channel {self.channel_id}"
+            )
         sequence = self._sequence
         if isinstance(element, pa.RecordBatch):
             flags, payload = encode_batch(element)
@@ -90,14 +93,14 @@ class TcpInputChannel:
 
     @property
     def queued_bytes(self) -> int:
-        """Payload bytes of batches that have arrived and were not polled."""
+        """Payload bytes of batches that have arrived and are not polled."""
         return self._credit.queued_bytes
 
     def poll(self) -> Element | None:
-        """The next element, or None; grants credit for what was taken.
+        """Return the next element, or None. Grants credit for it.
 
         Raises:
-            ProtocolError: it cannot be read.
+            ProtocolError: the element cannot be read.
         """
         if not self._queue:
             return None
@@ -112,14 +115,14 @@ class TcpInputChannel:
         return decode_batch(header.flags, payload, self._schema)
 
     def on_barrier_queued(self, announce: Announce) -> None:
-        """See `InputChannel.on_barrier_queued`; `announce` is called on the I/O thread."""
+        """See `InputChannel.on_barrier_queued`. `announce` is called on the I/O thread."""
         self._announce = announce
 
     def queued_before(self, checkpoint_id: int) -> list[Element]:
-        """See `InputChannel.queued_before`; batches are views of what was received.
+        """See `InputChannel.queued_before`. Batches are views of the received bytes.
 
         Raises:
-            ProtocolError: one cannot be read.
+            ProtocolError: an element cannot be read.
         """
         return elements_before_barrier(checkpoint_id, map(self._decode, self._queue.copy()))
 
@@ -130,10 +133,11 @@ class TcpInputChannel:
         return decode_event(header, payload)
 
     def take(self, link: PeerLink, header: Header, payload: pa.Buffer) -> None:
-        """Queue an element that has arrived. On the I/O thread.
+        """Queue an element that has arrived. Call it on the I/O thread.
 
         Raises:
-            ProtocolError: one is missing before it, it exceeds the credit, or another slot sent those before.
+            ProtocolError: an element before it is missing, it exceeds the credit, or another slot sent the elements
+                before it.
         """
         if self._link is None:
             self._link = link
@@ -143,9 +147,9 @@ class TcpInputChannel:
             )
         if header.sequence != self._sequence:
             raise ProtocolError(
-                f"element {header.sequence} came where {self._sequence} was due",
+                f"element {header.sequence} arrived instead of element {self._sequence}",
                 where=f"channel {self.channel_id} from slot {link.slot}",
-                cause="an element was lost or came twice",
+                cause="an element was lost, or arrived twice",
             )
         self._sequence = (self._sequence + 1) % SEQUENCES
         if header.kind is Kind.BATCH:
@@ -162,7 +166,7 @@ class DataTransport:
 
     Call order, from one thread: `listen`; `open_input` and `open_output` for every channel; when every slot has done so
     `connect`, `start`; when this slot has sent its last element `flush`; `close` always. Nothing arrives on an input
-    before `start`. Not restarted: a new run has a new transport.
+    before `start`. A transport is not restarted: a new run has a new one.
     """
 
     def __init__(
@@ -175,9 +179,14 @@ class DataTransport:
         wake: Callable[[], None],
         overdraft_bytes: int = 0,
     ) -> None:
-        """Args: secret: of this run. capacity_bytes, overdraft_bytes: of each channel, the same in every slot.
-        wake: called on the I/O thread when an input has elements, an output may have capacity, or there is a failure;
-        must not block."""
+        """Create the transport.
+
+        Args:
+            secret: secret of this run.
+            capacity_bytes, overdraft_bytes: limits of each channel, the same in every slot.
+            wake: called on the I/O thread when an input has elements, an output may have capacity, or there is a
+                failure. Must not block.
+        """
         self._slot = slot
         self._credentials = Credentials(Role.DATA, generation, run_id, secret)
         self._capacity_bytes = capacity_bytes
@@ -196,18 +205,19 @@ class DataTransport:
 
     @property
     def failure(self) -> BaseException | None:
-        """The first thing that went wrong; from then on elements may be missing and the run must fail."""
+        """The first error. From then on elements may be missing, and the run must fail."""
         return self._failure
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """Connections closed before they were authenticated, by reason."""
+        """Number of connections that were closed before authentication, by reason."""
         return dict(self._acceptor.refused) if self._acceptor is not None else {}
 
     # ------------------------------------------------------------ setting up
 
     def listen(self, host: str) -> tuple[str, int]:
-        """Listen on a free port of `host` and start the I/O thread. Returns the address for `connect` of the others.
+        """Listen on a free port of `host` and start the I/O thread. Return the address for `connect` of the other
+        slots.
 
         Raises:
             OSError: `host` is not an address of this machine.
@@ -220,14 +230,14 @@ class DataTransport:
         return host, listener.getsockname()[1]
 
     def open_input(self, channel_id: int, schema: pa.Schema) -> InputChannel:
-        """The receiving end of `channel_id`, whose batches have `schema`."""
+        """Return the receiving end of `channel_id`, whose batches have `schema`."""
         assert channel_id not in self._inputs, f"channel {channel_id} is opened twice"
         channel = TcpInputChannel(channel_id, schema, self._capacity_bytes, self._overdraft_bytes)
         self._inputs[channel_id] = channel
         return channel
 
     def open_output(self, channel_id: int, target_slot: int) -> OutputChannel:
-        """The sending end of `channel_id`, which ends in `target_slot`, another slot."""
+        """Return the sending end of `channel_id`, which ends in another slot, `target_slot`."""
         assert channel_id not in self._outputs, f"channel {channel_id} is opened twice"
         assert target_slot != self._slot, "a channel within a slot needs no transport"
         channel = TcpOutputChannel(channel_id, self._link(target_slot), self._capacity_bytes, self._overdraft_bytes)
@@ -235,11 +245,11 @@ class DataTransport:
         return channel
 
     def connect(self, peers: Mapping[int, tuple[str, int]], timeout_s: float) -> None:
-        """Connect to every slot of `peers` (this one may be among them): dial the higher, await the lower. Blocks.
+        """Connect to every slot of `peers` (may include this one): dial higher numbers, wait for lower ones. Blocks.
 
         Raises:
-            PeerLostError: one cannot be reached, or did not come in time.
-            HandshakeError: one is of another run or generation.
+            PeerLostError: a slot cannot be reached, or did not connect in time.
+            HandshakeError: a slot belongs to another run or generation.
         """
         deadline = time.monotonic() + timeout_s
         for slot, (host, port) in sorted(peers.items()):
@@ -256,12 +266,12 @@ class DataTransport:
                 raise PeerLostError(
                     f"slots {missing} did not connect in {timeout_s:g} s",
                     where=f"slot {self._slot}",
-                    cause=f"refused here: {self.refused}" if self.refused else "they did not try or not get through",
-                    remedy="See their logs, and whether the network lets executors reach each other",
+                    cause=f"refused here: {self.refused}" if self.refused else "no connection of theirs arrived here",
+                    remedy="Check the logs of these slots, and that the network lets executors reach each other",
                 )
 
     def start(self) -> None:
-        """Let elements arrive."""
+        """Start receiving elements."""
         self._thread.call(self._start_reading)
 
     def _link(self, slot: int) -> PeerLink:
@@ -273,11 +283,13 @@ class DataTransport:
     # ------------------------------------------------------------ ending
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """Say farewell to every connected slot; return when all that was sent has arrived there. Once, nothing is sent
-        after it. Then `close` loses nothing, and the others do not take it for a failure.
+        """Notify every connected slot of the end, and return when everything sent has arrived there.
+
+        Call it once; send nothing afterwards. After it, `close` loses nothing, and the other slots do not take it for a
+        failure.
 
         Raises:
-            ChannelError: the failure, or not in time.
+            ChannelError: the transport has failed, or the time is up.
         """
         links = [link for link in self._links.values() if link.is_connected]
         for link in links:
@@ -290,13 +302,16 @@ class DataTransport:
             raise self._failure
         if not flushed:
             raise PeerLostError(
-                f"slots {[link.slot for link in links if not link.is_flushed]} did not take all within {timeout_s:g} s",
+                f"slots {[link.slot for link in links if not link.is_flushed]} did not receive all in {timeout_s:g} s",
                 where=f"slot {self._slot}",
-                remedy="See their logs: their processes hang, or the network does",
+                remedy="Check the logs of these slots: their processes or the network may hang",
             )
 
     def close(self) -> None:
-        """Close every connection and end the thread. Without `flush` the others take it for a loss. Twice is fine."""
+        """Close every connection and end the thread. May be called twice.
+
+        Without a `flush` before, the other slots take it for a loss.
+        """
         if not self._closed:
             self._closed = True
             self._thread.call(self._close_all)
@@ -329,7 +344,7 @@ class DataTransport:
             link.start_reading()
 
     def on_frame(self, link: PeerLink, header: Header, payload: pa.Buffer) -> None:
-        """LinkOwner: an element or a credit."""
+        """LinkOwner: process an element or a credit."""
         if header.kind is Kind.CREDIT:
             output = self._outputs.get(header.channel_id)
             if output is None or output.link is not link:
@@ -338,18 +353,20 @@ class DataTransport:
         else:
             channel = self._inputs.get(header.channel_id)
             if channel is None:
-                raise ProtocolError("an unknown channel", where=f"{header.channel_id} from slot {link.slot}")
+                raise ProtocolError(
+                    "an element arrived for an unknown channel", where=f"{header.channel_id} from slot {link.slot}"
+                )
             channel.take(link, header, payload)
 
     def on_read(self) -> None:
-        """LinkOwner: wake the loop once for all that came."""
+        """LinkOwner: wake the loop once for all frames that have arrived."""
         self._wake()
         if any(link.peer_has_ended or link.is_flushed for link in self._links.values()):
             with self._changed:
                 self._changed.notify_all()
 
     def on_failure(self, error: ChannelError) -> None:
-        """LinkOwner: the first one counts."""
+        """LinkOwner: record the error. Only the first one is kept."""
         self._record(error)
 
     def _on_internal_error(self, error: BaseException) -> None:

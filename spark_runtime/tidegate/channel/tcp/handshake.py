@@ -1,15 +1,15 @@
-"""Who may connect: a mutual HMAC-SHA256 challenge on the secret of the run, as two pure state machines.
+"""Authenticate connections: a mutual HMAC-SHA256 challenge on the secret of the run, as two pure state machines.
 
     dialler                                   listener
-      hello: what it claims, nonce     ->       refuses another version, role, generation, run or target
-                                       <-     challenge: nonce
-      proof over hello and challenge   ->       refuses a wrong proof, then asks `admit`
-                                       <-     proof over the same, with another label
+    hello: its identity, nonce       ->       refuses another version, role, generation, run or target
+                                    <-        challenge: nonce
+    proof over hello and challenge   ->       refuses a wrong proof, then calls `admit`
+                                    <-        proof over the same, with another label
 
-Every message has a fixed size, so that a stranger can make the listener hold 88 bytes and no more. Both proofs cover
-role, generation, run id, both slots and both nonces; the labels differ, so that neither proof serves as the other.
-Afterwards the connection is neither encrypted nor signed: the secret keeps strangers and zombies (S9.2) out, it does
-not guard against somebody who can change packets on their way.
+Every message has a fixed size, so that a stranger can make the listener store at most 88 bytes. Both proofs cover role,
+generation, run id, both slots and both nonces. Their labels differ, so that neither proof can be used as the other.
+After the handshake the connection is neither encrypted nor signed. The secret keeps strangers and zombies (S9.2) out,
+but does not protect against an attacker who can modify packets in transit.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tidegate.channel.failures import HandshakeError
 
 MAGIC = b"TDGT"
 WIRE_VERSION = 2
-"""Version of handshake, frames and control messages together; both sides must have the same one."""
+"""Version of handshake, frames and control messages together. Both sides must have the same version."""
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 DRIVER = 2**32 - 1
-"""The driver's number where a slot's is expected."""
+"""The driver's number, in the place of a slot number."""
 
 _HELLO = struct.Struct("<4sHBBQII32s32s")
 _CHALLENGE = struct.Struct("<4sHH32s")
@@ -39,7 +39,7 @@ _LISTENER_LABEL = b"tidegate listener v1"
 
 
 class Role(IntEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     DATA = 1
     CONTROL = 2
@@ -47,13 +47,13 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Credentials:
-    """What both sides of a connection must agree on.
+    """Properties that both sides of a connection must agree on.
 
     Attributes:
         role: data or control.
-        generation: the driver's reign.
-        run_id: the attempt within it.
-        secret: of this run, at least 16 bytes; not in the repr.
+        generation: generation of the driver.
+        run_id: run within the generation.
+        secret: secret of this run, at least 16 bytes; not in the repr.
     """
 
     role: Role
@@ -65,21 +65,21 @@ class Credentials:
         assert len(self.secret) >= 16, "a run's secret has at least 16 bytes"
 
     def run_digest(self) -> bytes:
-        """SHA-256 of the run id: 32 bytes, whatever the id's length."""
+        """Return the SHA-256 of the run id: 32 bytes for any length of the id."""
         return hashlib.sha256(self.run_id.encode()).digest()
 
     def proof(self, label: bytes, hello: bytes, challenge: bytes) -> bytes:
-        """HMAC-SHA256 over label, hello and challenge, all of known length."""
+        """Return the HMAC-SHA256 over label, hello and challenge, all of known length."""
         return hmac.digest(self.secret, label + hello + challenge, "sha256")
 
 
 class DiallerHandshake:
-    """The side that connects. Send `hello`, then feed `receive` exactly `needed` bytes until `needed` is 0."""
+    """The side that connects. Send `hello`, then pass exactly `needed` bytes to `receive` until `needed` is 0."""
 
     def __init__(
         self, credentials: Credentials, slot: int, target: int, nonce: Callable[[int], bytes] = secrets.token_bytes
     ) -> None:
-        """Args: slot: the dialler's own number. target: the listener's; `DRIVER` for the driver."""
+        """Args: slot: the dialler's own number. target: the listener's number, or `DRIVER`."""
         self._credentials = credentials
         self.hello = _HELLO.pack(
             MAGIC,
@@ -96,12 +96,12 @@ class DiallerHandshake:
         self.needed = _CHALLENGE.size
 
     def receive(self, data: bytes) -> bytes:
-        """Take `needed` bytes, return what to send.
+        """Process `needed` bytes and return the bytes to send.
 
         Raises:
-            HandshakeError: the listener is not of this run.
+            HandshakeError: the listener does not belong to this run.
         """
-        assert len(data) == self.needed, f"{len(data)} bytes given, {self.needed} needed"
+        assert len(data) == self.needed, f"{len(data)} bytes received, {self.needed} needed"
         if not self._challenge:
             magic, version, _, _ = _CHALLENGE.unpack(data)
             if magic != MAGIC:
@@ -119,7 +119,7 @@ class DiallerHandshake:
 
 
 class ListenerHandshake:
-    """The side that is connected to. Feed `receive` exactly `needed` bytes until `needed` is 0; then `slot` is set."""
+    """The listening side. Pass exactly `needed` bytes to `receive` until `needed` is 0; then `slot` is set."""
 
     def __init__(
         self,
@@ -128,7 +128,9 @@ class ListenerHandshake:
         admit: Callable[[int], str | None] = lambda slot: None,
         nonce: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """Args: own: this side's slot number, or `DRIVER`. admit: asked with the proven number; a text refuses it."""
+        """Args: own: this side's slot number, or `DRIVER`. admit: called with the proven number; a returned text
+        refuses it.
+        """
         self._credentials = credentials
         self._own = own
         self._admit = admit
@@ -139,12 +141,12 @@ class ListenerHandshake:
         self.needed = _HELLO.size
 
     def receive(self, data: bytes) -> bytes:
-        """Take `needed` bytes, return what to send.
+        """Process `needed` bytes and return the bytes to send.
 
         Raises:
-            HandshakeError: the dialler is not of this run, or is not admitted. Nothing is answered; close.
+            HandshakeError: the dialler does not belong to this run, or is not admitted. Send no answer; close.
         """
-        assert len(data) == self.needed, f"{len(data)} bytes given, {self.needed} needed"
+        assert len(data) == self.needed, f"{len(data)} bytes received, {self.needed} needed"
         if not self._hello:
             self._check(data)
             self._hello = data

@@ -1,4 +1,4 @@
-"""What waits to be written to one socket, and the writing, by whichever thread comes first."""
+"""The frames that wait to be written to one socket. The first free thread writes them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 MAX_WRITE_BUFFERS = 128
-"""Buffers given to the system in one call; POSIX promises 16, Linux and macOS take 1,024."""
+"""Most buffers per system call. POSIX guarantees 16; Linux and macOS accept 1,024."""
 MAX_WRITE_BYTES = 4 * 2**20
-"""No more frames are added to a call beyond this many bytes, so that urgent ones get in between soon."""
+"""Bytes after which no more frames are added to a system call, so that urgent frames are sent soon."""
 
 
 class Outbox:
-    """Frames in order; urgent ones (credits) go first, between two frames.
+    """Frames in order. Urgent frames (credits) go first, between two frames.
 
-    `put` may be called from any thread; it tries to write at once, without blocking, which saves the hop to the I/O
-    thread. Only when the socket is full does it ask for `on_full`, and nobody writes until `unblock`. What is queued is
-    bounded by the credits of the channels that use it.
+    `put` may be called from any thread. It tries to write immediately, without blocking, which saves the switch to the
+    I/O thread. Only if the socket is full it calls `on_full`, and no thread writes until `unblock`. The queue is
+    limited by the credits of the channels that use it.
     """
 
     def __init__(self, on_full: Callable[[], None], on_error: Callable[[OSError], None]) -> None:
-        """Args: on_full: the socket takes no more; arrange for `unblock` to be called when it does. Any thread.
-        on_error: the connection is lost. Any thread, once."""
+        """Create an outbox.
+
+        Args:
+            on_full: the socket accepts no more; arrange a call of `unblock` when it does. Called on any thread.
+            on_error: the connection is lost. Called on any thread, once.
+        """
         self._on_full = on_full
         self._on_error = on_error
         self._socket: socket.socket | None = None
@@ -36,39 +40,42 @@ class Outbox:
 
     @property
     def is_blocked(self) -> bool:
-        """The socket was full when last tried."""
+        """True if the socket was full at the last attempt."""
         return self._is_blocked
 
     def attach(self, connection: socket.socket) -> None:
-        """Write to `connection`, non-blocking, from now on; what was put before goes out."""
+        """Write to the non-blocking `connection` from now on, beginning with the frames that are already queued."""
         self._socket = connection
         self._write()
 
     def detach(self) -> None:
-        """Write no more, drop what waits. Returns when no other thread is writing: the socket may then be closed."""
+        """Stop writing and drop queued frames.
+
+        When it returns, no other thread is writing, so that the socket may be closed.
+        """
         self._socket = None
-        with self._lock:
+        with self._lock:  # waits for a thread that is writing
             self._frames.clear()
             self._urgent.clear()
             self._writing.clear()
 
     def put(self, *buffers: Any) -> None:
-        """Append a frame, given as buffers that must not change any more."""
+        """Append a frame, passed as buffers that must not change any more."""
         self._frames.append(buffers)
         self._write()
 
     def put_urgent(self, frame: bytes) -> None:
-        """Put a frame in front of all that are not being written."""
+        """Add a frame before all frames that are not being written."""
         self._urgent.append(frame)
         self._write()
 
     def unblock(self) -> None:
-        """The socket takes more."""
+        """Continue writing, because the socket accepts more."""
         self._is_blocked = False
         self._write()
 
     def _write(self) -> None:
-        # Whoever holds the lock looks at the queues again after releasing it; so one who finds it held may go.
+        # The holder of the lock checks the queues again after releasing it. So a thread that finds it held may return.
         while (self._frames or self._urgent or self._writing) and not self._is_blocked and self._socket is not None:
             if not self._lock.acquire(blocking=False):
                 return

@@ -1,4 +1,4 @@
-"""The data connection to one other slot: reads frames, keeps the outbox, tells what happens to its owner."""
+"""The data connection to one other slot: reads frames, holds the outbox, and notifies its owner."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.wire_format import HEADER_BYTES, Header, Kind, close_frame, unpack_header
 
 READ_BUDGET_BYTES = 16 * 2**20
-"""Read at most this much from one connection before the others have their turn."""
+"""Most bytes to read from one connection before the others get their turn."""
 
 
 class LinkOwner(Protocol):
-    """What a link tells; on the I/O thread, must not block."""
+    """Callbacks of a link. Called on the I/O thread; must not block."""
 
     def on_frame(self, link: PeerLink, header: Header, payload: pa.Buffer) -> None:
-        """A frame that concerns a channel has arrived, in order.
+        """Process a frame for a channel. Frames arrive in order.
 
         Raises:
             ChannelError: the frame is not allowed; ends the link.
         """
 
     def on_read(self) -> None:
-        """Some frames have just been told."""
+        """Some frames have just been passed to `on_frame`."""
 
     def on_failure(self, error: ChannelError) -> None:
-        """The link is of no use any more."""
+        """The link has failed and cannot be used any more."""
 
 
 class PeerLink:
-    """Frames may be put before it is connected; they go out then.
+    """A link to one slot. Frames may be queued before it is connected, and are sent when it is.
 
     Attributes:
-        slot: at the other end.
-        outbox: of this connection; after a loss what is put there is dropped.
+        slot: the slot at the other end.
+        outbox: outbox of this connection; after a loss it drops frames.
     """
 
     def __init__(self, slot: int, own_slot: int, thread: SocketThread, owner: LinkOwner) -> None:
@@ -65,23 +65,26 @@ class PeerLink:
 
     @property
     def is_connected(self) -> bool:
-        """It has had a socket."""
+        """True once it has received a socket, even if that is closed since."""
         return self._socket is not None
 
     @property
     def peer_has_ended(self) -> bool:
-        """The peer has said farewell: nothing more comes from it, and nothing but credit may go to it."""
+        """True when the peer has sent CLOSE: nothing more comes from it, and only credit may be sent to it."""
         return self._peer_has_ended
 
     @property
     def is_flushed(self) -> bool:
-        """Everything put before `farewell` has arrived, or the peer has ended and needs nothing more."""
+        """True when everything put before `send_close` has arrived, or the peer has ended and needs nothing more."""
         return self._farewell_answered or self._peer_has_ended
 
     # ------------------------------------------------------------ on the I/O thread
 
     def attach(self, connection: socket.socket, reads: bool) -> None:
-        """Take the authenticated socket. `reads`: at once; else the system holds what comes until `start_reading`."""
+        """Use the authenticated socket.
+
+        `reads`: read immediately; else the system buffers data until `start_reading`.
+        """
         assert self._socket is None, f"slot {self.slot} is connected twice"
         self._socket = connection
         self._reads = reads
@@ -89,12 +92,12 @@ class PeerLink:
         self._watch()
 
     def start_reading(self) -> None:
-        """From now on the owner is told of frames."""
+        """Start passing frames to the owner."""
         self._reads = True
         self._watch()
 
     def close(self) -> None:
-        """Close the connection without telling. May come twice."""
+        """Close the connection without notifying the owner. May be called twice."""
         self._is_closed = True
         if self._socket is not None:
             self._thread.unwatch(self._socket)
@@ -131,7 +134,7 @@ class PeerLink:
                 self._owner.on_read()
 
     def _on_disconnect(self, error: OSError) -> None:
-        """The connection is gone: fine after a farewell, else a failure."""
+        """Process the loss of the connection: expected after the peer has ended, else a failure."""
         if self._peer_has_ended:
             self.close()
         elif not self._is_closed:
@@ -140,7 +143,7 @@ class PeerLink:
                     f"slot {self.slot} was lost",
                     where=f"data connection of slot {self._own_slot}",
                     cause=str(error) or type(error).__name__,
-                    remedy=f"See the log of slot {self.slot} for why it ended",
+                    remedy=f"Check the log of slot {self.slot} for the cause",
                 )
             )
 
@@ -151,7 +154,7 @@ class PeerLink:
     # ------------------------------------------------------------ reading
 
     def _read(self) -> None:
-        """Read until nothing is there. The next header comes with the rest of a payload, in one system call."""
+        """Read until no data is left. One system call reads the rest of a payload together with the next header."""
         connection = self._socket
         assert connection is not None
         budget = READ_BUDGET_BYTES
@@ -198,7 +201,7 @@ class PeerLink:
             self.outbox.put_urgent(close_frame(Kind.CLOSE_ACK))
         elif header.kind is Kind.CLOSE_ACK:
             if not self._farewell_sent:
-                raise ProtocolError("a farewell was answered that nobody said", where=f"slot {self.slot}")
+                raise ProtocolError("CLOSE_ACK arrived, but no CLOSE was sent", where=f"slot {self.slot}")
             self._farewell_answered = True
         else:
             self._owner.on_frame(self, header, payload)
@@ -206,6 +209,6 @@ class PeerLink:
     # ------------------------------------------------------------ any thread
 
     def send_close(self) -> None:
-        """The last element has been put. Once."""
+        """Send CLOSE after the last element. Call it once."""
         self._farewell_sent = True
         self.outbox.put(close_frame(Kind.CLOSE))

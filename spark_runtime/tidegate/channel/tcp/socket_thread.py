@@ -1,4 +1,4 @@
-"""One thread around one selector: the only place of a process that waits for sockets."""
+"""One thread around one selector: the only place in a process that waits for sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 OnReady = Callable[[int], None]
-"""Called with the ready events (`selectors.EVENT_READ | EVENT_WRITE`) of a watched socket."""
+"""Longest wait of `stop` for the thread, seconds. Its calls do not block."""
 JOIN_TIMEOUT_S = 5.0
 """How long `stop` waits for the thread, seconds; its calls do not block."""
 
@@ -21,11 +21,15 @@ JOIN_TIMEOUT_S = 5.0
 class SocketThread:
     """Runs calls, timers and socket callbacks one at a time on its own daemon thread.
 
-    `call`, `start` and `stop` may come from any thread, everything else from this one. Callbacks must not block.
+    `call`, `start` and `stop` are safe from any thread. Call everything else only on this thread. Callbacks must not
+    block.
     """
 
     def __init__(self, name: str, on_error: Callable[[BaseException], None]) -> None:
-        """Args: on_error: what a callback raised; a bug, since what a network does is treated by the callbacks."""
+        """Args: on_error: called with the error of a callback.
+
+        Such an error is a bug: callbacks handle network errors.
+        """
         self._on_error = on_error
         self._selector = selectors.DefaultSelector()
         self._read_end, self._write_end = os.pipe()
@@ -45,7 +49,7 @@ class SocketThread:
         self._thread.start()
 
     def call(self, todo: Callable[[], None]) -> None:
-        """Run `todo` soon on the thread, in order of the calls. After `stop`: not at all."""
+        """Run `todo` soon on the thread, in order of the calls. After `stop` it is not run."""
         self._calls.append(todo)
         self._wake()
 
@@ -54,14 +58,14 @@ class SocketThread:
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._numbers), todo))
 
     def watch(self, connection: socket.socket, events: int, on_ready: OnReady) -> None:
-        """Watch for `events`; replaces what was watched on this socket."""
+        """Watch for `events`. Replaces the events that are watched on this socket."""
         if self._is_watched(connection):
             self._selector.modify(connection, events, on_ready)
         else:
             self._selector.register(connection, events, on_ready)
 
     def unwatch(self, connection: socket.socket) -> None:
-        """Watch `connection` no more; before it is closed."""
+        """Stop watching `connection`. Call it before the connection is closed."""
         if self._is_watched(connection):
             self._selector.unregister(connection)
 
@@ -71,11 +75,11 @@ class SocketThread:
 
     @property
     def is_current(self) -> bool:
-        """The caller runs on this thread."""
+        """True if the caller runs on this thread."""
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """Finish the calls made so far, then end. May be called twice; from this thread it does not wait."""
+        """Finish the calls made so far, then end. May be called twice. On this thread it does not wait."""
         self._stopping = True
         self._wake()
         if self._thread.is_alive() and not self.is_current:
@@ -92,9 +96,9 @@ class SocketThread:
                 self._selector.close()
 
     def _wake(self) -> None:
-        if not self._poked:
+        if not self._poked:  # one byte in the pipe wakes the thread for all calls queued so far
             self._poked = True
-            with self._pipe_lock:
+            with self._pipe_lock:  # `_release` may close the pipe at the same time
                 if self._write_end >= 0:
                     os.write(self._write_end, b"\0")
 
@@ -114,7 +118,10 @@ class SocketThread:
         self._release()
 
     def _dispatch(self, key: selectors.SelectorKey, events: int) -> None:
-        """Call what watches this socket now; an earlier callback of the round may have closed it."""
+        """Call the callback that watches this socket now.
+
+        An earlier callback of the round may have closed the socket.
+        """
         current = self._selector.get_map().get(key.fd)
         if current is not None and current.fileobj is key.fileobj:
             self._guard(lambda: current.data(events))

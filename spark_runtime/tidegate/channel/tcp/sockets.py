@@ -1,4 +1,4 @@
-"""Sockets as this package wants them: listening, dialling, tuned, handshaken."""
+"""Create, connect, tune and authenticate the sockets of this package."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tidegate.channel.failures import HandshakeError, PeerLostError
 from tidegate.channel.tcp.handshake import DiallerHandshake
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""A connection that is not authenticated after this long is closed, seconds."""
+"""A connection that is not authenticated after this time is closed, seconds."""
 BACKLOG = 1_024
-"""Connections the kernel holds for a listener; every slot of a large job dials at once."""
+"""Connections that the kernel queues for a listener. In a large job, all slots connect at the same time."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
-"""A silent peer whose host is gone is noticed after 10 + 4 x 5 s."""
+"""The loss of a silent peer's host is noticed after 10 + 4 x 5 s."""
 
 
 def listen_on(host: str) -> socket.socket:
-    """A non-blocking listener on a free port of `host` (address or name, IPv4 or IPv6).
+    """Return a non-blocking listener on a free port of `host` (address or name, IPv4 or IPv6).
 
     Raises:
         OSError: `host` is not an address of this machine.
@@ -29,24 +29,27 @@ def listen_on(host: str) -> socket.socket:
 
 
 def tune(connection: socket.socket) -> None:
-    """Send at once, notice dead hosts. Buffer sizes stay the kernel's to tune: setting them ends its tuning."""
+    """Send data immediately, and detect dead hosts.
+
+    Buffer sizes are left to the kernel: setting them ends its automatic tuning.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
-        option = getattr(socket, name, None)
+        option = getattr(socket, name, None)  # not all of them exist on every system
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def dial(host: str, port: int, handshake: DiallerHandshake, timeout_s: float, who: str) -> socket.socket:
-    """Connect and authenticate; blocks up to `timeout_s`. Returns a tuned non-blocking socket.
+    """Connect and authenticate; blocks up to `timeout_s`. Return a tuned non-blocking socket.
 
     Args:
-        who: whom this should reach, for errors: "slot 3", "the driver".
+        who: the expected listener, for errors: "slot 3", "the driver".
 
     Raises:
-        PeerLostError: nobody listens, or too slow.
-        HandshakeError: refused by either side.
+        PeerLostError: there is no listener, or it is too slow.
+        HandshakeError: one of the sides refused.
     """
     deadline = time.monotonic() + timeout_s
     where = f"{who} at {host}:{port}"
@@ -57,7 +60,7 @@ def dial(host: str, port: int, handshake: DiallerHandshake, timeout_s: float, wh
             f"{who} cannot be reached",
             where=where,
             cause=str(error),
-            remedy="See its log for why it ended, and whether the network lets executors and driver reach each other",
+            remedy="Check its log for why it ended, and that the network lets executors and driver reach each other",
         ) from error
     try:
         tune(connection)
@@ -77,7 +80,7 @@ def dial(host: str, port: int, handshake: DiallerHandshake, timeout_s: float, wh
         raise HandshakeError(
             "no answer in time" if isinstance(error, TimeoutError) else "refused by the other side",
             where=where,
-            remedy="It may belong to another run or generation of the job, or have ended: see its log",
+            remedy="Check its log: it may have ended, or belong to another run or generation of the job",
         ) from error
 
 

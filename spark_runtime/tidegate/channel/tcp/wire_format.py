@@ -27,9 +27,9 @@ from tidegate.channel.failures import ChannelError, ProtocolError
 
 HEADER_BYTES = 16
 MAX_FRAME_BYTES = 256 * 2**20
-"""Largest payload, which is one record batch."""
+"""Largest payload of a frame with a record batch."""
 MAX_EVENT_BYTES = 64
-"""Largest payload of anything but a record batch."""
+"""Largest payload of all other frames."""
 SEQUENCES = 2**32
 NO_CHANNEL = 2**32 - 1
 """Channel id of frames that concern the connection."""
@@ -46,7 +46,7 @@ _STOP_MODES: tuple[StopMode | None, ...] = (None, "suspend", "drain")
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     BATCH = 1
     WATERMARK = 2
@@ -59,7 +59,7 @@ class Kind(IntEnum):
     CLOSE = 9
     """Connection-wide: the sender has sent its last element on every channel."""
     CLOSE_ACK = 10
-    """The answer to a farewell: everything in front of it has arrived."""
+    """The answer to CLOSE: everything sent before it has arrived."""
 
 
 class Header(NamedTuple):
@@ -76,15 +76,15 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 def pack_header(kind: Kind, channel_id: int, sequence: int, length: int, flags: int = 0) -> bytes:
-    """Header of a frame with `length` bytes of payload."""
+    """Return the header of a frame with `length` bytes of payload."""
     return _HEADER.pack(kind, flags, 0, channel_id, sequence, length)
 
 
 def unpack_header(data: Any) -> Header:
-    """Header from its 16 bytes.
+    """Return the header from its 16 bytes.
 
     Raises:
-        ProtocolError: unknown kind, or a payload beyond the kind's bound.
+        ProtocolError: the kind is unknown, or the payload exceeds the limit of its kind.
     """
     kind_number, flags, reserved, channel_id, sequence, length = _HEADER.unpack(data)
     kind = _KINDS.get(kind_number)
@@ -97,7 +97,7 @@ def unpack_header(data: Any) -> Header:
 
 
 def event_frame(event: Event, channel_id: int, sequence: int) -> bytes:
-    """Header and payload of an in-band event."""
+    """Return header and payload of an in-band event."""
     match event:
         case Watermark(time_us):
             kind, payload = Kind.WATERMARK, _WATERMARK.pack(time_us)
@@ -120,7 +120,7 @@ def event_frame(event: Event, channel_id: int, sequence: int) -> bytes:
 
 
 def decode_event(header: Header, payload: Any) -> Event:
-    """The event of a frame whose kind is one of the events'.
+    """Return the event of a frame with an event kind.
 
     Raises:
         ProtocolError: the payload does not fit the kind.
@@ -142,7 +142,7 @@ def decode_event(header: Header, payload: Any) -> Event:
                 return EndOfPartition()
     except (struct.error, IndexError) as error:
         raise ProtocolError(f"a {header.kind.name} frame is damaged", cause=str(error)) from error
-    raise ProtocolError(f"a {header.kind.name} frame is no event")
+    raise ProtocolError(f"a {header.kind.name} frame is not an event")
 
 
 def _decode_flag(payload: Any) -> bool:
@@ -150,12 +150,12 @@ def _decode_flag(payload: Any) -> bool:
 
 
 def credit_frame(channel_id: int, consumed_bytes: int) -> bytes:
-    """The receiver of `channel_id` has consumed that many more payload bytes of batches."""
+    """Return the frame for: the receiver of `channel_id` has consumed this many more payload bytes of batches."""
     return pack_header(Kind.CREDIT, channel_id, 0, _CREDIT.size) + _CREDIT.pack(consumed_bytes)
 
 
 def decode_credit(payload: Any) -> int:
-    """Consumed bytes of a CREDIT frame."""
+    """Return the consumed bytes of a CREDIT frame."""
     try:
         return int(_CREDIT.unpack(payload)[0])
     except struct.error as error:
@@ -163,15 +163,15 @@ def decode_credit(payload: Any) -> int:
 
 
 def close_frame(kind: Kind) -> bytes:
-    """FAREWELL or CLOSE_ACK."""
+    """Return a CLOSE or CLOSE_ACK frame."""
     return pack_header(kind, NO_CHANNEL, 0, 0)
 
 
 def encode_batch(batch: pa.RecordBatch) -> tuple[int, pa.Buffer]:
-    """(flags, payload) of a record batch.
+    """Return (flags, payload) of a record batch.
 
     Raises:
-        ChannelError: larger than `MAX_FRAME_BYTES`.
+        ChannelError: it is larger than `MAX_FRAME_BYTES`.
     """
     if any(_has_dictionary(field.type) for field in batch.schema):
         sink = pa.BufferOutputStream()
@@ -184,17 +184,17 @@ def encode_batch(batch: pa.RecordBatch) -> tuple[int, pa.Buffer]:
         raise ChannelError(
             f"a record batch of {payload.size:,} bytes is too large for a channel",
             where=f"{batch.num_rows:,} rows, columns {', '.join(batch.schema.names)}",
-            cause=f"at most {MAX_FRAME_BYTES:,} bytes travel as one batch",
-            remedy="Emit smaller batches: some 64k rows each",
+            cause=f"one batch may have at most {MAX_FRAME_BYTES:,} bytes",
+            remedy="Emit smaller batches, of about 64k rows each",
         )
     return flags, payload
 
 
 def decode_batch(flags: int, payload: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """The record batch of a BATCH frame; its columns are views of `payload`.
+    """Return the record batch of a BATCH frame. Its columns are views of `payload`.
 
     Raises:
-        ProtocolError: damaged, or not of `schema`.
+        ProtocolError: it is damaged, or has another schema.
     """
     try:
         if flags & FLAG_STREAM:

@@ -1,4 +1,4 @@
-"""Which subtasks a snapshot triggers and waits for, computed atomically from subtask states (S1.3)."""
+"""Compute which subtasks a snapshot triggers and waits for, from one view of all subtask states (S1.3)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from tidegate.channel.control.protocol import Subtask
 from tidegate.coordinator.topology import Topology
 
 SubtaskState = Literal["created", "running", "ended", "finished"]
-"""`ended`: runs still, has passed EndOfData on, waits for its final snapshot (S7.3)."""
+"""`ended`: still running, has forwarded EndOfData, and waits for its final snapshot (S7.3)."""
 
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """Attributes: to_trigger, wait_for and finished are disjoint from `missing`, which names what is neither."""
+    """Subtasks by their part in a snapshot.
+
+    Attributes:
+        to_trigger: subtasks that receive the trigger, because no upstream subtask is left to send them barriers.
+        wait_for: running subtasks that must acknowledge; contains `to_trigger`.
+        finished: subtasks that have finished.
+        missing: subtasks that do not run yet.
+    """
 
     to_trigger: tuple[Subtask, ...]
     wait_for: frozenset[Subtask]
@@ -24,7 +31,7 @@ class CheckpointPlan:
 
 
 def plan_checkpoint(topology: Topology, states: Mapping[Subtask, SubtaskState]) -> CheckpointPlan:
-    """The plan for a snapshot that would start now. Linear in subtasks."""
+    """Return the plan for a snapshot that starts now. Linear in the number of subtasks."""
     to_trigger: list[Subtask] = []
     wait_for: list[Subtask] = []
     finished: list[Subtask] = []

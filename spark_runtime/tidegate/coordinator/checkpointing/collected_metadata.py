@@ -1,4 +1,4 @@
-"""From collected acknowledgements to the `_metadata` of a snapshot (S2.1, S6.2). Pure."""
+"""Build the `_metadata` of a snapshot from the collected acknowledgements (S2.1, S6.2). Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.metadata import OperatorState, SubtaskState
 
 MAX_SUBTASKS_IN_HISTORY = 64
-"""Subtasks whose acknowledgement a "complete" entry holds; bounds the entry to some 15 KiB."""
+"""Most subtasks whose acknowledgement a "complete" entry stores. Limits the entry to about 15 KiB."""
 
 
 def operator_metadata(complete: CompleteCheckpoint, topology: Topology) -> tuple[OperatorState, ...]:
-    """Per operator: finished, partially finished or running, and the handle of every subtask.
+    """Return the state of every operator: finished, partially finished or running, and a handle per subtask.
 
-    A drained source and what it feeds is not finished: only what hangs on naturally ended sources is (S6.2).
+    Operators are finished only if all their sources ended naturally. A drained source and its downstream operators are
+    not finished (S6.2).
     """
     really = naturally_ended_subtasks(complete, topology)
     out: list[OperatorState] = []
@@ -35,7 +36,7 @@ def operator_metadata(complete: CompleteCheckpoint, topology: Topology) -> tuple
 
 
 def drained_operators(complete: CompleteCheckpoint, topology: Topology) -> tuple[str, ...]:
-    """Operators that a drain made fire early: those of which some source had not ended by itself (S7.5)."""
+    """Return the uids of operators that a drain fired early, because one of their sources had not ended (S7.5)."""
     if complete.stop != "drain":
         return ()
     really = naturally_ended_subtasks(complete, topology)
@@ -44,10 +45,11 @@ def drained_operators(complete: CompleteCheckpoint, topology: Topology) -> tuple
 
 
 def subtask_history(complete: CompleteCheckpoint) -> dict[str, dict[str, float]]:
-    """The acknowledgement of every subtask for the history (S2.5): "chain.index" -> ack_ms after the trigger, sync,
-    async,
-    alignment time, start delay, bytes. Of a job with more than MAX_SUBTASKS_IN_HISTORY subtasks, the slowest so
-    many."""
+    """Return the metrics of every subtask's acknowledgement for the history (S2.5).
+
+    Keys are "chain.index". Values are `ack_ms` after the trigger, sync, async and alignment time, start delay, and
+    bytes. If the job has more than MAX_SUBTASKS_IN_HISTORY subtasks, only that many are kept: the slowest.
+    """
     slowest = sorted(complete.acks.values(), key=lambda ack: -ack.metrics.get("ack_ms", 0))
     kept = sorted(slowest[:MAX_SUBTASKS_IN_HISTORY], key=lambda ack: ack.subtask)
     return {f"{ack.subtask[0]}.{ack.subtask[1]}": dict(ack.metrics) for ack in kept}

@@ -1,4 +1,4 @@
-"""The snapshots that have completed: which of them are committed, and which must stay (S2.3, S7.4). Pure."""
+"""The completed snapshots of a job: which are committed, and which must be kept (S2.3, S7.4). Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tidegate.coordinator.topology import Topology
 
 
 class CompletedSnapshots:
-    """What is on the shelf. Every call returns what follows from it: commits to record, folders to retire."""
+    """The list of completed snapshots.
+
+    Every method returns the resulting actions: commits to record, folders to delete.
+    """
 
     def __init__(
         self,
@@ -26,9 +29,16 @@ class CompletedSnapshots:
         restored: int | None,
         gate: CommitGate | None = None,
     ) -> None:
-        """Args: completed: oldest first. restored: what the run starts from, when it is one of them; it stays until
-        the submission has a newer recovery point, whatever else is retained. gate: what is committed has to be
-        approved."""
+        """Create the list for one run.
+
+        Args:
+            completed: the job's completed snapshots, oldest first.
+            retained: the option `retained_checkpoints`.
+            last_committed: newest checkpoint whose commit is known.
+            restored: the snapshot that the run starts from, if it is one of `completed`. It is kept until the
+                submission has a newer recovery point, whatever else is kept.
+            gate: with a gate, only approved checkpoints are committed.
+        """
         self._gate = gate
         self._commits = CommitTracker(topology)
         self._completed = list(completed)
@@ -37,7 +47,7 @@ class CompletedSnapshots:
         self._restored = restored
 
     def add(self, snapshot: CompletedCheckpoint) -> list[Action]:
-        """It has completed; newer than all others."""
+        """Add a snapshot that has completed. It must be newer than all others."""
         self._completed.append(snapshot)
         if snapshot.kind != "savepoint":
             self._restored = None
@@ -46,18 +56,20 @@ class CompletedSnapshots:
         return self._record_committed() + self._retire()
 
     def notify(self, checkpoint_id: int, log_number: int, *, last: bool) -> list[Action]:
-        """A recovery point is complete: subtasks are told, with the permit to commit it or behind a gate without.
-        `last`: every subtask may finish on it."""
+        """Notify subtasks that a recovery point is complete. Without a gate the message also permits its commit.
+
+        `last`: every subtask may finish with this snapshot.
+        """
         if self._gate is None:
             return [ev.NotifyComplete(checkpoint_id, log_number)]
         return self._gate.completed(checkpoint_id, last=last)
 
     def up(self) -> list[Action]:
-        """Every subtask runs."""
+        """Return the gate's actions after all subtasks have started."""
         return self._gated(self._gate.up()) if self._gate is not None else []
 
     def apply_verdict(self, verdict: ev.CheckpointApproved | ev.CheckpointQuarantined) -> list[Action]:
-        """A verdict after which the run goes on is in the log (S7.8)."""
+        """Apply a verdict that is in the decision log and lets the run continue (S7.8)."""
         assert self._gate is not None, "a verdict without a commit gate"
         if isinstance(verdict, ev.CheckpointQuarantined):
             actions = self._gate.quarantine(verdict.withheld)
@@ -66,7 +78,7 @@ class CompletedSnapshots:
         return self._gated(actions) + self._retire()
 
     def _gated(self, actions: Sequence[Action]) -> list[Action]:
-        """What the gate asks for, with what follows from it."""
+        """Add to the actions of the gate the actions that follow from them."""
         out: list[Action] = []
         for action in actions:
             out.append(action)
@@ -78,12 +90,12 @@ class CompletedSnapshots:
         return out
 
     def committed(self, subtask: Subtask, checkpoint_id: int) -> list[Action]:
-        """`subtask` has committed up to `checkpoint_id`."""
+        """Record that `subtask` has committed all checkpoints up to `checkpoint_id`."""
         self._commits.committed(subtask, checkpoint_id)
         return self._record_committed()
 
     def finished(self, subtask: Subtask) -> list[Action]:
-        """`subtask` has finished, and committed all it ever will."""
+        """Record that `subtask` has finished. It has then committed everything it will ever commit."""
         self._commits.finished(subtask)
         return self._record_committed()
 

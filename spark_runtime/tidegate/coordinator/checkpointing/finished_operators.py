@@ -1,5 +1,4 @@
-"""Which subtasks of a snapshot have ended by themselves, and whether one that holds union state may complete (S6.2,
-S6.3). Pure."""
+"""Find subtasks that ended naturally before a snapshot, and check union state of the snapshot (S6.2, S6.3). Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +11,12 @@ from tidegate.coordinator.topology import Topology
 
 
 def naturally_ended_subtasks(complete: CompleteCheckpoint, topology: Topology) -> frozenset[Subtask]:
-    """Subtasks that had processed all there is: sources that were read out, and those whose every input is fed by such
-    ones. What a drain ended is not among them: its source has more (S6.2). Linear in subtasks."""
+    """Return the subtasks that ended naturally: they have processed all their input.
+
+    These are sources that have read all their data, and subtasks whose every input comes only from such subtasks.
+    Subtasks that a drain ended are excluded, because their source has more data (S6.2). Linear in the number of
+    subtasks.
+    """
     ended = set(complete.finished) | {s for s, ack in complete.acks.items() if ack.finished}
     natural: set[Subtask] = set()
     whole: list[bool] = []
@@ -29,9 +32,11 @@ def naturally_ended_subtasks(complete: CompleteCheckpoint, topology: Topology) -
 
 
 def union_state_problem(complete: CompleteCheckpoint, topology: Topology) -> str | None:
-    """Why the snapshot must not complete, or None. Union state is whole only with the part of every subtask: those of
-    subtasks that have finished are gone, and those of subtasks that called finish() would be given, by a restore, to
-    ones that have not (S6.3)."""
+    """Return why union state prevents this snapshot from completing, or None.
+
+    Union state is complete only with the part of every subtask. Finished subtasks have no part any more. Parts of
+    subtasks that have called finish() would be restored into subtasks that have not called it (S6.3).
+    """
     using = sorted({(s[0], uid) for s, ack in complete.acks.items() for uid in _with_union(ack.operators)})
     if not using:
         return None

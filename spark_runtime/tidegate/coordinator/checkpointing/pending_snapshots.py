@@ -1,4 +1,4 @@
-"""A snapshot on its way (S2.1)."""
+"""Snapshots that are triggered and neither complete nor aborted (S2.1)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tidegate.coordinator.events import (
 )
 
 COUNT_METRICS: frozenset[AbortCode] = frozenset({"expired", "declined", "io"})
-"""Aborts that are failures: they count against `tolerable_checkpoint_failures`, but for savepoints (S2.2)."""
+"""Abort codes that are failures. They count towards `tolerable_checkpoint_failures`, except for savepoints (S2.2)."""
 NAMED_SUBTASKS = 5
-"""Subtasks that the reason of an expiry names."""
+"""Most subtasks that the reason of an expired snapshot names."""
 
 SUM_METRICS = ("bytes", "persisted_bytes", "alignment_bytes", "in_flight_bytes", "unaligned")
 MAX_METRICS = ("sync_ms", "async_ms", "alignment_ms", "start_delay_ms")
@@ -28,8 +28,11 @@ MAX_METRICS = ("sync_ms", "async_ms", "alignment_ms", "start_delay_ms")
 
 @dataclass
 class PendingCheckpoint:
-    """Mutable record of one snapshot between trigger and completion or abort. `after_all_data`: it was triggered when
-    every subtask had passed EndOfData on, so that all may finish on it (S7.3)."""
+    """Mutable record of one snapshot between trigger and completion or abort.
+
+    `after_all_data`: the snapshot was triggered after every subtask had forwarded EndOfData, so that all subtasks may
+    finish with it (S7.3).
+    """
 
     checkpoint_id: int
     request: SnapshotRequest
@@ -42,18 +45,21 @@ class PendingCheckpoint:
     after_all_data: bool = False
 
     def waits_for(self, subtask: Subtask) -> bool:
-        """`subtask` is planned and has not acknowledged."""
+        """Return whether `subtask` still has to acknowledge."""
         return subtask in self.plan.wait_for and subtask not in self.acks
 
     def acknowledge(self, ack: Acknowledged, now_ms: int) -> bool:
-        """Take an acknowledgement once, with the time it took from the trigger; True when it was the last one."""
+        """Record an acknowledgement, with the time since the trigger. Return True if it was the last one.
+
+        Repeated and unexpected acknowledgements are ignored.
+        """
         if not self.waits_for(ack.subtask) or self.completing:
             return False
         self.acks[ack.subtask] = replace(ack, metrics={**ack.metrics, "ack_ms": now_ms - self.triggered_ms})
         return len(self.acks) == len(self.plan.wait_for)
 
     def completion(self, now_ms: int) -> CompleteCheckpoint:
-        """What is to be completed, once all have acknowledged."""
+        """Return the action that completes this snapshot. All subtasks must have acknowledged."""
         return CompleteCheckpoint(
             self.checkpoint_id,
             self.request.kind,
@@ -66,23 +72,22 @@ class PendingCheckpoint:
         )
 
     def is_ready_to_end(self, uncommitted: tuple[int, ...]) -> EndRun:
-        """It was a stop's, and every subtask has finished."""
+        """Return the action that ends the run. For the snapshot of a stop, when every subtask has finished."""
         request = self.request
         return EndRun(request.stop, self.checkpoint_id, self.path, request.request_id, uncommitted)
 
     def abort_reason(self, reason: str, code: AbortCode, counts: bool = False) -> list[Action]:
-        """The actions for a snapshot that will never complete: an abort for every subtask, and the deletion of its
-        files (S2.2, S2.3)."""
+        """Return the actions that abort this snapshot: notify every subtask, and delete its files (S2.2, S2.3)."""
         checkpoint_id = self.checkpoint_id
         return [SendAbort(checkpoint_id, reason, code, counts), DeleteCheckpoint(checkpoint_id, self.path)]
 
     def expiry(self, now_ms: int) -> str:
-        """Why it expires, naming subtasks that have not answered."""
+        """Return the reason for an expiry. It names subtasks that have not acknowledged."""
         missing = sorted(self.plan.wait_for - self.acks.keys())[:NAMED_SUBTASKS]
-        return f"expired after {now_ms - self.triggered_ms} ms; no answer from subtasks {missing}"
+        return f"expired after {now_ms - self.triggered_ms} ms; no acknowledgement from subtasks {missing}"
 
     def metrics(self, now_ms: int) -> dict[str, float]:
-        """Sums of bytes, worst of times (milliseconds) over subtasks, duration, counts (S2.5)."""
+        """Return metrics over all subtasks: sums of bytes, maxima of times (milliseconds), duration, counts (S2.5)."""
         out: dict[str, float] = {name: sum(a.metrics.get(name, 0) for a in self.acks.values()) for name in SUM_METRICS}
         out |= {name: max((a.metrics.get(name, 0) for a in self.acks.values()), default=0) for name in MAX_METRICS}
         out["duration_ms"] = now_ms - self.triggered_ms
@@ -92,18 +97,18 @@ class PendingCheckpoint:
 
 
 class PendingSnapshots(dict[int, PendingCheckpoint]):
-    """Those of one run, by id."""
+    """The pending snapshots of one run, by id."""
 
     @property
     def kinds(self) -> set[CheckpointKind]:
-        """What is on its way."""
+        """The kinds of all pending snapshots."""
         return {p.request.kind for p in self.values()}
 
     @property
     def deadlines_ms(self) -> list[int]:
-        """When those that are not complete yet expire."""
+        """The deadlines of snapshots whose completion has not started."""
         return [p.deadline_ms for p in self.values() if not p.completing]
 
     def finals(self) -> list[PendingCheckpoint]:
-        """Final ones that may still be given up."""
+        """Return the final snapshots that can still be aborted."""
         return [p for p in self.values() if p.request.kind == "final" and not p.completing]

@@ -1,4 +1,4 @@
-"""Which completed snapshots must stay (S2.3). Pure."""
+"""Decide which completed snapshots must be kept (S2.3). Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from dataclasses import dataclass
 from tidegate.channel.elements import SAVEPOINT_KINDS, CheckpointKind, StopMode
 
 MAX_OVERDUE_DELETIONS = 32
-"""Retired checkpoints, in folders, whose grace is over and that are not deleted: from so many on no new checkpoint
-starts. A store that deletes more slowly than the job completes checkpoints never catches up by itself; a burst of
-aborted ones, or a slow call, stays below it."""
+"""Number of retired checkpoint folders, past their grace period and not deleted, from which no new checkpoint starts.
+
+A store that deletes more slowly than the job completes checkpoints would never catch up without this limit. A burst of
+aborted checkpoints or one slow call stays below it.
+"""
 
 
 @dataclass(frozen=True)
 class CompletedCheckpoint:
-    """A completed snapshot: id, kind, folder; `stop` of a stop-savepoint; `taken_back`: it is no restore point any
-    more, because sinks took back what it committed (S9.3); `claimed`: a savepoint that the job owns since a restore
-    claimed it (S7.4)."""
+    """A completed snapshot.
+
+    Attributes:
+        checkpoint_id, kind, path: its id, kind and folder.
+        stop: the mode of the stop, for a stop-savepoint.
+        taken_back: sinks have deleted the output that it committed, so that it is not a recovery point any more (S9.3).
+        claimed: it is a savepoint that the job owns, because a restore claimed it (S7.4).
+    """
 
     checkpoint_id: int
     kind: CheckpointKind
@@ -36,21 +43,23 @@ def find_retired(
     pinned: Collection[int] = (),
     rejected: Collection[int] = (),
 ) -> list[CompletedCheckpoint]:
-    """The checkpoints that may go, oldest first.
+    """Return the checkpoints that may be deleted, oldest first.
 
     Args:
-        completed: oldest first.
-        retained: `retained_checkpoints`; the newest so many recovery points stay, savepoints among them counted.
-        last_committed: newest id whose commit is known; it stays.
-        restored: what the current submission starts from, while it has completed no recovery point itself; it stays.
-        pinned: ids that stay for the sake of the commit gate: those that wait for a verdict, and the one in front of
-            them, which a rejection goes back to (S7.8). While there are any, claimed savepoints stay too: one that is
-            no recovery point is in front of nothing here, and a rejection may go back to it.
-        rejected: ids that were rejected: no restore points any more, they go.
+        completed: all completed snapshots, oldest first.
+        retained: the option `retained_checkpoints`: this many of the newest recovery points are kept. Savepoints count.
+        last_committed: newest checkpoint whose commit is known; it is kept.
+        restored: the snapshot that the submission started from, until the submission completes a recovery point of its
+            own; it is kept.
+        pinned: checkpoints that the commit gate needs: those that wait for a verdict, and the one before them, which a
+            rejection restores (S7.8). While there are any, claimed savepoints are kept too. One of them may not be in
+            the line of recovery points, and still be the snapshot that a rejection restores.
+        rejected: rejected checkpoints. They are not recovery points and may be deleted.
 
-    Savepoints are never in the answer unless they are claimed; the newest runtime-owned checkpoint stays even when
-    savepoints fill the list. After a stop-savepoint nothing older is needed; but a drain fires windows early, so that
-    going on from it needs consent, and the newest checkpoint in front of one stays for those who do not give it (S7.5).
+    Unclaimed savepoints are never returned. The newest checkpoint that the runtime owns is kept even if savepoints fill
+    the list. After a stop-savepoint nothing older is needed, with one exception: a drain fires windows early, so that a
+    restore from its savepoint needs consent. For users who do not consent, the newest checkpoint before it is kept
+    (S7.5).
     """
     points = (c for c in completed if c.kind != "savepoint" and not c.taken_back)
     recovery = [c for c in points if c.checkpoint_id not in rejected]

@@ -10,15 +10,18 @@ from tidegate.coordinator.events import SnapshotRequest
 
 
 def _rank(request: SnapshotRequest) -> tuple[int, int]:
-    """Final before user before periodic; savepoint before checkpoint. A stop that has ended the data is as urgent as a
-    final one, and must not fall out of a full queue: the job would end without it (S7.7)."""
+    """Return the rank of a request: final before user before periodic, then savepoint before checkpoint.
+
+    A stop that has ended the data is as urgent as a final snapshot. It must not fall out of a full queue, because the
+    job would end without its savepoint (S7.7).
+    """
     who = 0 if request.kind == "final" or request.data_ended else 2 if request.periodic else 1
     what = 0 if request.kind in ("savepoint", "stop-savepoint") else 1
     return (who, what)
 
 
 class _Place(NamedTuple):
-    """A request's place: by rank, then in order of arrival."""
+    """A request with its sort key: rank, then order of arrival."""
 
     rank: tuple[int, int]
     sequence: int
@@ -38,11 +41,11 @@ class RequestQueue:
         return len(self._waiting)
 
     def has_periodic(self) -> bool:
-        """A periodic request waits already."""
+        """Return whether a periodic request is waiting."""
         return bool(self._count["periodic"])
 
     def add(self, request: SnapshotRequest) -> SnapshotRequest | None:
-        """Queue `request`; the request that falls out when the queue is full, the new one included, or None."""
+        """Queue `request`. Return the request that falls out of a full queue (possibly `request` itself), or None."""
         self._sequence += 1
         insort(self._waiting, _Place(_rank(request), self._sequence, request), key=lambda place: place[:2])
         self._note(request, 1)
@@ -53,18 +56,22 @@ class RequestQueue:
         return last
 
     def peek(self) -> SnapshotRequest | None:
-        """The next request, left in place."""
+        """Return the next request without removing it."""
         return self._waiting[0].request if self._waiting else None
 
     def next(self, *, full: bool) -> SnapshotRequest | None:
-        """The first in order; with `full`, as many pending as may be, the first that is forced past that (S1.2)."""
+        """Return the first request, without removing it.
+
+        `full`: the maximum number of snapshots is pending. Then the first savepoint precedes, because the limit does
+        not apply to savepoints (S1.2).
+        """
         first = self.peek()
         if first is None or not full or first.kind in ("savepoint", "stop-savepoint"):
             return first
         return next(iter(self.savepoints()), first)
 
     def take(self, request: SnapshotRequest) -> None:
-        """Remove exactly this request object."""
+        """Remove this request object, compared by identity."""
         for k, place in enumerate(self._waiting):
             if place.request is request:
                 del self._waiting[k]
@@ -72,13 +79,13 @@ class RequestQueue:
                 return
 
     def savepoints(self) -> list[SnapshotRequest]:
-        """Waiting savepoints of all kinds, in order."""
+        """Return waiting savepoints and stop-savepoints, in order."""
         if not self._count["savepoint"]:
             return []
         return [p.request for p in self._waiting if p.request.kind in ("savepoint", "stop-savepoint")]
 
     def drain(self) -> list[SnapshotRequest]:
-        """Take everything out, in order."""
+        """Remove and return all requests, in order."""
         out = [place.request for place in self._waiting]
         self._waiting.clear()
         self._count.clear()

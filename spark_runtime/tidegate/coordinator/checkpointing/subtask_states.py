@@ -1,5 +1,7 @@
-"""What every subtask of a run is doing, and what follows for all of them, counted so that an event costs the same
-whatever the number of subtasks. Pure (S1.3, S7.3)."""
+"""The state of every subtask of a run, with counters over all subtasks (S1.3, S7.3). Pure.
+
+Because of the counters, an event costs the same for any number of subtasks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ class SubtaskStates:
     """The states of all subtasks of one run."""
 
     def __init__(self, topology: Topology, finished: Iterable[Subtask]) -> None:
-        """Args: finished: subtasks that do not exist in this run."""
+        """Args: finished: subtasks that had finished before this run, and are not started."""
         self._topology = topology
         self.by_subtask: dict[Subtask, SubtaskState] = dict.fromkeys(topology.subtasks(), "created")
         self._count: Counter[SubtaskState] = Counter({"created": len(self.by_subtask)})
@@ -25,7 +27,7 @@ class SubtaskStates:
             self.set(subtask, "finished")
 
     def set(self, subtask: Subtask, state: SubtaskState, *, natural: bool = True) -> None:
-        """`subtask` is in `state` now. `natural`: it ended by itself, not by a stop; what it said first counts."""
+        """Set the state of `subtask`. `natural`: it ended by itself and not by a stop. Only its first report counts."""
         before = self.by_subtask[subtask]
         self.by_subtask[subtask] = state
         self._count[before] -= 1
@@ -36,22 +38,22 @@ class SubtaskStates:
 
     @property
     def all_up(self) -> bool:
-        """No subtask is still to come up."""
+        """True when all subtasks have started."""
         return not self._count["created"]
 
     @property
     def all_ended(self) -> bool:
-        """Nothing reads any more, and somebody waits for a snapshot that lets it finish (S7.3)."""
+        """True when no subtask reads data any more, and at least one waits for a snapshot to finish with (S7.3)."""
         ended = self._count["ended"]
         return bool(ended) and ended + self._count["finished"] == len(self.by_subtask)
 
     @property
     def all_finished(self) -> bool:
-        """The run is over."""
+        """True when all subtasks have finished, and therefore the run is over."""
         return self._count["finished"] == len(self.by_subtask)
 
     def reached_end_of_data(self, chain_id: int) -> bool:
-        """True once per source chain: when all its subtasks have ended by themselves."""
+        """Return True once per source chain: when all its subtasks have ended naturally."""
         if not self._topology.chains[chain_id].is_source or chain_id in self._told:
             return False
         if self._naturally_ended[chain_id] < self._topology.parallelism:

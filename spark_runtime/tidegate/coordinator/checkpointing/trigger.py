@@ -1,10 +1,12 @@
-"""May a request for a snapshot start now? (S1.2, S1.3) Pure functions of a small frozen view.
+"""Decide whether a snapshot request may start now (S1.2, S1.3). Pure functions of a small frozen view of the run.
 
-A request is judged twice. `admit`, when it comes, refuses what nothing could make true later. `judge`, each time
-something has changed while it waits, lets it start, wait, or go. In the order of S1.2: coordinator shut down; periodic
-while the scheduler is off; periodic while one is queued; (queue full: `RequestQueue.add`); too many pending; too soon
-after the last completion; then the states of subtasks (S1.3). Behind a commit gate, besides: too many uncommitted
-(S7.8). Checkpoints wait, besides, while too many retired ones are not deleted (S2.3).
+A request is checked twice. On arrival, `admit_request` refuses requests that can never start. Then, after every
+change, `decide_start` starts the waiting request, lets it wait, refuses it, or drops it.
+
+Checks run in the order of S1.2: coordinator shut down; periodic while the scheduler is off; periodic while one is
+queued; (queue full: `RequestQueue.add`); too many pending; too soon after the last completion; then the states of
+subtasks (S1.3). With a commit gate, too many uncommitted checkpoints also prevent a start (S7.8). Checkpoints also wait
+while too many retired checkpoints are not deleted (S2.3).
 """
 
 from __future__ import annotations
@@ -18,29 +20,29 @@ WaitCode = Literal[
     "claiming", "ending", "max_concurrent", "deletions", "uncommitted", "min_pause", "not_all_required_subtasks_running"
 ]
 FORCED_KINDS = ("savepoint", "stop-savepoint")
-"""Kinds that neither concurrency nor the pause holds up (S1.2)."""
+"""Kinds that start regardless of the concurrency limit and the minimum pause (S1.2)."""
 
 _MESSAGES: dict[RefusalCode, str] = {
-    "shut_down": "the job is not running any more",
-    "job_ended": "the job has stopped and only commits what is left",
-    "checkpointing_off": "checkpoint_mode is off: this job takes no snapshots. Cancel it, or submit it anew with "
-    "checkpoint_mode exactly_once or at_least_once",
+    "shut_down": "the job is not running",
+    "job_ended": "the job has stopped, and this run only commits its remaining output",
+    "checkpointing_off": "checkpoint_mode is off, so this job takes no snapshots. Cancel the job, or submit it again "
+    "with checkpoint_mode exactly_once or at_least_once",
     "periodic_off": "the periodic scheduler is off",
-    "periodic_queued": "a periodic checkpoint waits already",
-    "too_many_uncommitted": "as many checkpoints wait for a verdict as max_uncommitted_checkpoints allows: approve or "
-    "reject, then ask again",
-    "not_all_required_subtasks_running": "not every subtask that has to take part runs",
+    "periodic_queued": "another periodic checkpoint is already waiting",
+    "too_many_uncommitted": "max_uncommitted_checkpoints is reached: this many checkpoints wait for a verdict. Approve "
+    "or reject one, then repeat the request",
+    "not_all_required_subtasks_running": "some of the required subtasks are not running",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class StartSnapshot:
-    """Claim an id now."""
+    """Claim a checkpoint id now."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepWaiting:
-    """Not now. `until_ms`: when to ask again, where time alone decides."""
+    """Wait. `until_ms`: time of the next check, if only the time has to pass."""
 
     code: WaitCode
     until_ms: int | None = None
@@ -48,7 +50,7 @@ class KeepWaiting:
 
 @dataclass(frozen=True, slots=True)
 class RefuseRequest:
-    """Never; answer it where somebody waits."""
+    """Refuse the request, and answer its sender if one waits."""
 
     code: RefusalCode
     message: str
@@ -56,8 +58,11 @@ class RefuseRequest:
 
 @dataclass(frozen=True, slots=True)
 class DropRequest:
-    """No longer wanted, by nobody's fault: a final snapshot while a subtask still reads; a periodic one while sources
-    pause, which would start with the verdict that lets them read again, and hold nothing new (S7.8)."""
+    """Discard the request without an error.
+
+    Two requests are dropped: a final snapshot while a subtask still reads, and a periodic one while sources are paused.
+    The latter would start after the verdict that resumes the sources, and contain nothing new (S7.8).
+    """
 
 
 Verdict: TypeAlias = StartSnapshot | KeepWaiting | RefuseRequest | DropRequest
@@ -65,24 +70,27 @@ Verdict: TypeAlias = StartSnapshot | KeepWaiting | RefuseRequest | DropRequest
 
 @dataclass(frozen=True, slots=True)
 class TriggerConditions:
-    """What requests are judged by.
+    """The state of the run that decides about requests.
 
     Attributes:
         shut_down: the run is over.
         commits_only: the run only commits a stop-savepoint (S7.7).
         checkpointing_off: `checkpoint_mode="off"`.
         periodic_on: the job has reached RUNNING and is not stopping (S1.1).
-        periodic_queued: one waits already.
-        claiming: an id is on its way to the log.
-        ending: a snapshot that ends every subtask is on its way, or complete.
-        only_final: that is a final one, and not complete: a savepoint starts beside it, a stop's in its place (S7.7).
-        all_up: no subtask is still to come up.
-        all_ended: nothing reads any more.
-        deletes_too_slowly: so many retired checkpoints wait for their deletion that new ones have to wait for it.
-        pending: snapshots on their way; at most `max_concurrent` of them.
-        pause_ends_ms: when `min_pause_between_checkpoints` after the last completion is over; None: none completed.
-        uncommitted: checkpoints that wait for a verdict of the commit gate; at most `max_uncommitted`, None: there is
-            no gate (S7.8).
+        periodic_queued: a periodic request is already waiting.
+        claiming: a checkpoint id is being claimed in the log.
+        ending: a snapshot that ends every subtask is pending or complete.
+        only_final: the snapshot of `ending` is a final one and not complete. A savepoint may start next to it, and a
+            stop-savepoint replaces it (S7.7).
+        all_up: all subtasks have started.
+        all_ended: no subtask reads data any more.
+        deletes_too_slowly: too many retired checkpoints wait for their deletion, so that new checkpoints have to wait.
+        pending: number of pending snapshots.
+        max_concurrent: limit for `pending`.
+        pause_ends_ms: end of `min_pause_between_checkpoints` after the last completion; None: no snapshot has
+            completed.
+        uncommitted: number of checkpoints that wait for a verdict of the commit gate.
+        max_uncommitted: limit for `uncommitted`; None: there is no gate (S7.8).
     """
 
     shut_down: bool = False
@@ -104,7 +112,7 @@ class TriggerConditions:
 
 
 def admit_request(request: SnapshotRequest, situation: TriggerConditions) -> RefuseRequest | None:
-    """The pre-checks, in order; None: it may queue."""
+    """Return the reason to refuse a new request, or None if it may queue."""
     if situation.shut_down:
         return _refuse("shut_down")
     if situation.commits_only:
@@ -119,7 +127,7 @@ def admit_request(request: SnapshotRequest, situation: TriggerConditions) -> Ref
 
 
 def decide_start(request: SnapshotRequest, situation: TriggerConditions, now_ms: int) -> Verdict:
-    """What becomes of a queued request now."""
+    """Decide what happens to a waiting request now."""
     if request.kind == "final" and not situation.all_ended:
         return DropRequest()
     if situation.claiming:

@@ -1,5 +1,7 @@
-"""The commit gate of one run: which completed checkpoints wait for a verdict, what may be committed, whether sources
-have to pause (S7.8). Pure."""
+"""The commit gate of one run (S7.8). Pure.
+
+It decides which completed checkpoints wait for a verdict, which may be committed, and whether sources must pause.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,23 @@ from tidegate.jobs.history.verdicts import Verdicts, WithheldRange
 
 @dataclass
 class CommitGate:
-    """Completion permits nothing here, an approval does; every call returns what follows from it.
+    """A gate that permits a commit after an approval, not after the completion alone.
 
-    Call order: `up` once, when every subtask runs; `completed`, `approve` and `quarantine` at any time.
+    Every method returns the resulting actions. Call order: `up` once, when every subtask runs; `completed`, `approve`
+    and `quarantine` at any time.
 
     Attributes:
-        limit: `max_uncommitted_checkpoints`.
-        line: completed recovery points that a restore could reach, oldest first.
-        waiting: those of them that wait for a verdict.
-        approved, approved_at: what may be committed, and the log entry that says so.
-        committed: what is.
-        quarantined: checkpoints whose output is never committed, though the job goes on from them.
-        closing: the job ends with a snapshot that is complete: what is approved from now on is for whoever commits
-            without it, since subtasks may have finished.
-        at_end: all had finished in what the run starts from. Nothing is staged any more, so it takes no final snapshot:
-            that would wait for a verdict on nothing. What is not approved when every subtask runs is for others, too.
+        limit: the option `max_uncommitted_checkpoints`.
+        line: completed recovery points that a restore can reach, oldest first.
+        waiting: checkpoints of `line` that wait for a verdict.
+        approved, approved_at: the newest approved checkpoint, and the number of the log entry that approves it.
+        committed: the newest committed checkpoint.
+        quarantined: checkpoints whose output is never committed, although the job continues from them.
+        closing: a completed snapshot ends the job. Approvals from now on are carried out by a later commit without this
+            run, because subtasks may have finished.
+        at_end: every operator had finished in the snapshot that the run starts from. Nothing is staged any more, so the
+            run takes no final snapshot: a verdict on it would decide nothing. Checkpoints that are not approved when
+            every subtask runs are left to a later commit, too.
     """
 
     limit: int
@@ -47,7 +51,7 @@ class CommitGate:
 
     @classmethod
     def of(cls, verdicts: Verdicts, limit: int, *, commit_only: bool, at_end: bool) -> CommitGate:
-        """As a run begins: the restore commits what is approved by then."""
+        """Create the gate of a run that begins. The restore commits the checkpoints that are approved at this time."""
         return cls(
             limit,
             list(verdicts.line),
@@ -64,17 +68,17 @@ class CommitGate:
 
     @property
     def is_full(self) -> bool:
-        """As many wait as may."""
+        """True when the limit of waiting checkpoints is reached."""
         return len(self.waiting) >= self.limit
 
     @property
     def paused(self) -> bool:
-        """Sources were told to pause."""
+        """True when sources have been ordered to pause."""
         return self._paused
 
     @property
     def pinned(self) -> tuple[int, ...]:
-        """See `Verdicts.pinned`."""
+        """Checkpoints that must not be deleted; see `Verdicts.pinned`."""
         if not self.waiting:
             return ()
         before = [n for n in self.line if n < self.waiting[0]]
@@ -82,16 +86,20 @@ class CommitGate:
 
     @property
     def uncommitted(self) -> tuple[int, ...]:
-        """Completed and not committed, whether approved or not."""
+        """Checkpoints that are completed and not committed, approved or not."""
         return tuple(n for n in self.line if n > self.committed and n not in self.quarantined)
 
     def up(self) -> list[Action]:
-        """Every subtask runs, and has committed with its restore what was approved before; a permit that could not be
-        sent before goes out."""
+        """Return the actions after every subtask has started, and has committed with its restore what was approved
+        before.
+
+        Permits and quarantine orders that came in before are sent now.
+        """
         self._is_up = True
         actions: list[Action] = [ev.SendQuarantine(withheld) for withheld in self._unsent]
         self._unsent = []
-        done = max((n for n in self.line if n <= self._restored_with), default=0)  # itself it may be a savepoint
+        # The snapshot of the restore may be a savepoint, which is not in the line: take the newest one before it.
+        done = max((n for n in self.line if n <= self._restored_with), default=0)
         if done > self.committed:
             self.committed = done
             actions.append(ev.RecordCommitted(done))
@@ -101,14 +109,14 @@ class CommitGate:
         return actions + self._pause_sources()
 
     def completed(self, checkpoint_id: int, *, last: bool) -> list[Action]:
-        """A recovery point is complete. `last`: every subtask may finish on it."""
+        """Add a completed recovery point. `last`: every subtask may finish with it."""
         self.line.append(checkpoint_id)
         self.waiting.append(checkpoint_id)
         self.closing = self.closing or last
         return [Durable(checkpoint_id, last), *self._pause_sources()]
 
     def approve(self, checkpoint_id: int, log_number: int) -> list[Action]:
-        """ "commit <= `checkpoint_id`" is in the log."""
+        """Apply the log entry "commit <= `checkpoint_id`"."""
         if checkpoint_id <= self.approved:
             return []
         self.approved, self.approved_at = checkpoint_id, log_number
@@ -119,8 +127,11 @@ class CommitGate:
         return actions + self._pause_sources()
 
     def quarantine(self, withheld: WithheldRange) -> list[Action]:
-        """What is `withheld` waits no more, and is never committed: that is in the log. Subtasks hear it before any
-        later permit; those that do not all run yet, when they do."""
+        """Apply the log entry that rejects checkpoints with then=quarantine.
+
+        The `withheld` checkpoints do not wait any more, and are never committed. Subtasks receive this before any later
+        permit. If some subtasks do not run yet, it is sent when they do.
+        """
         self.waiting = [n for n in self.waiting if n not in withheld.checkpoints]
         self.quarantined |= set(withheld.checkpoints)
         if not self._is_up:

@@ -1,4 +1,4 @@
-"""Which completed snapshots every sink has committed (S2.3, S7.4). Pure."""
+"""Track which completed snapshots all sinks have committed (S2.3, S7.4). Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tidegate.coordinator.topology import Topology
 
 @dataclass
 class _Open:
-    """A completed snapshot: who has reported, and how many neither have nor have finished."""
+    """A completed snapshot: the subtasks that reported its commit, and how many running subtasks have not."""
 
     missing: int
     reported: set[Subtask] = field(default_factory=set)
 
 
 class CommitTracker:
-    """Collects the reports of the subtasks that commit; a report costs the same whatever their number.
+    """Collect commit reports of subtasks. A report costs the same for any number of subtasks.
 
-    A subtask that has finished has committed all it ever will.
+    A finished subtask counts as one that has committed, because it commits everything before it finishes.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -29,12 +29,12 @@ class CommitTracker:
         self._open: dict[int, _Open] = {}
 
     def completed(self, checkpoint_id: int) -> None:
-        """`checkpoint_id` may be committed from now on."""
+        """Start tracking `checkpoint_id`, whose commit is permitted from now on."""
         if self._commits:
             self._open[checkpoint_id] = _Open(len(self._running))
 
     def finished(self, subtask: Subtask) -> None:
-        """`subtask` has finished."""
+        """Record that `subtask` has finished."""
         if subtask not in self._running:
             return
         self._running.discard(subtask)
@@ -42,7 +42,10 @@ class CommitTracker:
             entry.missing -= subtask not in entry.reported
 
     def committed(self, subtask: Subtask, checkpoint_id: int) -> None:
-        """`subtask` has committed every transaction up to `checkpoint_id`. Again, unknown or covered: no difference."""
+        """Record that `subtask` has committed every transaction up to `checkpoint_id`.
+
+        Repeated reports and reports for unknown or older snapshots have no effect.
+        """
         entry = self._open.get(checkpoint_id)
         if entry is None or subtask in entry.reported:
             return
@@ -50,7 +53,10 @@ class CommitTracker:
         entry.missing -= subtask in self._running
 
     def take_committed(self) -> int | None:
-        """The newest snapshot that everybody has committed since the last call; older ones are covered by it."""
+        """Return the newest snapshot that all subtasks have committed since the last call, or None.
+
+        Its commit includes all older snapshots.
+        """
         done = [n for n, entry in self._open.items() if not entry.missing]
         if not done:
             return None

@@ -1,4 +1,4 @@
-"""What becomes of a command that approves or rejects a checkpoint, judged from the decision log (S7.8). Pure."""
+"""Decide, from the decision log, about commands that approve or reject a checkpoint (S7.8). Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidegate.jobs.records import Decision
 
 @dataclass(frozen=True, slots=True)
 class AppendVerdict:
-    """Append the decision, then give the answer. `withheld`: of a rejection after which the job goes on without it."""
+    """Append the verdict, then send the answer. `withheld`: checkpoints without which the job continues."""
 
     checkpoint_id: int
     answer: CommandAnswer
@@ -22,20 +22,20 @@ class AppendVerdict:
 
 
 Outcome: TypeAlias = AppendVerdict | CommandAnswer
-"""An Answer alone: nothing is to be decided."""
+"""A CommandAnswer alone means: append nothing."""
 
 
 def decide_verdict(
     ruling: Verdict, verdicts: Verdicts, *, cannot_quarantine: Sequence[str] = (), closing: bool = False
 ) -> Outcome:
-    """What to do. The same word on the same checkpoint again is answered as the first one was.
+    """Return what to do with a verdict. A repeated verdict on the same checkpoint receives the same answer.
 
     Args:
-        cannot_quarantine: uids of two-phase sinks that cannot move away what they staged.
-        closing: the job is ending with the newest snapshot of the line, so that subtasks may be gone.
+        cannot_quarantine: uids of two-phase-commit sinks that cannot move staged output to quarantine.
+        closing: the newest snapshot of the line ends the job, so that subtasks may have finished.
     """
     if not verdicts.gated:
-        text = "this job commits by itself: its option commit is not 'on_request'"
+        text = "this job commits without verdicts: its option commit is not 'on_request'"
         return _refuse(ruling, "no_commit_gate", text)
     known = verdicts.carried_out.get(ruling.request_id)
     wanted = known if known is not None else ruling.checkpoint_id
@@ -50,31 +50,31 @@ def decide_verdict(
     view = verdicts.views.get(wanted)
     if wanted in verdicts.rejected.union(verdicts.quarantined) and view is not None and view.is_recovery_point:
         if ruling.approves:
-            text = f"checkpoint {wanted} was rejected, or came after one that was; its data is never committed"
+            text = f"checkpoint {wanted} was rejected, or follows a rejected one; its output is never committed"
             return _refuse(ruling, "rejected", text)
         return _done(ruling, "rejected", f"checkpoint {wanted} was rejected before", wanted)
     if wanted in verdicts.line and wanted <= verdicts.approved:
         if ruling.approves:
             return _done(ruling, "approved", f"checkpoint {wanted} was approved before", wanted)
-        text = f"checkpoint {wanted} was approved, with all up to {verdicts.approved}: it may be committed already"
+        text = f"checkpoint {wanted} is approved, like all up to {verdicts.approved}; it may already be committed"
         return _refuse(ruling, "approved", text)
     return _refuse(ruling, *_refusal_reason(wanted, verdicts))
 
 
 def _on_waiting(ruling: Verdict, wanted: int, verdicts: Verdicts) -> Outcome:
     if ruling.approves:
-        text = f"checkpoint {wanted} is approved, and with it all in front of it that waited; the sinks commit it"
+        text = f"checkpoint {wanted} is approved, with all earlier checkpoints that waited; the sinks commit them"
         return AppendVerdict(
             wanted, CommandAnswer(ruling.request_id, True, "approved", text, {"checkpoint_id": wanted})
         )
     later = [n for n in verdicts.waiting if n > wanted]
     newest = verdicts.views[verdicts.line[-1]]
     if ruling.then == "replay" and newest.kind == "stop-savepoint" and newest.spec == verdicts.spec:
-        text = f"the job is stopping with savepoint {newest.checkpoint_id}; reject with then=stop, then restore the job"
+        text = f"the job is stopping with savepoint {newest.checkpoint_id}. Reject with then=stop, then restore the job"
         return _refuse(ruling, "job_stops", text)
     data = {"checkpoint_id": wanted, "then": ruling.then, "rejected": [wanted, *later]}
-    text = f"checkpoint {wanted} is rejected" + (f", and what came after it: {_id_list(later)}" if later else "")
-    goes = "the job stops" if ruling.then == "stop" else "the job goes back to what is in front of it"
+    text = f"checkpoint {wanted} is rejected" + (f", with all later checkpoints: {_id_list(later)}" if later else "")
+    goes = "the job stops" if ruling.then == "stop" else "the job is restored to the checkpoint before it"
     return AppendVerdict(wanted, CommandAnswer(ruling.request_id, True, "rejected", f"{text}; {goes}", data))
 
 
@@ -82,14 +82,14 @@ def _quarantine_verdict(
     ruling: Verdict, wanted: int, verdicts: Verdicts, cannot: Sequence[str], closing: bool
 ) -> Outcome:
     if cannot:
-        text = f"sink {', '.join(map(repr, cannot))} cannot move away what it staged; reject with then=stop or replay"
+        text = f"sink {', '.join(map(repr, cannot))} cannot move its staged output. Reject with then=stop or replay"
         return _refuse(ruling, "cannot_quarantine", text)
     if closing:
-        text = "the job is ending; when it has, `tidegate commit-pending --quarantine` rejects what waits then"
+        text = "the job is ending. When it has ended, run `tidegate commit-pending --quarantine` to reject it"
         return _refuse(ruling, "job_ends", text)
     rejected = tuple(n for n in verdicts.waiting if n >= wanted)
     after = max((n for n in verdicts.line if n < wanted), default=verdicts.begins_after)
-    goes = "what sinks staged for it moves to quarantine/, and the job goes on"
+    goes = "the sinks move its staged output to quarantine/, and the job continues"
     text = f"checkpoint {_id_list(rejected)} is rejected; {goes}"
     data = {"checkpoint_id": wanted, "then": ruling.then, "rejected": list(rejected)}
     answer = CommandAnswer(ruling.request_id, True, "rejected", text, data)
@@ -97,23 +97,26 @@ def _quarantine_verdict(
 
 
 def _refusal_reason(wanted: int, verdicts: Verdicts) -> tuple[str, str]:
-    """Code and text for one that no verdict can be given on."""
+    """Return code and text of the refusal of a verdict on checkpoint `wanted`."""
     view = verdicts.views.get(wanted)
     waiting = f"; waiting: {_id_list(verdicts.waiting)}" if verdicts.waiting else "; none waits"
     if view is None:
         return "unknown_checkpoint", f"there is no checkpoint {wanted}{waiting}"
     if view.status == "pending":
-        return "not_completed", f"checkpoint {wanted} is not complete yet; ask again when it is"
+        return "not_completed", f"checkpoint {wanted} is not complete yet. Repeat the request when it is"
     if view.status == "aborted":
-        return "aborted", f"checkpoint {wanted} was aborted; what it held is part of the next one{waiting}"
+        return "aborted", f"checkpoint {wanted} was aborted; its output is part of the next checkpoint{waiting}"
     if view.kind == "savepoint":
-        return "savepoint", f"{wanted} is a savepoint, which commits nothing: approve a checkpoint{waiting}"
-    return "abandoned", f"checkpoint {wanted} is no part of what this submission goes on from{waiting}"
+        return "savepoint", f"{wanted} is a savepoint, and savepoints commit nothing. Approve a checkpoint{waiting}"
+    return "abandoned", f"checkpoint {wanted} is not in the line of snapshots of this submission{waiting}"
 
 
 def ends_lineage(verdicts: Verdicts, decisions: Sequence[Decision], topology: Topology) -> bool:
-    """Whether the submission ends with the newest snapshot of its line: a stop-savepoint of its own, or one that was
-    taken when every subtask had ended, perhaps by the submission before: nothing runs again then."""
+    """Return whether the newest snapshot of the submission's line ends the submission.
+
+    It does if it is the submission's own stop-savepoint or final checkpoint, or if every operator had finished in it.
+    In the latter case it may be the previous submission's snapshot, and no subtask runs again.
+    """
     newest = verdicts.views[verdicts.line[-1]] if verdicts.line else None
     if newest is None:
         return False

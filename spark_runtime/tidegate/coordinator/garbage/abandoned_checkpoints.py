@@ -1,9 +1,10 @@
-"""Which checkpoint folders nobody needs, found when a reign begins (S2.3). Pure.
+"""Find checkpoint folders that are not needed any more when a generation begins (S2.3). Pure.
 
-While a driver lives, its coordinator retires what it no longer needs. What a dead one left is found here, from the log
-and a listing: folders of snapshots of any kind that were claimed and never completed, and completed ones that were to
-go when the driver died.
-To be asked behind the fence: from then on no older claim can complete (S9.2).
+A living driver retires its own checkpoints through its coordinator. This module finds what a dead driver left behind,
+from the log and a listing: folders of snapshots of any kind that were claimed and never completed, and completed
+checkpoints that were to be deleted when the driver died.
+
+Call it after the fence is in the log: from then on no older claim can complete (S9.2).
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.status import JobStatus
 
 FINAL_STATUSES = (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING, JobStatus.STOPPED)
-"""Statuses that a driver appends when every slot has said that it is over."""
+"""Statuses that a driver appends after every slot has reported its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonedFolder:
-    """A folder to delete. `at_once`: the driver that claimed it ended in order, so that no zombie of its runs is left
-    for whose sake to wait."""
+    """A folder to delete.
+
+    `without_grace`: delete it immediately, because the driver that claimed it ended in order. No zombie of its runs is
+    left that could still write to the folder.
+    """
 
     path: str
     without_grace: bool
@@ -45,15 +49,16 @@ def find_abandoned_folders(
     retained: int,
     commits: bool,
 ) -> tuple[AbandonedFolder, ...]:
-    """What may go, oldest first. Only folders that the log knows as claimed by an earlier generation; anything else is
-    not ours.
+    """Return the folders that may be deleted, oldest first.
+
+    Only folders that an earlier generation claimed in the log are returned. All others do not belong to the job.
 
     Args:
-        folders: existing folders of checkpoints, of claimed savepoints, and of savepoints that were never completed;
-            one that is missing here is left alone.
-        generation: the own one; what it claims is its coordinator's business.
-        retained: `retained_checkpoints`.
-        commits: some sink commits in two phases, so that the last committed snapshot stays.
+        folders: existing folders of checkpoints, of claimed savepoints, and of savepoints that were never completed. A
+            folder that is missing here is left alone.
+        generation: the own generation, whose claims are left to its coordinator.
+        retained: the option `retained_checkpoints`.
+        commits: a sink commits in two phases, so that the last committed snapshot is kept.
     """
     gone_back_past = rewound_checkpoints(specs, entries_by_submission(decisions))
     claimed = claimed_savepoints(decisions, specs)
@@ -86,10 +91,13 @@ def find_abandoned_folders(
 def claimed_savepoints(
     decisions: Sequence[Decision], specs: Sequence[Spec], running: int | None = None
 ) -> frozenset[str]:
-    """Locations of the job's savepoints that it owns itself, since a submission claimed them (S7.4) and has completed a
-    recovery point of its own: one that was refused, or never ran, has claimed nothing.
+    """Return the locations of the job's savepoints that the job itself owns (S7.4).
 
-    Args: running: a submission that counts before that, because it is about to complete one.
+    A savepoint becomes the job's own when a submission claims it and has completed a recovery point. Submissions that
+    were refused or never ran have claimed nothing.
+
+    Args:
+        running: a submission that counts before its first recovery point, because it is about to complete one.
     """
     claims = {s.number: s.restore for s in specs if s.restore is not None and s.restore.claim_mode == "claim"}
     if not claims:
@@ -102,8 +110,10 @@ def claimed_savepoints(
 
 
 def named_snapshots(decisions: Sequence[Decision], specs: Sequence[Spec], spec_number: int) -> frozenset[str]:
-    """Folders that submission `spec_number` would start from again, and that later ones start from: by name, or as the
-    latest of their line."""
+    """Return the folders that submission `spec_number` and later submissions start from.
+
+    They name a folder, or start from the latest recovery point of their line.
+    """
     entries = entries_by_submission(decisions)
     points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
     named: set[str] = set()
@@ -115,8 +125,10 @@ def named_snapshots(decisions: Sequence[Decision], specs: Sequence[Spec], spec_n
 
 
 def restored_checkpoint(decisions: Sequence[Decision], specs: Sequence[Spec], spec_number: int) -> int | None:
-    """Id of the job's own snapshot that submission `spec_number` restarts from, while it has completed no recovery
-    point itself."""
+    """Return the id of the job's own snapshot that submission `spec_number` restarts from, or None.
+
+    None also when the submission has completed a recovery point itself.
+    """
     entries = entries_by_submission(decisions)
     point = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False)).latest(spec_number)
     return point.checkpoint_id if point is not None and point.spec != spec_number else None

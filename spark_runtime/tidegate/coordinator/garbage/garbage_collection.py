@@ -1,21 +1,22 @@
-"""Collecting what nobody needs from outside of a driver: `tidegate gc` (S2.3).
+"""Collect garbage of a job from outside a driver: `tidegate gc` (S2.3).
 
-Works with no job running, and beside a running one, without a fence. Why that is safe:
+Works with no job running, and next to a running job, without a fence. Why this is safe:
 
-- A folder goes only when the log, read afterwards, says that its checkpoint is over: aborted, of an earlier reign, or
-  completed and given up by the same rule as the drivers' own. No later entry can make it a restore point again, and
-  what a submission names is looked up again right before. What the reigning driver has claimed is left to it.
-- A shared file goes only when no completed checkpoint that is there uses it, and none is on its way that might
-  (`shared_files.judge`); one that cannot be read keeps all of them.
-- Of a savepoint that was never completed, wherever it lies, the files go that its run wrote
-  (`unfinished_savepoints`).
-- Rows of a DataFrame go by rules of their own (`unread_rows`).
-- Pinned code goes only when no submission names it. What a submission that is being made has found there was written
-  anew a moment ago (`artifact.upload`).
-- Only what is older than a grace goes. It covers what the log cannot tell: zombies that still write, listings that lag,
-  and a driver that deletes at the same time.
+- A folder is deleted only if the log, read after the listing, shows that its checkpoint is over: aborted, claimed by an
+earlier generation and never completed, or completed and retired by the drivers' own rule. No later entry can make it a
+recovery point again. The folders that submissions name are checked again right before a deletion. Claims of the current
+driver are left to that driver.
+- A shared file is deleted only if no existing completed checkpoint uses it, and no pending checkpoint might
+(`shared_files.split_deletable`). A checkpoint that cannot be read keeps all shared files.
+- If a savepoint was never completed, the files that its run wrote are deleted, wherever they are
+(`unfinished_savepoints`).
+- Rows of a DataFrame have rules of their own (`unread_rows`).
+- Pinned code is deleted only if no submission names it. A submission that is just being made uploads code again that it
+finds there, so that the files are young (`artifact.upload`).
+- Only files older than a grace period are deleted. It covers what the log cannot show: zombies that still write, stale
+listings, and a driver that deletes at the same time.
 
-Order of reading matters: first what is there, then the log. What comes into being in between is not on the list.
+The order of reads matters: first the listing, then the log. Files that are created in between are not in the listing.
 """
 
 from __future__ import annotations
@@ -47,20 +48,20 @@ from tidegate.snapshot.metadata import read_metadata
 Why = Literal["unfinished", "retired", "unused", "unnamed", "unread"]
 
 DEFAULT_GRACE = timedelta(hours=1)
-"""Longer than any checkpoint timeout and the life of a zombie."""
+"""Longer than any checkpoint timeout and than a zombie lives."""
 
 
 @dataclass(frozen=True)
 class CollectedItem:
-    """Something that went, or would go.
+    """An item that was deleted, or would be in a dry run.
 
     Attributes:
-        path: a checkpoint's folder, a shared file, rows of a DataFrame, or the folder of pinned code, below the root;
-            or the location of a savepoint.
+        path: a checkpoint's folder, a shared file, rows of a DataFrame, or the folder of pinned code, relative to the
+            root; or the location of a savepoint.
         why: "unfinished": the checkpoint or savepoint was never completed; "retired": it is not needed any more;
             "unused": no checkpoint uses the file; "unnamed": no submission names the code; "unread": no snapshot has
             positions in the rows.
-        size_bytes: of all its files.
+        size_bytes: total size of its files.
     """
 
     path: str
@@ -70,14 +71,14 @@ class CollectedItem:
 
 @dataclass(frozen=True)
 class CollectionReport:
-    """What a collection did, or would do.
+    """Result of a collection, or of a dry run.
 
     Attributes:
-        collected: folders of checkpoints, shared files, code.
-        too_young: of these those that nobody needs and that are not older than the grace.
-        kept_back: why shared files were left alone; "": they were not.
-        rows_kept: why rows of DataFrames were, that no snapshot which is there has positions in; "": none were.
-        savepoints_kept: why unfinished savepoints in some places were.
+        collected: deleted folders of checkpoints, shared files and code.
+        too_young: number of items that are not needed, and not older than the grace period.
+        kept_back: why no shared files were deleted; "": they were checked.
+        rows_kept: why rows of DataFrames were kept although no existing snapshot has positions in them; "": none were.
+        savepoints_kept: why unfinished savepoints in some locations were kept.
     """
 
     collected: tuple[CollectedItem, ...]
@@ -88,19 +89,19 @@ class CollectionReport:
 
     @property
     def size_bytes(self) -> int:
-        """That are free now."""
+        """Bytes that the collection freed."""
         return sum(one.size_bytes for one in self.collected)
 
 
 @dataclass(frozen=True)
 class CollectionPlan:
-    """What nobody needs.
+    """The items that are not needed any more.
 
     Attributes:
-        folders: of checkpoints, and unfinished savepoints -> why.
-        too_young: such folders, but that they are not old enough.
-        files: shared ones, by name.
-        kept_back: why no shared file is among them; "": they were judged.
+        folders: folders of checkpoints, and unfinished savepoints -> why.
+        too_young: number of such folders that are not old enough.
+        files: names of shared files.
+        kept_back: why `files` is empty; "": shared files were checked.
     """
 
     folders: Mapping[str, Why]
@@ -119,15 +120,16 @@ def plan_collection(
     *,
     keep: int | None = None,
 ) -> CollectionPlan:
-    """Decide by reachability from log, submissions, `_metadata` and claims that are on their way. Reads by `used_by`
-    and `is_old` alone.
+    """Decide by reachability from the log, the submissions, `_metadata` files and pending claims.
+
+    Reads only through `used_by` and `is_old`.
 
     Args:
-        folders: of checkpoints and unfinished savepoints that are there; `files`: names in the shared folder. Both were
-            listed before the log was read.
-        used_by: folder of a completed checkpoint -> names of the shared files it uses. Raises SnapshotError.
-        is_old: of a folder. One that stays for its youth still uses its files.
-        keep: newest recovery points that stay; None: `retained_checkpoints` of the newest submission that has run.
+        folders: existing folders of checkpoints and unfinished savepoints, listed before the log was read.
+        files: names in the shared folder, listed before the log was read.
+        used_by: folder of a completed checkpoint -> names of the shared files that it uses. Raises SnapshotError.
+        is_old: whether a folder is old enough to be deleted. A folder that is too young still uses its files.
+        keep: number of newest recovery points to keep; None: `retained_checkpoints` of the newest submission that ran.
     """
     fence = next((d for d in reversed(decisions) if d.kind == "fence"), None)
     if fence is None:
@@ -153,14 +155,14 @@ def plan_collection(
     try:
         used = {name for folder in sorted(needed) for name in used_by(folder)}
     except SnapshotError as error:
-        return CollectionPlan(found, too_young, (), f"a checkpoint that stays cannot be read: {error}")
+        return CollectionPlan(found, too_young, (), f"a checkpoint that is kept cannot be read: {error}")
     unused, held = split_deletable(files, used, {}, pending)
-    waits = f"checkpoints {sorted(pending)} are on their way and may use {len(held)} of them" if held else ""
+    waits = f"pending checkpoints {sorted(pending)} may use {len(held)} of them" if held else ""
     return CollectionPlan(found, too_young, tuple(unused), waits)
 
 
 def completed_folders(decisions: Sequence[Decision]) -> set[str]:
-    """Of checkpoints that were completed, whether or not they are there."""
+    """Return the folders of checkpoints that were completed, whether or not they still exist."""
     return {d.data["path"] for d in decisions if d.kind == "complete" and d.data["kind"] in OWNED_KINDS}
 
 
@@ -175,15 +177,19 @@ def collect_garbage(
     keep: int | None = None,
     dry_run: bool = False,
 ) -> CollectionReport:
-    """Delete what nobody needs and is older than `older_than` by the store's own times. Blocks; may be repeated, and
-    broken off anywhere.
+    """Delete files that are not needed and older than `older_than`, by the store's own times.
 
-    Args: keep: see `plan_collection`. dry_run: delete nothing, but tell.
+    Blocks. May be repeated, and interrupted at any point.
+
+    Args:
+        keep: see `plan_collection`.
+        dry_run: delete nothing, only report.
 
     Raises:
-        StoreError: the store cannot; some of it may be gone.
+        StoreError: the store failed; some files may already be deleted.
         RecordError: the log cannot be read; nothing was deleted.
     """
+    # Listed before the log is read: files of checkpoints that are claimed later are not in the lists.
     files = store.list(layout.shared)
     folders = [f"{layout.checkpoints}/{name}" for name in store.list(layout.checkpoints)]
     savepoints = _Savepoints.of(store, read_log(), read_specs)
@@ -210,7 +216,7 @@ def collect_garbage(
 
 @dataclass(frozen=True)
 class _Savepoints:
-    """Unfinished ones. `left`: locations that have files; `kept`: why others are left alone."""
+    """Unfinished savepoints. `left`: locations that have files; `kept`: why other locations are left alone."""
 
     store: Store
     spec: Spec | None
@@ -227,13 +233,13 @@ class _Savepoints:
         return cls(store, submitted[-1], savepoints, *existing_files(store, submitted[-1], [*savepoints]))
 
     def opened(self, location: str) -> tuple[Store, str]:
-        """Store and folder of a savepoint's location, or of a checkpoint's folder."""
+        """Return store and folder of a savepoint's location, or of a checkpoint's folder."""
         if location not in self.by_location or self.spec is None:
             return self.store, location
         return open_location(self.store, self.spec, location)
 
     def delete(self, location: str) -> None:
-        """What its run wrote, or the folder of a checkpoint."""
+        """Delete the files that the savepoint's run wrote, or the folder of a checkpoint."""
         where, folder = self.opened(location)
         if location in self.by_location:
             delete_unfinished(where, folder, self.by_location[location])
@@ -242,7 +248,7 @@ class _Savepoints:
 
 
 class _Sweep:
-    """Deletes, unless it is a dry run, and counts."""
+    """Delete items, unless it is a dry run, and count them."""
 
     def __init__(
         self,
@@ -261,16 +267,16 @@ class _Sweep:
         self.too_young = 0
 
     def is_old(self, paths: Sequence[str], where: Store) -> bool:
-        """Every one of them, by the times of its store."""
+        """Return whether all these files are old enough, by the times of their store."""
         times = [stat.modified for stat in _stats(where, paths)]
         return all(time is not None and self._now - time > self._older_than for time in times)
 
     def folders(self, planned: Mapping[str, Why], savepoints: _Savepoints) -> str:
-        """Of checkpoints and unfinished savepoints. Returns why shared files have to stay; "": they need not."""
+        """Delete folders of checkpoints and unfinished savepoints. Return why shared files must be kept, or ""."""
         kept_back = ""
         for location, why in planned.items():
             if location in _referenced_now(self._read_log(), self._read_specs()):
-                kept_back = f"a submission starts from {location} since a moment ago, and may use them"
+                kept_back = f"a new submission starts from {location}, and may use them"
                 continue
             where, folder = savepoints.opened(location)
             self.collected.append(CollectedItem(location, why, _size_bytes(where, where.walk(folder))))
@@ -279,18 +285,18 @@ class _Sweep:
         return kept_back
 
     def shared_files(self, names: Sequence[str]) -> None:
-        """By name."""
+        """Delete shared files by name."""
         for path in map(self._layout.shared_file, names):
             if self._takes(path, "unused", [path]):
                 self._store.delete(path)
 
     def unread_rows(self) -> str:
-        """Rows of DataFrames. Returns why some stay; "": none do."""
+        """Delete unread rows of DataFrames. Return why some are kept, or ""."""
         specs = self._read_specs()
         gone = frozenset(one.path for one in self.collected)
         rows = find_unread_rows(self._store, self._layout, self._read_log(), specs, gone)
         if len(self._read_specs()) > len(specs):
-            rows = UnreadRows(kept="the job was submitted anew a moment ago")
+            rows = UnreadRows(kept="the job has been submitted again during the collection")
         for path in rows.paths:
             held = [path] if path in rows.files else self._store.walk(path)
             if held and self._takes(path, "unread", held):
@@ -299,18 +305,18 @@ class _Sweep:
         return rows.kept
 
     def artifacts(self) -> None:
-        """Pinned code that no submission names."""
+        """Delete pinned code that no submission names."""
         for name in filter(SHA256_PATTERN.fullmatch, self._store.list(self._layout.artifacts)):
             path = self._layout.artifact(name)
             held = self._store.walk(path)
             size_bytes, old = _size_bytes(self._store, held), self.is_old(held, self._store)
-            if name in {spec.artifact for spec in self._read_specs()}:  # last: a submission may have come meanwhile
+            if name in {spec.artifact for spec in self._read_specs()}:  # read last: a submission may have arrived
                 continue
             if self._counts(CollectedItem(path, "unnamed", size_bytes), old):
                 self._store.delete_folder(path)
 
     def _takes(self, path: str, why: Why, held: Sequence[str]) -> bool:
-        """Whether something with these files is to be deleted."""
+        """Record an item with these files. Return whether it is to be deleted."""
         if not self.is_old(held, self._store):
             return self._counts(CollectedItem(path, why, 0), False)
         return self._counts(CollectedItem(path, why, _size_bytes(self._store, held)), True)
@@ -324,19 +330,19 @@ class _Sweep:
 
 
 def has_ended(decisions: Sequence[Decision]) -> bool:
-    """The newest reign's driver has said that the job is over."""
+    """Return whether the driver of the newest generation has recorded the end of the job."""
     last = next((d for d in reversed(decisions) if d.kind in ("status", "fence")), None)
     return last is not None and last.kind == "status" and JobStatus(last.data["status"]).is_terminal
 
 
 def _referenced_now(decisions: Sequence[Decision], specs: Sequence[Spec]) -> frozenset[str]:
-    """What submissions start from, the newest ones included."""
+    """Return the folders that submissions start from, with submissions that arrived during the collection."""
     fence = next(d for d in reversed(decisions) if d.kind == "fence")
     return named_snapshots(decisions, specs, fence.data["spec"])
 
 
 def _stats(store: Store, paths: Sequence[str]) -> list[ObjectStat]:
-    """Of those that are still there: a driver may delete at the same time."""
+    """Return the stats of the files that still exist: a driver may delete files at the same time."""
     found: list[ObjectStat] = []
     for path in paths:
         with suppress(NotFoundError):

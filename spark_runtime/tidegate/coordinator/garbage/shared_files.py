@@ -1,12 +1,13 @@
-"""Deleting files that no retained checkpoint uses any more (S2.3).
+"""Delete files that no retained checkpoint uses any more (S2.3).
 
-Reachability is found from what is durable: the log says which checkpoints have completed and which are on their way,
-the `_metadata` of those that are there which shared files they use. Nothing is counted, so that no count can be wrong.
+Reachability is computed from durable data only. The log names the completed and the pending checkpoints, and the
+`_metadata` of existing checkpoints names the shared files that they use. There is no reference count that could be
+wrong.
 
-Why a file that is deleted can never be missed: a checkpoint names files of its own, or files that the newest completed
-checkpoint had when it was triggered. So a file that no completed checkpoint uses may still be named by those that were
-on their way when that was found, and by none that is claimed later: the file goes when all of the former have ended,
-and still nobody uses it. What earlier generations had on their way can never complete.
+Why a deleted file is never missed: a checkpoint names only its own files, and files that the newest completed
+checkpoint used when it was triggered. If no completed checkpoint uses a file, only checkpoints that are pending at that
+time can still name it; checkpoints claimed later cannot. The file is deleted when all these pending checkpoints have
+ended, and still no completed one uses it. Pending checkpoints of earlier generations can never complete.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from tidegate.snapshot.metadata import read_metadata
 logger = logging.getLogger("tidegate.coordinator")
 
 OWNED_KINDS = ("checkpoint", "final")
-"""Kinds that the runtime owns; savepoints use no shared files, and are never deleted."""
+"""Kinds that the runtime owns. Savepoints use no shared files, and are never deleted."""
 
 
 def pending_checkpoint_ids(decisions: Sequence[Decision], generation: int) -> frozenset[int]:
-    """Ids that this generation has claimed, and neither completed nor aborted."""
+    """Return the checkpoint ids that this generation has claimed, and neither completed nor aborted."""
     own = [d for d in decisions if d.generation == generation]
     ended = {d.data["checkpoint_id"] for d in own if d.kind in ("complete", "abort")}
     return frozenset(d.data["checkpoint_id"] for d in own if d.kind == "claim") - ended
@@ -38,23 +39,23 @@ def pending_checkpoint_ids(decisions: Sequence[Decision], generation: int) -> fr
 def split_deletable(
     names: Iterable[str], used: Collection[str], held: Mapping[str, frozenset[int]], pending: frozenset[int]
 ) -> tuple[list[str], dict[str, frozenset[int]]]:
-    """Which of the files may go, and which are to be judged again. Pure.
+    """Return the files that may be deleted, and the files to check again later. Pure.
 
     Args:
-        names: of all shared files, listed before the rest was read.
-        used: by completed checkpoints.
-        held: of earlier judgements: unused file -> the ids that were on their way when it was first found unused.
-        pending: ids that are on their way.
+        names: names of all shared files, listed before the rest was read.
+        used: names that completed checkpoints use.
+        held: result of the previous check: unused file -> ids that were pending when it was first found unused.
+        pending: ids that are pending now.
 
     Returns:
-        Names, and the new `held`.
+        The names to delete, and the new `held`.
     """
     waiting = {name: held.get(name, pending) & pending for name in names if name not in used}
     return [name for name, ids in waiting.items() if not ids], {name: ids for name, ids in waiting.items() if ids}
 
 
 class SharedFiles:
-    """The shared files of one job under one reign. Safe from several threads; blocks on the store."""
+    """The shared files of one job under one generation. Safe from several threads; blocks on the store."""
 
     def __init__(
         self,
@@ -66,8 +67,13 @@ class SharedFiles:
         required: Callable[[], Collection[str]],
         check: Callable[[], None],
     ) -> None:
-        """Args: decisions: the log. required: folders of checkpoints that some submission starts from, whether or not
-        a listing shows them. check: raises when the reign is over (`Reign.check`)."""
+        """Create the view of one generation.
+
+        Args:
+            decisions: reads the log.
+            required: folders of checkpoints that some submission starts from, whether or not a listing shows them.
+            check: raises when another generation may own the job (`GenerationLog.check`).
+        """
         self._store = store
         self._layout = layout
         self._generation = generation
@@ -83,36 +89,42 @@ class SharedFiles:
         self._told: set[str] = set()
 
     def deleted(self, folder: str) -> None:
-        """The folder of a checkpoint is gone."""
+        """Record that the folder of a checkpoint has been deleted."""
         self._deleted.add(folder)
 
     def sweep(self) -> None:
-        """Delete what nobody uses. To be called after folders have been deleted; while a sweep is under way on another
-        thread that one begins once more.
+        """Delete unused files. Call it after folders have been deleted.
+
+        If another thread is already sweeping, that thread sweeps once more, and this call returns.
 
         Raises:
-            FencedError, UnclearAnswerError: the reign is over.
+            FencedError, UnclearAnswerError: another generation may own the job.
             SnapshotError: a retained checkpoint cannot be read; nothing was deleted.
-            StoreError: not everything may have been deleted.
+            StoreError: some files may be left.
         """
         self._wanted.set()
         while self._wanted.is_set() and self._lock.acquire(blocking=False):
             try:
+                # Cleared before the sweep: a call that arrives during it sets it again, and the loop repeats.
                 self._wanted.clear()
                 self._sweep()
             finally:
                 self._lock.release()
 
     def sweep_or_report(self) -> None:
-        """As `sweep`, but a retained checkpoint that cannot be read is told once, not raised: until somebody puts it
-        back, or it goes itself, all files stay."""
+        """Run `sweep`, and log an unreadable checkpoint once instead of raising.
+
+        All shared files are kept until that checkpoint is readable again or deleted.
+        """
         try:
             self.sweep()
         except SnapshotError as error:
             if str(error) not in self._told:
                 self._told.add(str(error))
                 place = context(job=self._layout.job_id, generation=self._generation)
-                logger.warning("shared files stay, since a checkpoint cannot be read: %s", error, extra=place)
+                logger.warning(
+                    "shared files are not deleted because a checkpoint cannot be read: %s", error, extra=place
+                )
 
     def _sweep(self) -> None:
         names = self._store.list(self._layout.shared)
@@ -122,7 +134,7 @@ class SharedFiles:
         used = self._in_use(decisions)
         gone, self._held = split_deletable(names, used, self._held, pending_checkpoint_ids(decisions, self._generation))
         if gone:
-            self._check()
+            self._check()  # deletions need the current generation; reading does not
         for name in gone:
             self._store.delete(self._layout.shared_file(name))
 

@@ -1,20 +1,21 @@
-"""What may still be asked of a job's sinks, lineage by lineage, and removing the rest: `tidegate gc --sinks` (S2.3,
-S7.4, ADR 0018).
+"""Remove data from a job's sinks that no snapshot can refer to, per lineage: `tidegate gc --sinks` (S2.3, S7.4, ADR
+0018).
 
-Works with no job running, and beside a running one, without a fence. Why that is safe:
+Works with no job running, and next to a running job, without a fence. Why this is safe:
 
-- Staged data goes only of lineages that no run is in: those of older submissions, behind a fresh start or a restore of
-  another job's snapshot, and of a job that has ended the last one. And only what no snapshot of the lineage holds that
-  may be there: such a snapshot may be restored, and then commits it. In the others a run owns it, or its start removes
-  it.
-- A savepoint that is not in its place counts as moved, since people may move savepoints and restore them from there: of
-  what it may hold nothing goes. A snapshot that cannot be read keeps everything of its lineage, too.
-- Of commit markers nothing is forgotten that a snapshot which may be there can ask for: its own transactions, and what
-  a rewind to it would have to take back; these are packed.
-- The log is read again behind the snapshots: what a run that begins meanwhile has taken over is not in those that it
-  left there (`stable_referenced_transactions`). What begins still later finds all that these hold.
-- Only what is older than a grace goes. It covers what the log cannot tell: zombies, and what is on its way.
-- Quarantine is not touched: its data has left the sink's staging, and what has not is held by a snapshot that stays.
+- Staged data is removed only from lineages in which no run is active: the lineages of submissions before a fresh start,
+or before a restore of another job's snapshot; and, if the job has ended, the last one. Staged data that an existing
+snapshot of the lineage holds is kept, because a restore of the snapshot commits it. In the other lineages a run owns
+the staged data, or deletes it at its start.
+- A savepoint that is not in its location counts as moved, because users may move savepoints and restore the copy. Data
+that it may hold is kept. If a snapshot cannot be read, everything of its lineage is kept, too.
+- Commit markers are kept if an existing snapshot can need them: for its own transactions, and for transactions that a
+rewind to it would delete. These markers are packed.
+- The log is read again after the snapshots, so that a run that begins in the meantime is noticed
+(`stable_referenced_transactions`). A run that begins later finds everything that the snapshots hold.
+- Only data older than a grace period is removed. It covers what the log cannot show: zombies, and data in transit.
+- Quarantine is not touched. Its data has left the sink's staging area. Rejected data that is still staged is held by a
+snapshot that is kept.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from tidegate.snapshot.handles import SnapshotStreams
 from tidegate.snapshot.metadata import read_metadata
 
 MAX_READ_ATTEMPTS = 10
-"""Of a lineage's snapshots, until none is completed meanwhile."""
+"""Attempts to read the snapshots of a lineage without a new one completing at the same time."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class SinkLineage:
     """One of a job's lineages.
 
     Attributes:
-        goes_on: a run may be in it, which owns what is staged, or removed what it does not when it started.
-        snapshots: that were completed in it and may be restored, if they are there.
+        goes_on: a run may be active in it. The run owns staged data, or deleted unneeded staged data when it started.
+        snapshots: completed snapshots of the lineage that may be restored, if they still exist.
     """
 
     name: str
@@ -60,12 +61,12 @@ class SinkLineage:
 
 @dataclass(frozen=True)
 class ReferencedTransactions:
-    """What snapshots of a lineage may ask of its sinks.
+    """Transactions that snapshots of a lineage may request from its sinks.
 
     Attributes:
-        handles: sink uid -> uncommitted transactions that they hold.
-        oldest: the oldest checkpoint of which they may ask anything.
-        kept: why nothing of the lineage is forgotten or removed; "": all of them could be read.
+        handles: sink uid -> uncommitted transactions in the snapshots.
+        oldest: the oldest checkpoint whose transactions they may request.
+        kept: why everything of the lineage is kept; "": all snapshots could be read.
     """
 
     handles: Mapping[str, Sequence[Committable]]
@@ -73,7 +74,7 @@ class ReferencedTransactions:
     kept: str = ""
 
     def of(self, uid: str, lineage: SinkLineage, before: datetime) -> NeededTransactions:
-        """Of one sink."""
+        """Return the needed transactions of one sink."""
         if self.kept:
             return NeededTransactions(None, 0, before)
         return NeededTransactions(None if lineage.goes_on else self.handles.get(uid, ()), self.oldest, before)
@@ -81,12 +82,12 @@ class ReferencedTransactions:
 
 @dataclass(frozen=True)
 class SinkLeftovers:
-    """What a collection did in a job's sinks, or would do.
+    """Result of a collection in a job's sinks, or of a dry run.
 
     Attributes:
-        found: by the description of the sink.
-        too_young: files that nobody needs and that are not older than the grace.
-        kept: for people: what was left alone because it cannot be known.
+        found: removed items, each with the description of its sink.
+        too_young: number of files that are not needed, and not older than the grace period.
+        kept: what was kept because its use is unknown, and why; for display.
     """
 
     found: tuple[tuple[str, Leftover], ...] = ()
@@ -95,12 +96,12 @@ class SinkLeftovers:
 
     @property
     def size_bytes(self) -> int:
-        """That are free now."""
+        """Bytes that the collection freed."""
         return sum(one.size_bytes for _, one in self.found)
 
 
 def lineages_of(decisions: Sequence[Decision], specs: Sequence[Spec]) -> tuple[SinkLineage, ...]:
-    """A job's lineages, oldest first; none when no driver has run. Pure."""
+    """Return a job's lineages, oldest first; none if no driver has run. Pure."""
     fence = next((d for d in reversed(decisions) if d.kind == "fence"), None)
     if fence is None:
         return ()
@@ -121,7 +122,7 @@ def lineages_of(decisions: Sequence[Decision], specs: Sequence[Spec]) -> tuple[S
 def referenced_transactions(
     lineage: SinkLineage, store: Store, specs: Sequence[Spec], owned: Collection[str], deleted: Collection[str]
 ) -> ReferencedTransactions:
-    """Reads what the snapshots hold. Blocks.
+    """Read the transactions that the snapshots hold. Blocks.
 
     Args:
         owned: savepoints that the job owns and deletes itself (`claimed_savepoints`).
@@ -138,8 +139,8 @@ def referenced_transactions(
             holder, folder = open_snapshot_folder(store, options.get(view.spec, {}), view.path)
             if not holder.exists(JobLayout.metadata(folder)):
                 if view.kind not in SAVEPOINT_KINDS or view.path in owned:
-                    continue  # deleted by a driver; of what it deletes itself there is no copy
-                return ReferencedTransactions({}, kept=f"{name} is not in its place, and a copy may be restored")
+                    continue  # a driver deleted it. The job owned it, so that there is no copy
+                return ReferencedTransactions({}, kept=f"{name} is not in its location, and a copy may be restored")
             held = sink_handles(view.path, read_metadata(holder, folder), SnapshotStreams(holder, folder))
         except (SnapshotError, StoreError) as error:
             return ReferencedTransactions({}, kept=f"{name} cannot be read: {error}")
@@ -153,12 +154,14 @@ def referenced_transactions(
 def stable_referenced_transactions(
     lineage: SinkLineage, now: Callable[[], Sequence[SinkLineage]], ask: Callable[[SinkLineage], ReferencedTransactions]
 ) -> ReferencedTransactions:
-    """What the snapshots of a lineage hold, all of which are there at one time. A run deletes snapshots when newer ones
-    hold the same; so none may be completed while they are read, nor a run begin in a lineage where none was. Blocks.
+    """Return the transactions in the snapshots of a lineage, all of which exist at the same time. Blocks.
+
+    A run deletes snapshots when newer ones hold the same transactions. So no snapshot may complete while they are read,
+    and no run may begin in a lineage without one.
 
     Args:
-        lineage: as it was when the collection began.
-        now: reads the log, for all lineages as they are by now.
+        lineage: its state when the collection began.
+        now: reads the log again and returns the current lineages.
         ask: `referenced_transactions`.
     """
 
@@ -168,13 +171,16 @@ def stable_referenced_transactions(
     current = as_it_is()
     for _ in range(MAX_READ_ATTEMPTS):
         if current.goes_on and not lineage.goes_on:
-            return ReferencedTransactions({}, kept="a run has begun in it meanwhile; call again later")
+            return ReferencedTransactions(
+                {}, kept="a run has begun in it during the collection. Repeat the command later"
+            )
         answer = ask(current)
         before, current = current, as_it_is()
         if answer.kept or (_ids(current), current.goes_on) == (_ids(before), before.goes_on):
             return answer
     return ReferencedTransactions(
-        {}, kept=f"snapshots were completed {MAX_READ_ATTEMPTS} times while they were read; call again later"
+        {},
+        kept=f"{MAX_READ_ATTEMPTS} times a snapshot completed while its snapshots were read. Repeat the command later",
     )
 
 
@@ -190,14 +196,14 @@ def collect_leftovers(
     *,
     dry_run: bool = False,
 ) -> SinkLeftovers:
-    """Go through every sink in every lineage. Blocks; may be repeated, and broken off anywhere.
+    """Collect leftovers of every sink in every lineage. Blocks; may be repeated, and interrupted at any point.
 
     Args:
-        sinks: each with the context of a writer; its lineage is replaced.
-        before: only what was last written before this time goes; to be taken before the log is read.
+        sinks: each sink with the context of a writer, whose lineage is replaced.
+        before: only data last written before this time is removed. Take this time before reading the log.
 
     Raises:
-        TidegateError: what sinks and their clients raise passes as it is; some of it may be gone.
+        TidegateError: errors of sinks and their clients pass through; some data may already be removed.
     """
     found: list[tuple[str, Leftover]] = []
     kept: list[str] = []

@@ -1,8 +1,8 @@
-"""Savepoints that were begun and will never complete: which they are, and how their files are deleted (S2.3).
+"""Find savepoints that were started and will never complete, and delete their files (S2.3).
 
-The folder of a savepoint may lie among folders of users, and a job of the same id below another root may have chosen
-the same name for one of its own. So only files are deleted that the run of the claim wrote, which its id in their names
-shows. Anything else in the folder stays, and the folder with it.
+The folder of a savepoint may be among a user's own folders, and a job with the same id below another root may have used
+the same folder name. So only files are deleted that the run of the claim wrote; the run's id is in their names. All
+other files are kept, and then the folder is kept, too.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tidegate.snapshot.location import open_location
 from tidegate.snapshot.metadata import read_metadata
 
 SUFFIXES = (".state", ".blobs")
-"""Of files that subtasks write."""
+"""Suffixes of files that subtasks write."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedSavepoint:
-    """A savepoint that was claimed and not completed, at least so far.
+    """A savepoint that is claimed, and not completed so far.
 
     Attributes:
         path: its location.
-        generation, run_id: of the run that claimed it.
+        generation, run_id: the run that claimed it.
     """
 
     path: str
@@ -37,7 +37,7 @@ class UnfinishedSavepoint:
 
 
 def unfinished_savepoints(decisions: Sequence[Decision]) -> Mapping[str, UnfinishedSavepoint]:
-    """By location. Pure. What the reigning driver has on its way is among them."""
+    """Return unfinished savepoints by location. Pure. Pending savepoints of the current driver are included."""
     done = {d.data["checkpoint_id"] for d in decisions if d.kind == "complete"}
     return {
         d.data["path"]: UnfinishedSavepoint(d.data["path"], d.generation, d.run_id)
@@ -47,9 +47,13 @@ def unfinished_savepoints(decisions: Sequence[Decision]) -> Mapping[str, Unfinis
 
 
 def existing_files(root: Store, spec: Spec, locations: Sequence[str]) -> tuple[set[str], list[str]]:
-    """Those of which there is a folder, by one listing for each place; and why some places could not be listed.
+    """Return the locations whose folder exists, and why some parent folders could not be listed.
 
-    Args: root: store of the job root. spec: its storage options are those of locations elsewhere.
+    Lists each parent folder once.
+
+    Args:
+        root: store of the job root.
+        spec: submission whose storage options are used for locations outside the root.
     """
     found: set[str] = set()
     problems: list[str] = []
@@ -61,15 +65,17 @@ def existing_files(root: Store, spec: Spec, locations: Sequence[str]) -> tuple[s
             store, folder = open_location(root, spec, here[0])
             names = set(store.list(folder.rpartition("/")[0]))
         except StoreError as error:
-            problems.append(f"unfinished savepoints in {place} stay, they cannot be looked for: {error}")
+            problems.append(f"unfinished savepoints in {place} are kept because the folder cannot be listed: {error}")
             continue
         found |= {location for location in here if location.rpartition("/")[2] in names}
     return found, problems
 
 
 def delete_unfinished(store: Store, folder: str, savepoint: UnfinishedSavepoint) -> None:
-    """Delete what the run of `savepoint` wrote into `folder`, and the folder when nothing else is there. Blocks; may be
-    repeated. Raises StoreError."""
+    """Delete the files that the run of `savepoint` wrote into `folder`, and the folder if it is empty then.
+
+    Blocks; may be repeated. Raises StoreError.
+    """
     if _has_own_metadata(store, folder, savepoint):
         store.delete(JobLayout.metadata(folder))
     written = f"-g{savepoint.generation}-{savepoint.run_id}-"
@@ -82,7 +88,7 @@ def delete_unfinished(store: Store, folder: str, savepoint: UnfinishedSavepoint)
 
 
 def _has_own_metadata(store: Store, folder: str, savepoint: UnfinishedSavepoint) -> bool:
-    """Written, though "complete" never came into the log."""
+    """Return whether the run wrote `_metadata`. It may have, although "complete" is not in the log."""
     try:
         metadata = read_metadata(store, folder)
     except SnapshotError:

@@ -1,10 +1,11 @@
-"""Which rows of DataFrames, written to the job directory for a streaming submission, nobody reads any more (S4.2).
+"""Find rows of DataFrames in the job directory that no submission reads any more (S4.2).
 
-They go from outside of a driver, as `offline_garbage` says, when no snapshot that stays has positions in them, and no
-submission may still begin to read them. What a driver wrote beside those that are on record is read by nobody.
+The rows were written for a streaming submission. `garbage_collection` deletes them from outside a driver, if no kept
+snapshot has positions in them, and no submission may still begin to read them. Files that a driver wrote without
+recording them are not read by any submission.
 
-A savepoint that is not in its place any more counts as moved, and forks go on from savepoints, so that one keeps the
-rows of all submissions that it comes from: of those no other copy exists.
+A savepoint that is not in its location counts as moved, and forks start from savepoints. Such a savepoint therefore
+keeps the rows of all submissions that it descends from, because there is no other copy of these rows.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from tidegate.snapshot.metadata import read_metadata
 
 @dataclass(frozen=True)
 class UnreadRows:
-    """What may go.
+    """Rows that may be deleted.
 
     Attributes:
-        paths: folders of submissions, and of the others single files.
-        files: those of them that are files.
-        kept: why folders stay that no snapshot which is there has positions in; "": none does.
+        paths: whole folders of submissions, and single files of other submissions.
+        files: the members of `paths` that are files.
+        kept: why folders are kept although no existing snapshot has positions in them; "": none are.
     """
 
     paths: tuple[str, ...] = ()
@@ -44,8 +45,14 @@ class UnreadRows:
 def find_unread_rows(
     store: Store, layout: JobLayout, decisions: Sequence[Decision], specs: Sequence[Spec], gone: Collection[str]
 ) -> UnreadRows:
-    """Args: decisions, specs: read a moment ago, to be compared with what they are then. gone: folders of checkpoints
-    that are deleted now. Raises StoreError."""
+    """Return the rows that may be deleted.
+
+    Args:
+        decisions, specs: read shortly before, to be compared with their state afterwards.
+        gone: folders of checkpoints that this collection deletes.
+
+    Raises StoreError.
+    """
     there = {int(name) for name in store.list(layout.all_materialised) if name.isdecimal()}
     fence = next((d for d in reversed(decisions) if d.kind == "fence"), None)
     if not there or fence is None:
@@ -57,7 +64,7 @@ def find_unread_rows(
     needed = {n for n in there if n > reigning}
     if end_status(decisions, reigning) is None:  # it runs, or may be started again
         needed |= points.lineage(reigning).keys()
-    moved: dict[int, int] = {}  # submission -> a savepoint that may be elsewhere, and read its rows
+    moved: dict[int, int] = {}  # submission -> a savepoint that may have been moved, and reads its rows
     for view in views:
         if view.status != "completed" or view.path in gone or needed >= there:
             continue
@@ -70,14 +77,14 @@ def find_unread_rows(
         needed |= read or set()
     stay = sorted(there & moved.keys() - needed)
     kept = ", ".join(f"{layout.materialised(n)} for savepoint {moved[n]}" for n in stay)
-    kept += ", which is not in its place; delete the folder by hand, when no copy of it is left" if stay else ""
+    kept += ", which is not in its location. Delete the folder when no copy of the savepoint is left" if stay else ""
     unread = [layout.materialised(n) for n in sorted(there - needed - moved.keys())]
     strays = [path for n in sorted(needed - {reigning} | {*stay}) for path in _unrecorded_files(store, layout, n)]
     return UnreadRows((*unread, *strays), frozenset(strays), kept)
 
 
 def _read_by(store: Store, layout: JobLayout, specs: Sequence[Spec], view: CheckpointView) -> frozenset[int] | None:
-    """Submissions in whose rows the snapshot has positions; None: it is not there."""
+    """Return the submissions in whose rows the snapshot has positions, or None if the snapshot does not exist."""
     options = next((spec.storage_options for spec in specs if spec.number == view.spec), {})
     holder, folder = open_snapshot_folder(store, options, view.path)
     if not holder.exists(layout.metadata(folder)):
@@ -88,7 +95,7 @@ def _read_by(store: Store, layout: JobLayout, specs: Sequence[Spec], view: Check
 
 
 def _unrecorded_files(store: Store, layout: JobLayout, number: int) -> list[str]:
-    """Files of the submission that are not on record, of sources of which something is."""
+    """Return files of the submission that no record names, of sources that have a record."""
     found = store.walk(layout.materialised(number))
     records = [path for path in found if path.endswith(".json")]
     counted = {str(file["path"]) for path in records for file in decode(store.read(path), Materialised, path).files}

@@ -1,5 +1,7 @@
-"""What a fork's pipeline must be like, so that it ends and leaves its original's output alone (S7.4). Pure, but for
-`two_phase_sinks_with_data`."""
+"""Check that a fork's pipeline ends, and does not write to the sinks of its original (S7.4).
+
+Pure, except `two_phase_sinks_with_data`.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ from tidegate.plan.job_graph import JobGraph
 def check_fork(
     graph: JobGraph, spec: Spec, live: Mapping[str, str], resolve: Callable[[str], str] = posixpath.normpath
 ) -> None:
-    """Refuse a fork that would never end, or write to where its original writes. Other submissions pass.
+    """Refuse a fork that would never end, or would write where its original writes. Other submissions pass.
 
     Args:
-        live: two-phase sinks of the original, uid -> recorded text of each identity.
-        resolve: the one name of a local path: `os.path.realpath`.
+        live: two-phase-commit sinks of the original, uid -> recorded text of each identity.
+        resolve: maps a local path to its canonical name: `os.path.realpath`.
 
     Raises:
         PipelineError: names the sources, or the sinks.
@@ -38,36 +40,37 @@ def check_fork(
     unbounded = [f"{uid!r} ({source.describe()})" for uid, source in sources if source.boundedness == "unbounded"]
     if unbounded:
         raise PipelineError(
-            f"a fork needs bounded sources, and unbounded are {', '.join(unbounded)}",
+            f"a fork needs bounded sources, but these sources are unbounded: {', '.join(unbounded)}",
             where=where,
-            cause="a fork works off a part of the input and ends",
-            remedy="Give the pipeline a bounded source, such as Files; under the same uid it goes on from the position "
-            "in the snapshot, under another one it begins at its beginning",
+            cause="a fork processes a part of the input and ends",
+            remedy="Use a bounded source, such as Files. With the same uid it resumes from its position in the "
+            "snapshot, with a new uid it reads from the beginning",
         )
     for uid, sink in two_phase_sinks(graph).items():
         own = sink.identity()
         taken = next((o for o, text in live.items() if is_same_place(own, recorded_identity(text), resolve)), None)
         if taken is not None:
             raise PipelineError(
-                f"sink {uid!r} of the fork writes to where sink {taken!r} of its original writes",
+                f"sink {uid!r} of the fork writes to the same place as sink {taken!r} of the original job",
                 where=f"{where}, {sink.describe()}",
-                cause=f"its rows would mix with those of {live[taken]}",
-                remedy="Give the fork a place of its own; a sink class of your own names its place in identity()",
+                cause=f"its rows would mix with the rows of {live[taken]}",
+                remedy="Configure another place for the fork. A custom sink class names its place in identity()",
             )
 
 
 def two_phase_sinks(graph: JobGraph) -> dict[str, Sink]:
-    """The graph's, by uid."""
+    """Return the graph's two-phase-commit sinks, by uid."""
     return {node.uid: node.sink for node in graph.nodes if node.sink is not None and node.sink.two_phase}
 
 
 def two_phase_sinks_with_data(store: Store, job_id: str, fork_id: str) -> dict[str, str]:
-    """Two-phase sinks of another job of the root, and, is it a fork, of those that it stems from: uid -> what each last
-    said of itself. Of each those that have committed, and those of the newest submission that may have run, which may
-    have completed nothing yet. Blocks on the store.
+    """Return two-phase-commit sinks of another job of the root that may hold data: uid -> last recorded description.
+
+    If that job is a fork itself, the sinks of its original jobs are included. Included are sinks that have committed,
+    and sinks of the newest submission that may have run, even if it has completed nothing yet. Blocks on the store.
 
     Args:
-        store: the root.
+        store: store of the root.
         fork_id: the job that asks.
     """
     found: dict[str, str] = {}

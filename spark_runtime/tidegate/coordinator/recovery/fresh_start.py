@@ -1,4 +1,4 @@
-"""What a job that starts afresh finds where its sinks write."""
+"""Check the targets of sinks before a job starts without a snapshot."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from tidegate.plan.job_graph import JobGraph
 def check_first_run(
     graph: JobGraph, spec: Spec, specs: Sequence[Spec], decisions: Sequence[Decision], generation: int
 ) -> None:
-    """`check_fresh_start` of a submission that restores nothing, or is a fork, until it has run: from then on what is
-    there may be its own output, or that of a job beside it. Raises as that does."""
+    """Run `check_fresh_start` for a submission that restores nothing, or is a fork, until it has run.
+
+    After that, the targets may hold its own output or the output of a parallel job. Raises as `check_fresh_start` does.
+    """
     own = (entry for entry in entries_by_submission(decisions) if entry.spec == spec.number)
     is_fork = spec.restore is not None and spec.restore.fork_of is not None
     continues = any(one.lineage == spec.lineage and one.number < spec.number for one in specs)
@@ -26,22 +28,22 @@ def check_first_run(
 
 
 def existing_output(graph: JobGraph) -> Iterator[tuple[str, str]]:
-    """(uid, what a fresh start does with the output that is there) of every sink that reports it."""
+    """Yield (uid, effect of a fresh start on existing output) for every sink that reports it."""
     for node in graph.nodes:
         if node.sink is not None and isinstance(node.sink, ReportsExistingOutput):
             yield node.uid, f"{node.sink.describe()} {node.sink.existing_output()}"
 
 
 def check_fresh_start(graph: JobGraph, job_id: str, lineage: str = "", generation: int = 0) -> None:
-    """Ask every sink whether it may write to what its target holds. Blocks on the targets, changes nothing.
+    """Check with every sink whether it may write to its target. Blocks on the targets, changes nothing.
 
     Args:
-        lineage: of the submission; empty: it has none yet, so that nothing in the targets can be its own.
-        generation: of the driver; 0: there is none yet.
+        lineage: lineage of the submission; empty: it has none yet, so that no output can be its own.
+        generation: generation of the driver; 0: there is none yet.
 
     Raises:
         PipelineError: a sink refuses.
-        StoreError: a target does not answer.
+        StoreError: a target is not reachable.
     """
     for node in graph.nodes:
         if node.sink is None:
@@ -50,7 +52,7 @@ def check_fresh_start(graph: JobGraph, job_id: str, lineage: str = "", generatio
             node.sink.check_fresh_start(SinkContext(job_id, lineage, node.uid, 0, 1, generation, "", node.schema))
         except OSError as error:
             raise StoreError(
-                "the target of a sink does not answer",
+                "the target of a sink is not reachable",
                 where=f"sink {node.uid!r}, {node.sink.describe()}",
                 cause=f"{type(error).__name__}: {error}",
                 remedy="Check the path and its access rights",

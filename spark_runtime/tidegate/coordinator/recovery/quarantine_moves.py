@@ -1,8 +1,9 @@
-"""Finishing moves to quarantine that runs which ended too early have left undone (S7.8).
+"""Finish moves to quarantine that earlier runs left undone (S7.8).
 
-The subtask that holds a handle moves its data, and a run that restores the handle does it again. A run that goes back
-in front of the verdict restores no such handle, and would remove the data as what failed runs left staged. So before
-its slots start, the driver reads the handles from the newest snapshot that may hold them, and moves what is left.
+The subtask that holds a transaction handle moves the data, and a run that restores the handle repeats the move. A run
+that starts from a snapshot before the verdict restores no such handle, and would delete the data as output of failed
+runs. So before its slots start, the driver reads the handles from the newest snapshot that may hold them, and moves the
+rest.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from tidegate.snapshot.handles import SnapshotStreams
 from tidegate.snapshot.metadata import read_metadata
 
 OpenLocation = Callable[[str], tuple[Store, str]]
-"""Store and folder of a snapshot's location."""
+"""Opens store and folder of a snapshot's location."""
 SinksOf = Callable[[str], Mapping[str, tuple[Sink, SinkContext]]]
-"""Lineage -> the pipeline's two-phase sinks by uid, with the place of a writer."""
+"""Lineage -> the pipeline's two-phase-commit sinks by uid, each with the context of a writer."""
 
 
 def finish_quarantine_moves(
@@ -37,26 +38,27 @@ def finish_quarantine_moves(
     sinks_of: SinksOf,
     into: Quarantine,
 ) -> tuple[str, ...]:
-    """Move what `unmoved` tells and is still staged. Blocks; idempotent.
+    """Move the output that `unmoved` names and that is still staged. Blocks; idempotent.
 
     Args:
         views: snapshots of the job by id.
-        restored: location of the snapshot that the run restores: what that holds its subtasks move. None: fresh.
+        restored: location of the snapshot that the run restores, whose handles the run's own subtasks move; None: a
+            fresh start.
 
     Returns:
-        For the driver's log: what was not moved, since people have deleted the snapshots that tell it, or changed the
-        pipeline.
+        Messages for the driver's log: what was not moved, because users deleted the snapshots that hold the handles, or
+        changed the pipeline.
 
     Raises:
-        SnapshotError: of the snapshots that hold it none can be read; names them.
-        StoreError: a store or a sink could not this time.
+        SnapshotError: none of the snapshots that hold the handles can be read; names them.
+        StoreError: a store or a sink failed, and may succeed later.
     """
     through, told = unmoved.withheld.through, 0
     remarks: list[str] = []
     for newest_first in unmoved.held_by:
         if any(n >= through and views[n].path == restored for n in newest_first):
             told = through
-            continue  # that holds all of it: newer ones, which may lie anywhere, need not be read
+            continue  # it holds all of the output: newer snapshots, wherever they are, need not be read
         held = _find_handles(unmoved.withheld, newest_first, views, restored, open_location)
         if held is not None:
             told = max(told, held.checkpoint_id)
@@ -69,7 +71,7 @@ def finish_quarantine_moves(
 
 @dataclass(frozen=True, slots=True)
 class _SinkHandles:
-    """The handles of a snapshot by the uid of their sink."""
+    """The transaction handles of a snapshot, by sink uid."""
 
     checkpoint_id: int
     lineage: str
@@ -83,13 +85,16 @@ def _find_handles(
     restored: str | None,
     open_location: OpenLocation,
 ) -> _SinkHandles | None:
-    """What the newest snapshot of a submission holds, of those that can be read: any behind the last barrier tells all,
-    older ones do where people have deleted those. None: none is there."""
+    """Return the handles of the newest readable snapshot of a submission, or None if none exists.
+
+    Any snapshot after the last barrier holds all handles. Older ones hold the rest if users have deleted the newer
+    ones.
+    """
     unreadable: dict[str, SnapshotError | StoreError] = {}
     for checkpoint_id in newest_first:
         location = views[checkpoint_id].path
         if unreadable and checkpoint_id < withheld.through:
-            break  # it holds less than what is there and cannot be read
+            break  # it holds less than the newer snapshot that exists but cannot be read
         if location == restored:
             return _SinkHandles(checkpoint_id, "", {})
         try:
@@ -110,34 +115,35 @@ def _find_handles(
 def _unknown_error(
     withheld: WithheldRange, unreadable: Mapping[str, SnapshotError | StoreError]
 ) -> SnapshotError | StoreError:
-    """One that may be transient goes before one that is not."""
+    """Return the error for unreadable snapshots. Errors that may be transient take precedence."""
     first = next((e for e in unreadable.values() if not isinstance(e, SnapshotError)), next(iter(unreadable.values())))
     kind = SnapshotError if isinstance(first, SnapshotError) else StoreError
-    why = TidegateError(first.what, where=first.where, cause=first.cause)  # its remedy is that of a restore
-    again = "" if kind is SnapshotError else "It is tried again with the next run. "
+    why = TidegateError(first.what, where=first.where, cause=first.cause)  # without its remedy, which is for a restore
+    again = "" if kind is SnapshotError else "The next run tries again. "
     return kind(
-        f"what sinks had staged for checkpoints {list(withheld.checkpoints)} cannot be moved to quarantine/",
+        f"the staged output of checkpoints {list(withheld.checkpoints)} cannot be moved to quarantine/",
         where=f"snapshot {', '.join(unreadable)}",
-        cause=f"they were rejected with then=quarantine, no run moved it, and what holds it cannot be read: {why}",
-        remedy=f"{again}Bring the snapshot back as it was; or delete it, which gives that data up, and start again",
+        cause=f"these checkpoints were rejected with then=quarantine, and the snapshot that holds the output is not "
+        f"readable: {why}",
+        remedy=f"{again}Restore the snapshot's files, or delete the snapshot and discard the output; then start again",
     )
 
 
 def _abandoned_error(lost: Sequence[int]) -> str:
     return (
-        f"checkpoints {list(lost)} were rejected with then=quarantine, and no snapshot is there any more that tells "
-        "what sinks had staged for them: what is not in quarantine/ yet is given up"
+        f"checkpoints {list(lost)} were rejected with then=quarantine, but every snapshot that records their staged "
+        "output has been deleted; output that is not in quarantine/ yet is discarded"
     )
 
 
 def _sinks_removed_error(
     withheld: WithheldRange, held: Mapping[str, Sequence[Committable]], sinks: Mapping[str, tuple[Sink, SinkContext]]
 ) -> list[str]:
-    """Of sinks that the pipeline has no more, or other ones in their place."""
+    """Return messages about sinks that the pipeline has removed or replaced."""
     able = {uid for uid, (sink, _) in sinks.items() if isinstance(sink, SupportsQuarantine)}
     return [
-        f"what sink {uid!r} had staged for {list(withheld.checkpoints)}, which were rejected with then=quarantine, "
-        "stays where it is: the pipeline has no sink of this uid that can move it"
+        f"sink {uid!r} staged output for checkpoints {list(withheld.checkpoints)}, which were rejected with "
+        "then=quarantine. It stays staged: the pipeline has no sink with this uid that can move it"
         for uid, handles in held.items()
         if uid not in able and _withheld_of(withheld, handles)
     ]
@@ -148,7 +154,7 @@ def _withheld_of(withheld: WithheldRange, handles: Sequence[Committable]) -> lis
 
 
 def cannot_quarantine(graph: JobGraph) -> tuple[str, ...]:
-    """Uids of two-phase sinks that cannot move away what they staged (S7.8)."""
+    """Return the uids of two-phase-commit sinks that cannot move staged output to quarantine (S7.8)."""
     sinks = [(node.uid, node.sink) for node in graph.nodes if node.sink is not None]
     return tuple(uid for uid, sink in sinks if sink.two_phase and not isinstance(sink, SupportsQuarantine))
 
@@ -169,7 +175,8 @@ def _move(
             raise
         except Exception as error:
             raise StoreError(
-                f"what sink {uid!r} had staged for {list(unmoved.withheld.checkpoints)} is not in quarantine",
+                f"sink {uid!r} could not move staged output of checkpoints {list(unmoved.withheld.checkpoints)} to "
+                "quarantine",
                 cause=str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}",
-                remedy="It is tried again with the next run; see whether the sink's target can be reached and changed",
+                remedy="Check that the sink's target is reachable and writable. The next run tries again",
             ) from error

@@ -1,5 +1,5 @@
-"""Reading a snapshot for a restore: checks that it fits the pipeline, then what each slot needs of it (S5.5, S6.2,
-S6.4, S9.3)."""
+"""Read a snapshot for a restore: check that it fits the pipeline, then extract each slot's part (S5.5, S6.2, S6.4,
+S9.3)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class RestoreState:
     """A snapshot that fits the pipeline.
 
     Attributes:
-        is_fork: it belongs to another lineage, whose transactions are none of ours (S7.4).
-        finished: subtasks that run no user code (S6.2); all of them when only commits are left (S7.7).
-        operators: state of the operators that the pipeline has.
-        parallelism: of the restored job; the snapshot's own is in `metadata`.
-        moved_splits: at another parallelism, source uid -> all splits of its readers, as JSON, with their positions:
-            they are assigned anew (S4.3).
-        permitted: what the restore commits, with what is in front of it; None: all that the snapshot holds, which its
-            completion permits. Behind a commit gate what is approved, 0: nothing (S7.8).
-        withheld: what of it is never committed, and goes to the folder `quarantine` (S7.8).
-        may_share: checkpoints may use its files again, where they still hold the same (S7.4).
-        dropped: operator uid -> states that it does not declare any more.
-        way_back: what the start from it means for what was committed behind it; None: nothing was (S9.3).
+        is_fork: it belongs to another lineage, whose transactions do not belong to this job (S7.4).
+        finished: subtasks that run no user code (S6.2); all subtasks when only commits are left (S7.7).
+        operators: state of the operators that the pipeline still has.
+        parallelism: parallelism of the restored job; the snapshot's own is in `metadata`.
+        moved_splits: after a rescale, source uid -> all splits of its readers as JSON, with their positions, which are
+            assigned again (S4.3).
+        permitted: newest checkpoint that the restore commits, with all earlier ones. None: all that the snapshot holds,
+            because its completion permits that. With a commit gate: the newest approved one, 0: nothing (S7.8).
+        withheld: transactions that are never committed, and move to the folder `quarantine` (S7.8).
+        may_share: new checkpoints may reference its files while their content is unchanged (S7.4).
+        dropped: operator uid -> states that the operator does not declare any more.
+        way_back: effect of this restore on output that was committed later; None: there is no such output (S9.3).
     """
 
     location: str
@@ -55,11 +55,13 @@ class RestoreState:
 
     @property
     def rescales(self) -> bool:
-        """The parallelism is another than the snapshot's."""
+        """True when the parallelism differs from the snapshot's."""
         return self.parallelism != self.metadata.parallelism
 
     def for_slot(self, index: int) -> dict[str, Any]:
-        """Part of slot `index`'s deployment message, which `subtask.snapshots.restored_state.load_restored` reads."""
+        """Return the part of slot `index`'s deployment message that `subtask.snapshots.restored_state.load_restored`
+        reads.
+        """
         place = Rescale(self.metadata.parallelism, self.parallelism, self.metadata.max_parallelism, index)
         shares = {op.uid: restore_share(op, place) for op in self.operators if op.uid not in self.moved_splits}
         return {
@@ -92,8 +94,11 @@ def check_snapshot_fits(
     commit_only: bool,
     state_backend: str | None = None,
 ) -> RestoreState:
-    """Raises SnapshotError naming operators, numbers and the remedy when the snapshot does not fit. Whether it is of a
-    drain is looked at elsewhere (`recovery.check_drained`)."""
+    """Return the restore state, or raise SnapshotError with operators, numbers and the remedy if the snapshot does not
+    fit.
+
+    Snapshots of a drain are checked separately (`recovery.check_drained`).
+    """
     where = f"snapshot {location}"
     target = RestoreTarget(
         graph_document(graph),
@@ -129,8 +134,11 @@ def check_snapshot_fits(
 
 
 def drop_finished_state(operator: OperatorState) -> OperatorState:
-    """Without the state of subtasks that have finished, where others have not: what they had left to emit they have
-    emitted (S6.2). Not for sources and sinks: positions stay, and what is staged is to be committed."""
+    """Return the operator without the state of its finished subtasks, if other subtasks have not finished.
+
+    Finished subtasks have emitted everything (S6.2). Not for sources and sinks: positions are kept, and staged output
+    is to be committed.
+    """
     if operator.status != "partially_finished":
         return operator
     subtasks = tuple(replace(state, handle=None) if state.finished else state for state in operator.subtasks)
@@ -138,7 +146,7 @@ def drop_finished_state(operator: OperatorState) -> OperatorState:
 
 
 def restore_target(metadata: SnapshotMetadata) -> SnapshotFacts:
-    """The snapshot as `jobs.restore.compatibility` takes it."""
+    """Return the snapshot in the form that `jobs.restore.compatibility` takes."""
     operators = []
     for operator in metadata.operators:
         handles = [state.handle for state in operator.subtasks if state.handle is not None]

@@ -1,4 +1,4 @@
-"""Where a run starts from: the restore point of this submission, chosen from the decision log alone (S9.3). Pure."""
+"""Choose the snapshot that a run of this submission starts from, from the decision log alone (S9.3). Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.jobs.history.verdicts import Verdicts
 from tidegate.jobs.records import Decision, Spec
 
 FINAL_STATUSES = ("FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED", "CANCELED")
-"""Statuses after which a submission is not run again."""
+"""Statuses after which a submission never runs again."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class RestorePoint:
 
     Attributes:
         location: folder relative to the root, or URL.
-        checkpoint_id: when known from the log; None for a path the user gave.
-        log_number: of the "complete" entry; 0 when the log does not hold it.
-        commit_only: it is a stop-savepoint of this very submission: what remains is to commit and to end (S7.7).
+        checkpoint_id: id from the log; None for a path that the user gave.
+        log_number: number of its "complete" entry; 0 if the log has none.
+        commit_only: it is a stop-savepoint of this submission, so that only its commit and the end remain (S7.7).
         stop_mode: with `commit_only`: suspend or drain.
     """
 
@@ -39,10 +39,10 @@ class RestorePoint:
 
 
 def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], spec_number: int) -> RestorePoint | None:
-    """The newest recovery point completed by submission `spec_number`, else what it names, else None: fresh.
+    """Return the submission's newest recovery point, else the snapshot that it names, else None: a fresh start.
 
-    Candidates for "latest" are descendants of the submission's own restore point; abandoned timelines are none (S9.3).
-    Raises SnapshotError when the submission names something the log does not hold.
+    Candidates for "latest" are descendants of the submission's own restore point, and no snapshots of abandoned
+    timelines (S9.3). Raises SnapshotError when the submission names a snapshot that is not in the log.
     """
     completes = {d.data["checkpoint_id"]: d for d in decisions if d.kind == "complete"}
     spec = next(spec for spec in specs if spec.number == spec_number)
@@ -60,13 +60,13 @@ def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], s
     _refuse_rejected(points, specs, entries, spec)
     found = points.restored(spec_number)
     if found is None and _rejected_restore_points_error(specs, entries, spec_number):
-        return None  # all that the line had was rejected since: from the beginning
+        return None  # all snapshots of the line have been rejected since: start from the beginning
     if found is None:
         what = "any completed checkpoint" if wanted.checkpoint_id is None else f"checkpoint {wanted.checkpoint_id}"
         raise SnapshotError(
-            f"there is no record of {what}",
+            f"the log has no record of {what}",
             where=f"job {spec.job_id}",
-            remedy="`tidegate checkpoints` lists what can be restored",
+            remedy="List the snapshots that can be restored with `tidegate checkpoints`",
         )
     _refuse_other_lineage(specs, spec, found)
     known = completes.get(found.checkpoint_id)
@@ -74,14 +74,16 @@ def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], s
 
 
 def _rejected_restore_points_error(specs: Sequence[Spec], entries: Sequence[LogEntry], spec_number: int) -> bool:
-    """The submission would have something to start from, had nothing been rejected (S7.8)."""
+    """Return whether the submission would have a snapshot to start from if nothing had been rejected (S7.8)."""
     others = [entry for entry in entries if entry.kind != "reject"]
     return RecoveryPoints(specs, others, checkpoint_views(others, ended=False)).restored(spec_number) is not None
 
 
 def _refuse_rejected(points: RecoveryPoints, specs: Sequence[Spec], entries: Sequence[LogEntry], spec: Spec) -> None:
-    """A submission may not begin with a snapshot that was rejected. One that is rejected under it is another matter: it
-    goes back to what is in front of that (S7.8)."""
+    """Refuse a submission that begins with a snapshot that is already rejected (S7.8).
+
+    If the snapshot is rejected during the submission, the submission instead restarts from the snapshot before it.
+    """
     named = points.find(spec.restore) if spec.restore is not None and spec.restore.kind != "latest" else None
     if named is None or named.checkpoint_id not in points.rejected:
         return
@@ -92,32 +94,36 @@ def _refuse_rejected(points: RecoveryPoints, specs: Sequence[Spec], entries: Seq
 
 
 def _refuse_other_lineage(specs: Sequence[Spec], spec: Spec, found: CheckpointView) -> None:
-    """The latest is in the lineage that the submission continues, unless an earlier one, of which nothing had run when
-    it was made, has run since."""
+    """Refuse "latest" if it now belongs to another lineage than when the submission was made.
+
+    That happens if an earlier submission had not run at that time, and has run since.
+    """
     taken_by = next((s for s in specs if s.number == found.spec), spec)
     if spec.restore is not None and spec.restore.kind == "latest" and taken_by.lineage != spec.lineage:
         raise SnapshotError(
-            f"{found.path} is the latest now, and of another lineage than when this was submitted",
+            f"the latest snapshot is now {found.path}, which belongs to another lineage than when this was submitted",
             where=f"job {spec.job_id}, submission {spec.number}",
-            cause=f"submission {taken_by.number} had not run then",
-            remedy="Restore again: what it had staged would not be committed otherwise",
+            cause=f"submission {taken_by.number} has run since",
+            remedy="Submit the restore again; otherwise the output that the snapshot staged would not be committed",
         )
 
 
 def check_verdicts(
     verdicts: Verdicts, spec: Spec, taken: Verdicts, *, lineage: str, checkpoint_id: int, sinks: Sequence[str]
 ) -> None:
-    """A submission may not get around the verdicts on what it restores (S7.8), wherever that lies by now: start from
-    what was rejected, or commit what waits because it has no gate itself. A fork commits nothing.
+    """Refuse a submission that would bypass verdicts on the restored snapshot (S7.8), wherever the snapshot is now.
+
+    A submission may not start from a rejected checkpoint. Without a commit gate of its own, it may not commit output
+    that waits for a verdict. A fork commits nothing of its original.
 
     Args:
-        taken: the verdicts on the line of the submission that took the snapshot: of one that lies elsewhere the line of
-            `spec` does not tell what it comes from.
-        lineage, checkpoint_id: of the snapshot.
-        sinks: uids of the pipeline's two-phase sinks.
+        `taken`: verdicts on the line of the submission that took the snapshot. If the snapshot is stored elsewhere, the
+            line of `spec` does not show its origin.
+        lineage, checkpoint_id: lineage and id of the snapshot.
+        sinks: uids of the pipeline's two-phase-commit sinks.
 
     Raises:
-        SnapshotError: names what was rejected, or lists what waits.
+        SnapshotError: names the rejected checkpoint, or lists the waiting ones.
     """
     if lineage != spec.lineage:
         return
@@ -129,24 +135,26 @@ def check_verdicts(
     if not waiting:
         return
     raise SnapshotError(
-        f"checkpoints {waiting} wait for a verdict, and this submission would commit what they staged",
+        f"checkpoints {waiting} wait for a verdict, and this submission would commit their staged output without one",
         where=f"job {spec.job_id}, sinks {', '.join(sinks)}",
-        cause="its option commit is 'automatic', that of the submission before was 'on_request'",
-        remedy="Restore with commit=on_request, and approve or reject them first",
+        cause="its option commit is 'automatic', but the previous submission used 'on_request'",
+        remedy="Restore with commit=on_request, then approve or reject these checkpoints",
     )
 
 
 def check_discarded_verdicts(
     specs: Sequence[Spec], decisions: Sequence[Decision], spec: Spec, taken: Verdicts, checkpoint_id: int
 ) -> None:
-    """A submission may not begin with a snapshot that holds what waits for a verdict, and has gone: an earlier one went
-    back in front of it, and what its lineage had staged behind that was removed (S7.4, S7.8).
+    """Refuse a snapshot that refers to unapproved output which has been deleted since.
+
+    That happens if an earlier submission started from an older snapshot, and therefore deleted the later staged output
+    of its lineage (S7.4, S7.8).
 
     Args:
-        taken: the verdicts on the line of the submission that took the snapshot.
+        `taken`: verdicts on the line of the submission that took the snapshot.
 
     Raises:
-        SnapshotError: names what is gone, and the submission that went back.
+        SnapshotError: names the checkpoints whose output is deleted, and the submission that deleted it.
     """
     waiting = _waiting_checkpoints(taken, checkpoint_id)
     if not waiting:
@@ -154,7 +162,7 @@ def check_discarded_verdicts(
     entries = entries_by_submission(decisions)
     if _passed_over(entries, checkpoint_id):
         raise _missing_checkpoint_error(
-            spec, checkpoint_id, [checkpoint_id], "the run after that which took it went on from an older one"
+            spec, checkpoint_id, [checkpoint_id], "the run after the one that took it started from an older snapshot"
         )
     points, ran = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False)), may_have_run(entries)
     for other in specs:
@@ -163,22 +171,25 @@ def check_discarded_verdicts(
         line = points.lineage(other.number)
         gone = [n for n in waiting if taken.views[n].spec < other.number and n > line.get(taken.views[n].spec, 0)]
         if gone:
-            cause = f"submission {other.number} went back in front of them before there was a verdict"
+            cause = f"submission {other.number} started from a snapshot before them, without a verdict on them"
             raise _missing_checkpoint_error(spec, checkpoint_id, gone, cause)
 
 
 def _missing_checkpoint_error(spec: Spec, checkpoint_id: int, gone: Sequence[int], cause: str) -> SnapshotError:
     return SnapshotError(
-        f"checkpoint {checkpoint_id} holds what checkpoints {gone} had staged, which is gone",
+        f"checkpoint {checkpoint_id} refers to staged output of checkpoints {gone}, which has been deleted",
         where=f"job {spec.job_id}",
         cause=f"{cause}, and reads their input again",
-        remedy="Restore one in front of them, or one taken since (`tidegate checkpoints`)",
+        remedy="Restore a checkpoint before them, or a newer one (see `tidegate checkpoints`)",
     )
 
 
 def _passed_over(entries: Sequence[LogEntry], checkpoint_id: int) -> bool:
-    """Its own submission has had a later run, and that began with something older: of a savepoint, which is no recovery
-    point, behind which its run completed none (S2.4)."""
+    """Return whether a later run of the savepoint's own submission started from an older snapshot.
+
+    Only savepoints can be passed over like this: they are not recovery points, and their run may have completed none
+    after them (S2.4).
+    """
     claim = next((e for e in entries if e.kind == "claim" and e.data["checkpoint_id"] == checkpoint_id), None)
     if claim is None or claim.data["kind"] != "savepoint":
         return False
@@ -190,8 +201,13 @@ def _passed_over(entries: Sequence[LogEntry], checkpoint_id: int) -> bool:
 
 
 def _waiting_checkpoints(taken: Verdicts, checkpoint_id: int) -> list[int]:
-    """Of what a snapshot holds, that which has no verdict yet, oldest first; a savepoint's own part waits for that on a
-    later checkpoint. Args: taken: on the line of the submission that took it."""
+    """Return the checkpoints in a snapshot that have no verdict yet, oldest first.
+
+    A savepoint's own part waits for the verdict on a later checkpoint.
+
+    Args:
+        `taken`: verdicts on the line of the submission that took the snapshot.
+    """
     waiting = [n for n in taken.waiting if n <= checkpoint_id]
     known = taken.views.get(checkpoint_id)
     if known is not None and known.kind == "savepoint" and taken.gated and checkpoint_id > taken.approved:
@@ -202,10 +218,10 @@ def _waiting_checkpoints(taken: Verdicts, checkpoint_id: int) -> list[int]:
 
 def _rejected(checkpoint_id: int, where: str) -> SnapshotError:
     return SnapshotError(
-        f"checkpoint {checkpoint_id} was rejected, or came after one that was",
+        f"checkpoint {checkpoint_id} was rejected, or follows a rejected checkpoint",
         where=where,
-        cause="what a rejected checkpoint holds must never be committed",
-        remedy="Restore the latest, which is in front of it, or another (`tidegate checkpoints`)",
+        cause="the output in a rejected checkpoint must never be committed",
+        remedy="Restore the latest checkpoint, which is older, or choose one from `tidegate checkpoints`",
     )
 
 
@@ -213,7 +229,7 @@ def check_drained(point: RestorePoint, spec: Spec, drained_operators: Sequence[s
     """Refuse a snapshot whose drain made operators fire early, unless the submission allows it (S7.5).
 
     Args:
-        drained_operators: uid and kind of each.
+        drained_operators: uid and kind of each such operator.
 
     Raises:
         SnapshotError: names the operators.
@@ -223,15 +239,18 @@ def check_drained(point: RestorePoint, spec: Spec, drained_operators: Sequence[s
         raise SnapshotError(
             f"snapshot {point.location} was taken by a drain",
             where=f"job {spec.job_id}, operators {', '.join(drained_operators)}",
-            cause="their input had not ended: open windows fired early and would emit again, joins took a side in part",
-            remedy="Restore an earlier snapshot, or set allow_drained to accept that",
+            cause="the drain fired open windows early, which would emit again, and joins used one side only in part",
+            remedy="Restore an earlier snapshot, or set allow_drained to accept these results",
         )
 
 
 def end_status(decisions: Sequence[Decision], spec_number: int) -> tuple[str, Mapping[str, Any]] | None:
-    """Status and data with which submission `spec_number` came to its end: FINISHED, STOPPED or CANCELED; None: it may
-    run. One that failed may be tried again. A rejection that was to stop it is its end, though its driver died
-    before it said so (S7.8), or answered: then the data tell the answer, as `rejected`."""
+    """Return the final status of submission `spec_number` and its data, or None if it may still run.
+
+    Final are FINISHED, STOPPED and CANCELED. A failed submission may be run again. A rejection that stops the job is
+    final, too, even if its driver died before it recorded the status (S7.8) or answered the command. In that case the
+    data contain the answer, as `rejected`.
+    """
     own = [e for e in entries_by_submission(decisions) if e.spec == spec_number]
     told = [e.data for e in own if e.kind == "status"]
     if told and told[-1]["status"] in FINAL_STATUSES:
@@ -245,7 +264,7 @@ def end_status(decisions: Sequence[Decision], spec_number: int) -> tuple[str, Ma
 
 
 def rejection_text(checkpoint_id: int, by: str, reason: str) -> str:
-    """Why a job stopped, or goes back. Args: reason: in the words of who rejected; may be empty."""
+    """Return why a job stopped or was restored to an earlier snapshot. `reason`: in the user's words; may be empty."""
     return f"checkpoint {checkpoint_id} was rejected by {by}" + (f": {reason}" if reason else "")
 
 
@@ -255,11 +274,11 @@ def completed_snapshots(
     taken_back: Collection[int] = (),
     claimed: Collection[str] = (),
 ) -> list[CompletedCheckpoint]:
-    """Completed snapshots whose folders are still there, oldest first.
+    """Return the completed snapshots whose folders still exist, oldest first.
 
     Args:
-        existing: locations of those that the job owns.
-        taken_back: ids of those that are no restore points any more (S9.3).
+        existing: locations of the snapshots that the job owns.
+        taken_back: ids of snapshots that are no recovery points any more (S9.3).
         claimed: locations of savepoints that the job owns.
     """
     return [
@@ -278,7 +297,7 @@ def completed_snapshots(
 
 
 def last_committed(decisions: Sequence[Decision], taken_back: Collection[int] = ()) -> int | None:
-    """The newest checkpoint whose commits are known to be done, and were not taken back since."""
+    """Return the newest checkpoint that is known to be committed, and was not rewound since."""
     ids = [
         d.data["checkpoint_id"]
         for d in decisions

@@ -1,4 +1,7 @@
-"""Going back past what may be committed: refused, accepted, or taken back by the sinks (S9.3). Pure."""
+"""Plan a restore of a snapshot older than committed output: refuse it, accept duplicates, or rewind the sinks (S9.3).
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,20 @@ from tidegate.jobs.history.submissions import LogEntry, entries_by_submission
 from tidegate.jobs.records import Decision, Spec
 
 SINKS_UNCHANGED = (
-    "Restore with the pipeline as it was and change it afterwards, or set on_committed_after=accept_duplicates"
+    "Restore with the unchanged pipeline and change it afterwards, or set on_committed_after=accept_duplicates"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RewindPlan:
-    """What a start from snapshot `checkpoint_id` means for what came after it.
+    """Effect of a start from snapshot `checkpoint_id` on output that was completed later.
 
     Attributes:
-        passed: recovery points behind it that may be committed, oldest first.
-        takes_back: sinks take their rows back before a slot starts; False: the rows come again, which was accepted.
-        is_recorded: the "rewind" entry is in the log, and has to be carried out, perhaps once more.
-        sinks: uids of the two-phase sinks concerned.
+        passed: later recovery points that may be committed, oldest first.
+        takes_back: True: sinks delete this output before a slot starts. False: its rows are emitted again, which the
+            submission accepts.
+        is_recorded: the "rewind" entry is in the log, and must be carried out, possibly again.
+        sinks: uids of the two-phase-commit sinks concerned.
     """
 
     checkpoint_id: int
@@ -35,21 +39,24 @@ class RewindPlan:
     sinks: tuple[str, ...]
 
     def log_text(self) -> str:
-        """For the driver's log."""
+        """Return the text for the driver's log."""
         sinks = ", ".join(self.sinks)
         if self.takes_back:
-            return f"sinks {sinks} take back what checkpoints {list(self.passed)} committed"
+            return f"sinks {sinks} delete the output that checkpoints {list(self.passed)} committed"
         return (
-            f"rows of checkpoints {list(self.passed)} appear a second time in sinks {sinks}, as far as they were "
-            "committed (on_committed_after=accept_duplicates)"
+            f"the output of checkpoints {list(self.passed)} that was already committed appears a second time in sinks "
+            f"{sinks} (on_committed_after=accept_duplicates)"
         )
 
 
 def completed_after(
     decisions: Sequence[Decision], checkpoint_id: int, spec_number: int, never_committed: Collection[int] = ()
 ) -> list[int]:
-    """Ids of recovery points newer than `checkpoint_id` that earlier submissions completed, and so permitted to commit
-    (S9.3), but for those that a commit gate holds back: `never_committed`."""
+    """Return ids of recovery points newer than `checkpoint_id` that earlier submissions completed.
+
+    Their completion permitted their commit (S9.3). Checkpoints that a commit gate never let commit are excluded:
+    `never_committed`.
+    """
     return [
         entry.data["checkpoint_id"]
         for entry in entries_by_submission(decisions)
@@ -72,23 +79,23 @@ def plan_rewind(
     sinks: Mapping[str, Sink],
     never_committed: Collection[int] = (),
 ) -> RewindPlan | None:
-    """Whether submission `spec` may start from a snapshot of its own job that is not the newest (S9.3).
+    """Decide whether submission `spec` may start from a snapshot of its job that is not the newest (S9.3).
 
-    What the log says of a rewind goes before what the submission wishes: one that was begun is carried out by whoever
-    goes on from its snapshot, until a snapshot has completed behind it.
+    A rewind in the log takes precedence over the options of the submission. Once begun, it is carried out by every
+    submission that starts from its snapshot, until a later snapshot has completed.
 
     Args:
         decisions: the whole log.
-        location, checkpoint_id, lineage: of the snapshot.
-        sinks: the pipeline's two-phase sinks by uid.
-        never_committed: completed behind a commit gate and never approved, or rejected (S7.8).
+        location, checkpoint_id, lineage: location, id and lineage of the snapshot.
+        sinks: the pipeline's two-phase-commit sinks by uid.
+        never_committed: checkpoints that a commit gate never approved, or that were rejected (S7.8).
 
     Returns:
-        None: nothing that may be committed is gone back past.
+        None: no output after the snapshot can be committed.
 
     Raises:
-        SnapshotError: lists sinks and ids when the submission does not accept duplicates; names sinks that cannot take
-            rows back; names what has been taken back itself.
+        SnapshotError: the submission does not accept duplicates (lists sinks and ids); or sinks do not support rewind
+            (names them); or the snapshot itself has been rewound.
     """
     entries = entries_by_submission(decisions)
     rewinds = [rewind for rewind in find_rewinds(specs, entries) if lineage == spec.lineage == rewind.lineage]
@@ -108,19 +115,21 @@ def plan_rewind(
         return None
     if mode == "accept_duplicates":
         return RewindPlan(checkpoint_id, passed, False, False, tuple(sinks))
-    remedy = "Set on_committed_after=rewind, to have them taken back, or =accept_duplicates"
+    remedy = "Set on_committed_after=rewind to delete their output, or on_committed_after=accept_duplicates to keep it"
     remedy = f"{_alternative_text(specs, entries, spec, passed)}, or s{remedy[1:]}"
     raise SnapshotError(
-        f"checkpoints {list(passed)} were completed after {location} and may be committed already",
+        f"checkpoints {list(passed)} were completed after {location}, and their output may already be committed",
         where=f"job {spec.job_id}, sinks {', '.join(sinks)}",
-        cause="restoring an older snapshot emits their rows again",
+        cause="restoring an older snapshot emits the same rows again",
         remedy=remedy,
     )
 
 
 def _alternative_text(specs: Sequence[Spec], entries: Sequence[LogEntry], spec: Spec, passed: Sequence[int]) -> str:
-    """What does not go back past `passed`: the newest, by its id, since "the latest" of this submission is what it
-    names."""
+    """Return a remedy that restores a snapshot not older than `passed`.
+
+    It names the newest snapshot by its id, because "the latest" of this submission is the snapshot that it names.
+    """
     points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
     before = (points.latest(number) for number in range(1, spec.number))
     newest = max((point.checkpoint_id for point in before if point is not None), default=0)
@@ -131,20 +140,20 @@ def _refuse_rewound(rewinds: Sequence[Rewind], spec: Spec, checkpoint_id: int, l
     for rewind in rewinds:
         if checkpoint_id in rewind.gone:
             raise SnapshotError(
-                f"sinks have taken back what snapshot {location} had committed",
+                f"snapshot {location} cannot be restored: sinks have deleted the output that it had committed",
                 where=f"job {spec.job_id}",
-                cause=f"a restore of {rewind.checkpoint_id} with on_committed_after=rewind went back past it; its "
-                "state counts rows that are gone",
-                remedy="Restore the latest, or another (`tidegate checkpoints`)",
+                cause=f"a restore of {rewind.checkpoint_id} with on_committed_after=rewind passed over it, so that its "
+                "state counts rows that are deleted",
+                remedy="Restore the latest snapshot, or choose one from `tidegate checkpoints`",
             )
 
 
 def _unfinished_rewind(begun: Rewind, spec: Spec) -> SnapshotError:
     return SnapshotError(
-        f"a rewind to snapshot {begun.checkpoint_id} was begun and has not been seen to its end",
+        f"a rewind to snapshot {begun.checkpoint_id} was begun and not finished",
         where=f"job {spec.job_id}",
-        cause="part of what was committed behind it may be gone, part may be there still",
-        remedy=f"Restore {begun.checkpoint_id}, which ends it, or go back further with on_committed_after=rewind",
+        cause="the output that was committed after it may be deleted only in part",
+        remedy=f"Restore {begun.checkpoint_id} to finish it, or an older snapshot with on_committed_after=rewind",
     )
 
 
@@ -156,7 +165,11 @@ def _check_sinks(
     sinks: Mapping[str, Sink],
     other: str,
 ) -> None:
-    """Every sink that committed can be asked, and can do it. Args: other: what to restore instead."""
+    """Check that every sink that committed output is in the pipeline and supports rewind.
+
+    Args:
+        other: remedy text that names the snapshot to restore instead.
+    """
     other_ways = f"{other}, or set on_committed_after=accept_duplicates"
     lineages = {s.number: s.lineage for s in specs}
     strange = [
@@ -168,24 +181,24 @@ def _check_sinks(
         raise _unsupported_sinks_error(
             spec,
             f"checkpoints {strange} were completed after a fresh start",
-            "sinks take back what was committed since their own job began, not what a fresh start committed",
+            "sinks can delete only output of their own job since it began, and not output of a fresh start",
             other_ways,
         )
     unable = [f"{uid!r} ({type(sink).__name__})" for uid, sink in sinks.items() if not isinstance(sink, SupportsRewind)]
     if unable:
-        cause = "a sink of this kind cannot take back what it published"
+        cause = "a sink of this kind cannot delete output that it has published"
         raise _unsupported_sinks_error(spec, f"sinks {', '.join(unable)} cannot be rewound", cause, other_ways)
     for uid, described in rewound_sinks(entries, passed).items():
         if uid not in sinks:
-            cause = f"it committed checkpoints of {list(passed)} and is not in the pipeline"
-            raise _unsupported_sinks_error(spec, f"nobody can rewind sink {uid!r}", cause, SINKS_UNCHANGED)
+            cause = f"it committed output of checkpoints {list(passed)}, and is not in the pipeline any more"
+            raise _unsupported_sinks_error(spec, f"sink {uid!r} cannot be rewound", cause, SINKS_UNCHANGED)
         now = sinks[uid].describe()
         if now != described:
-            cause = f"it was {described} and is {now}"
-            raise _unsupported_sinks_error(spec, f"sink {uid!r} writes elsewhere now", cause, SINKS_UNCHANGED)
+            cause = f"it was {described}, and is now {now}"
+            raise _unsupported_sinks_error(spec, f"sink {uid!r} now writes to another place", cause, SINKS_UNCHANGED)
 
 
 def _unsupported_sinks_error(spec: Spec, what: str, cause: str, remedy: str) -> SnapshotError:
     return SnapshotError(
-        f"committed rows cannot be taken back: {what}", where=f"job {spec.job_id}", cause=cause, remedy=remedy
+        f"committed output cannot be deleted: {what}", where=f"job {spec.job_id}", cause=cause, remedy=remedy
     )

@@ -1,4 +1,4 @@
-"""Having sinks take back what they committed behind a snapshot: asked, decided in the log, done (S9.3)."""
+"""Make sinks delete output that was committed after a snapshot: ask them, record the decision, carry it out (S9.3)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from tidegate.snapshot.metadata import SnapshotMetadata
 
 
 def sink_handles(location: str, metadata: SnapshotMetadata, factory: SnapshotStreams) -> dict[str, list[Committable]]:
-    """Operator uid -> the handles of uncommitted transactions that the snapshot holds for it, of all subtasks. Raises
-    SnapshotError, naming what is damaged."""
+    """Return operator uid -> handles of the uncommitted transactions in the snapshot, over all subtasks.
+
+    Raises SnapshotError, which names the damaged part.
+    """
     held: dict[str, list[Committable]] = {}
     for operator in metadata.operators:
         for state in operator.subtasks:
@@ -33,23 +35,23 @@ def rewind_sinks(
     before: int,
     record: Callable[[], None],
 ) -> None:
-    """Ask every sink, record the decision, then have it done. To be repeated, from the first, until it returns.
+    """Ask every sink, record the decision, then carry it out. Repeat the whole call until it returns.
 
     Args:
-        sinks: by uid, each with the context of the run to come.
+        sinks: by uid, each with the context of the coming run.
         held: handles of the snapshot by uid.
-        checkpoint_id, before: what was committed for ids between them, both excluded, is taken back.
-        record: makes the decision durable; from then on nothing between them may be restored.
+        checkpoint_id, before: output committed for ids between these two, both excluded, is deleted.
+        record: makes the decision durable. From then on no snapshot between the two ids may be restored.
 
     Raises:
-        SnapshotError: a sink says that it cannot; nothing has been changed.
-        StoreError: it did not come off this time.
+        SnapshotError: a sink does not support the rewind; nothing was changed.
+        StoreError: the operation failed this time.
     """
     functions: dict[str, Callable[[], None]] = {}
     for uid, (sink, ctx) in sinks.items():
         if not isinstance(sink, SupportsRewind):
             raise SnapshotError(
-                f"{type(sink).__name__} cannot take back what it published",
+                f"{type(sink).__name__} cannot delete output that it has published",
                 where=f"sink {uid!r}",
                 remedy="Restore the latest snapshot, or set on_committed_after=accept_duplicates",
             )
@@ -61,6 +63,7 @@ def rewind_sinks(
             raise SnapshotError(error.what, where=error.where, cause=error.cause, remedy=error.remedy) from error
         except Exception as error:
             raise _failed(uid, checkpoint_id, error) from error
+    # Before the first change: the next driver must finish the rewind, and not restore half-deleted output.
     record()
     for uid, function in functions.items():
         try:
@@ -71,7 +74,7 @@ def rewind_sinks(
 
 def _failed(uid: str, checkpoint_id: int, error: Exception) -> StoreError:
     return StoreError(
-        f"sink {uid!r} has not been taken back to snapshot {checkpoint_id}",
+        f"sink {uid!r} was not rewound to snapshot {checkpoint_id}",
         cause=str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}",
-        remedy="It is tried again with the next run; see whether its target can be reached and changed",
+        remedy="Check that the sink's target is reachable and writable. The next run tries again",
     )

@@ -1,4 +1,4 @@
-"""What sources have counted, such as bad records, and no position in a snapshot holds any more (S4.2, S6.2). Pure."""
+"""Counts of sources, such as bad records, that no position in a snapshot holds any more (S4.2, S6.2). Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SourceCounts = Mapping[str, Mapping[str, int]]
 
 
 class EndedSources:
-    """The counts of one run's sources that have ended, in this run or before it.
+    """The counts of sources that have ended, in this run or before it.
 
-    A reader counts in its positions, so that a restore brings the counts back. A subtask that has ended takes part in
-    no snapshot, and of a source that has ended as a whole no reader is restored: their counts go into the metadata.
+    A reader stores its counts in its positions, so that a restore brings them back. A subtask that has ended takes part
+    in no later snapshot, and a source that has ended as a whole gets no reader. Their counts go into the metadata.
 
     Attributes:
-        carried: those that the restored snapshot holds; no reader of this run reports them.
+        carried: counts that the restored snapshot holds, and that no reader of this run reports.
     """
 
     def __init__(self, carried: SourceCounts, topology: Topology) -> None:
@@ -30,12 +30,12 @@ class EndedSources:
         self._last: dict[Subtask, Mapping[str, int]] = {}
 
     def note(self, message: Acknowledged | SubtaskFinished) -> None:
-        """Take the last counts of a source subtask that has processed all its data."""
+        """Store the last counts of a source subtask that has processed all its data."""
         if message.counters:
             self._last[message.subtask] = message.counters
 
     def held(self, operators: Sequence[OperatorState]) -> dict[str, dict[str, int]]:
-        """What goes into the metadata of a snapshot. Args: operators: of the snapshot."""
+        """Return the counts for the metadata of a snapshot. Args: operators: operators of the snapshot."""
         chains = {uid: chain_id for chain_id, uid in self._uids.items()}
         out = {}
         for operator in operators:

@@ -1,5 +1,4 @@
-"""The positions of sources in a snapshot: what readers hold of them, and whether a source can go on from there (S4.3,
-S5.5)."""
+"""The positions of sources in a snapshot, and whether a source can continue from them (S4.3, S5.5)."""
 
 from __future__ import annotations
 
@@ -15,14 +14,16 @@ from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.handles import SnapshotStreams
 
 MAX_SPLITS_NAMED = 5
-"""Splits of one source that a finding names."""
+"""Most splits of one source that a finding names."""
 
 
 def positions_of(
     restore: RestoreState, factory: SnapshotStreams, sources: Collection[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """All splits with their positions, in the order of discovery. Readers that had ended gave none: their splits have
-    been read."""
+    """Return all splits with their positions, in the order of discovery.
+
+    Readers that had ended have no positions: their splits have been read.
+    """
     out: dict[str, list[dict[str, Any]]] = {}
     for operator in restore.operators:
         if operator.uid not in sources or operator.uid not in restore.metadata.splits:
@@ -38,10 +39,10 @@ def positions_of(
 
 
 def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) -> RestoreFinding | None:
-    """Whether a source can go on from a snapshot's splits, as JSON; None: nothing is left to read. Blocks.
+    """Return whether a source can continue from a snapshot's splits, as JSON; None: nothing is left to read. Blocks.
 
     Raises:
-        OSError, StoreError, OutageError: what it reads from does not answer, which is no word about the positions.
+        OSError, StoreError, OutageError: the source's input is not reachable. This is no finding about the positions.
     """
     left = [split_from_json(split) for split in splits if not split["finished"]]
     if not left:
@@ -55,32 +56,33 @@ def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) 
     except (LookupError, TypeError, AttributeError) as error:
         what = f"source {uid!r} cannot read its positions as a {type(source).__name__}"
         cause = f"another source class or version wrote them: {type(error).__name__}: {error}"
-        remedy = "Restore with the class that wrote them, or give the source a new uid"
+        remedy = "Restore with the source class that wrote the positions, or give the source a new uid"
         return RestoreFinding("source", "refused", what, cause, remedy, uid)
     if gone is None:
         return RestoreFinding(
-            "source", "unknown", f"source {uid!r} cannot check whether its positions are there", uid=uid
+            "source", "unknown", f"source {uid!r} cannot check whether its positions still exist", uid=uid
         )
     if not gone:
         return RestoreFinding("source", "fits", f"source {uid!r} finds all its {len(left)} open splits", uid=uid)
     named = "; ".join(f"{split_id}: {why}" for split_id, why in gone[:MAX_SPLITS_NAMED])
     more = f" and {len(gone) - MAX_SPLITS_NAMED} more" if len(gone) > MAX_SPLITS_NAMED else ""
-    what = f"source {uid!r} cannot go on: {len(gone)} of {len(left)} splits cannot be read"
-    remedy = "Bring the data back, or restore another snapshot"
+    what = f"source {uid!r} cannot continue: {len(gone)} of {len(left)} splits cannot be read"
+    remedy = "Restore the missing input data, or restore another snapshot"
     return RestoreFinding("source", "refused", what, named + more, remedy, uid)
 
 
 def check_positions(
     graph: JobGraph, restore: RestoreState, positions: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> Mapping[str, str]:
-    """Before a submission's first run: refuse to start a run that would fail when it comes to a missing position.
+    """Before a submission's first run, refuse a run that would fail at a missing position.
+
     Positions that cannot be checked now are left to the run, which tries again (S9.1).
 
     Returns:
         Sources whose positions could not be checked: uid -> why.
 
     Raises:
-        SnapshotError: as `tidegate snapshot check` refuses it.
+        SnapshotError: a position is missing; `tidegate snapshot check` refuses the snapshot with the same text.
     """
     unchecked: dict[str, str] = {}
     for node in graph.nodes:

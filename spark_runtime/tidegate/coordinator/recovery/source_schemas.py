@@ -1,5 +1,8 @@
-"""Which schemas a submission's sources have that found them in their input: those of the run that made its snapshot, or
-of its own first build, and never those of today's files (S5.5)."""
+"""Find the schemas of sources that infer them from their input (S5.5).
+
+A restart uses the schemas of the run that took its snapshot, or of the submission's own first build. It never infers
+them from today's files.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +19,31 @@ from tidegate.snapshot.location import open_location
 from tidegate.snapshot.metadata import read_metadata
 
 FIRST_WITH_SCHEMAS = 5
-"""Version of the graph document."""
+"""First version of the graph document that contains schemas."""
 
 
 def schemas_in_effect(
     store: Store, layout: JobLayout, spec: Spec, specs: Sequence[Spec], log: DecisionLog
 ) -> FoundSchemas:
-    """For building the pipeline of submission `spec`, before its graph is known; blocks on the store.
+    """Return the schemas for building the pipeline of submission `spec`, before its graph is known. Blocks on the
+    store.
 
-    The graph that the submission's first driver pinned comes first: slots, relaunches and late commits then agree with
-    it, with a checkpoint or without. A submission that has none begins with what it restores, which may be a savepoint
-    of another job. Where neither has one, as in a fresh start and in earlier versions, sources find it in their input.
+    The graph that the submission's first driver pinned has precedence, so that slots, relaunches and late commits agree
+    with it, with or without a checkpoint. If there is none, the schemas come from the restored snapshot, which may be a
+    savepoint of another job. If that has none either, as in a fresh start and in earlier versions, the sources infer
+    them.
 
     Raises:
-        SnapshotError: there is nothing of what the submission restores, or it is damaged.
-        StoreError: the job directory, or the snapshot's, cannot be read; looking at the input would be a guess.
+        SnapshotError: the snapshot that the submission restores is missing or damaged.
+        StoreError: the job directory or the snapshot's store cannot be read. Inferring schemas instead would be a
+            guess.
     """
     pinned = read_pinned_graph(store, layout, spec.number)
     if pinned is not None and pinned.graph.get("version", 1) >= FIRST_WITH_SCHEMAS:
         return found_schemas(pinned.graph)
     decisions = log.read()
     if end_status(decisions, spec.number) is not None:
-        return {}  # it runs no more, and what it restored may have been deleted
+        return {}  # it never runs again, and its restored snapshot may have been deleted
     point = choose_restore_point(decisions, specs, spec.number)
     if point is None:
         return {}

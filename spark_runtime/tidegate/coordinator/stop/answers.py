@@ -1,4 +1,4 @@
-"""Answers to the commands that asked for snapshots (S1.2, S7.5)."""
+"""Answers to commands that request snapshots (S1.2, S7.5)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from tidegate.jobs.stop_outcomes import CLAIM_FAILED, COMMITS_PENDING, COMMITTED
 def answer_to(
     request: SnapshotRequest, ok: bool, code: str, message: str, data: dict[str, object] | None = None
 ) -> list[Action]:
-    """The answer, when somebody waits for one. A stop whose savepoint was not even triggered is one whose savepoint
-    failed, whatever refused that: nothing has ended (S7.7)."""
+    """Return the answer, if a command waits for one.
+
+    If a stop was refused before the trigger of its savepoint, the answer is that its savepoint failed, whatever the
+    cause: no data has ended (S7.7).
+    """
     if request.request_id is None:
         return []
     if request.kind == "stop-savepoint" and code in (CLAIM_FAILED, "too_many_requests"):
         data = {"outcome": SAVEPOINT_FAILED, "mode": request.stop, "reason": message, **(data or {})}
-        code, message = SAVEPOINT_FAILED, f"{message}; the job goes on"
+        code, message = SAVEPOINT_FAILED, f"{message}; the job continues"
     return [ev.CommandAnswer(request.request_id, ok, code, message, data or {})]
 
 
 def stop_result(
     request_id: str, mode: StopMode, checkpoint_id: int, path: str, uncommitted: Sequence[int] = ()
 ) -> ev.CommandAnswer:
-    """The answer to a stop once the whole job has ended (S7.5). `uncommitted`: what a commit gate held back (S7.8)."""
+    """Return the answer to a stop after the whole job has ended (S7.5).
+
+    `uncommitted`: checkpoints that a commit gate did not let commit (S7.8).
+    """
     if uncommitted:
         data = {"outcome": COMMITS_PENDING, "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
         text = f"the job stopped ({mode}) with savepoint {path}; {uncommitted_text(uncommitted)}"
@@ -36,13 +42,16 @@ def stop_result(
 
 
 def uncommitted_text(uncommitted: Sequence[int]) -> str:
-    """What is left to do for a job that ended behind a commit gate."""
+    """Return the text about uncommitted checkpoints of a job that ended with a commit gate."""
     ids = ", ".join(map(str, uncommitted))
-    return f"not committed, since they wait for a verdict or their approval came too late: checkpoints {ids}"
+    return f"not committed, because they wait for a verdict or were approved too late: checkpoints {ids}"
 
 
 def job_ended(pending: Iterable[SnapshotRequest], waiting: Iterable[SnapshotRequest]) -> list[Action]:
-    """Answers when every subtask has finished first. `waiting`: not triggered yet."""
+    """Return the answers to snapshot requests after every subtask has finished.
+
+    `waiting`: requests not triggered yet.
+    """
     actions: list[Action] = []
     for request in pending:
         actions += answer_to(request, False, "job_ended", "the job ended before the snapshot completed")
@@ -52,12 +61,12 @@ def job_ended(pending: Iterable[SnapshotRequest], waiting: Iterable[SnapshotRequ
 
 
 def split_carried_over(requests: Iterable[SnapshotRequest], reason: str) -> tuple[list[Action], list[SnapshotRequest]]:
-    """Answers when a run is over, and the requests of users that the next run takes up again (S7.7)."""
+    """Return the answers at the end of a run, and the user requests that the next run repeats (S7.7)."""
     actions: list[Action] = []
     keep: list[SnapshotRequest] = []
     for request in requests:
         if request.kind == "stop-savepoint":
-            text = f"the stop did not happen, nothing was committed by it; the job restarts: {reason}"
+            text = f"the stop failed; its savepoint committed nothing, and the job restarts: {reason}"
             data: dict[str, object] = {"outcome": SAVEPOINT_FAILED, "mode": request.stop, "reason": reason}
             actions += answer_to(request, False, SAVEPOINT_FAILED, text, data)
         elif request.request_id is not None:

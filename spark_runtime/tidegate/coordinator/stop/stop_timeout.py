@@ -1,4 +1,4 @@
-"""What becomes of a stop whose time is up, and who held it up (S7.7). Pure functions of what a coordinator knows."""
+"""Answers to a stop whose time is up, with the subtasks that delayed it (S7.7). Pure functions of coordinator state."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class BlockingSubtask:
 
     Attributes:
         operators: uids of its chain.
-        subtask: index.
+        subtask: its index.
         why: what it has not done.
-        at_work: those of the chain's operators that it waits for, as far as is known.
+        at_work: uids of the operators of the chain that it waits for, as far as known.
     """
 
     operators: tuple[str, ...]
@@ -33,7 +33,7 @@ class BlockingSubtask:
     at_work: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return this as JSON."""
         document = {"operators": list(self.operators), "subtask": self.subtask, "why": self.why}
         return {**document, "at_work": list(self.at_work)} if self.at_work else document
 
@@ -45,13 +45,13 @@ class BlockingSubtask:
 
 @dataclass(frozen=True)
 class StopTimeoutState:
-    """A run when the time of its stop is up.
+    """The state of a run when the time of its stop is up.
 
     Attributes:
-        topology: of the run.
-        states: of every subtask.
-        limit: how much time there was, in words.
-        at_work: uids of the operators that subtasks wait for, as far as is known.
+        topology: topology of the run.
+        states: state of every subtask.
+        limit: the timeout, in words.
+        at_work: uids of the operators that subtasks wait for, as far as known.
     """
 
     topology: Topology
@@ -60,14 +60,14 @@ class StopTimeoutState:
     at_work: Mapping[Subtask, tuple[str, ...]]
 
     def blocking_start(self) -> list[BlockingSubtask]:
-        """Whom a stop waits for before its savepoint is triggered."""
-        return [self._of(s, "is not up yet") for s, state in self.states.items() if state == "created"]
+        """Return the subtasks that a stop waits for before its savepoint is triggered."""
+        return [self._of(s, "has not started yet") for s, state in self.states.items() if state == "created"]
 
     def blocking_savepoint(self, pending: PendingCheckpoint) -> list[BlockingSubtask]:
-        """Whom the pending savepoint waits for; not those who only wait for them."""
+        """Return the subtasks that the pending savepoint waits for, without those that only wait for them."""
 
         def waits(subtask: Subtask) -> bool:
-            # For its end, while it runs; then for its part of the savepoint.
+            # A running subtask waits for upstream data to end; an ended one for upstream barriers of the savepoint.
             if self.states[subtask] == "running":
                 return any(self.states[above] == "running" for above in self._above(subtask))
             return any(pending.waits_for(above) for above in self._above(subtask))
@@ -76,7 +76,10 @@ class StopTimeoutState:
         return [self._of(s, self._has_not_acknowledged(s, pending)) for s in self._first(missing, waits)]
 
     def blocking_finish(self, checkpoint_id: int) -> list[BlockingSubtask]:
-        """Whom the end of the job waits for once its savepoint is complete; not those who only wait for them."""
+        """Return the subtasks that the end of the job waits for, without those that only wait for them.
+
+        The savepoint of the stop is complete.
+        """
         missing = sorted(s for s, state in self.states.items() if state != "finished")
 
         def waits(subtask: Subtask) -> bool:
@@ -90,7 +93,7 @@ class StopTimeoutState:
 
     def _has_not_acknowledged(self, subtask: Subtask, pending: PendingCheckpoint) -> str:
         if self.states[subtask] == "running":
-            return "has not passed the end of its data on"
+            return "has not sent the end of its data downstream"
         return f"has not acknowledged savepoint {pending.checkpoint_id}"
 
     def _above(self, subtask: Subtask) -> list[Subtask]:
@@ -112,23 +115,29 @@ class StopTimeoutState:
 
 
 def answer_failed_stop(request: SnapshotRequest, reason: str) -> list[Action]:
-    """A stop's savepoint was aborted. Its sources have sent EndOfData with the trigger, so the run fails over; nothing
-    was committed (S7.7). The run's end comes first: the job has to be up again before anybody is told so."""
-    text = f"the stop-savepoint failed, nothing was committed, the job restarts from its recovery point: {reason}"
+    """Fail the run after a stop's savepoint was aborted. Nothing was committed (S7.7).
+
+    The trigger made its sources send EndOfData, so the run has to restart. The failure precedes the answer: the answer
+    is sent when the job is running again.
+    """
+    text = f"the stop-savepoint failed; nothing was committed, the job restarts from its recovery point: {reason}"
     data: dict[str, object] = {"outcome": SAVEPOINT_FAILED, "mode": request.stop, "reason": reason}
     return [ev.FailRun(f"stop failed: {reason}"), *answer_to(request, False, SAVEPOINT_FAILED, text, data)]
 
 
 def answer_unstarted_stop(request: SnapshotRequest, scene: StopTimeoutState) -> list[Action]:
-    """Nothing of the stop had begun, so that the job goes on as if nobody had asked."""
+    """Answer a stop whose savepoint was not triggered. The job continues unchanged."""
     held = scene.blocking_start()
     by = _blocked_by_text(held) if held else "its savepoint could not be triggered yet"
     reason = f"{_too_slow(request, scene)}: {by}"
-    return _answer(request, reason, "nothing had ended, the job goes on", held, {})
+    return _answer(request, reason, "no data had ended, the job continues", held, {})
 
 
 def answer_timed_out_stop(pending: PendingCheckpoint, scene: StopTimeoutState) -> list[Action]:
-    """The savepoint was on its way, and with its trigger data has ended: the run goes back to its recovery point."""
+    """Abort the pending savepoint of a stop.
+
+    Its trigger has ended the data, so the run restarts from a recovery point.
+    """
     held = scene.blocking_savepoint(pending)
     done, all_of_them = len(pending.acks), len(pending.plan.wait_for)
     so_far = f"{done} of {all_of_them} subtasks have acknowledged savepoint {pending.checkpoint_id}"
@@ -145,15 +154,17 @@ def answer_timed_out_stop(pending: PendingCheckpoint, scene: StopTimeoutState) -
 def answer_kept_savepoint(
     event: ev.TimeOutStop, scene: StopTimeoutState, checkpoint_id: int, taken: PendingCheckpoint | None
 ) -> list[Action]:
-    """The savepoint is complete: it stays, its commit goes on, and the job ends when that is done. `taken`: as this run
-    took it; None: an earlier one did."""
+    """Answer a stop whose savepoint is complete. The savepoint is kept, its commit continues, and then the job ends.
+
+    `taken`: the savepoint as this run took it; None: an earlier run took it.
+    """
     if event.request_id is None:
         return []
     path, mode = (taken.path, taken.request.stop) if taken is not None else (event.path, event.mode)
     held = scene.blocking_finish(checkpoint_id)
     text = (
         f"savepoint {path or checkpoint_id} is complete and valid, but the job has not ended within {scene.limit}: "
-        f"{_blocked_by_text(held)}; it goes on committing, and ends when that is done"
+        f"{_blocked_by_text(held)}; the job continues to commit, and then ends"
     )
     data: dict[str, Any] = {"outcome": SAVEPOINT_OK, "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
     data["held_up_by"] = _documents(held)
@@ -174,7 +185,7 @@ def _answer(
 
 
 def _too_slow(request: SnapshotRequest, scene: StopTimeoutState) -> str:
-    return f"the stop (mode {request.stop}) was not done within {scene.limit}"
+    return f"the stop (mode {request.stop}) did not finish within {scene.limit}"
 
 
 def _blocked_by_text(held: Sequence[BlockingSubtask]) -> str:

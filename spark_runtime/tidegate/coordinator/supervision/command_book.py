@@ -1,9 +1,9 @@
-"""Which commands a driver carries out, which it refuses, and that it answers each once (S9.4). Pure.
+"""Decide which commands a driver carries out and which it refuses; each is answered once (S9.4). Pure.
 
-A command is judged twice: when it is found, and again when a run is about to be given it, since it may have waited
-for slots meanwhile. From then on a withdrawal changes nothing: a command that was begun gets a result, one that was
-withdrawn before gets none. Results are create-only, so whoever finds one knows what became of the command, whatever
-else lies beside it.
+A command is checked twice: when it arrives, and again right before a run receives it, because it may have waited for
+slots in between. After that a withdrawal has no effect: a command that was started gets a result, and a command that
+was withdrawn before gets none. Results are create-only, so that a result always records the outcome of its command,
+whatever other files exist.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from tidegate.jobs.records import Command
 from tidegate.jobs.stop_outcomes import stop_arguments
 
 VERBS = frozenset({"checkpoint", "savepoint", "stop", "cancel", "commit", "reject"})
-"""What this version can be asked for."""
+"""Commands that this version understands."""
 THEN_VALUES = ("stop", "replay", "quarantine")
-"""What a rejection may do with the job."""
+"""Effects that a rejection can have on the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptCommand:
-    """Carry it out; an answer is owed."""
+    """Carry out the command; it needs an answer."""
 
     command: Command
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseCommand:
-    """Write this result; nothing is owed any more."""
+    """Write this result; the command needs no further answer."""
 
     answer: CommandAnswer
 
 
 @dataclass(frozen=True, slots=True)
 class DropCommand:
-    """Do nothing, answer nothing: it was withdrawn, or is answered."""
+    """Do nothing and do not answer: the command was withdrawn, or is already answered."""
 
     command_id: str
 
@@ -49,9 +49,9 @@ Verdict: TypeAlias = AcceptCommand | RefuseCommand | DropCommand
 
 
 class CommandBook:
-    """The commands one driver has found. Call order for each: `found`, `judge` any number of times, `answer` once.
+    """The commands that one driver has found.
 
-    Not safe from several threads.
+    Call order for each command: `register`, `decide` any number of times, `answer` once. Not safe from several threads.
     """
 
     def __init__(self, spec: int) -> None:
@@ -62,8 +62,11 @@ class CommandBook:
         self._abandoned = False
 
     def register(self, command: Command) -> bool:
-        """Take a command that lies in the job directory. False: it is none of ours (it is known, or for a newer
-        submission, whose driver may be there already), or nothing is any more."""
+        """Register a command from the job directory. Return False if this driver does not handle it.
+
+        That is so if the command is already known, if it is for a newer submission, whose driver may already be
+        running, or if a newer generation owns the job.
+        """
         if self._abandoned or command.spec > self._spec or command.command_id in self._known:
             return False
         self._known.add(command.command_id)
@@ -71,22 +74,23 @@ class CommandBook:
         return True
 
     def unreadable(self, command_id: str, spec: int | None, problem: str) -> CommandAnswer | None:
-        """The answer to a file that lies there as a command and is none, as far as this driver knows. None: nothing is
-        to be answered. `spec`: the submission it was meant for, if that can be told: a newer one's driver may know
-        better."""
+        """Return the answer to a command file that this driver cannot read, or None if it must not be answered.
+
+        `spec`: the submission that the file is for, if known. The driver of a newer submission may be able to read it.
+        """
         if self._abandoned or command_id in self._known or (spec is not None and spec > self._spec):
             return None
         self._known.add(command_id)
         return CommandAnswer(command_id, False, "invalid_command", f"the command cannot be read: {problem}")
 
     def decide(self, command_id: str, now_ms: int, *, withdrawn: bool, answered: bool, begun: bool = False) -> Verdict:
-        """What to do with a command that was found.
+        """Decide what to do with a registered command.
 
         Args:
-            now_ms: wall clock, milliseconds since the epoch; only the expiry is compared with it.
-            withdrawn: its withdrawal is there.
-            answered: its result is there, of this driver or another.
-            begun: a run has had it, and is to have it once more: it does not expire any more.
+            now_ms: wall clock, milliseconds since the epoch; used only for the expiry.
+            withdrawn: a withdrawal of the command exists.
+            answered: a result of the command exists, from this driver or another.
+            begun: a run has already received the command, and receives it again. It does not expire any more.
         """
         command = self._open.get(command_id)
         if command is None:
@@ -101,16 +105,16 @@ class CommandBook:
         return RefuseCommand(refusal)
 
     def answer(self, answer: CommandAnswer) -> bool:
-        """Whether this answer is the first, and is to be written; a second one changes nothing."""
+        """Return whether this is the first answer and must be written. Later answers change nothing."""
         return self._open.pop(answer.request_id, None) is not None
 
     def answer_all(self, farewell: AnswerAllOpen) -> list[CommandAnswer]:
-        """The answers to whatever is open."""
+        """Return the answers to all open commands."""
         waiting, self._open = self._open, {}
         return [self._superseded(command) or farewell.to(command) for command in waiting.values()]
 
     def discard(self) -> None:
-        """A newer generation reigns: what is open is its to answer (S9.2)."""
+        """Forget open commands: a newer generation owns the job and answers them (S9.2)."""
         self._abandoned = True
         self._open.clear()
 
@@ -120,28 +124,30 @@ class CommandBook:
             return superseded
         command_id = command.command_id
         if command.verb not in VERBS:
-            return CommandAnswer(command_id, False, "unknown_verb", f"this version has no verb {command.verb!r}")
+            return CommandAnswer(
+                command_id, False, "unknown_verb", f"this version does not know the command {command.verb!r}"
+            )
         try:
             expires_s = parse_iso(command.expires_at).timestamp()
         except ValueError as error:
-            return CommandAnswer(command_id, False, "invalid_command", f"expires_at is no time: {error}")
+            return CommandAnswer(command_id, False, "invalid_command", f"expires_at is not a valid time: {error}")
         problem = _problem(command)
         if problem is not None:
             return CommandAnswer(command_id, False, "invalid_command", problem)
         if expires_s * 1000 < now_ms:
-            text = f"the command expired at {command.expires_at} before the job could take it; send it again"
+            text = f"the command expired at {command.expires_at} before the job could receive it. Send it again"
             return CommandAnswer(command_id, False, "expired", text)
         return None
 
     def _superseded(self, command: Command) -> CommandAnswer | None:
         if command.spec == self._spec:
             return None
-        text = f"meant for submission {command.spec}, this driver runs submission {self._spec}"
+        text = f"the command is for submission {command.spec}, but this driver runs submission {self._spec}"
         return CommandAnswer(command.command_id, False, "superseded", text)
 
 
 def _problem(command: Command) -> str | None:
-    """What is wrong with the arguments; a client of ours never sends these."""
+    """Return what is wrong with the arguments, or None. Our own clients send valid ones."""
     path = command.arguments.get("path")
     if command.verb == "stop":
         try:
@@ -158,7 +164,7 @@ def _problem(command: Command) -> str | None:
 def _verdict_problem(command: Command) -> str | None:
     n, then = command.arguments.get("checkpoint_id"), command.arguments.get("then", THEN_VALUES[0])
     if not (isinstance(n, int) and not isinstance(n, bool) and n > 0) and (n is not None or command.verb == "reject"):
-        return f"checkpoint_id {n!r} is not the number of a checkpoint"
+        return f"checkpoint_id {n!r} is not a checkpoint number"
     if command.verb == "reject" and then not in THEN_VALUES:
-        return f"{then!r} is not what a rejection can do; use {', '.join(THEN_VALUES)}"
+        return f"then={then!r} is not valid. Use one of {', '.join(THEN_VALUES)}"
     return None

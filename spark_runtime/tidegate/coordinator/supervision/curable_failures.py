@@ -1,4 +1,4 @@
-"""Which failures no restart can cure (S9.1). Pure."""
+"""Classify failures by whether a restart can help (S9.1). Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from tidegate.coordinator.job_run import RunFailed
 from tidegate.coordinator.supervision.restart_strategy import NO_JITTER, RestartStrategy
 
 Curability = Literal["curable", "counted", "incurable"]
-"""Curable: another run may go well, as after an outage. Counted: it may, but not for ever: `SAME_ERRORS` in a row give
-the job up. Incurable: the job is given up at once."""
+"""Curable: another run may succeed, as after an outage. Counted: it may, but after `SAME_ERRORS` equal errors in a row
+the job fails. Incurable: the job fails immediately."""
 
 NOT_RETRYABLE_CODES: Final = {
-    "snapshot": "no restart can cure a snapshot that is damaged or does not fit: ",
-    "missing_file": "no restart can cure a missing file: ",
-    "pipeline": "no restart can cure a pipeline that does not fit: ",
-    "option": "no restart can cure an option: ",
-    "environment": "no restart can cure what is installed: ",
-    "sink_conflict": "no restart can cure what a sink finds at its target: ",
+    "snapshot": "a restart cannot fix a snapshot that is damaged or does not fit: ",
+    "missing_file": "a restart cannot fix a missing file: ",
+    "pipeline": "a restart cannot fix a pipeline that does not fit: ",
+    "option": "a restart cannot fix an option: ",
+    "environment": "a restart cannot fix the installed packages: ",
+    "sink_conflict": "a restart cannot fix a conflict at the target of a sink: ",
 }
-"""Code of a failure -> why the job is given up at once."""
+"""Code of a failure -> why the job fails immediately. The text precedes the message of the failure."""
 CURABLE: Final = frozenset(
     {
-        "",  # nothing is known of it: networks, databases, memory of the machine, a full disk
+        "",  # unknown causes: network, database, memory of the machine, full disk
         "store",
         "exists",
         "unclear_answer",
@@ -32,35 +32,39 @@ CURABLE: Final = frozenset(
         "slots",
         "peer_lost",
         "handshake",
-        "fenced",  # the driver finds out itself whether a newer one reigns
+        "fenced",  # the driver itself checks whether a newer generation owns the job
         "driver_lost",
     }
 )
-"""Codes of outages, and of what follows from the end of another process."""
+"""Codes of outages, and of failures that follow from the end of another process."""
 SAME_ERRORS = 3
-"""So many times in a row the same counted error may come, in the same operator and subtask, with no completed
-checkpoint between: then it is the same row each time. Two might be chance, such as a lookup table that is being
-replaced."""
+"""Number of equal counted errors in a row after which the job fails.
+
+Equal means: in the same operator and subtask, with no completed checkpoint between. The same row is then the likely
+cause. Two may be chance, such as a lookup table that is being replaced.
+"""
 
 _SLOT_MEMORY = "slot_memory"
 _USER_ERROR = "user_error"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-"""An object's address in a message, which is another one in each run."""
+"""The address of an object in a message, which differs between runs."""
 _OF_A_RUN = re.compile(r"(?:[^\s,]+,){3}\d+,\d+,\d+,[^\s,]+,\d+|\bcheckpoint \d+|\b\d{6}[0-9a-f]{8}\b")
-"""What the runtime's own messages name of one run: a transaction, a checkpoint, the run. No later run has the same."""
+"""Parts of the runtime's own messages that differ between runs: a transaction, a checkpoint, the run id."""
 
 
 def curability(code: str) -> Curability:
-    """What a failure with this code says about another run. A code that no list names, as of a plug-in, is counted: so
-    it neither fails the job at once nor restarts it for ever."""
+    """Return whether another run may succeed after a failure with this code.
+
+    Unknown codes, such as codes of plug-ins, are counted: they neither fail the job immediately nor restart it without
+    limit.
+    """
     if code in NOT_RETRYABLE_CODES:
         return "incurable"
     return "curable" if code in CURABLE else "counted"
 
 
 class RetryableRestarts:
-    """A restart strategy that is asked only about failures that a restart can cure. Call order as of
-    RestartStrategy."""
+    """A restart strategy that gives up on failures that a restart cannot fix. Call order as in RestartStrategy."""
 
     def __init__(self, strategy: RestartStrategy) -> None:
         self._strategy = strategy
@@ -98,16 +102,18 @@ class RetryableRestarts:
         self._same = self._same + 1 if error == self._last else 1
         self._last = error
         if curability(failure.code) == "counted" and self._same >= SAME_ERRORS:
-            return f"the same error came {self._same} times in a row, and no restart can cure it: "
+            return f"the same error occurred {self._same} times in a row, so another restart cannot fix it: "
         return NOT_RETRYABLE_CODES.get(failure.code, "")
 
 
 def _identity(failure: RunFailed) -> tuple[str, str | None, int | None, str]:
-    """What the same failure of another run has in common with this one. Not the traceback: each run has the pipeline's
-    code in another folder."""
+    """Return the parts of a failure that are equal when it occurs in another run.
+
+    The traceback is left out, because each run has the pipeline's code in another folder.
+    """
     text = _ADDRESS.sub("0x", failure.message)
     if failure.code == _SLOT_MEMORY:
-        text = ""  # it names how much memory it was
+        text = ""  # the text contains the amount of memory, which varies
     elif failure.code != _USER_ERROR:
         text = _OF_A_RUN.sub("", text)
     return failure.code, failure.operator, failure.subtask, text

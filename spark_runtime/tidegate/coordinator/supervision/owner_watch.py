@@ -1,9 +1,9 @@
-"""Whether the owner of a job is lost, and what the job then does by itself (`on_owner_lost`). Pure; times come in.
+"""Detect that the owner of a job is lost, and send the command of `on_owner_lost`. Pure; callers pass the time.
 
-The owner, an Airflow task or trigger, writes `owner.json` anew from time to time. The driver looks at it and measures
-by its own clock for how long it has stood still: no clocks are compared. Then it does what a client could do, and by
-the same way: it sends the job a command, under an id that follows from what was seen, so that another driver of the
-submission that sees the same sends the same.
+The owner, an Airflow task or trigger, rewrites `owner.json` regularly. The driver reads it and measures with its own
+clock for how long it has not changed, so that no clocks are compared. Then it does what a client could do: it sends the
+job a command. The command's id is derived from what was read, so that another driver of the submission that reads the
+same sends the same command.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from tidegate.jobs.options import OnOwnerLost
 
 @dataclass(frozen=True, slots=True)
 class OwnerRead:
-    """A look at `owner.json`. Mark None: it tells of no owner of this submission. Before there was one, nobody is
-    waited for; afterwards that is silence: a task of an earlier submission that still writes is not it."""
+    """A read of `owner.json`. `mark` None: the file names no owner of this submission.
+
+    The job waits only for an owner that it has seen. After that, a missing mark counts as silence. A task of an earlier
+    submission that still writes the file does not count as the owner.
+    """
 
     mark: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerUnreadable:
-    """A look that told nothing: the store did not answer, and neither may it have answered the owner."""
+    """A read that failed: the store did not respond, and may not have responded to the owner either."""
 
 
 OwnerEvent: TypeAlias = OwnerRead | OwnerUnreadable
@@ -34,10 +37,10 @@ OwnerEvent: TypeAlias = OwnerRead | OwnerUnreadable
 
 @dataclass(frozen=True, slots=True)
 class SendEndCommand:
-    """Send the job this command.
+    """Send this command to the job.
 
     Attributes:
-        attempt: from 1; counts those for the same silence.
+        attempt: number of the command for the same silence, from 1.
     """
 
     verb: Literal["stop", "cancel"]
@@ -50,15 +53,18 @@ class OwnerWatch:
     """One driver's view of its job's owner."""
 
     def __init__(self, spec: int, policy: OnOwnerLost, timeout_ms: int) -> None:
-        """Args: timeout_ms: `owner_timeout`."""
+        """Args: timeout_ms: the option `owner_timeout`."""
         self._spec, self._policy, self._timeout_ms = spec, policy, timeout_ms
         self._mark: str | None = None
         self._since_ms: int | None = None
         self._asked = 0
 
     def handle(self, event: OwnerEvent, now_ms: int) -> SendEndCommand | None:
-        """Take a look. One that told nothing begins the time anew, and so does asking: a stop that failed is asked for
-        once more after the owner has been silent for as long again."""
+        """Process a read of the file. Return the command to send, or None.
+
+        A failed read restarts the measured time. Sending a command restarts it, too: if a stop fails, it is sent again
+        after the owner has been silent for another `owner_timeout`.
+        """
         if self._policy == "keep_running":
             return None
         mark = self._mark if isinstance(event, OwnerUnreadable) or event.mark is None else event.mark
@@ -76,8 +82,10 @@ class OwnerWatch:
         return self.request_end()
 
     def request_end(self) -> SendEndCommand:
-        """The next command for the silence that was seen; also after one that has its answer, as what a driver before
-        this one asked for."""
+        """Return the next command for the current silence.
+
+        Also for callers whose previous command has an answer already, possibly from an earlier driver.
+        """
         self._asked += 1
         command_id = stable_id("owner-lost", self._spec, self._mark, self._asked)
         if self._policy == "cancel":

@@ -1,7 +1,7 @@
-"""When a failed run is tried again (S9.1). Pure: the time comes in, and so does chance.
+"""Decide when a failed run is restarted (S9.1). Pure: callers pass the time and a random number.
 
-Times are milliseconds of a clock that stands still while the job waits for slots: waiting for slots uses up nothing and
-proves nothing.
+Times are milliseconds of a clock that stops while the job waits for slots: waiting uses up no attempts, and is no sign
+of progress.
 """
 
 from __future__ import annotations
@@ -15,43 +15,48 @@ from tidegate.jobs.options import JobOptions
 from tidegate.units import format_duration
 
 JITTER = 0.1
-"""Exponential delays are spread by up to this part of them to either side, so that jobs that failed together do not
-come back together."""
+"""Exponential delays vary by up to this fraction in both directions, so that jobs that failed together do not restart
+together."""
 NO_JITTER = 0.5
-"""The draw that leaves a delay as it is."""
+"""The random number that leaves a delay unchanged."""
 
 
 class RestartStrategy(Protocol):
-    """Decides after each failed run. Call order: `on_failure` after a run that failed; for the next run `on_running`,
-    once, when every subtask is up, and `on_progress` for each checkpoint it completes; then `on_failure` again."""
+    """Decides after each failed run.
+
+    Call order: `on_failure` after a failed run. For the next run `on_running`, once, when every subtask is running, and
+    `on_progress` for each completed checkpoint. Then `on_failure` again.
+    """
 
     @property
     def streak(self) -> int:
-        """After `on_failure`: how many of the latest failures count towards giving up, this one included; the first of
-        them is the root cause. 1 when the strategy never gives up."""
+        """After `on_failure`: number of latest failures that count towards giving up, including this one.
+
+        The first of them is the root cause. 1 if the strategy never gives up.
+        """
 
     @property
     def exhausted(self) -> str:
-        """Why `on_failure` gave None, in words that go in front of the root cause."""
+        """Why `on_failure` returned None. The text precedes the root cause."""
 
     def on_failure(self, now_ms: int, draw: float = NO_JITTER) -> int | None:
-        """Milliseconds to wait before the next run, or None: give up.
+        """Return the milliseconds to wait before the next run, or None to give up.
 
         Args:
             now_ms: when the run failed.
-            draw: uniform in [0, 1), drawn by the caller.
+            draw: uniform random number in [0, 1), drawn by the caller.
         """
 
     def on_running(self, now_ms: int) -> None:
-        """The run is up."""
+        """Record that every subtask is running."""
 
     def on_progress(self) -> None:
-        """A checkpoint completed."""
+        """Record that a checkpoint completed."""
 
 
 @dataclass
 class NoRestart:
-    """The first failure is the last."""
+    """Give up after the first failure."""
 
     streak: int = 1
     exhausted: str = "restart_strategy is none: "
@@ -61,17 +66,17 @@ class NoRestart:
         return None
 
     def on_running(self, now_ms: int) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def on_progress(self) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
 
 @dataclass
 class FixedDelayRestart:
     """At most `attempts` restarts (None: any number) since the last completed checkpoint, `delay_ms` apart.
 
-    A completed checkpoint proves progress and gives the attempts back.
+    A completed checkpoint proves progress and resets the count.
     """
 
     attempts: int | None
@@ -94,7 +99,7 @@ class FixedDelayRestart:
         return None if self.attempts is not None and self._failures > self.attempts else self.delay_ms
 
     def on_running(self, now_ms: int) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def on_progress(self) -> None:
         """See RestartStrategy."""
@@ -103,11 +108,10 @@ class FixedDelayRestart:
 
 @dataclass
 class ExponentialDelayRestart:
-    """Each delay is `multiplier` times the one before it, from `initial_ms` up to `max_ms`, with jitter.
+    """Each delay is `multiplier` times the previous one, from `initial_ms` up to `max_ms`, with jitter.
 
-    A run that has been up for `reset_after_ms` when it fails starts the delays anew. It gives the attempts back too,
-    and so does a completed checkpoint, which leaves the delay: a job may complete a checkpoint and fail, again and
-    again.
+    If a run has been up for `reset_after_ms` when it fails, the delay and the count of attempts are reset. A completed
+    checkpoint resets only the count, because a job may complete one checkpoint per run and fail each time.
     """
 
     attempts: int | None
@@ -179,14 +183,14 @@ class FailureRateRestart:
         return self.delay_ms if len(self._recent_ms) <= self.failures else None
 
     def on_running(self, now_ms: int) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def on_progress(self) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
 
 def restart_strategy(options: JobOptions) -> RestartStrategy:
-    """The strategy that `options` ask for."""
+    """Return the strategy that `options` request."""
     attempts, delay_ms = options.restart_attempts, _ms(options.restart_delay)
     match options.restart_strategy:
         case "none":

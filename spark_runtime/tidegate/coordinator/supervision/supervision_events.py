@@ -1,4 +1,4 @@
-"""What the supervisor is told (events) and what it asks for (actions). Frozen data, no behaviour."""
+"""The supervisor's input events and output actions. Frozen data without behaviour."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tidegate.coordinator.supervision.restart_strategy import NO_JITTER
 from tidegate.jobs.records import Command
 
 Latest: TypeAlias = tuple[int | None, str]
-"""Id, where it is known, and place of a recovery point."""
+"""Id, if known, and location of a recovery point."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopPoint:
-    """A completed stop-savepoint of this submission: what is left to do is its commit (S7.7)."""
+    """A completed stop-savepoint of this submission, of which only the commit remains (S7.7)."""
 
     checkpoint_id: int
     path: str
@@ -30,11 +30,11 @@ class StopPoint:
 
 @dataclass(frozen=True, slots=True)
 class BeginSupervision:
-    """The reign has begun and the pipeline is built. Once, first.
+    """The generation has begun and the pipeline is built. Sent once, as the first event.
 
     Attributes:
-        ended: the status and its data with which an earlier driver ended this very submission (`recovery.ended_as`).
-            A launch that comes late must not run it again.
+        ended: final status and data, if an earlier driver ended this submission (`recovery.restore_point.end_status`).
+            A late launch must not run it again.
     """
 
     ended: tuple[str, Mapping[str, Any]] | None = None
@@ -42,15 +42,15 @@ class BeginSupervision:
 
 @dataclass(frozen=True, slots=True)
 class SlotsAvailable:
-    """The slots that WaitForSlots asked for are offered."""
+    """The slots that WaitForSlots requested are available."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunImpossible:
-    """What no restart mends: too few slots in time, a snapshot that is refused.
+    """The job cannot run, and no restart helps: too few slots in time, or a refused snapshot.
 
     Attributes:
-        exit_code: of the driver.
+        exit_code: exit code of the driver.
         stop: see RunTornDown.
     """
 
@@ -61,7 +61,7 @@ class RunImpossible:
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """Every subtask of the run is up. `commit_only`: it only commits a completed stop-savepoint."""
+    """Every subtask of the run is running. `commit_only`: the run only commits a completed stop-savepoint."""
 
     run_id: str
     restored_from: str | None = None
@@ -70,7 +70,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class RunAnswered:
-    """The run answers a command. `run_over`: it has its outcome already."""
+    """The run answers a command. `run_over`: the run has its outcome already."""
 
     answer: CommandAnswer
     run_over: bool
@@ -87,10 +87,10 @@ class RunTornDown:
 
     Attributes:
         outcome: how it ended.
-        again: requests that the next run takes up again, those that came too late for this one included.
-        stop: the completed stop-savepoint of the submission, if there is one by now.
-        draw: uniform in [0, 1), for the delay.
-        latest: what the next run would start from.
+        again: requests that the next run repeats, including those that came too late for this run.
+        stop: the completed stop-savepoint of the submission, if there is one now.
+        draw: uniform random number in [0, 1), for the delay.
+        latest: the recovery point from which the next run would start.
     """
 
     outcome: RunEnded | RunFailed
@@ -109,10 +109,10 @@ class CommandArrived:
 
 @dataclass(frozen=True, slots=True)
 class StopJudged:
-    """What the command book says of a stop that no run has (JudgeStop).
+    """The command book's decision about a stop that no run has (JudgeStop).
 
     Attributes:
-        wanted: it may be carried out; else it was withdrawn, or has its answer.
+        wanted: True: it may be carried out. False: it was withdrawn, or is already answered.
         stop, latest: see RunTornDown.
     """
 
@@ -124,7 +124,7 @@ class StopJudged:
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """SIGTERM. May come twice."""
+    """SIGTERM was received. May be sent twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,34 +151,46 @@ SupervisionEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class WaitForSlots:
-    """See that the job's slots are offered; answer SlotsAvailable or RunImpossible. Ends also with StartRun or
-    EndDriver."""
+    """Wait until the job's slots are available, then answer SlotsAvailable or RunImpossible.
+
+    StartRun and EndDriver also end the wait.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class StartRun:
-    """Choose the restore point and start a run; give it `requests` first. Answer RunTornDown, or RunImpossible."""
+    """Choose the restore point and start a run, which receives `requests` first.
+
+    Answer RunTornDown or RunImpossible.
+    """
 
     requests: tuple[Wish, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckGeneration:
-    """Read the log: a newer fence there ends everything. A store that does not answer changes nothing, the next look
-    may tell."""
+    """Read the log: a newer fence there ends everything.
+
+    If the store does not respond, nothing happens: a later check may succeed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class DeliverToRun:
-    """Give the run a request. One that has its outcome takes none: then the request goes into RunTornDown's `again`."""
+    """Pass a request to the run.
+
+    A run that has its outcome takes none: then the request goes into `again` of RunTornDown.
+    """
 
     request: Wish
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeStop:
-    """The time of a stop is up and no run has it: let the command book judge it again, answer StopJudged. When the
-    store does not tell, answer nothing: it comes again."""
+    """Let the command book decide again about a stop whose time is up and that no run has. Answer StopJudged.
+
+    If the store does not respond, answer nothing: the action is repeated.
+    """
 
     command_id: str
 
@@ -214,12 +226,12 @@ class AnswerCommand:
 
 @dataclass(frozen=True, slots=True)
 class AnswerAllOpen:
-    """Answer every command that has no answer, those that come until the driver is gone included.
+    """Answer every command that has no answer, including commands that arrive until the driver exits.
 
     Attributes:
-        by_verb: answer for commands of a verb, without the command's id.
+        by_verb: verb -> answer, without the command's id.
         own: answers that name their command.
-        otherwise: for all others.
+        otherwise: answer for all other commands.
     """
 
     otherwise: CommandAnswer
@@ -234,13 +246,15 @@ class AnswerAllOpen:
 
 @dataclass(frozen=True, slots=True)
 class DeleteCheckpoints:
-    """The job has finished or was cancelled, and keeps no checkpoints (`retention`, S2.3). Failing to is not the job's
-    failure."""
+    """Delete all checkpoints: the job has finished or was cancelled, and `retention` keeps none (S2.3).
+
+    A failed deletion does not fail the job.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class EndDriver:
-    """The job is over, and so is the driver."""
+    """End the driver, because the job is over."""
 
     exit_code: int
 

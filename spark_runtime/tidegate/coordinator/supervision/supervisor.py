@@ -1,21 +1,21 @@
-"""What a driver does around and between runs; events in, actions out (S7.5, S7.7, S9.1). Pure.
+"""Decide what a driver does around and between runs: events in, actions out (S7.5, S7.7, S9.1). Pure.
 
-How a shell drives it:
+How to use it:
 
-1. Keep one inbox of events and one loop that takes them: `for action in supervisor.handle(event, now_ms): ...`, actions
-   in order, everything on that loop. Callbacks of a run put events into the inbox; they do not call `handle`, since an
-   action may call the run.
-2. Feed `BeginSupervision` first. `Terminated` and `CommandArrived` (what the command book accepted) may come at any
-time.
-3. `WaitForSlots` and `StartRun` begin something that goes on while events are taken. Of a run feed `RunStarted`
-   when every subtask is up, `RunAnswered` and `RunProgressed` as JobRun says them, at last one `RunTornDown`: after
-   the run's outcome, its take-down and, for a failed one, `JobRun.shut_down`, whose requests go into `again`.
-4. Before a run gets the requests of `StartRun`, let the command book judge them again and leave out those that are
-   not wanted any more; they may have waited long for slots.
-5. Feed `Tick` when the clock reaches `next_wake_ms()`. A `Tick` too many changes nothing.
-6. An action that appends to the log, or reads it (`CheckGeneration`), and finds the driver fenced ends everything: no
-   further event, no answer.
-7. After `EndDriver` nothing is asked any more; a command that still comes is answered by `handle` as those before it.
+1. Keep one inbox of events and one loop that processes them: `for action in supervisor.handle(event, now_ms): ...`.
+Carry out the actions in order, all on that loop. Callbacks of a run put events into the inbox. They must not call
+`handle`, because an action may call the run.
+2. Send `BeginSupervision` first. `Terminated` and `CommandArrived` (for commands that the command book accepted) may
+come at any time.
+3. `WaitForSlots` and `StartRun` start work that continues while events are processed. For a run, send `RunStarted` when
+every subtask is running, `RunAnswered` and `RunProgressed` when JobRun reports them, and one `RunTornDown` at the end:
+after the run's outcome, its take-down and, for a failed run, `JobRun.shut_down`, whose requests go into `again`.
+4. Before a run receives the requests of `StartRun`, let the command book decide about them again, and leave out those
+that are not wanted any more; they may have waited long for slots.
+5. Send `Tick` when the clock reaches `next_wake_ms()`. Additional `Tick` events have no effect.
+6. If an action that appends to the log or reads it (`CheckGeneration`) finds that the driver is fenced, everything
+ends: send no further event and no answer.
+7. After `EndDriver` the only actions are answers: `handle` answers commands that still arrive.
 """
 
 from __future__ import annotations
@@ -67,35 +67,35 @@ from tidegate.jobs.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
 from tidegate.units import format_duration
 
 CANCELED = CommandAnswer("", True, "canceled", "the job is cancelled")
-"""To everybody who asked for it."""
+"""Answer to every command that requested the cancel."""
 EXIT_JOB_FAILED = 6
 """Exit code of a driver whose job failed."""
 EXIT_TERMINATED = 143
 """Exit code of a driver that was terminated before it could end its job."""
 SIGTERM_STOP = "!SIGTERM"
-"""In place of a command's id, for the stop that SIGTERM asks for; no command can have it."""
+"""Request id of the stop that SIGTERM starts. No command can have this id."""
 
 Phase = Literal["new", "waiting", "running", "pausing", "over"]
-"""Waiting: for slots. Pausing: between a failed run and the next."""
+"""`waiting`: for slots. `pausing`: between a failed run and the next."""
 
 
 def termination_message(reason: str, stop: StopPoint | None = None) -> str:
-    """What a job fails with whose driver was terminated before it could end the job."""
+    """Return the failure message of a job whose driver was terminated before it could end the job."""
     if stop is not None:
         return (
-            f"the driver was terminated (SIGTERM) when savepoint {stop.path} was complete, before what it covers was "
-            f"committed: {reason}. Restore it to go on"
+            f"the driver was terminated (SIGTERM) after savepoint {stop.path} completed, but before its output was "
+            f"committed: {reason}. Restore the savepoint to continue"
         )
     return (
         f"the driver was terminated (SIGTERM) before a savepoint completed: {reason}. "
-        "Restore the latest checkpoint to go on"
+        "Restore the latest checkpoint to continue"
     )
 
 
 def interrupted_answer(stop: StopPoint, reason: str) -> CommandAnswer:
     text = (
-        f"savepoint {stop.path} is complete and valid, but the job ended before what it covers was committed: "
-        f"{reason}. Restore it: that commits it too"
+        f"savepoint {stop.path} is complete and valid, but the job ended before its output was committed: "
+        f"{reason}. Restore the savepoint, which also commits the output"
     )
     data = {"outcome": SAVEPOINT_OK, "mode": stop.mode, "checkpoint_id": stop.checkpoint_id, "path": stop.path}
     return CommandAnswer("", False, SAVEPOINT_OK, text, data)
@@ -109,7 +109,7 @@ class Supervisor:
     """Restarts, commands, signals and the end of one job under one driver.
 
     Attributes:
-        restarts: runs after the first.
+        restarts: number of runs after the first.
     """
 
     def __init__(self, options: JobOptions) -> None:
@@ -138,7 +138,7 @@ class Supervisor:
     def handle(  # noqa: C901, PLR0911, PLR0912 - one case per event
         self, event: SupervisionEvent, now_ms: int
     ) -> list[SupervisionAction]:
-        """Take one event; the actions are to be carried out in order."""
+        """Process one event. The returned actions must be carried out in order."""
         if self._farewell is not None:
             return [AnswerCommand(self._farewell.to(event.command))] if isinstance(event, CommandArrived) else []
         if isinstance(event, RunTornDown | RunImpossible | StopJudged):
@@ -172,7 +172,7 @@ class Supervisor:
                 return self._on_tick(now_ms)
 
     def next_wake_ms(self) -> int | None:
-        """When the next Tick can change something."""
+        """Return the time at which the next Tick can change something, or None."""
         if self._check_ms is None:
             return None
         due_ms = self._resume_ms if self._phase == "pausing" else self._terminate_by_ms
@@ -180,7 +180,7 @@ class Supervisor:
         return min(t for t in times if t is not None)
 
     def tries_again(self, command_id: str) -> bool:
-        """It is a stop at its second try: it was begun, and does not expire any more (S9.4)."""
+        """Return whether the command is a stop at its second try. It has been started, so it does not expire (S9.4)."""
         watch = self._watches.get(command_id)
         return watch is not None and watch.first is not None
 
@@ -199,8 +199,11 @@ class Supervisor:
         return [self._recheck_stop(now_ms), StartRun(requests)]
 
     def _on_started(self, started: RunStarted, now_ms: int) -> list[SupervisionAction]:
-        """The job is up again: a stop that failed may now be told that the job continues. Not by a run that commits
-        the stop's savepoint: it did complete, though the answer of the store that would have told so was lost."""
+        """Record that the job is running, and send the answers to failed stops that waited for this.
+
+        They are not sent if this run commits the savepoint of the stop: that savepoint did complete, although the
+        store's response about it was lost.
+        """
         self._strategy.on_running(now_ms - self._waited_ms)
         for watch in self._watches.values():
             watch.started(now_ms)
@@ -215,7 +218,7 @@ class Supervisor:
         ]
 
     def _on_answer(self, answer: CommandAnswer, run_over: bool, now_ms: int) -> list[SupervisionAction]:
-        if answer.request_id == SIGTERM_STOP:  # one that another stop kept from starting waits for that one's end
+        if answer.request_id == SIGTERM_STOP:  # refused because of another stop: that stop ends the job, too
             refused = answer.code != "stop_in_progress"
             return [FailCurrentRun(RunFailed(answer.message))] if refused and not run_over else []
         watch = self._watches.get(answer.request_id)
@@ -224,7 +227,11 @@ class Supervisor:
         return self._answer(answer, now_ms, run_over=run_over)
 
     def _answer(self, answer: CommandAnswer, now_ms: int, *, run_over: bool) -> list[SupervisionAction]:
-        """That the job goes on is not said before it does; but runs may fail for ever, and a stop has its time."""
+        """Send an answer, or keep the answer to a failed stop until the job is running again.
+
+        "The job continues" is sent only when it is true. The stop's deadline limits the wait, because runs may fail
+        repeatedly.
+        """
         watch = self._watches.get(answer.request_id)
         told = watch.answer(answer) if watch is not None else answer
         if run_over and answer.code == SAVEPOINT_FAILED:
@@ -248,7 +255,7 @@ class Supervisor:
         if interrupted:
             return interrupted
         self._resume_stop_deadlines(now_ms)
-        if isinstance(outcome, RunRejected | StopTimedOut):  # no failure: it goes back at once, and uses up no restart
+        if isinstance(outcome, RunRejected | StopTimedOut):  # no failure: restart immediately, and count no attempt
             self.restarts += 1
             return [RecordStatus("RESTARTING", {"reason": outcome.message}), *self._wait(now_ms)]
         delay_ms = self._strategy.on_failure(outcome, now_ms - self._waited_ms, over.draw)
@@ -269,7 +276,7 @@ class Supervisor:
         elif self._terminate_by_ms is not None and now_ms >= self._terminate_by_ms:
             self._terminate_by_ms = None
             limit = f"sigterm_timeout {format_duration(self._options.sigterm_timeout)}"
-            actions.append(DeliverToRun(TimeOutStop(None, limit)))  # which names who held it up, where somebody did
+            actions.append(DeliverToRun(TimeOutStop(None, limit)))  # its answer names the cause of the delay
             actions.append(FailCurrentRun(RunFailed(f"the job had not stopped within {limit}")))
         for watch in [w for w in self._watches.values() if w.deadline_ms is not None and w.is_late(now_ms)]:
             actions += self._on_stop_timeout(watch, now_ms)
@@ -278,10 +285,13 @@ class Supervisor:
     # ------------------------------------------------------------ stops whose time is up
 
     def _on_stop_timeout(self, watch: StopDeadline, now_ms: int) -> list[SupervisionAction]:
-        """A run says what has become of the stop so far. Without one the command may not be wanted any more."""
+        """Let the run end the stop and report its state.
+
+        Without a run, first check whether the command is still wanted.
+        """
         if self._phase == "running":
             given_up = watch.give_up(self._stop)
-            return [DeliverToRun(given_up)] if watch.held is None else []  # the run that comes up does not have it
+            return [DeliverToRun(given_up)] if watch.held is None else []  # the new run has not received the stop
         watch.deadline_ms = now_ms + RETRY_STOP_MS
         return [JudgeStop(watch.command.command_id)]
 
@@ -301,11 +311,11 @@ class Supervisor:
     def _stop_timed_out(
         self, watch: StopDeadline, told: CommandAnswer, now_ms: int, *, run_over: bool
     ) -> list[SupervisionAction]:
-        """What `on_timeout` asks for (S7.7). What is complete can only be committed: then there is no second try."""
+        """Carry out `on_timeout` (S7.7). A complete savepoint can only be committed, so that there is no second try."""
         if watch.on_timeout == "cancel" and self._cancel is None:
             del self._watches[watch.command.command_id]
             self._overdue = told
-            return self._on_cancel(watch.command, "by on_timeout=cancel")
+            return self._on_cancel(watch.command, "because of on_timeout=cancel")
         if not watch.tries_again or told.code == SAVEPOINT_OK:
             return self._answer(told, now_ms, run_over=run_over)
         request = watch.retry(told)
@@ -316,14 +326,17 @@ class Supervisor:
         return []
 
     def _resume_stop_deadlines(self, now_ms: int) -> None:
-        """The run that was told to give a stop up never had it: the next one is told, at once."""
+        """Make stops due again whose run ended before it could end them: the next run gets the order immediately."""
         for watch in self._watches.values():
             if watch.given_up:
                 watch.given_up, watch.deadline_ms = False, now_ms
 
     def _recheck_stop(self, now_ms: int) -> CheckGeneration:
-        """Now, and once per `heartbeat_timeout`: a driver that appends nothing would not notice that a newer one
-        reigns, and hold its slots and read its sources for ever (S9.2)."""
+        """Check the generation now, and once per `heartbeat_timeout`.
+
+        A driver that appends nothing would otherwise not notice a newer generation. It would hold its slots and read
+        its sources without limit (S9.2).
+        """
         self._check_ms = now_ms + self._options.heartbeat_timeout // timedelta(milliseconds=1)
         return CheckGeneration()
 
@@ -350,14 +363,14 @@ class Supervisor:
                 return self._request(Verdict(request_id, command.verb == "commit", n, by, then, reason))
 
     def _request(self, request: Wish) -> list[SupervisionAction]:
-        """To the run that is there, else to the next one."""
+        """Pass a request to the active run, else to the next one."""
         if self._phase == "running":
             return [DeliverToRun(request)]
         self._carried.append(request)
         return []
 
     def _on_cancel(self, command: Command, how: str) -> list[SupervisionAction]:
-        """One that comes after another is answered with it, when the job has ended."""
+        """Cancel the job. Further cancels are answered together with the first, when the job has ended."""
         if self._cancel is not None:
             return []
         self._cancel = command
@@ -366,7 +379,7 @@ class Supervisor:
         return self._canceled(command)
 
     def _on_terminated(self, now_ms: int) -> list[SupervisionAction]:
-        """Suspend with a savepoint within `sigterm_timeout`; without a run there is none to take."""
+        """Suspend the job with a savepoint within `sigterm_timeout`. Without an active run there is nothing to save."""
         if self._terminated:
             return []
         self._terminated = True
@@ -374,12 +387,12 @@ class Supervisor:
             reason = self._failures[-1].message if self._failures else "before the job ran"
             return self._timed_out(reason, self._stop)
         if self._options.checkpoint_mode == "off":
-            return [FailCurrentRun(RunFailed("checkpoint_mode is off, so that there is none to wait for"))]
+            return [FailCurrentRun(RunFailed("checkpoint_mode is off, so no savepoint can be taken"))]
         self._terminate_by_ms = now_ms + self._options.sigterm_timeout // timedelta(milliseconds=1)
         return [DeliverToRun(SnapshotRequest("stop-savepoint", request_id=SIGTERM_STOP, stop="suspend"))]
 
     def _interrupted(self, failure: RunFailed, stop: StopPoint | None) -> list[SupervisionAction]:
-        """How a run ends the job that was cancelled or terminated meanwhile."""
+        """Return the actions that end a job that was cancelled or terminated during the run."""
         if self._cancel is not None:
             return self._canceled(self._cancel)
         return self._timed_out(failure.message, stop) if self._terminated else []
@@ -403,7 +416,7 @@ class Supervisor:
         return self._over("STOPPED", {"stop": dict(answer.data)}, AnswerAllOpen(otherwise, {"stop": answer}), 0)
 
     def _already_ended(self, status: str, data: Mapping[str, Any]) -> list[SupervisionAction]:
-        """The status again, behind this driver's fence; what is open is answered as the earlier driver would have."""
+        """Record the status again, after this driver's fence. Open commands get the answers of the earlier driver."""
         by_verb: dict[str, CommandAnswer] = {}
         stop = data.get("stop")
         if status == "STOPPED" and stop is not None:
@@ -421,8 +434,11 @@ class Supervisor:
         )
 
     def _rejected(self, outcome: RunRejected, unanswered: Mapping[str, Any] | None = None) -> list[SupervisionAction]:
-        """As the verdict wanted it: the job ends in front of what was rejected (S7.8). `unanswered`: checkpoint and
-        command, when the driver that carried it out may have died before it answered."""
+        """End the job before the rejected checkpoint, as the verdict demands (S7.8).
+
+        `unanswered`: checkpoint and command, if the driver that carried out the verdict may have died before its
+        answer.
+        """
         text = f"the job has stopped: {outcome.message}"
         own: tuple[CommandAnswer, ...] = ()
         if unanswered is not None and unanswered["command"] is not None:
@@ -453,8 +469,10 @@ class Supervisor:
     def _failed(
         self, failures: list[RunFailed], exit_code: int, prefix: str, stop: StopPoint | None
     ) -> list[SupervisionAction]:
-        """With the first root cause: what later runs met may be its consequence. It is recorded once more when others
-        came after it, so that it is the last failure in the log."""
+        """Fail the job with the first failure as root cause: failures of later runs may be its consequence.
+
+        If there are later failures, the first is recorded again, so that it is the last failure in the log.
+        """
         first, last = failures[0], failures[-1]
         recorded = [RecordFailure(last)] + ([RecordFailure(first)] if first != last else [])
         by_verb: dict[str, CommandAnswer] = {}
@@ -468,16 +486,17 @@ class Supervisor:
     def _over(
         self, status: str, data: Mapping[str, Any], farewell: AnswerAllOpen, exit_code: int
     ) -> list[SupervisionAction]:
-        """The status first: who reads an answer finds the job ended."""
+        """End the job. The status is recorded first, so that a client that reads an answer finds the job ended."""
         self._phase, self._farewell = "over", farewell
         self._resume_ms = self._terminate_by_ms = self._check_ms = None
         held: list[SupervisionAction] = []
         for answer in self._held if "stop" not in farewell.by_verb else ():
             otherwise = farewell.otherwise
-            text = f"{answer.message}; but it did not run again: {otherwise.message}"
+            text = f"{answer.message}; but the job did not run again: {otherwise.message}"
             told = {**answer.data, "outcome": otherwise.code}
             held.append(AnswerCommand(replace(answer, code=otherwise.code, message=text, data=told)))
-        # A stop was to keep the state, also one of an earlier driver: nothing is deleted, whatever the option says.
+        # A stop must keep the state, even a stop that an earlier driver carried out: nothing is deleted, despite
+        # `retention`.
         stopping = self._overdue is not None or (self._stop is None and "stop" in data)
         if self._options.retention == "delete" and status in ("FINISHED", "CANCELED") and not stopping:
             held.insert(0, DeleteCheckpoints())

@@ -1,4 +1,4 @@
-"""Unaligned snapshots between their synchronous part and the last barrier: what is in flight becomes state (S3.7)."""
+"""Unaligned snapshots between their synchronous part and the last barrier: in-flight records become state (S3.7)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tidegate.subtask.alignment import AlignmentAction, CaptureComplete, Capture
 from tidegate.subtask.input_port import InputPort
 
 MAX_RECORDED_BYTES = 256 * 2**20
-"""Of batches that one snapshot keeps in memory because they were processed before the last barrier came. What is queued
-anyway does not count. Beyond it the snapshot is given up: some channel's barrier is very late."""
+"""Most bytes of batches that one snapshot keeps in memory because they were processed before the last barrier arrived.
+Queued batches do not count. A snapshot that exceeds the limit is aborted: the barrier of a channel is too late."""
 
 Parts = Sequence[tuple[str, AsyncSnapshot]]
 
@@ -26,9 +26,9 @@ class InFlightCapture:
 
     Attributes:
         parts: the operators' frozen states.
-        metrics: of the acknowledgement.
+        metrics: metrics of the acknowledgement.
         finished: all data had been processed when it was taken.
-        elements: by channel number, in order.
+        elements: elements by channel number, in order.
     """
 
     checkpoint_id: int
@@ -39,7 +39,10 @@ class InFlightCapture:
     recorded_bytes: int = 0
 
     def add(self, channel: int, element: Element) -> None:
-        """Idleness and the end are not state: upstream tells them again after a restore. Neither is MAX_WATERMARK."""
+        """Add an element if it is state: a batch, or a watermark before MAX_WATERMARK.
+
+        Idleness and the end are not state, because upstream sends them again after a restore.
+        """
         if isinstance(element, pa.RecordBatch) or (isinstance(element, Watermark) and element.time_us < MAX_WATERMARK):
             self.elements.setdefault(channel, []).append(element)
 
@@ -47,8 +50,12 @@ class InFlightCapture:
 def snapshot_metrics(
     barrier: CheckpointBarrier, first_ms: int, started_ms: int, ended_ms: int, *, unaligned: bool
 ) -> dict[str, float]:
-    """Of the acknowledgement, as the synchronous part ends. Args: first_ms: the first barrier, or the trigger, came.
-    started_ms, ended_ms: of the synchronous part."""
+    """Return metrics of the acknowledgement at the end of the synchronous part.
+
+    Args:
+        first_ms: when the first barrier, or the trigger, arrived.
+        started_ms, ended_ms: start and end of the synchronous part.
+    """
     return {
         "sync_ms": float(ended_ms - started_ms),
         "alignment_ms": float(max(0, started_ms - first_ms)),
@@ -59,10 +66,10 @@ def snapshot_metrics(
 
 
 class InFlightCaptures:
-    """Every capture of one subtask; carries out the aligner's actions on them.
+    """All captures of one subtask. Carries out the aligner's actions on them.
 
     Attributes:
-        recording: channel number -> ids of the snapshots it is recorded for.
+        recording: channel number -> ids of the snapshots for which it is recorded.
     """
 
     def __init__(
@@ -73,7 +80,7 @@ class InFlightCaptures:
         head_uid: str,
         give_up: Callable[[int, str], None],
     ) -> None:
-        """Args: head_uid: operator under which channel state is stored. give_up: a snapshot, with the reason."""
+        """Args: head_uid: operator under which channel state is stored. give_up: aborts a snapshot, with the reason."""
         self.recording: dict[int, list[int]] = {}
         self._ports = ports
         self._subtask = subtask
@@ -83,13 +90,13 @@ class InFlightCaptures:
         self._captures: dict[int, InFlightCapture] = {}
 
     def begin(self, capture: InFlightCapture, replay_left: Iterable[tuple[int, Element]]) -> None:
-        """The synchronous part is done. `replay_left` lies in front of everything that is queued."""
+        """Start a capture after the synchronous part. Elements of `replay_left` precede everything that is queued."""
         self._captures[capture.checkpoint_id] = capture
         for channel, element in replay_left:
             capture.add(channel, element)
 
     def apply(self, action: AlignmentAction) -> InFlightCapture | None:
-        """Carry out an action; the capture, with its channel state among its parts, when that completed it."""
+        """Carry out an action. Return the capture, with channel state among its parts, if the action completed it."""
         match action:
             case RecordChannel(checkpoint_id, channel):
                 self.recording.setdefault(channel, []).append(checkpoint_id)
@@ -104,17 +111,19 @@ class InFlightCaptures:
         return None
 
     def record(self, channel: int, element: Element) -> None:
-        """`element` was polled from a channel in `recording`."""
+        """Record `element`, which was polled from a channel in `recording`."""
         for checkpoint_id in tuple(self.recording[channel]):
             capture = self._captures[checkpoint_id]
             capture.add(channel, element)
             if isinstance(element, pa.RecordBatch):
                 capture.recorded_bytes += batch_bytes(element)
                 if capture.recorded_bytes > MAX_RECORDED_BYTES:
-                    self._give_up(checkpoint_id, f"more than {MAX_RECORDED_BYTES:,} bytes came before its last barrier")
+                    self._give_up(
+                        checkpoint_id, f"more than {MAX_RECORDED_BYTES:,} bytes arrived before its last barrier"
+                    )
 
     def drop(self, checkpoint_id: int) -> None:
-        """It was aborted."""
+        """Drop the capture of an aborted snapshot."""
         if self._captures.pop(checkpoint_id, None) is not None:
             for channel in list(self.recording):
                 self._stop(checkpoint_id, channel)

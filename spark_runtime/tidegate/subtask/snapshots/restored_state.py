@@ -1,4 +1,4 @@
-"""From the restore part of a deployment message to the state of a slot's subtasks, already cut for each (S5.5)."""
+"""Read the state of a slot's subtasks from the restore part of a deployment message, split per subtask (S5.5)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tidegate.snapshot.redistribution import Rescale, RestoreShare, redistribute
 
 @dataclass(frozen=True)
 class RestoredState:
-    """What a slot restores.
+    """The state that a slot restores.
 
     Attributes:
-        permit: the right to commit what the snapshot holds; None in a fork, which commits nothing of its original's
+        permit: the right to commit the snapshot's transactions; None in a fork, which commits nothing of its original
             (S7.4).
         parts: (uid, index) -> state parts of the new subtask.
         finished: (chain id, index) of subtasks that run no user code (S6.2).
-        drained: uids of operators whose input a drain had ended early; it goes on now (S7.5).
-        after_drain: a drain took it, whether or not it made some operator fire early.
+        drained: uids of operators whose input a drain ended early, and whose input continues now (S7.5).
+        after_drain: a drain took the snapshot, whether or not it made an operator fire early.
         files: (uid, index) -> files of blobs that checkpoints of this run may use again (S7.4), and inline ones.
-        withheld: what is never committed, and moves to `quarantine`, a store and a folder in it (S7.8).
+        withheld: transactions that are never committed, and move to `quarantine`, a store and a folder in it (S7.8).
     """
 
     permit: CommitPermit | None
@@ -49,17 +49,18 @@ def load_restored_state(
     plan: ExecutionPlan,
     copies: LocalCopies | None = None,
 ) -> RestoredState | None:
-    """Read and cut the state of every subtask index of this slot; blobs are read when the operator does. Blocks on the
-    store.
+    """Read and split the state of every subtask index of this slot. Blocks on the store.
+
+    Blobs are read later, when the operator reads them.
 
     Args:
-        documents: `coordinator.recovery.restore.Restore.for_slot(index)` by index, all of one restore; empty: a
+        documents: index -> `coordinator.recovery.restore.RestoreState.for_slot(index)`, all of one restore; empty: a
             fresh start.
-        copies: asked first (S5.4).
+        copies: local copies, which are tried first (S5.4).
 
     Raises:
         SnapshotError: a state stream is missing, damaged or of a newer version; names snapshot, operator and subtask.
-        StoreError: the store cannot read.
+        StoreError: the store cannot be read.
     """
     if not documents:
         return None

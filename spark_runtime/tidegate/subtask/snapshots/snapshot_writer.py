@@ -1,7 +1,7 @@
-"""The asynchronous phase of a snapshot: from frozen states to streams and files of blobs (S3.6, S5.2, S5.4).
+"""The asynchronous phase of a snapshot: write frozen states as streams and files of blobs (S3.6, S5.2, S5.4).
 
-In two rounds on the writer threads: first each operator's state is made and its stream written, side by side; then,
-where states have blobs that no completed checkpoint has, each file of blobs is written by itself, side by side too.
+It has two rounds on the writer threads. First, each operator's state is created and its stream written, in parallel.
+Then the blobs that no completed checkpoint contains are written, each file of blobs separately and in parallel.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tidegate.subtask.snapshots.writer_threads import run_concurrently
 
 @dataclass(frozen=True)
 class SnapshotPlace:
-    """Where one snapshot goes.
+    """The destination of one snapshot.
 
     Attributes:
-        checkpoint_id: of the snapshot.
-        location: of its folder.
-        self_contained: it is a savepoint: it uses no file outside its folder, and nothing uses its files.
+        checkpoint_id: id of the snapshot.
+        location: location of its folder.
+        self_contained: it is a savepoint: it uses no file outside its folder, and no other snapshot uses its files.
     """
 
     checkpoint_id: int
@@ -40,11 +40,11 @@ class SnapshotPlace:
 
 @dataclass(frozen=True)
 class WrittenSnapshot:
-    """A subtask's part of a snapshot, durable.
+    """The durable part of a subtask in a snapshot.
 
     Attributes:
-        handles: by operator uid.
-        metrics: `async_ms`, `bytes` of all state and `persisted_bytes` of what was written for this snapshot (S2.5).
+        handles: handles by operator uid.
+        metrics: `async_ms`, `bytes` of all state and `persisted_bytes` written for this snapshot (S2.5).
     """
 
     handles: Mapping[str, StateHandle]
@@ -53,7 +53,7 @@ class WrittenSnapshot:
 
 @dataclass(frozen=True)
 class _UnwrittenState:
-    """An operator's state whose stream is written: `unwritten` are packs of blobs."""
+    """An operator's state whose stream is written. `unwritten`: packs of blobs that are still to be written."""
 
     uid: str
     handle: StateHandle
@@ -61,7 +61,10 @@ class _UnwrittenState:
 
 
 class SnapshotWriter:
-    """Writes what a slot's subtasks have frozen. `blobs` is to be told what completes and what is aborted."""
+    """Writes the frozen states of a slot's subtasks.
+
+    The caller must report completed and aborted checkpoints to `blobs`.
+    """
 
     def __init__(
         self,
@@ -73,8 +76,13 @@ class SnapshotWriter:
         copies: LocalCopies | None = None,
         compression: SnapshotCompression = "none",
     ) -> None:
-        """Args: threshold_bytes: `state_size_threshold`. copies: with `local_recovery` (S5.4). compression: of blobs of
-        rows, `snapshot_compression`."""
+        """Create a writer.
+
+        Args:
+            threshold_bytes: the option `state_size_threshold`.
+            copies: local copies of state, with `local_recovery` (S5.4).
+            compression: compression of blobs of rows, the option `snapshot_compression`.
+        """
         self._run_id = run_id
         self._generation = generation
         self._open_location = open_location
@@ -92,12 +100,12 @@ class SnapshotWriter:
         written: Callable[[WrittenSnapshot], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Write the operators' states of subtask `index`; does not block.
+        """Write the operators' states of subtask `index`. Does not block.
 
         Args:
             parts: (operator uid, its state).
             written: called once, on a writer thread, when everything is durable.
-            failed: called in its stead with the first error.
+            failed: called instead with the first error.
         """
         started = time.monotonic()
 
@@ -134,7 +142,7 @@ class SnapshotWriter:
         run_concurrently(self._writers, works, made, failed)
 
     def completed(self, checkpoint_id: int) -> None:
-        """A checkpoint has completed. From the slot's loop; does not block."""
+        """Record that a checkpoint has completed. Call it from the slot's loop; does not block."""
         self.blobs.completed(checkpoint_id)
         if self._copies is not None:
             self._writers.submit(self._copies.completed, checkpoint_id)
@@ -160,7 +168,7 @@ class SnapshotWriter:
         return self._folder(place).store_blobs(name, blobs, shared=not place.self_contained)
 
     def _named(self, part: StatePart, uid: str, index: int) -> StatePart:
-        """With ids of blobs that no other run and no other subtask gives; restored ones keep theirs."""
+        """Return the part with blob ids that are unique over runs and subtasks. Restored blobs keep their ids."""
         if not part.blobs:
             return part
         restored, prefix = self.blobs.restored_ids((uid, index)), f"{index}-{self._run_id}-"
@@ -172,7 +180,7 @@ class SnapshotWriter:
         return SnapshotStreams.at(place.location, self._open_location, self._threshold_bytes, copies)
 
     def _name(self, uid: str, index: int, suffix: str) -> str:
-        """New: what another attempt has written is never met."""
+        """Return a new file name that no other attempt has used."""
         nonce = secrets.token_hex(4)
         return f"{_safe_file_name(uid)}-{index}-g{self._generation}-{self._run_id}-{nonce}.{suffix}"
 

@@ -1,4 +1,4 @@
-"""When a checkpoint overtakes what is queued in front of one subtask, and how far its barrier may overdraw (S3.7)."""
+"""Decide when a checkpoint overtakes queued records of one subtask, and when it may use the overdraft (S3.7)."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from tidegate.subtask.router import Router
 
 
 class MonotonicClock(Protocol):
-    """Of the host."""
+    """The clock of the host."""
 
     def now_ms(self) -> int:
-        """Processing time."""
+        """Return the processing time in milliseconds."""
 
 
 class UnalignedSwitch:
-    """The triggers that wait here, and what is urgent because a checkpoint has waited long enough.
+    """The waiting triggers, and the checkpoints that are urgent because they have waited long enough.
 
-    With `after_ms` None nothing ever is, and triggers wait for the end of every input.
+    With `after_ms` None nothing is ever urgent, and triggers wait for the end of every input.
 
     Attributes:
-        triggers: (barrier, when its trigger came), oldest first.
-        is_overdrawn: the emission in hand uses the overdraft of its outputs.
+        triggers: (barrier, when its trigger arrived), oldest first.
+        is_overdrawn: the current emission uses the overdraft of its outputs.
     """
 
     def __init__(self, after_ms: int | None, aligner: BarrierAligner, router: Router, clock: MonotonicClock) -> None:
-        """Args: after_ms: from the first barrier of a checkpoint, or its trigger, to overtaking."""
+        """Args: after_ms: time from the first barrier of a checkpoint, or its trigger, until it overtakes queued
+        records.
+        """
         self.triggers: deque[tuple[CheckpointBarrier, int]] = deque()
         self.is_overdrawn = False
         self._after_ms = after_ms
@@ -38,17 +40,17 @@ class UnalignedSwitch:
         self._urgent_ms: int | None = None
 
     def triggered(self, barrier: CheckpointBarrier) -> None:
-        """A trigger came."""
+        """Add a trigger that has arrived."""
         self.triggers.append((barrier, self._clock.now_ms()))
 
     def aborted(self, checkpoint_id: int) -> None:
-        """Its trigger, if it waits, is void."""
+        """Remove the waiting trigger of an aborted checkpoint."""
         left = [t for t in self.triggers if t[0].checkpoint_id != checkpoint_id]
         self.triggers.clear()
         self.triggers.extend(left)
 
     def due_ms(self) -> int | None:
-        """Processing time from which on a checkpoint waits for nothing but the emission in hand; None: none does."""
+        """Return the time from which a checkpoint waits only for the current emission; None: no checkpoint does."""
         if self._after_ms is None:
             return None
         times = [self._urgent_ms, self._aligner.due_ms]
@@ -57,7 +59,7 @@ class UnalignedSwitch:
         return min((t for t in times if t is not None), default=None)
 
     def actions(self) -> list[AlignmentAction]:
-        """What is due now, between emissions; a trigger it takes is no longer in `triggers`."""
+        """Return the actions that are due between emissions. Triggers that are used are removed from `triggers`."""
         if self._after_ms is None or not (self.triggers or self._aligner.aligning):
             return []
         now_ms = self._clock.now_ms()
@@ -69,11 +71,16 @@ class UnalignedSwitch:
         return actions
 
     def starts(self, barrier: CheckpointBarrier, since_ms: int) -> None:
-        """The next emission is the snapshot of `barrier`, whose first barrier or trigger came at `since_ms`."""
+        """Announce that the next emission is the snapshot of `barrier`, whose first barrier or trigger came at
+        `since_ms`.
+        """
         self._urgent_ms = self._urgent_from(barrier, since_ms)
 
     def overdraw(self) -> bool:
-        """The outputs are full: may the emission in hand go on?"""
+        """Return whether the current emission may continue although its outputs are full.
+
+        Opens the overdraft if urgent.
+        """
         if self.is_overdrawn:
             return False
         due_ms = self.due_ms()
@@ -84,7 +91,7 @@ class UnalignedSwitch:
         return self._router.has_capacity()
 
     def on_emission_ended(self) -> None:
-        """Nothing is urgent before the next one; the overdraft is closed."""
+        """Close the overdraft after an emission. Nothing is urgent before the next one."""
         self._urgent_ms = None
         if self.is_overdrawn:
             self._router.overdraw(False)

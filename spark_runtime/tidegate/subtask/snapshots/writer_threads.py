@@ -1,5 +1,7 @@
-"""Blocking work of one subtask on a slot's writer threads: the operators of a chain side by side, so that a chain of
-many two-phase sinks takes about as long as one (S7.3)."""
+"""Run blocking work of one subtask in parallel on a slot's writer threads.
+
+The operators of a chain run side by side, so that many two-phase-commit sinks take about as long as one (S7.3).
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ def run_concurrently(
     done: Callable[[list[T]], None],
     failed: Callable[[Exception], None],
 ) -> None:
-    """Submit every one of `works` by itself; does not block.
+    """Submit each of `works` separately. Does not block.
 
     Args:
-        works: independent of each other; none waits for another, so that any number of threads will do.
-        done: called once on a writer thread, when all have ended well, with what they gave, in their order.
-        failed: called once, in its stead, on the thread of the first that raises, at once; the others run on.
+        works: independent calls. None waits for another, so that any number of threads is enough.
+        done: called once on a writer thread, after all have succeeded, with their results in order.
+        failed: called once instead, immediately, on the thread of the first call that raises. The other calls continue.
     """
     round_ = _ConcurrentCalls(len(works), done, failed)
     for number, work in enumerate(works):
