@@ -362,7 +362,9 @@ def test_what_a_users_aggregate_gives_is_held_against_its_contract() -> None:
             stream.group_by("k").window(td.tumbling("1 s")).agg(own=td.user_aggregate(Careless(), "i", "s"), uid="w")
         )
     )
-    with pytest.raises(PipelineError, match="accumulate of a user's aggregate.*'own'.*Careless.*0 rows for 1 groups"):
+    with pytest.raises(
+        PipelineError, match=r"accumulate\(\) of a user aggregate.*'own'.*Careless.*0 rows for 1 groups"
+    ):
         Subtasks(spec).feed([Row(0, "a", 1, 1, None, "x", None, None)])
 
 
