@@ -62,7 +62,7 @@ logger = logging.getLogger("tidegate.spark")
 EXIT_BUG = 70
 """Exit code of an internal error."""
 SCHEMA_RETRIES_S = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
-"""Pauses, in seconds, before the recovery point is read again: a store outage of five minutes fails no job."""
+"""Pauses, in seconds, before the restore point is read again: a store outage of five minutes fails no job."""
 
 
 class _TerminatedError(BaseException):
@@ -190,7 +190,7 @@ class Driver:
             try:
                 return schemas_in_effect(self._store, self._layout, self._spec, client.specs(), log)
             except StoreError as error:
-                logger.warning("the recovery point cannot be read; next attempt in %d s: %s", delay_s, error)
+                logger.warning("the restore point cannot be read; next attempt in %d s: %s", delay_s, error)
             if self._terminated.wait(delay_s):
                 raise _TerminatedError
         return schemas_in_effect(self._store, self._layout, self._spec, client.specs(), log)

@@ -56,10 +56,9 @@ class StateDescriptor:
         map_key: for maps: the columns of its keys, only key types in their stored form (`key_types`); else empty.
         reductions: for "reducing": one for each of `columns`; else empty.
         merge: for "aggregating": combines accumulators of one key, in order of arrival. It is called with
-            (accumulators:
-        RecordBatch of `columns`, offsets: int64[keys + 1]); rows offsets[i]:offsets[i + 1] belong to key i, at least
-            one each. It returns one row of `columns` for each key. It must be deterministic, pure and associative, and
-            return a single row unchanged, so that a back end may skip such keys.
+            (accumulators: RecordBatch of `columns`, offsets: int64[keys + 1]); rows offsets[i]:offsets[i + 1] belong to
+            key i, at least one each. It returns one row of `columns` for each key. It must be deterministic, pure and
+            associative, and return a single row unchanged, so that a back end may skip such keys.
         ttl: None: entries live until they are cleared. For a list or map: each element separately.
         renamed: column of `columns` or `map_key` in older snapshots -> its name now (S5.5).
     """

@@ -376,7 +376,7 @@ def test_kept_text_of_more_than_two_gibibytes_is_refused_with_the_aggregate_and_
     for key in (0, 1):
         log.add(np.array([key], np.int32), log.read([text]), key)
     for use in (log.result, lambda part: log.freeze()(None, part.start, part.stop)):
-        with pytest.raises(ArrayTooLarge, match=r"the aggregate 'texts'.*large_string"):
+        with pytest.raises(ArrayTooLarge, match=r"rows that aggregate 'texts'.*large_string"):
             use(slice(0, 2))
 
 

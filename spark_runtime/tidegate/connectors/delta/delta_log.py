@@ -184,8 +184,7 @@ class DeltaLog:
 
         Returns:
             None: the entry is in the log. Else the problem: an entry of the same application was appended since, or the
-                answer is
-            unclear. The caller must then read the log again: the entry may exist all the same.
+                answer is unclear. Then read the log again, because the entry may exist all the same.
         """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError

@@ -134,7 +134,7 @@ class StreamingLoop:
         except UnclearAnswerError:
             raise
         except StoreError as error:
-            logger.warning("the recovery point could not be read; the first run tries again: %s", error)
+            logger.warning("the restore point could not be read; the first run tries again: %s", error)
             return
         self._job.retire_garbage()
 
