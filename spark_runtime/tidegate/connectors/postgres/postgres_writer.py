@@ -136,7 +136,7 @@ class PostgresWriter(SinkWriter):
                     where=self._where(str(made)),
                     cause=f"sent {rows.rows}, copied {cursor.rowcount}",
                 )
-        # Last statement, so that a newer generation waits only for the end of this transaction.
+        # Last, so that the shared lock is held only briefly: a newer generation need not wait for the copy.
         self._hold_generation(connection)
 
     def commit(self, committables: Sequence[Committable]) -> None:
