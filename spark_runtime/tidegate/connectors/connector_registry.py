@@ -1,7 +1,7 @@
-"""The connectors by name: the built-in ones, and those that other distributions register as entry points.
+"""Registry of connectors by name: the built-in ones, and those that other distributions register as entry points.
 
-A built-in connector is one line here; `tidegate` takes its public connector names from this list. A connector of
-another distribution is an entry point of the group `tidegate.connectors`, `Name = module:Class`.
+A built-in connector is one line of `BUILT_IN`; the package `tidegate` takes its public connector names from it. A
+distribution registers its connector as an entry point of the group `tidegate.connectors`, `Name = module:Class`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "tidegate.connectors"
-"""The group of entry points."""
+"""Group of the entry points."""
 
 BUILT_IN: Mapping[str, str] = {
     "Csv": "tidegate.connectors.files.sink.text_sinks:Csv",
@@ -32,21 +32,23 @@ BUILT_IN: Mapping[str, str] = {
     "SparkTable": "tidegate.connectors.spark.spark_source:SparkTable",
     "SparkWriter": "tidegate.connectors.spark.spark_writer:SparkWriter",
 }
-"""Name of the class -> "module:Class". A module is imported when its connector is first used."""
+"""Class name -> "module:Class". A module is imported when its connector is first used."""
 
 
 def registered_connectors() -> list[str]:
-    """Sorted names of the connectors that other installed distributions register. Imports none of them."""
+    """Return the sorted names of the connectors that other installed distributions register. Imports none of them."""
     return sorted({point.name for point in _entry_points()} - BUILT_IN.keys())
 
 
 def find_connector(name: str) -> type[Any]:
-    """The class of a source or sink, such as `find_connector("Parquet")`. Imports its module. A built-in connector wins
-    over another of its name.
+    """Return the class of a source or sink, such as `find_connector("Parquet")`. Imports its module.
+
+    A built-in connector takes precedence over a registered one of the same name.
 
     Raises:
-        OptionError: there is no such connector, with the nearest name; or several distributions register it.
-        EnvironmentProblemError: its module cannot be imported, or lacks the class.
+        OptionError: no connector has this name (the message suggests the nearest name), or several distributions
+            register it.
+        EnvironmentProblemError: the module cannot be imported, or lacks the class.
     """
     points = [_built_in(name)] if name in BUILT_IN else [point for point in _entry_points() if point.name == name]
     if not points:
@@ -55,14 +57,16 @@ def find_connector(name: str) -> type[Any]:
         raise OptionError(
             f"there is no connector {name!r}",
             cause=f"no installed distribution registers it as an entry point of the group {ENTRY_POINTS!r}",
-            remedy=f"Did you mean {near[0]!r}?" if near else "Install its distribution, here and on every executor",
+            remedy=f"Did you mean {near[0]!r}?"
+            if near
+            else "Install the distribution of the connector, on this machine and on every executor",
         )
     places = sorted({point.value for point in points})
     if len(places) > 1:
         raise OptionError(
             f"several distributions register a connector {name!r}",
             cause=", ".join(places),
-            remedy="Uninstall all but one of them",
+            remedy="Uninstall all of these distributions but one",
         )
     try:
         connector: type[Any] = points[0].load()
@@ -71,13 +75,13 @@ def find_connector(name: str) -> type[Any]:
             f"connector {name!r} cannot be loaded",
             where=f"entry point {places[0]}",
             cause=f"{type(error).__name__}: {error}",
-            remedy="Install what it needs, or the version of its distribution that fits this tidegate",
+            remedy="Install the packages that the connector needs, or a version of it that works with this tidegate",
         ) from error
     return connector
 
 
 def _built_in(name: str) -> EntryPoint:
-    from importlib.metadata import EntryPoint  # slow to import, and `import tidegate` does without
+    from importlib.metadata import EntryPoint  # slow to import; `import tidegate` does not need it
 
     return EntryPoint(name, BUILT_IN[name], ENTRY_POINTS)
 

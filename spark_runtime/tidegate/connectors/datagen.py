@@ -1,4 +1,4 @@
-"""DataGen: records computed from their row numbers."""
+"""DataGen: a source that computes records from row numbers."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from tidegate.errors import OptionError, PipelineError
 from tidegate.state.arrow.missing_values import arrow_array
 
 RowFunction = Callable[[npt.NDArray[np.int64]], "pa.RecordBatch | Mapping[str, Any]"]
-"""Row numbers (int64, ascending) to records: a RecordBatch, or one array (numpy, Arrow, list) per column. Must be pure:
-the same row number always gives the same record, however the numbers are cut into batches."""
+"""Function from row numbers (int64, ascending) to records: a RecordBatch, or one array (numpy, Arrow, list) per column.
+
+It must be pure: the same row number always yields the same record, however the numbers are divided into batches.
+"""
 
 DEFAULT_BATCH_ROWS = 65_536
 
 
 class DataGen(Source):
-    """Makes records from row numbers 0, 1, 2, ...; deterministic, so that a restored run repeats nothing and skips
-    nothing.
+    """Source that makes records from row numbers 0, 1, 2, ...
 
-    Bounded when `rows` is given: split s of S holds the contiguous range [s * rows // S, (s + 1) * rows // S).
-    Unbounded otherwise: split s of S holds rows s, s + S, s + 2 S, ... A split's position is the rows it has emitted
-    (S4.2).
+    It is deterministic, so a restored run neither repeats nor skips a row. With `rows` it is bounded: split s of S
+    holds the contiguous range [s * rows // S, (s + 1) * rows // S). Without `rows` it is unbounded: split s of S holds
+    the rows s, s + S, s + 2 S, ... The position of a split is the number of rows it has emitted (S4.2).
 
     Args:
-        function: see `RowFunction`; runs in the slots.
-        schema: of the records; each batch is checked against it.
+        function: see `RowFunction`; it runs in the slots.
+        schema: schema of the records; each batch is checked against it.
         rows: number of rows over all splits; None: unbounded.
         splits: number of splits; None: the source's parallelism at the first start.
-        rate: rows per second over all splits; None: as fast as downstream takes them.
-        batch_rows: most rows in one batch.
+        rate: rows per second over all splits; None: as fast as downstream operators accept them.
+        batch_rows: maximum number of rows in one batch.
 
     Raises:
         OptionError: a number is out of range.
@@ -73,15 +74,15 @@ class DataGen(Source):
 
     @property
     def boundedness(self) -> Boundedness:
-        """`bounded` when `rows` was given."""
+        """Return `bounded` if `rows` was passed."""
         return "unbounded" if self._rows is None else "bounded"
 
     def schema(self) -> pa.Schema:
-        """The schema given."""
+        """Return the schema that the user passed."""
         return self._schema
 
     def discover(self, parallelism: int) -> Sequence[Split]:
-        """`splits` splits; their data is (first row, step, rows or None)."""
+        """Return `splits` splits; the data of each is (first row, step, rows or None)."""
         count = self._splits or parallelism
         made = []
         for s in range(count):
@@ -96,17 +97,17 @@ class DataGen(Source):
         return made
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
-        """A reader that takes its splits in turn, one batch each."""
+        """Return a reader that emits one batch of each split in turn."""
         return DataGenReader(
             self._function, self._schema, self._rate, self._batch_rows, ctx, bounded=self._rows is not None
         )
 
     def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
-        """None: records are made anew."""
+        """Return no split: records can always be computed again."""
         return ()
 
     def describe(self) -> str:
-        """Rows and rate."""
+        """Describe rows and rate."""
         parts = ["unbounded" if self._rows is None else f"{self._rows:,} rows"]
         if self._rate is not None:
             parts.append(f"{self._rate:g} rows/s")
@@ -114,7 +115,7 @@ class DataGen(Source):
 
 
 class _OpenSplit:
-    """Where one split stands."""
+    """Progress of one split."""
 
     __slots__ = ("emitted", "first", "pacer", "rows", "split", "step")
 
@@ -127,12 +128,12 @@ class _OpenSplit:
         self.pacer = None if rate is None else RowPacer(rate * split.data["share"])
 
     def left(self) -> int | None:
-        """Rows not emitted yet; None: endless."""
+        """Return the number of rows not emitted yet; None: unlimited."""
         return None if self.rows is None else self.rows - self.emitted
 
 
 class DataGenReader(SourceReader):
-    """Reader of `DataGen`; see there. Splits take turns."""
+    """Reader of `DataGen`. Emits one batch of each split in turn."""
 
     def __init__(
         self,
@@ -156,12 +157,12 @@ class DataGenReader(SourceReader):
         self._bounded = bounded
 
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """Take splits at their positions."""
+        """Accept splits at their positions."""
         self._all = [_OpenSplit(s, self._rate) for s in splits]
         self._turn = deque(s for s in self._all if s.left() != 0)
 
     def poll(self, now_ms: int) -> PollResult:
-        """The next batch of the split whose turn it is; `end` when all are read."""
+        """Return the next batch of the split whose turn it is; `end` when all splits are read."""
         turn = self._turn
         if not turn:
             return (
@@ -204,14 +205,14 @@ class DataGenReader(SourceReader):
             made = self._from_columns(made)
         elif not made.schema.equals(self._schema):
             raise PipelineError(
-                "The function of DataGen returned another schema than declared",
+                "the function of DataGen returned a schema that differs from schema=",
                 where=f"source {self._ctx.uid!r}, subtask {self._ctx.subtask}",
                 cause=f"declared {_one_line(self._schema)}, returned {_one_line(made.schema)}",
-                remedy="Make both the same",
+                remedy="Return the columns and types declared in schema=",
             )
         if made.num_rows != len(numbers):
             raise PipelineError(
-                f"The function of DataGen returned {made.num_rows} rows for {len(numbers)} row numbers",
+                f"the function of DataGen returned {made.num_rows} rows for {len(numbers)} row numbers",
                 where=f"source {self._ctx.uid!r}, subtask {self._ctx.subtask}",
                 remedy="Return exactly one row per row number",
             )
@@ -221,17 +222,17 @@ class DataGenReader(SourceReader):
         where = f"source {self._ctx.uid!r}, subtask {self._ctx.subtask}"
         if not isinstance(columns, Mapping):
             raise PipelineError(
-                f"The function of DataGen returned {type(columns).__name__}",
+                f"the function of DataGen returned {type(columns).__name__}",
                 where=where,
                 remedy="Return a pyarrow.RecordBatch or a dict of arrays",
             )
         if columns.keys() != set(self._names):
             missing, extra = set(self._names) - columns.keys(), columns.keys() - set(self._names)
             raise PipelineError(
-                "The function of DataGen returned other columns than declared",
+                "the function of DataGen returned columns that differ from schema=",
                 where=where,
                 cause=f"missing {sorted(missing)}, undeclared {sorted(extra)}",
-                remedy="Make the returned columns those of schema=",
+                remedy="Return exactly the columns declared in schema=",
             )
         arrays = []
         for field in self._schema:
@@ -252,7 +253,7 @@ class DataGenReader(SourceReader):
                     raise pa.ArrowTypeError(f"got {column.type}")
             except (pa.ArrowException, TypeError, ValueError) as e:
                 raise PipelineError(
-                    f"Column {field.name!r} from the function of DataGen is not {field.type}",
+                    f"column {field.name!r} from the function of DataGen is not {field.type}",
                     where=where,
                     cause=str(e),
                     remedy="Return the type declared in schema=",
@@ -262,23 +263,25 @@ class DataGenReader(SourceReader):
             return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         except ValueError as e:
             raise PipelineError(
-                "The columns from the function of DataGen do not make one batch",
+                "the columns from the function of DataGen cannot form one batch",
                 where=where,
                 cause=str(e),
                 remedy="Return exactly one value per row number in each column",
             ) from e
 
     def snapshot(self) -> Sequence[Split]:
-        """All splits with the rows each has emitted."""
+        """Return all splits, each with the number of rows it has emitted."""
         return [replace(s.split, position=s.emitted, finished=s.left() == 0) for s in self._all]
 
     def progress(self) -> Mapping[str, Any]:
-        """Rows emitted by this reader's splits, over all runs."""
+        """Return the rows emitted by this reader's splits, over all runs."""
         return {"rows": sum(s.emitted for s in self._all)}
 
 
 def _raw_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
-    """The numpy dtype whose memory is that of `kind`, so that a column needs no conversion; None: convert."""
+    """Return the numpy dtype with the same memory layout as `kind`, so that a column needs no conversion; None:
+    convert.
+    """
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.dtype(kind.to_pandas_dtype())
     if (

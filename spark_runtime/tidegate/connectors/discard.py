@@ -1,4 +1,4 @@
-"""Discard: a sink that counts rows and forgets them."""
+"""Discard: a sink that counts rows and drops them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from tidegate.connectors.transactions import Committable, SinkContext
 
 
 class Discard(Sink):
-    """Takes any records and keeps none; for benchmarks and for pipelines run for their side effects."""
+    """Sink that accepts any records and stores none, for benchmarks and for pipelines run for their side effects."""
 
     two_phase = False
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
-        """A counting writer."""
+        """Return a writer that counts rows."""
         return DiscardWriter()
 
 
 class DiscardWriter(SinkWriter):
-    """Counts rows in `rows`; has nothing to commit."""
+    """Writer that counts rows in `rows` and has nothing to commit."""
 
     def __init__(self) -> None:
         self.rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Count."""
+        """Count the rows of the batch."""
         self.rows += batch.num_rows
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
-        """Nothing to commit."""
+        """Return a function that yields no handles: there is nothing to commit."""
         return tuple
 
     def commit(self, committables: Sequence[Committable]) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def abort(self, committables: Sequence[Committable]) -> None:
-        """Nothing to do."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""The contracts of sources and sinks."""
+"""Interfaces of sources and sinks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Boundedness = Literal["bounded", "unbounded"]
 
 NO_CHECKPOINT = sys.maxsize
-"""An id that no checkpoint ever has."""
+"""A checkpoint id that no checkpoint ever has."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Split:
         split_id: unique within the source, stable over restores.
         data: JSON-able description (path, row range, ...), without secrets.
         position: JSON-able position after the last emitted record; None: from the start (S4.2).
-        finished: read to its end.
-        weight: relative size, for even assignment.
+        finished: whether the split has been read to its end.
+        weight: relative size, by which splits are assigned evenly.
     """
 
     split_id: str
@@ -47,17 +47,17 @@ class Split:
 
 @dataclass(frozen=True)
 class PollResult:
-    """Answer of one `SourceReader.poll`.
+    """Result of one `SourceReader.poll`.
 
     Attributes:
         batch: records, or None.
-        split_id: the split they came from.
-        state: `more` (poll again), `nothing_now` (poll again at `retry_at_ms`), `end` (all splits read; bounded
-            sources only).
+        split_id: split that the records come from.
+        state: `more` (poll again), `nothing_now` (poll again at `retry_at_ms`), `end` (all splits read; bounded sources
+            only).
         retry_at_ms: with `nothing_now`: processing time in milliseconds at which to poll again.
-        idle: the reader has nothing for an indefinite time: leave it out of the watermark (S4.4).
-        splits_changed: a split ended apart from a batch of its own: ask `active_splits` anew.
-        sides: rows of side outputs, by name; with or without a batch. The position is behind them, too.
+        idle: the reader has no records for an indefinite time; the watermark ignores it meanwhile (S4.4).
+        splits_changed: a split ended without a batch of its own; the caller must call `active_splits` again.
+        sides: rows of side outputs, by name; allowed with and without a batch. The position includes them.
     """
 
     batch: pa.RecordBatch | None = None
@@ -70,32 +70,41 @@ class PollResult:
 
 
 class SourceReader(ABC):
-    """Reads splits in one subtask. All methods on the slot's loop; `poll` must not block for more than a few
-    milliseconds beyond the work of making one batch (at most some 64k rows)."""
+    """Reader of splits in one subtask.
+
+    All methods run on the slot's loop. `poll` must not block for more than a few milliseconds beyond the work of making
+    one batch (at most about 64k rows).
+    """
 
     @abstractmethod
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """Take splits: fresh ones (`position` None) or restored ones. Called once, before the first poll."""
+        """Accept splits: fresh ones (`position` None) or restored ones. Called once, before the first poll."""
 
     @abstractmethod
     def poll(self, now_ms: int) -> PollResult:
-        """The next batch. The position moves together with the batch (S4.1)."""
+        """Return the next batch. The position advances together with the batch (S4.1)."""
 
     @abstractmethod
     def snapshot(self) -> Sequence[Split]:
-        """All splits of this reader, finished ones too, with positions after the last batch polled (S4.2)."""
+        """Return all splits of this reader, also finished ones, with positions after the last batch polled (S4.2)."""
 
     def active_splits(self) -> frozenset[str]:
-        """Ids of the splits not read to their end; those not begun hold the watermark back (S4.4). Asked whenever the
-        split of a polled batch differs from the one before."""
+        """Return the ids of the splits that are not read to their end.
+
+        A split that has not begun holds the watermark back (S4.4). The runtime calls this method whenever the split of
+        a polled batch differs from the split of the batch before.
+        """
         return frozenset(split.split_id for split in self.snapshot() if not split.finished)
 
     def progress(self) -> Mapping[str, Any]:
-        """Small JSON-able facts for the status, such as `{"played_all": true}`."""
+        """Return small JSON-able facts for the status, such as `{"played_all": true}`."""
         return {}
 
     def counters(self) -> Mapping[str, int]:
-        """Named counts for the status, such as `bad_records`; over all runs, so from positions (S4.2)."""
+        """Return named counts for the status, such as `bad_records`.
+
+        Counts cover all runs, so a reader derives them from positions (S4.2).
+        """
         return {}
 
     def close(self) -> None:
@@ -104,12 +113,12 @@ class SourceReader(ABC):
 
 @dataclass(frozen=True)
 class SourceContext:
-    """What a reader knows of its place.
+    """Place of a reader in the job.
 
     Attributes:
-        subtask, parallelism: its own index, and how many readers the source has.
-        wake: rouses the slot's loop, which else polls a reader that had nothing within tens of milliseconds; from any
-            thread, never blocks.
+        subtask, parallelism: index of the reader, and the number of readers of the source.
+        wake: wakes the slot's loop from any thread; never blocks. Without it, the loop polls a reader that had no
+            records again within tens of milliseconds.
     """
 
     uid: str
@@ -119,156 +128,201 @@ class SourceContext:
 
 
 class Source(ABC):
-    """A description of input: frozen, cheap to make, no I/O in its constructor."""
+    """Description of an input: frozen, cheap to make, no I/O in its constructor."""
 
     former_names: tuple[str, ...] = ()
-    """Names that its class had: snapshots taken under these are restored, too (S5.5)."""
+    """Former names of the class: snapshots stored under these names are restored, too (S5.5)."""
 
     @property
     @abstractmethod
     def boundedness(self) -> Boundedness:
-        """Bounded sources reach the end of input by themselves."""
+        """`bounded` if the source reaches the end of input by itself (`bounded`)."""
 
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """Schema of the records. May read a file's header; raises PipelineError naming the path when it is missing."""
+        """Return the schema of the records. May read a file's header; raises PipelineError with the path when it is
+        missing.
+        """
 
     def found_schema(self) -> FoundSchema | None:
-        """What `schema` took from the input that is there today; None: nothing, as where the user declared it. Recorded
-        with the job's graph and in its snapshots (S5.5). Asked after `schema`."""
+        """Return the schema that `schema` found in today's input; None: nothing was found, or the user declared the
+        schema.
+
+        It is recorded with the job's graph and in its snapshots (S5.5). Called after `schema`.
+        """
         return None
 
     def with_found_schema(self, found: FoundSchema) -> Source:
-        """The same source with the schema that its job found before, whatever is in the input today. A source that
-        finds none, or whose schema is declared, is returned as it is."""
+        """Return the same source with the schema that its job found before, whatever the input holds today.
+
+        A source that finds no schema, or whose schema is declared, returns itself.
+        """
         return self
 
     def side_outputs(self) -> Mapping[str, pa.Schema]:
-        """Name -> schema of what `PollResult.sides` may hold."""
+        """Return name -> schema of the side outputs that `PollResult.sides` may hold."""
         return {}
 
     def required_side_outputs(self) -> Mapping[str, str]:
-        """Side outputs without a reader of which the pipeline is not built -> why."""
+        """Return the side outputs that need a reader -> why. Without a reader of each, the pipeline is not built."""
         return {}
 
     @abstractmethod
     def discover(self, parallelism: int) -> Sequence[Split]:
-        """All splits, in the driver, once per fresh start; deterministic order (S4.3)."""
+        """Return all splits in deterministic order. Called in the driver, once per fresh start (S4.3)."""
 
     @abstractmethod
     def create_reader(self, ctx: SourceContext) -> SourceReader:
-        """A reader, in the slot."""
+        """Return a reader. Called in the slot."""
 
     def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]] | None:
-        """(split id, why) of those of a snapshot's splits that could not be read on from their positions; None: cannot
-        tell, before they are read. For a preflight, not in a slot; may do I/O. Finished splits need nothing.
+        """Check which splits of a snapshot cannot be read on from their positions.
+
+        For a preflight, not in a slot; may do I/O. Finished splits are not checked.
+
+        Returns:
+            (split id, reason) of each such split; None: the source cannot know before it reads them.
 
         Raises:
-            OSError, StoreError, OutageError: what holds them does not answer.
+            OSError, StoreError, OutageError: the system that holds the splits does not answer.
         """
         return None
 
     def describe(self) -> str:
-        """One line for `explain()`, without secrets."""
+        """Describe the source in one line for `explain()`, without secrets."""
         return type(self).__name__
 
 
 class SinkWriter(ABC):
-    """Two-phase writer of one subtask (S7.4). `write`, `prepare_commit` run on the loop; the function that
-    `prepare_commit` returns, `commit` and `abort` run on a writer thread and may block."""
+    """Two-phase-commit writer of one subtask (S7.4).
+
+    `write` and `prepare_commit` run on the loop. The function that `prepare_commit` returns, `commit` and `abort` run
+    on a writer thread and may block.
+    """
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write to where readers do not see it."""
+        """Write the batch to a place that readers do not see."""
 
     def end_input(self) -> None:
-        """No write follows in this run: what the function of `prepare_commit` would do first may begin now, on threads
-        of the writer's own; the last snapshot comes some milliseconds later. On the loop, does not block; not called
-        when a run ends in another way than with its data (S7.2)."""
+        """Prepare for the end: no write follows in this run.
+
+        The writer may begin, on threads of its own, the work that the function of `prepare_commit` would do first; the
+        last snapshot comes some milliseconds later. Called on the loop; does not block. Not called when a run ends
+        before its input ends (S7.2).
+        """
 
     @abstractmethod
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
-        """Close the running transaction; later writes belong to the next. The returned function (called once) makes
-        the staged data durable and gives its handles; empty when nothing was written."""
+        """Close the running transaction; later writes belong to the next one.
+
+        The returned function is called once. It makes the staged data durable and returns its handles; no handles when
+        nothing was written.
+        """
 
     @abstractmethod
     def commit(self, committables: Sequence[Committable]) -> None:
-        """Publish, idempotently. Neither commit marker nor staged data: raise TidegateError, never take it for done; so
-        with transactions of another job, lineage or sink (`transactions.check_own`), as in `abort`. Called only
-        while the caller holds a `CommitPermit` that covers them. What a restore permits is committed, by all subtasks,
-        before the first of them runs, so before anything of a newer checkpoint; but for what waits for a verdict
-        (S7.8): an approval covers that and newer ones, and subtasks commit side by side."""
+        """Publish staged data, idempotently.
+
+        When neither a commit marker nor staged data exists, raise TidegateError: a lost transaction never counts as
+        committed. Do the same for transactions of another job, lineage or sink (`transactions.check_writer`), as in
+        `abort`.
+
+        Called only while the caller holds a `CommitPermit` that covers the transactions. After a restore, all subtasks
+        commit the permitted transactions before the first subtask runs, so before anything of a newer checkpoint is
+        committed. Transactions that wait for a verdict are the exception (S7.8): an approval covers them and newer
+        ones, and subtasks commit side by side.
+        """
 
     @abstractmethod
     def abort(self, committables: Sequence[Committable]) -> None:
-        """Remove staged data. Idempotent. For whoever gives up transactions that he holds handles of; no run does: what
-        an aborted checkpoint pre-committed stays pending and is part of the next one, and what a failed run, a rejected
-        or an abandoned timeline, or a zombie left staged is removed by the next start's `recover`, which needs no
-        handles (S7.4)."""
+        """Remove staged data. Idempotent.
+
+        For callers that give up transactions whose handles they hold; no run does so. Data that an aborted checkpoint
+        pre-committed stays pending and is part of the next checkpoint. `recover` of the next start removes the data
+        that a failed run, a rejected or abandoned timeline, or a zombie left staged; it needs no handles (S7.4).
+        """
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
-        """Called once at the start of a run, on a writer thread, perhaps beside new writes of this run; at restore
-        after committing what the restored snapshot `checkpoint_id` held (0: fresh start): remove staged data that
-        failed runs of the same job, lineage and uid left, of its own subtask index and, when they ran at a higher
-        parallelism, of the indices congruent to it (`transactions.is_leftover` tells them). `pending`: restored handles
-        that still await a permit (S7.8): keep. `commit` may be given handles of those indices, too."""
+        """Remove staged data that failed runs left.
+
+        Called once at the start of a run, on a writer thread, possibly in parallel with new writes of this run. At a
+        restore, it is called after the transactions of the restored snapshot `checkpoint_id` are committed (0: fresh
+        start).
+
+        It removes data of the same job, lineage and uid: of its own subtask index and, if failed runs had a higher
+        parallelism, of the indices congruent to it (`transactions.is_leftover` decides). `commit` may be called with
+        handles of those indices, too.
+
+        Args:
+            pending: restored handles that still await a permit (S7.8): keep their staged data.
+        """
 
     def close(self) -> None:
-        """Release resources; staged data that was not prepared is dropped."""
+        """Release resources and drop staged data that was not prepared."""
 
 
 class Sink(ABC):
-    """A description of output: frozen, cheap to make, no I/O in its constructor.
+    """Description of an output: frozen, cheap to make, no I/O in its constructor.
 
-    What only some sinks can do is a method more, which the runtime finds by its name: `SupportsRewind`,
+    Optional capabilities are additional methods, which the runtime finds by name: `SupportsRewind`,
     `SupportsQuarantine`, `CollectsLeftovers`, `ReportsExistingOutput`.
     """
 
     former_names: tuple[str, ...] = ()
-    """Names that its class had: snapshots taken under these are restored, too (S5.5)."""
+    """Former names of the class: snapshots stored under these names are restored, too (S5.5)."""
 
     two_phase: bool = True
-    """False: rows are visible when they are written, nothing is committed (a discarding or printing sink); then no
-    final checkpoint is forced. A promise about the rows, so an attribute and no capability."""
+    """True if the sink publishes its rows with a commit.
+
+    False: rows are visible as soon as they are written (a discarding or printing sink), and no final checkpoint is
+    forced. It states a guarantee for the rows, so it is an attribute and no capability.
+    """
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise PipelineError when records of this schema cannot be written, or the target cannot be used."""
+        """Check that records of this schema can be written and that the target can be used. Raises PipelineError."""
 
     def check_fresh_start(self, ctx: SinkContext) -> None:
-        """Raise PipelineError when a job that starts afresh may not write to what its target holds already. In the
-        driver, before the submission's first run waits for slots, and by the command line before it submits; the
-        driver's call may leave a record of its own, and comes again until the job runs. Not called for restores, but
-        for forks. By default every target is accepted.
+        """Check that a job that starts fresh may write to the target as it is. Raises PipelineError.
+
+        Called in the driver before the submission's first run waits for slots, and by the command line before it
+        submits. The driver's call may write a record of its own, and is repeated until the job runs. Not called for
+        restores; called for forks. The default accepts every target.
 
         Args:
-            ctx: of the run to come, with `subtask` 0 and `parallelism` 1. Output of this job and lineage is its own.
-                Without a lineage (the command line) nothing may be changed.
+            ctx: context of the next run, with `subtask` 0 and `parallelism` 1. Output of this job and lineage is its
+                own. Without a lineage (the command line), nothing may be changed.
         """
 
     @abstractmethod
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
-        """A writer, in the slot."""
+        """Return a writer. Called in the slot."""
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
-        """Where the staged data of one transaction can be read before it is committed (S7.8): paths of whole files that
-        common readers take, or a table and a condition. Cheap, from the handle alone; it goes into the metadata of
-        every snapshot that holds the handle. By default only that there is something.
+        """Describe where the staged data of one transaction can be read before it is committed (S7.8).
+
+        The answer is paths of whole files that common readers accept, or a table and a condition. It is cheap and uses
+        the handle alone, because it becomes part of the metadata of every snapshot that holds the handle. The default
+        only states that staged data exists.
 
         Args:
-            ctx: of a writer in this job and lineage, of any subtask.
-            checkpoint_id: the transaction was pre-committed for.
+            ctx: context of a writer in this job and lineage, of any subtask.
+            checkpoint_id: checkpoint for which the transaction was pre-committed.
         """
         return StagedData(ctx.uid, checkpoint_id)
 
     def identity(self) -> SinkIdentity:
-        """What it writes to: by it a fork is kept from its original's place (S7.4), and lineage names the output. By
-        default the place is not known, unless a `describe` of the sink's own names it: `Kind('place', ...)`."""
+        """Return the identity of the target.
+
+        By it, a fork is refused where its original writes (S7.4), and lineage names the output. By default the place is
+        unknown, unless the sink overrides `describe` with text of the form `Kind('place', ...)`.
+        """
         if type(self).describe is Sink.describe:
             return SinkIdentity(type(self).__name__)
         return recorded_identity(self.describe())
 
     def describe(self) -> str:
-        """One line for `explain()` and the decision log, without secrets: the identity as text."""
+        """Describe the sink in one line for `explain()` and the decision log, without secrets: its identity as text."""
         return str(self.identity())
 
 
@@ -278,8 +332,7 @@ class Sink(ABC):
 
 @runtime_checkable
 class SupportsRewind(Protocol):
-    """A sink that can take back what it published. Without it, a restore with `on_committed_after="rewind"` is
-    refused."""
+    """A sink that can remove published output. Without it, a restore with `on_committed_after="rewind"` is refused."""
 
     def rewind_to(
         self,
@@ -289,36 +342,42 @@ class SupportsRewind(Protocol):
         *,
         before: int = NO_CHECKPOINT,
     ) -> Callable[[], None]:
-        """Prepare to take the target back to what this job's lineage had published up to snapshot `checkpoint_id`, for
-        a restore with `on_committed_after="rewind"` (S9.3). Changes nothing and raises when it cannot be done; the
-        returned function does it, idempotently, and is to be repeated, from this call on, until it has returned. So a
-        pipeline's sinks are all asked before the first is changed.
+        """Prepare to restore the target to what this job's lineage had published up to snapshot `checkpoint_id`.
 
-        In the driver, once its fence is in the log and before a slot of the run starts: nobody but zombies of older
-        generations writes meanwhile, and what they have staged is removed, too. May block. The lineage's snapshots
-        behind `checkpoint_id` must never be restored afterwards: the rows they count as published are gone.
+        For a restore with `on_committed_after="rewind"` (S9.3). This call changes nothing, and raises when the rewind
+        is impossible. The returned function does the rewind, idempotently. If it fails, the caller repeats both,
+        beginning with this call. So all sinks of a pipeline are checked before the first one is changed.
+
+        Runs in the driver, after its fence is in the log and before a slot of the run starts: only zombies of older
+        generations may write meanwhile, and the rewind removes their staged data, too. May block. The lineage's
+        snapshots after `checkpoint_id` must never be restored afterwards: the rows they count as published no longer
+        exist.
 
         Args:
-            ctx: of the run to come, with `subtask` 0 and `parallelism` 1: it stands for all subtasks there ever were.
-            pending: all handles that snapshot `checkpoint_id` holds, of all subtasks: keep their staged data.
-            before: leave alone what was published for checkpoints of this id and later: a newer driver claims those,
-                beside which this one may still be at it, not knowing that it has been replaced (S9.2).
+            ctx: context of the next run, with `subtask` 0 and `parallelism` 1: it stands for all subtasks that ever
+                existed.
+            pending: all handles in snapshot `checkpoint_id`, of all subtasks: keep their staged data.
+            before: keep what was published for checkpoints of this id and later. They belong to a newer driver, which
+                may already run while this driver does not know that it has been replaced (S9.2).
         """
 
 
 @runtime_checkable
 class SupportsQuarantine(Protocol):
-    """A sink that can put away what it staged. Without it, a rejection stops the job or rewinds it."""
+    """A sink that can move staged data to quarantine. Without it, a rejection stops the job or rewinds it."""
 
     def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
-        """Move staged data to where nobody will ever commit it, `recover` does not remove it, and people can read it
-        (S7.8): files into the folder `into`, what cannot be in files to a place of the sink's own; then note in `into`
-        where it is. Idempotent: it is repeated until it has returned, and may come again long after; what is not there
-        any more was taken by people. On a writer thread of a slot, beside a writer of the same context, or in the
-        driver; may block.
+        """Move staged data to a place where users can read it, and where neither a commit nor `recover` touches it
+        (S7.8).
+
+        Files go into the folder `into`, data that cannot be files to a place of the sink's own. Afterwards, a note in
+        `into` records the place. Idempotent: the caller repeats it until it has returned, and may repeat it long after.
+        Missing data was removed by a user. Runs on a writer thread of a slot, in parallel with a writer of the same
+        context, or in the driver; may block.
 
         Args:
-            ctx: of a subtask, or with `subtask` 0 and `parallelism` 1: it then stands for all subtasks there ever were.
+            ctx: context of a subtask; or with `subtask` 0 and `parallelism` 1, which stands for all subtasks that ever
+                existed.
         """
 
 
@@ -327,32 +386,36 @@ class CollectsLeftovers(Protocol):
     """A sink that lists and deletes data that no snapshot needs. `tidegate gc` skips other sinks."""
 
     def collect(self, ctx: SinkContext, needed: NeededTransactions, *, dry_run: bool = False) -> LeftoverReport:
-        """Remove what one lineage of a job left here and `needed` does not name, such as data that failed runs staged
-        before a fresh start, and commit markers, without forgetting what these tell of checkpoints from
-        `needed.markers_from` on (S2.3). Blocks; idempotent. May be broken off anywhere, run twice at once, and beside a
-        running job, of this lineage too.
+        """Delete leftovers of one lineage of a job that `needed` does not name.
+
+        Leftovers are data that failed runs staged before a fresh start, and commit markers. Information about
+        checkpoints from `needed.markers_from` on is kept (S2.3). Blocks; idempotent. It may be interrupted anywhere,
+        run twice at once, and run in parallel with a running job, also of this lineage.
 
         Args:
-            ctx: of the lineage, with `subtask` 0 and `parallelism` 1: it stands for all subtasks there ever were.
-            dry_run: change nothing, but tell.
+            ctx: context of the lineage, with `subtask` 0 and `parallelism` 1: it stands for all subtasks that ever
+                existed.
+            dry_run: change nothing, only report.
         """
 
 
 @runtime_checkable
 class ReportsExistingOutput(Protocol):
-    """A sink that lets the user choose what happens to output that is there before the job."""
+    """A sink that lets the user choose what happens to output that existed before the job."""
 
     def existing_output(self) -> str:
-        """What a fresh start does with it, as the rest of a sentence that begins with the sink: "keeps the files that
-        are there". For `tidegate start --fresh`."""
+        """Describe what a fresh start does with existing output, as the rest of a sentence that begins with the sink.
+
+        For example "keeps the files that are there". For `tidegate start --fresh`.
+        """
 
 
 @runtime_checkable
 class WrittenBySpark(Protocol):
-    """A sink whose commit is one write of Spark in the driver, at the end of a job: in batch mode only."""
+    """A sink whose commit is one Spark write in the driver, at the end of a job. In batch mode only."""
 
     def check_target(self) -> None:
-        """Raise PipelineError when the write will be refused. In a driver with a Spark session, before the job."""
+        """Raise PipelineError if the write will be refused. Called in a driver with a Spark session, before the job."""
 
     def publish(self, rows: Any) -> None:
         """Write all staged rows."""
@@ -360,10 +423,10 @@ class WrittenBySpark(Protocol):
 
 @runtime_checkable
 class ReadBySpark(Protocol):
-    """A source whose rows Spark gives, as a bounded DataFrame. It has no splits before a driver has materialised it."""
+    """A source whose rows are a bounded Spark DataFrame. It has no splits until a driver has materialised it."""
 
     def frame(self, session: SparkSession) -> DataFrame:
-        """The rows; in the driver."""
+        """Return the rows as a DataFrame. Called in the driver."""
 
     def schema(self) -> pa.Schema:
         """See `Source.schema`."""

@@ -1,4 +1,4 @@
-"""What a sink keeps for nobody: asked for and removed with no job running, or beside one (S2.3, S7.4)."""
+"""Leftovers of sinks: data that no snapshot needs, listed and deleted with or without a running job (S2.3, S7.4)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Literal
 from tidegate.connectors.transactions import Committable
 
 ALL_CHECKPOINTS = sys.maxsize
-"""As `NeededTransactions.markers_from`: no commit marker is needed."""
+"""Value of `NeededTransactions.markers_from`: no commit marker is needed."""
 
 
 @dataclass(frozen=True)
 class NeededTransactions:
-    """What may still be asked of a sink in one lineage of a job.
+    """Transactions of one lineage of a job that a sink must keep.
 
     Attributes:
-        handles: uncommitted transactions that snapshots hold: their staged data stays. None: all that is staged stays,
-            since a run may own it, or a snapshot that cannot be read may name it.
-        markers_from: no restore can ask whether a transaction of an older checkpoint is committed. 0: of each one may.
-        before: only what was last written before this time goes; what is on its way is younger.
+        handles: uncommitted transactions in snapshots: their staged data stays. None: all staged data stays, because a
+            running job may own it, or an unreadable snapshot may name it.
+        markers_from: oldest checkpoint whose commit markers a restore may still read; older ones are not needed. 0: all
+            may be read.
+        before: only data last written before this time is deleted; younger data may be in use.
     """
 
     handles: Sequence[Committable] | None
@@ -32,13 +33,14 @@ class NeededTransactions:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something that went, or would go.
+    """Data that a collection deleted, or would delete.
 
     Attributes:
         path: a staged file, or a folder of commit markers.
-        why: "staged": no snapshot that is there names it; "markers": what they say is in a pack now, or nobody can ask.
-        files: how many they are.
-        size_bytes: of all of them.
+        why: "staged": no existing snapshot names it; "markers": a pack replaces the markers, or nothing reads them any
+            more.
+        files: number of files.
+        size_bytes: total size of the files.
     """
 
     path: str
@@ -49,8 +51,10 @@ class Leftover:
 
 @dataclass(frozen=True)
 class LeftoverReport:
-    """What a collection did in one sink and lineage, or would do. `too_young`: how many files nobody needs and are
-    not old enough."""
+    """Result of a collection, or of its dry run, in one sink and lineage.
+
+    `too_young`: number of files that nothing needs and that are not old enough to delete.
+    """
 
     found: tuple[Leftover, ...] = ()
     too_young: int = 0

@@ -1,4 +1,4 @@
-"""Push sources: input that comes on a thread of its own or by callback (S4.1)."""
+"""Push sources: input that arrives on a thread of its own or by callback (S4.1)."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from tidegate.log_format import context
 logger = logging.getLogger("tidegate.connectors")
 
 ENTRY_BYTES = 512
-"""What an entry counts besides its records, bytes: bounds how many entries without records can wait."""
+"""Bytes that an entry counts besides its records: limits how many entries without records can wait."""
 MAX_PUSH_ROWS = 65_536
-"""Most rows of one emission: the loop takes it as one batch, and takes nothing else meanwhile."""
+"""Most rows of one emission. The loop processes them as one batch and does nothing else meanwhile."""
 __all__ = ["PushClosedError", "PushContext", "PushReader", "PushSource", "Pusher"]
 
 DEFAULT_BUFFER_BYTES = 8 * 1024 * 1024
 PUSH_RETRY_MS = 1_000
-"""How long a reader with nothing to give asks not to be polled; an emission wakes the loop before."""
+"""Time, in milliseconds, for which a reader without records need not be polled; an emission wakes the loop earlier."""
 PUSHER_STOP_S = 5.0
-"""How long `close` waits for the pusher's thread, seconds. The loop stands still meanwhile."""
+"""Time, in seconds, that `close` waits for the pusher's thread. The loop is blocked meanwhile."""
 
 
 class PushClosedError(Exception):
-    """The reader was closed: the run is over, and what is emitted now belongs to nobody. End the thread."""
+    """The reader was closed because the run is over. Records emitted now are dropped: end the thread."""
 
 
 @dataclass(frozen=True)
 class PushedBatch:
-    """What the loop got.
+    """Result of one `PushQueue.take`.
 
     Attributes:
-        batch, split_id: records and where they came from, or neither.
-        finished: a split ended, with the batch or without one.
-        idle: nothing is left, and the pusher said that nothing comes.
+        batch, split_id: records and their split, or None for both.
+        finished: a split ended, with or without the batch.
+        idle: the queue is empty, and the pusher reported that it is idle.
     """
 
     batch: pa.RecordBatch | None = None
@@ -56,7 +56,7 @@ class PushedBatch:
 
 @dataclass(frozen=True)
 class _QueuedBatch:
-    """One emission, or the end of a split. `position` is the split's after `batch`."""
+    """One emission, or the end of a split. `position` is the position of the split after `batch`."""
 
     split_id: str
     batch: pa.RecordBatch | None
@@ -66,17 +66,22 @@ class _QueuedBatch:
 
 
 class PushQueue:
-    """A bounded queue between a pusher's threads and the loop, and the positions on the loop's side.
+    """Bounded queue between the threads of a pusher and the loop, with the positions on the loop's side.
 
-    The lock is the subtask's checkpoint lock. An entry holds records and position, so there is no moment at which one
-    of them has been handed over without the other; positions move when an entry is taken. The queue is full when
-    its entries hold `capacity_bytes`; one entry may go beyond, so that any batch can pass.
+    The lock is the subtask's checkpoint lock. One entry holds both records and position, so they are always handed over
+    together; positions advance when an entry is taken. The queue is full when its entries hold `capacity_bytes`. The
+    last entry may exceed the limit, so that a batch of any size can pass.
     """
 
     def __init__(
         self, splits: Sequence[Split], capacity_bytes: int, wake: Callable[[], None], condition: threading.Condition
     ) -> None:
-        """Args: wake: rouses the loop, from any thread. condition: on a lock that nobody else holds for long."""
+        """Create the queue.
+
+        Args:
+            wake: wakes the loop, from any thread.
+            condition: condition on a lock that no other code holds for long.
+        """
         self._capacity_bytes = capacity_bytes
         self._wake = wake
         self._condition = condition
@@ -92,7 +97,7 @@ class PushQueue:
     # ------------------------------------------------------------ the pusher's threads
 
     def put(self, split_id: str, batch: pa.RecordBatch, position: Any) -> None:
-        """Hand over records and position; waits, without the lock, while the queue is full."""
+        """Add records and position. If the queue is full, waits without holding the lock."""
         text = json.dumps(position)
         entry = _QueuedBatch(split_id, batch, json.loads(text), False, batch.nbytes + len(text) + ENTRY_BYTES)
         with self._condition:
@@ -100,11 +105,11 @@ class PushQueue:
                 self._condition.wait()
             self._refuse_when_closed()
             if split_id not in self._open:
-                problem = "has ended" if split_id in self._splits else "is not here"
+                problem = "has ended" if split_id in self._splits else "is not assigned to this subtask"
                 raise PipelineError(
-                    f"The pusher emitted records of split {split_id!r}, which {problem}",
+                    f"the pusher emitted records of split {split_id!r}, which {problem}",
                     cause=f"open splits of this subtask: {sorted(self._open)}",
-                    remedy="Emit for the splits in PushContext.splits only, each until finish_split",
+                    remedy="Emit only for splits in PushContext.splits, and not after finish_split",
                 )
             rouse = not self._queue
             self._idle = False
@@ -113,30 +118,30 @@ class PushQueue:
             self._wake()
 
     def finish(self, split_id: str) -> None:
-        """The end of a split, behind what was put for it; a second time changes nothing."""
+        """Add the end of a split, after the records already added. A second call changes nothing."""
         with self._condition:
             self._refuse_when_closed()
             if split_id not in self._splits:
-                raise PipelineError(f"The pusher finished split {split_id!r}, which is not here")
+                raise PipelineError(f"the pusher finished split {split_id!r}, which is not assigned to this subtask")
             self._finish(split_id)
         self._wake()
 
     def mark_idle(self) -> None:
-        """Nothing will come for an indefinite time; the next `put` ends that."""
+        """Report that no records follow for an indefinite time; the next `put` ends the idle state."""
         with self._condition:
             self._refuse_when_closed()
             self._idle = True
         self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """The pusher raised; the next `take` raises the same. Too late when closed."""
+        """Store the error that the pusher raised; the next `take` raises it. Ignored when the queue is closed."""
         with self._condition:
             if not self._closed.is_set():
                 self._failure = error
         self._wake()
 
     def finish_all(self) -> None:
-        """The pusher of a bounded source returned: every split has been read to its end."""
+        """Add the end of every open split. Called when the pusher of a bounded source returned."""
         with self._condition:
             for split_id in sorted(self._open):
                 self._finish(split_id)
@@ -144,23 +149,23 @@ class PushQueue:
 
     @property
     def has_open_splits(self) -> bool:
-        """Splits whose end was not put."""
+        """Return whether the end of a split is still missing."""
         with self._condition:
             return bool(self._open)
 
     @property
     def is_closed(self) -> bool:
-        """Nothing is taken any more."""
+        """Return whether the queue refuses entries."""
         return self._closed.is_set()
 
     def wait_until_closed(self, timeout_s: float | None) -> bool:
-        """Sleep until closed; False: `timeout_s` passed before."""
+        """Wait until the queue is closed. Returns False if `timeout_s` elapsed first."""
         return self._closed.wait(timeout_s)
 
     # ------------------------------------------------------------ the loop
 
     def take(self) -> PushedBatch:
-        """The next batch, with its split's position moved behind it; raises what the pusher raised."""
+        """Return the next batch and advance the position of its split. Raises the error of the pusher, if any."""
         finished = False
         with self._condition:
             if self._failure is not None:
@@ -170,6 +175,8 @@ class PushQueue:
                 finished |= self._move(entry)
                 if entry.batch is None or entry.batch.num_rows == 0:
                     continue
+                # The end of the same split belongs to this batch, so that the watermark is not held back for one more
+                # poll.
                 if self._queue and self._queue[0].finishes and self._queue[0].split_id == entry.split_id:
                     finished |= self._move(self._queue.popleft())
                 self._condition.notify_all()
@@ -178,16 +185,18 @@ class PushQueue:
             return PushedBatch(finished=finished, idle=self._idle)
 
     def snapshot(self) -> list[Split]:
-        """All splits with the positions behind what was taken; what waits in the queue is in no snapshot."""
+        """Return all splits with the positions that the loop has reached. Batches in the queue are in no snapshot."""
         with self._condition:
             return list(self._splits.values())
 
     def active_splits(self) -> frozenset[str]:
-        """Splits whose end has not been taken."""
+        """Return the splits whose end has not been taken."""
         return self._active
 
     def close(self) -> None:
-        """Take nothing more; waiting and later calls of the pusher raise PushClosedError. May come twice."""
+        """Refuse and drop all entries. Waiting and later calls of the pusher raise PushClosedError. May be called
+        twice.
+        """
         with self._condition:
             self._closed.set()
             self._queue.clear()
@@ -206,7 +215,7 @@ class PushQueue:
             self._append(_QueuedBatch(split_id, None, None, True, ENTRY_BYTES))
 
     def _move(self, entry: _QueuedBatch) -> bool:
-        """Move the split's position with the entry; True: the split has ended."""
+        """Advance the split's position to the entry. Returns True when the split has ended."""
         split = self._splits[entry.split_id]
         self.queued_bytes -= entry.size_bytes
         if entry.finishes:
@@ -218,15 +227,16 @@ class PushQueue:
 
     def _refuse_when_closed(self) -> None:
         if self._closed.is_set():
-            raise PushClosedError("the source's reader was closed: end the thread")
+            raise PushClosedError("the reader of the source was closed. End the thread")
 
 
 class PushContext:
-    """What a pusher emits through. Every method may be called from any thread, and raises PushClosedError once the run
-    is over.
+    """Context through which a pusher emits.
+
+    Every method may be called from any thread, and raises PushClosedError once the run is over.
 
     Attributes:
-        splits: those of this subtask that are not read to their end; begin each behind its `position` (None: at its
+        splits: splits of this subtask that are not read to their end; begin each after its `position` (None: at its
             start).
     """
 
@@ -237,25 +247,25 @@ class PushContext:
         self._handover = handover
 
     def emit(self, batch: pa.RecordBatch, *, split_id: str, position: Any) -> None:
-        """Hand over records of a split, and the position behind the last of them: no snapshot holds one without the
-        other (S4.1). Blocks while `buffer_bytes` wait for the loop.
+        """Emit records of a split together with the position after the last of them.
 
-        Emissions of one split come one after the other: the next begins when the one before has returned. Neither
-        `batch` nor what its memory belongs to may be changed afterwards; `position` is copied.
+        No snapshot holds the one without the other (S4.1). Blocks while `buffer_bytes` wait for the loop. Emissions of
+        one split must be sequential: begin the next when the previous call has returned. Do not modify `batch`, nor the
+        memory it refers to, afterwards; `position` is copied.
 
         Args:
-            batch: with the source's schema and at most 65,536 rows; with none the position alone moves.
-            position: JSON-able, not None; comes back through JSON (a tuple as a list).
+            batch: records in the source's schema, at most 65,536 rows; a batch without rows advances only the position.
+            position: JSON-able, not None; a restore returns it as parsed from JSON (a tuple becomes a list).
 
         Raises:
             PushClosedError: the run is over; let it end `run`.
-            PipelineError: another schema, too many rows, no position, or not an open split of this subtask.
+            PipelineError: wrong schema, too many rows, no position, or not an open split of this subtask.
         """
         if not isinstance(batch, pa.RecordBatch) or not batch.schema.equals(self._schema):
             found = batch.schema if isinstance(batch, pa.RecordBatch) else type(batch).__name__
-            raise self._wrong("emitted records with another schema", f"declared {self._schema}, emitted {found}")
+            raise self._wrong("emitted records with the wrong schema", f"declared {self._schema}, emitted {found}")
         if batch.num_rows > MAX_PUSH_ROWS:
-            raise self._wrong(f"emitted {batch.num_rows} rows at once", f"at most {MAX_PUSH_ROWS} make one batch")
+            raise self._wrong(f"emitted {batch.num_rows} rows at once", f"one batch holds at most {MAX_PUSH_ROWS} rows")
         if position is None:
             raise self._wrong("emitted without a position", "position=None means the start of the split")
         try:
@@ -266,68 +276,76 @@ class PushContext:
             raise self._wrong("emitted a position that is not JSON", str(error)) from error
 
     def finish_split(self, split_id: str) -> None:
-        """Say that a split has been read to its end; it holds the watermark back no longer, and is not read after a
-        restore. Calling it again changes nothing."""
+        """Report that a split has been read to its end.
+
+        The split no longer holds the watermark back, and is not read after a restore. A second call changes nothing.
+        """
         try:
             self._handover.finish(split_id)
         except PipelineError as error:
             raise PipelineError(error.what, where=self._where) from None
 
     def idle(self) -> None:
-        """Say that nothing comes for an indefinite time: the subtask is left out of the watermark until the next
-        emission (S4.4)."""
+        """Report that no records follow for an indefinite time: the watermark ignores the subtask until the next
+        emission (S4.4).
+        """
         self._handover.mark_idle()
 
     @property
     def is_closed(self) -> bool:
-        """The run is over; `run` should return."""
+        """Return whether the run is over; `run` should then return."""
         return self._handover.is_closed
 
     def wait_until_closed(self, timeout_s: float | None = None) -> bool:
-        """Block until the run is over: the end of a `run` whose records come by callback. False: `timeout_s` passed
-        before."""
+        """Block until the run is over. Use it as the end of a `run` whose records arrive by callback.
+
+        Returns False if `timeout_s` elapsed first.
+        """
         return self._handover.wait_until_closed(timeout_s)
 
     def _wrong(self, what: str, cause: str) -> PipelineError:
-        return PipelineError(f"The pusher {what}", where=self._where, cause=cause)
+        return PipelineError(f"the pusher {what}", where=self._where, cause=cause)
 
 
 class Pusher(ABC):
-    """Receives the input of one subtask."""
+    """Receiver of the input of one subtask."""
 
     @abstractmethod
     def run(self, push: PushContext) -> None:
-        """Emit until the input ends or PushClosedError comes out of a call; may block. Called once, on a thread of its
-        own, with the first poll; not at all in a subtask without splits to read. For callbacks: register them, then
-        `push.wait_until_closed()`.
+        """Emit until the input ends or a call raises PushClosedError; may block.
 
-        Returning says that all splits have been read to their end, which only a bounded source's pusher may say. What
-        it raises fails the run as root cause.
+        Called once, on a thread of its own, with the first poll; not called in a subtask without splits to read. For
+        callbacks: register them, then call `push.wait_until_closed()`.
+
+        Returning means that all splits have been read to their end; only the pusher of a bounded source may return
+        before the run is over. An exception fails the run as root cause.
         """
 
     def stop(self) -> None:
-        """Make `run` return soon, where it waits for something else than `push`: close a connection, say. Called once,
-        on the slot's loop, when the run is over; must not block."""
+        """Make `run` return soon if it waits for something other than `push`, for example by closing a connection.
+
+        Called once, on the slot's loop, when the run is over; must not block.
+        """
 
 
 class PushSource(Source):
-    """A source that is not polled: it emits by itself.
+    """A source that emits by itself instead of being polled.
 
     Implement `boundedness`, `schema`, `discover` and `create_pusher`. Guarantee: each record affects state once, if the
-    pusher, given a split with a position, emits exactly what follows that position.
+    pusher, for a split with a position, emits exactly the records after that position.
 
     Attributes:
-        buffer_bytes: emitted and not yet taken by the loop; more makes `emit` wait.
+        buffer_bytes: bytes of emitted batches that may wait for the loop; `emit` blocks while more wait.
     """
 
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
 
     @abstractmethod
     def create_pusher(self, ctx: SourceContext) -> Pusher:
-        """A pusher, in the slot. Neither connects nor blocks; `run` does."""
+        """Return a pusher. Called in the slot; must neither connect nor block, only `run` does."""
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
-        """The reader that hands the pusher's records to the loop."""
+        """Return the reader that hands the pusher's records to the loop."""
         return PushReader(
             self.create_pusher(ctx),
             ctx,
@@ -338,10 +356,10 @@ class PushSource(Source):
 
 
 class PushReader(SourceReader):
-    """Makes a pusher look like any reader: polled by the loop, position moving with the batch (S4.1, S4.2).
+    """Adapter that lets the loop poll a pusher like any reader; the position advances with the batch (S4.1, S4.2).
 
-    A batch that was emitted and not polled is not in a snapshot, and neither is its position: after a restore the
-    pusher emits it again.
+    A batch that was emitted and not polled is not in a snapshot, nor is its position: after a restore the pusher emits
+    it again.
     """
 
     def __init__(
@@ -356,7 +374,12 @@ class PushReader(SourceReader):
         condition: Callable[[], threading.Condition] = lambda: threading.Condition(threading.Lock()),
         make_thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
-        """Args: condition, make_thread: for tests, which put themselves between any two steps."""
+        """Create the reader.
+
+        Args:
+            stop_s: seconds that `close` waits for the pusher's thread.
+            condition, make_thread: for tests, which interleave the threads step by step.
+        """
         self._pusher = pusher
         self._ctx = ctx
         self._schema = schema
@@ -370,11 +393,11 @@ class PushReader(SourceReader):
         self._handover = PushQueue((), buffer_bytes, ctx.wake, condition())
 
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """Take splits; the thread starts with the first poll."""
+        """Accept splits; the thread starts with the first poll."""
         self._handover = PushQueue(splits, self._buffer_bytes, self._ctx.wake, self._condition())
 
     def poll(self, now_ms: int) -> PollResult:
-        """What was emitted first. Raises what the pusher raised."""
+        """Return the oldest batch in the queue. Raises the error of the pusher, if any."""
         if self._thread is None and self._handover.active_splits():
             self._start()
         taken = self._handover.take()
@@ -391,20 +414,22 @@ class PushReader(SourceReader):
         )
 
     def snapshot(self) -> Sequence[Split]:
-        """All splits with the positions behind the last batch polled."""
+        """Return all splits with positions after the last batch polled."""
         return self._handover.snapshot()
 
     def active_splits(self) -> frozenset[str]:
-        """Splits whose end has not been polled."""
+        """Return the splits whose end has not been polled."""
         return self._handover.active_splits()
 
     def progress(self) -> Mapping[str, Any]:
-        """`buffered_bytes`: emitted and not polled; near `buffer_bytes` the pusher waits for the job."""
+        """Return `buffered_bytes`: emitted and not polled. Near `buffer_bytes`, the pusher waits for the job."""
         return {"buffered_bytes": self._handover.queued_bytes}
 
     def close(self) -> None:
-        """End the pusher's thread and wait for it, a bounded time; one that goes on is logged, with where it
-        stands. It can emit nothing any more."""
+        """End the pusher's thread and wait for it, at most `stop_s` seconds.
+
+        If the thread still runs, a warning with its stack is logged. It can no longer emit.
+        """
         if self._closed:
             return
         self._closed = True
@@ -430,6 +455,7 @@ class PushReader(SourceReader):
         try:
             self._pusher.run(push)
         except PushClosedError as error:
+            # Before the close it was raised by user code, and must not look like a regular end.
             if not push.is_closed:
                 self._handover.fail(error)
         except Exception as error:
@@ -440,14 +466,14 @@ class PushReader(SourceReader):
             if self._bounded:
                 self._handover.finish_all()
             elif not push.is_closed and self._handover.has_open_splits:
-                self._handover.fail(self._ended("its `run` returned"))
+                self._handover.fail(self._ended("its run() returned"))
 
     def _ended(self, cause: str) -> PipelineError:
         return PipelineError(
-            "The pusher ended while its source goes on",
+            "the pusher ended before its source did",
             where=self._where,
             cause=cause,
-            remedy="Return from `run` when the source is bounded and at its end; else wait with wait_until_closed()",
+            remedy="Return from run() only at the end of a bounded source; otherwise call wait_until_closed()",
         )
 
     @property
@@ -458,8 +484,8 @@ class PushReader(SourceReader):
         frame = sys._current_frames().get(thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         logger.warning(
-            "the pusher %s of %s did not end within %g s; make its stop() end what its run() waits for. "
-            "It stands at:\n%s",
+            "the pusher %s of %s did not end within %g s. Make its stop() end what its run() waits for. "
+            "Stack of the thread:\n%s",
             type(self._pusher).__name__,
             self._where,
             self._stop_s,

@@ -1,9 +1,9 @@
-"""The job's folder for what sinks had staged for rejected checkpoints (S7.8).
+"""Folder of a job for data that sinks had staged for rejected checkpoints (S7.8).
 
     quarantine/chk-<checkpoint>/<sink>/[<column>=<value>/...]<writer>-<n>.<suffix>   data, where the sink wrote files
-    quarantine/chk-<checkpoint>/<sink>/_<writer>.json                                what it is, and whose word it was
+    quarantine/chk-<checkpoint>/<sink>/_<writer>.json                                description, and who rejected it
 
-Nothing here is ever deleted or read by the runtime. Readers of datasets pass over names that begin with an underscore.
+The runtime neither deletes nor reads anything here. Readers of datasets skip names that begin with an underscore.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ from tidegate.jobs.stores.store import Store
 
 
 class Quarantine:
-    """Takes one verdict's data. Every step may be repeated, by this run or a later one, and by two at once."""
+    """Writer of one verdict's data to the quarantine folder.
+
+    Every step may be repeated, by this run or a later one, and by two runs at once.
+    """
 
     def __init__(self, store: Store, folder: str, withheld: WithheldRange) -> None:
-        """Args: folder: `quarantine` of the job, relative to the store."""
+        """Create the writer. Args: folder: `quarantine` of the job, relative to the store."""
         self._store = store
         self._folder = folder
         self._withheld = withheld
 
     def checkpoint_of(self, made: TransactionId) -> int:
-        """The rejected checkpoint that a transaction belongs to."""
+        """Return the rejected checkpoint that a transaction belongs to."""
         return self._withheld.checkpoint_of(made.checkpoint_id)
 
     def take_file(self, filesystem: AbstractFileSystem, path: str, made: TransactionId, name: str) -> str | None:
-        """Move a file here as `<writer>-<name>`; the part of `name` in front of its last slash are folders.
+        """Move a file here as `<writer>-<name>`; the part of `name` before its last slash names folders.
 
         Returns:
-            Its path or URL; None when it is neither there nor here: somebody has removed it.
+            The new path or URL; None when the file is at neither place: a user has removed it.
         """
         folders, _, last = name.rpartition("/")
         target = f"{self._of_sink(made)}/{folders + '/' if folders else ''}{_writer(made)}-{last}"
@@ -50,7 +53,7 @@ class Quarantine:
             with suppress(FileNotFoundError):
                 filesystem.rm_file(path)
         except FileNotFoundError:
-            if not self._store.exists(target):  # unless another run was quicker
+            if not self._store.exists(target):  # another run may have moved it first
                 return None
         return self._store.local_path(target) or f"{self._store.url.rstrip('/')}/{target}"
 
@@ -58,7 +61,7 @@ class Quarantine:
         local = self._store.local_path(target) if is_local(filesystem) else None
         if local is not None:
             os.makedirs(os.path.dirname(local), exist_ok=True)
-            with suppress(OSError):  # on another device, or gone: told below
+            with suppress(OSError):  # on another device, or missing: the copy below decides
                 os.replace(path, local)
                 sync_to_disk(os.path.dirname(local))
                 return
@@ -66,7 +69,7 @@ class Quarantine:
             self._store.create(target, filesystem.cat_file(path))
 
     def note(self, made: TransactionId, data: StagedData) -> None:
-        """Write down what was taken, after it was."""
+        """Record what was moved. Call it after the move."""
         document: dict[str, Any] = {
             "record": "quarantined",
             "v": MANIFEST_VERSION,
@@ -85,5 +88,5 @@ class Quarantine:
 
 
 def _writer(made: TransactionId) -> str:
-    """Part of a name that no two transactions of a sink share."""
+    """Return a name part that no two transactions of a sink share."""
     return f"{made.subtask}-g{made.generation}-{file_name_token(made.run_id)}-{made.number}"

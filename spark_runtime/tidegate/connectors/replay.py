@@ -1,4 +1,4 @@
-"""Replay: plays files as a stream, in event-time order, at a chosen speed."""
+"""Replay: a source that plays files as a stream, in event-time order, at a chosen speed."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from tidegate.errors import OptionError, PipelineError
 
 
 class Replay(Source):
-    """Plays the files that are there when the job starts; unbounded, but for `at_end="end"`.
+    """Plays the files that exist when the job starts. Unbounded, unless `at_end="end"`.
 
-    All records are ordered by (time, order of the files), those without a time last; record r belongs to split r
-    modulo the number of splits. A split's position is (loop, records emitted in it) (S4.2). Every reader holds its
-    splits' records in memory, and reads all files once when it starts.
+    All records are ordered by (time, order of the files); records without a time come last. Record r belongs to split r
+    modulo the number of splits. The position of a split is (loop, records emitted in it) (S4.2). Every reader reads all
+    files once when it starts, and holds the records of its splits in memory.
 
-    At the end a replay stays open: `idle` emits nothing more and counts as idle (S4.4); `loop` begins again, with
-    times moved on by the span from the first to the last. With `end` it ends, and so is bounded: for a fork that works
-    off what an `idle` one has left. The status tells `played_all`, `rows` and `null_times`
-    (records without a time).
+    With `at_end="idle"`, the replay stays open at its end, emits nothing and is idle (S4.4). With `loop`, it starts
+    over, and event times advance by the span from the first to the last time. With `end`, it ends, and so is bounded:
+    use it for a fork that processes the remaining rows of an `idle` replay. The status shows `played_all`, `rows` and
+    `null_times` (records without a time).
 
     Args:
         paths, format, schema, columns, storage_options, null_values, encoding, on_missing_field, on_new_field,
-            on_bad_record: see `Files`.
-        time_column: event time: a timestamp, or int64 microseconds since the epoch.
+        on_bad_record: see `Files`.
+        time_column: column with the event time: a timestamp, or int64 microseconds since the epoch.
         rate: records per second over all splits, from the first poll after each start.
-        speedup: seconds of event time per second, from each start's first record. Neither: as fast as downstream takes
-            them.
+        speedup: seconds of event time per second, from the first record of each start. Without `rate` and `speedup`: as
+            fast as downstream operators accept them.
         at_end: "idle", "loop" or "end".
         splits: number of splits; None: the source's parallelism at the first start.
-        batch_rows: most records in one batch.
+        batch_rows: maximum number of records in one batch.
 
     Raises:
-        OptionError: a number is out of range, or both `rate` and `speedup` are given.
+        OptionError: a number is out of range, or both `rate` and `speedup` are passed.
     """
 
     def __init__(
@@ -68,11 +68,13 @@ class Replay(Source):
         on_bad_record: OnBadRecord = "fail",
     ) -> None:
         if rate is not None and speedup is not None:
-            raise OptionError("rate and speedup exclude each other", where="Replay(...)", remedy="Give one of them")
+            raise OptionError(
+                "rate and speedup exclude each other", where="Replay(...)", remedy="Pass only one of them"
+            )
         for name, value in (("rate", rate), ("speedup", speedup), ("splits", splits), ("batch_rows", batch_rows)):
             if value is not None and not value > 0:
                 raise OptionError(
-                    f"{name}={value} is not positive", where=f"Replay({name}=...)", remedy="Use more than 0"
+                    f"{name}={value} is not positive", where=f"Replay({name}=...)", remedy="Pass a value above 0"
                 )
         if at_end not in ("idle", "loop", "end"):
             raise OptionError(
@@ -95,53 +97,53 @@ class Replay(Source):
 
     @property
     def boundedness(self) -> Boundedness:
-        """Unbounded, which ends when it is stopped or drained; `bounded` with `at_end="end"`."""
+        """Return `bounded` with `at_end="end"`, else `unbounded`: the job then ends when it is stopped or drained."""
         return "bounded" if self._at_end == "end" else "unbounded"
 
     def schema(self) -> pa.Schema:
-        """Given, or found in the first file; see `FileSet.schema`.
+        """Return the schema that the user passed, or the schema found in the first file; see `FileSet.schema`.
 
         Raises:
-            PipelineError: it lacks the time column, or that is no time.
+            PipelineError: the schema lacks the time column, or the column is not a time.
         """
         schema = self._files.schema()
         where = f"{self._files.describe()}, time_column={self._time_column!r}"
         if self._time_column not in schema.names:
             raise PipelineError(
-                f"There is no column {self._time_column!r}",
+                f"there is no time column {self._time_column!r}",
                 where=where,
                 cause=f"the columns are {', '.join(schema.names)}",
-                remedy="Check time_column= and columns=",
+                remedy="Name one of these columns in time_column=, and check columns=",
             )
         kind = schema.field(self._time_column).type
         if not (pa.types.is_timestamp(kind) or pa.types.is_int64(kind)):
             raise PipelineError(
-                f"Column {self._time_column!r} is {kind}, not a time",
+                f"time column {self._time_column!r} has type {kind}, which is not a time",
                 where=where,
-                remedy="Use a timestamp, or int64 microseconds since the epoch; schema= can say so",
+                remedy="Use a timestamp column, or int64 microseconds since the epoch; declare its type in schema=",
             )
         return schema
 
     def found_schema(self) -> FoundSchema | None:
-        """Of the first file with a record, unless `schema` was passed."""
+        """Return the schema of the first file with a record; None if `schema` was passed."""
         return self._files.found_schema()
 
     def with_found_schema(self, found: FoundSchema) -> Self:
-        """The same files, whose later ones are read with that schema."""
+        """Return the same source, whose files are read with that schema."""
         other = copy.copy(self)
         other._files = self._files.with_found_schema(found)
         return other
 
     def side_outputs(self) -> Mapping[str, pa.Schema]:
-        """As of `Files`."""
+        """See `Files.side_outputs`."""
         return self._files.side_outputs()
 
     def required_side_outputs(self) -> Mapping[str, str]:
-        """As of `Files`."""
+        """See `Files.required_side_outputs`."""
         return self._files.must_be_read()
 
     def discover(self, parallelism: int) -> Sequence[Split]:
-        """`splits` splits, each knowing all files.
+        """Return `splits` splits, each of which lists all files.
 
         Raises:
             PipelineError: no file matches, or the files differ.
@@ -153,7 +155,7 @@ class Replay(Source):
         ]
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
-        """A reader that plays its splits in turn."""
+        """Return a reader that plays its splits in turn."""
         return ReplayReader(
             self._files,
             self._time_column,
@@ -164,12 +166,12 @@ class Replay(Source):
         )
 
     def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
-        """All, when a file is gone or was changed: every split reads every file."""
+        """Return all splits if a file is missing or was changed, because every split reads every file."""
         files = {tuple(file): FoundFile(*file) for split in splits for file in split.data["files"]}
         why = next(filter(None, map(self._files.why_unreadable, files.values())), "")
         return [(split.split_id, why) for split in splits if why]
 
     def describe(self) -> str:
-        """Paths, speed and end."""
+        """Describe paths, speed and behaviour at the end."""
         speed = f", {self._rate:g} rows/s" if self._rate else f", speedup {self._speedup:g}" if self._speedup else ""
         return f"Replay({self._files.describe()} by {self._time_column}{speed}, at end {self._at_end})"

@@ -1,4 +1,4 @@
-"""The reader of `Replay`: ordered records in memory, played by the injected clock."""
+"""Reader of `Replay`: holds ordered records in memory and plays them by the injected clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidegate.connectors.row_pacer import MIN_BATCH_INTERVAL_MS, BatchPacer, Row
 
 AtEnd = Literal["idle", "loop", "end"]
 IDLE_RETRY_MS = 1_000
-"""How long a reader that has played all asks not to be polled."""
+"""Time, in milliseconds, for which a reader that has played all records need not be polled."""
 _UNITS_PER_US = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 
 
@@ -29,9 +29,9 @@ class _SplitRecords:
     """The records of one split in play order.
 
     Attributes:
-        times_us: event times, non-decreasing; those of records without a time are the last over all splits.
-        null_times: how many have none.
-        span_us: last minus first time over *all* splits: what one loop moves times by.
+        times_us: event times, non-decreasing; records without a time have the last time over all splits.
+        null_times: number of records without a time.
+        span_us: last minus first time over *all* splits: one loop advances times by it.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class _SplitRecords:
 
     @property
     def rows(self) -> int:
-        """Records in one loop."""
+        """Return the number of records in one loop."""
         return len(self.times_us)
 
     def cut(self, start: int, rows: int, loop: int) -> pa.RecordBatch:
-        """Records [start, start + rows) as loop `loop` plays them."""
+        """Return records [start, start + rows) with the times of loop `loop`."""
         batch = self._batch.slice(start, rows)
         if loop == 0 or self.span_us == 0:
             return batch
@@ -59,7 +59,7 @@ class _SplitRecords:
 
 
 class _SplitPlayback:
-    """Where one split stands, and how fast it goes."""
+    """Position and pace of one split."""
 
     def __init__(self, split: Split, recording: _SplitRecords, rate: float | None) -> None:
         self.split = split
@@ -72,18 +72,20 @@ class _SplitPlayback:
         self.tick = BatchPacer()
 
     def time_us(self) -> int:
-        """Time of the next record."""
+        """Return the time of the next record, in microseconds since the epoch."""
         return int(self.recording.times_us[self.rows]) + self.loop * self.recording.span_us
 
     def due_by(self, until_us: int) -> int:
-        """Records left in this loop with a time <= `until_us`."""
+        """Return how many records left in this loop have a time <= `until_us`."""
         until = until_us - self.loop * self.recording.span_us
         return int(np.searchsorted(self.recording.times_us, until, side="right")) - self.rows
 
 
 class ReplayReader(SourceReader):
-    """Plays its splits in turn, one batch each. Positions are durable, the pace is not: it starts anew with the first
-    poll."""
+    """Reader that plays its splits in turn, one batch each.
+
+    Positions are durable. The pace is not: it starts again with the first poll.
+    """
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class ReplayReader(SourceReader):
         self._start: tuple[int, int] | None = None
 
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """Take splits, and read the files they name."""
+        """Accept splits, and read the files they list."""
         if not splits:
             return
         recordings = self._load(splits)
@@ -143,7 +145,9 @@ class ReplayReader(SourceReader):
         self._noted.update(missing_fields=len(missing), new_fields=len(new))
 
     def _bad_polled(self) -> PollResult | None:
-        """Every reader reads every file, so the first split alone has the bad records, before its others."""
+        """Return the next bad records. Every reader reads every file, so only the first split reports bad records,
+        before its other records.
+        """
         first = next((p for p in self._all if p.split.data["index"] == 0), None)
         if first is None:
             return None
@@ -158,7 +162,7 @@ class ReplayReader(SourceReader):
         return None
 
     def poll(self, now_ms: int) -> PollResult:
-        """The records that are due, of the split whose turn it is."""
+        """Return the records that are due, of the split whose turn it is."""
         if self._bad and (bad := self._bad_polled()) is not None:
             return bad
         turn = self._turn
@@ -185,14 +189,14 @@ class ReplayReader(SourceReader):
             playing.loop, playing.rows = playing.loop + 1, 0
 
     def _due(self, playing: _SplitPlayback, now_ms: int) -> tuple[int, int]:
-        """(records to emit now, when to ask again when there are none)."""
+        """Return (records to emit now, time in milliseconds of the next poll when there are none)."""
         left = min(self._batch_rows, playing.recording.rows - playing.rows)
         if playing.pacer is not None:
             due = playing.pacer.due(now_ms)
             return min(left, due), playing.pacer.next_due_ms(now_ms)
         if self._speedup is None:
             return left, now_ms
-        assert self._start is not None, "pace asked before the first poll"
+        assert self._start is not None, "pace used before the first poll"
         start_ms, start_us = self._start
         again_ms = start_ms + math.ceil((playing.time_us() - start_us) / (1_000 * self._speedup))
         if not playing.tick.is_open(now_ms):
@@ -200,8 +204,8 @@ class ReplayReader(SourceReader):
         return min(left, self._emitted(playing, now_ms)), max(now_ms + MIN_BATCH_INTERVAL_MS, again_ms)
 
     def _emitted(self, playing: _SplitPlayback, now_ms: int) -> int:
-        """Records of this loop whose time has come at the speed of `speedup`."""
-        assert self._start is not None and self._speedup is not None, "asked of a replay without `speedup`"
+        """Return how many records of this loop are due at the speed of `speedup`."""
+        assert self._start is not None and self._speedup is not None, "the replay has no `speedup`"
         start_ms, start_us = self._start
         return max(0, playing.due_by(start_us + int((now_ms - start_ms) * 1_000 * self._speedup)))
 
@@ -222,8 +226,11 @@ class ReplayReader(SourceReader):
         return PollResult(batch, playing.split.split_id)
 
     def snapshot(self) -> Sequence[Split]:
-        """All splits with (loop, records emitted in it). Finished are those without records; of a replay that ends,
-        those that have played theirs."""
+        """Return all splits with (loop, records emitted in it).
+
+        A split without records is finished. In a replay that ends, a split that has emitted all its records is
+        finished, too.
+        """
         return [
             replace(
                 p.split,
@@ -237,12 +244,18 @@ class ReplayReader(SourceReader):
         return playing.split.data["index"] == 0 and playing.bad < sum(batch.num_rows for batch in self._bad)
 
     def active_splits(self) -> frozenset[str]:
-        """Splits that go on to bring event times: not those that have played all, nor those without any time."""
+        """Return the splits that still emit event times: neither splits that have played all, nor splits without any
+        time.
+        """
         return frozenset(p.split.split_id for p in self._turn if p.recording.rows > p.recording.null_times)
 
     def progress(self) -> Mapping[str, Any]:
-        """`played_all`: each record was emitted at least once. `rows`: emitted, over all runs and loops. `null_times`:
-        records without a time, per loop."""
+        """Return the facts for the status.
+
+        - `played_all`: each record was emitted at least once.
+        - `rows`: records emitted, over all runs and loops.
+        - `null_times`: records without a time, per loop.
+        """
         return {
             "played_all": all(p.loop > 0 or p.rows == p.recording.rows for p in self._all),
             "rows": sum(p.loop * p.recording.rows + p.rows for p in self._all),
@@ -250,15 +263,17 @@ class ReplayReader(SourceReader):
         }
 
     def counters(self) -> Mapping[str, int]:
-        """`bad_records`; `missing_fields` and `new_fields`: columns, once for each file, by the reader of the first
-        split."""
+        """Return `bad_records`, `missing_fields` and `new_fields`.
+
+        The last two count columns, once for each file. Only the reader of the first split counts.
+        """
         first = [p for p in self._all if p.split.data["index"] == 0]
         counts = {"bad_records": sum(p.bad for p in first), **(self._noted if first else {})}
         return {name: n for name, n in counts.items() if n}
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    """The table as one batch; a type whose values do not fit one array (2 GiB of text) is refused by Arrow."""
+    """Return the table as one batch. Arrow refuses a column whose values do not fit one array (2 GiB of text)."""
     batches = table.combine_chunks().to_batches()
     if len(batches) == 1:
         return batches[0]
@@ -269,7 +284,7 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def _as_us(times: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """Event times without nulls, microseconds since the epoch."""
+    """Return event times without nulls, in microseconds since the epoch."""
     chunks = times.cast(pa.int64()).chunks
     whole = pa.concat_arrays(chunks) if chunks else pa.array([], pa.int64())
     counts = np.frombuffer(whole.buffers()[1] or b"", np.int64)[whole.offset : whole.offset + len(whole)]

@@ -1,19 +1,22 @@
-"""How fast a source may emit, computed from the injected clock alone (no sleeping, no clock of its own)."""
+"""Pacing of sources: how many rows are due, computed from the injected clock alone, without sleeping."""
 
 from __future__ import annotations
 
 import math
 
 MIN_BATCH_INTERVAL_MS = 5
-"""Least time between two batches of one paced split, milliseconds. A batch has a fixed cost in every operator and every
-channel; without the tick a busy loop polls so often that batches shrink to single rows, and that cost keeps it busy."""
+"""Least time between two batches of one paced split, milliseconds.
+
+A batch has a fixed cost in every operator and every channel. Without this limit, a busy loop polls so often that
+batches shrink to single rows, and their cost keeps the loop busy.
+"""
 
 
 class BatchPacer:
-    """Keeps the batches of one paced split apart by `MIN_BATCH_INTERVAL_MS`, however often the source is polled.
+    """Limits one paced split to one batch per `MIN_BATCH_INTERVAL_MS`, however often the source is polled.
 
     Attributes:
-        opens_ms: no batch before this time.
+        opens_ms: no batch is emitted before this time.
     """
 
     __slots__ = ("opens_ms",)
@@ -22,20 +25,20 @@ class BatchPacer:
         self.opens_ms = 0
 
     def is_open(self, now_ms: int) -> bool:
-        """A batch may be emitted at `now_ms`."""
+        """Return whether a batch may be emitted at `now_ms`."""
         return now_ms >= self.opens_ms
 
     def emitted(self, now_ms: int, *, rows_left: bool) -> None:
-        """A batch was emitted. `rows_left`: more rows were due than it could hold; a backlog does not wait."""
+        """Record a batch. `rows_left`: more rows were due than fit the batch; then the next batch need not wait."""
         if not rows_left:
             self.opens_ms = now_ms + MIN_BATCH_INTERVAL_MS
 
 
 class RowPacer:
-    """Rows that are due at a steady rate since the first question asked, at most one batch per tick.
+    """Counts rows that are due at a steady rate since the first call of `due`, at most one batch per interval.
 
     A source that was held up (full output, alignment) catches up: due rows are counted from the start, not from the
-    last batch. Not durable: after a restore the count starts anew with the first poll.
+    last batch. The count is not durable: after a restore it starts again with the first poll.
 
     Args:
         rows_per_s: rate, > 0.
@@ -50,19 +53,21 @@ class RowPacer:
         self._tick = BatchPacer()
 
     def due(self, now_ms: int) -> int:
-        """Rows that may be emitted at `now_ms`; the first call starts the clock and gives one row."""
+        """Return the number of rows that may be emitted at `now_ms`. The first call starts the clock and returns one
+        row.
+        """
         if self._start_ms is None:
             self._start_ms = now_ms
         return self._rows_due(self._start_ms, now_ms) if self._tick.is_open(now_ms) else 0
 
     def emitted(self, rows: int, now_ms: int) -> None:
-        """`rows` were emitted at `now_ms`."""
-        assert self._start_ms is not None, "emitted before the first question"
+        """Record that `rows` were emitted at `now_ms`."""
+        assert self._start_ms is not None, "emitted() called before due()"
         self._emitted += rows
         self._tick.emitted(now_ms, rows_left=self._rows_due(self._start_ms, now_ms) > 0)
 
     def next_due_ms(self, now_ms: int) -> int:
-        """When to ask again: the time of the next row, at least one tick from now."""
+        """Return when to call `due` again: the time of the next row, at least one interval from now."""
         if self._start_ms is None:
             return now_ms
         next_row_ms = self._start_ms + math.ceil(self._emitted / self._per_ms)

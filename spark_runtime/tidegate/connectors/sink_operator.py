@@ -27,16 +27,19 @@ COMMITTABLES_SCHEMA = pa.schema(
         pa.field(OWNER_COLUMN, pa.int32()),
     ]
 )
-"""The sink's list state: one row per transaction that was pre-committed and not seen committed; `data` is JSON. The
-owner is the subtask that wrote it, so that at another parallelism it is committed where leftovers of that subtask are
-removed: the one must come before the other."""
+"""List state of the sink: one row per pre-committed transaction whose commit has not been confirmed; `data` is JSON.
+
+The owner is the subtask that wrote the transaction. At another parallelism, the transaction is committed by the subtask
+that removes the leftovers of the owner, because the commit must precede the removal.
+"""
 
 
 class _Preparation:
-    """The blocking part of one pre-commit, run exactly once by whoever needs its handles first.
+    """The blocking part of one pre-commit, run exactly once by the first caller that needs its handles.
 
-    A later checkpoint's snapshot holds the handles of all earlier ones, so it must not be written before they are
-    known; running an earlier part itself instead of waiting for its thread cannot deadlock, whatever threads there are.
+    The snapshot of a later checkpoint holds the handles of all earlier ones, so it must not be written before they are
+    known. The later snapshot runs an earlier part itself instead of waiting for its thread, so it cannot deadlock,
+    whatever number of threads exists.
     """
 
     def __init__(self, checkpoint_id: int, owner: int, work: Callable[[], Sequence[Committable]]) -> None:
@@ -50,23 +53,25 @@ class _Preparation:
         self.withheld = False
 
     def run(self) -> tuple[Committable, ...]:
-        """The handles; blocks for the work, or for the thread that does it. A failure is final: the transaction's rows
-        are in no other, so no later checkpoint may complete without them."""
+        """Return the handles. Blocks for the work, or for the thread that does it.
+
+        A failure is final: no other transaction holds these rows, so no later checkpoint may complete without them.
+        """
         with self._lock:
             if self._error is not None:
                 raise self._error
             if self._made is None:
-                assert self._work is not None, "it is let go of when it is done"
+                assert self._work is not None, "the work is kept until it is done"
                 try:
                     self._made = tuple(self._work())
                 except Exception as e:
                     self._error = e
                     raise
-                self._work = None  # with the writers' files: what is not committed may wait long for its verdict
+                self._work = None  # frees the writer's files: an uncommitted transaction may wait long for its verdict
             return self._made
 
     def result(self, sink: Sink, ctx: SinkContext) -> tuple[Mapping[str, Any], ...]:
-        """What it staged, for the metadata (S7.8); asked of the sink once."""
+        """Return documents of the staged data for the metadata (S7.8). Calls the sink once."""
         if self._told is None:
             made = self.run()
             self._told = tuple(sink.staged(ctx, self.checkpoint_id, handle).to_json() for handle in made)
@@ -74,16 +79,16 @@ class _Preparation:
 
 
 class SinkOperator(StreamOperator):
-    """One subtask of a sink, at the end of a graph or in the midst of it.
+    """One subtask of a sink, at the end of a graph or within it.
 
-    On the loop: `process`, `snapshot` (its synchronous part closes the transaction), `commit`, `recover` (both only
-    hand out work). On writer threads, concurrently with the loop: the returned functions. Guarantee, with a two-phase
-    sink: every row processed before a completed checkpoint's barrier is published once, whatever fails, as long as
-    permits are only made from `complete` entries (S7.4). With `two_phase = False`: at least once.
+    On the loop: `process`, `snapshot` (its synchronous part closes the transaction), `commit`, `recover` (the last two
+    only return work). On writer threads, concurrently with the loop: the returned functions. Guarantee with a
+    two-phase-commit sink: every row processed before a completed checkpoint's barrier is published once, whatever
+    fails, as long as permits are made only from `complete` entries (S7.4). With `two_phase = False`: at least once.
     """
 
     def __init__(self, sink: Sink, *, passes_on: bool = False) -> None:
-        """Args: passes_on: emit every batch that was written, unchanged."""
+        """Create the operator. Args: passes_on: emit every batch that was written, unchanged."""
         self._sink = sink
         self._passes_on = passes_on
         self._writer: SinkWriter | None = None
@@ -94,12 +99,12 @@ class SinkOperator(StreamOperator):
 
     @property
     def writer(self) -> SinkWriter:
-        """The sink's writer; only after `open`."""
+        """Return the sink's writer; only after `open`."""
         assert self._writer is not None, "SinkOperator used before open"
         return self._writer
 
     def open(self, ctx: OperatorContext) -> None:
-        """Make the writer."""
+        """Create the writer."""
         super().open(ctx)
         self._place = SinkContext(
             job_id=ctx.job_id,
@@ -128,19 +133,22 @@ class SinkOperator(StreamOperator):
                 self._pending.append(_Preparation(*origin, lambda known=handles: known))  # type: ignore[misc]
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Write the batch into the running transaction, then pass it on when somebody reads it."""
+        """Write the batch into the running transaction, then emit it if an operator reads it."""
         self.writer.write(batch)
         if self._passes_on:
             yield batch
 
     def finish(self) -> Iterator[Output]:
-        """Nothing more will be written: the writer may begin with the end."""
+        """Report the end of the input to the writer: no write follows."""
         self.writer.end_input()
         yield from ()
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Close the running transaction; the returned function stages it durably and gives every uncommitted handle up
-        to `checkpoint_id`. A one-phase sink has no state."""
+        """Close the running transaction and return the function that stages it durably.
+
+        That function returns every uncommitted handle up to `checkpoint_id`. A sink without two-phase commit has no
+        state.
+        """
         if not self._sink.two_phase:
             return None
         with self._lock:
@@ -150,14 +158,20 @@ class SinkOperator(StreamOperator):
         return lambda: self._as_parts(covered)
 
     def commit(self, permit: CommitPermit) -> Callable[[], None] | None:
-        """Work that publishes everything pre-committed up to the permit, or None when there is nothing. Raises from the
-        work when a transaction cannot be published; the handles are then kept."""
+        """Return work that publishes everything pre-committed up to the permit; None when there is nothing.
+
+        The work raises when a transaction cannot be published; the handles are then kept.
+        """
         with self._lock:
             covered = [p for p in self._pending if p.checkpoint_id <= permit.checkpoint_id and not p.withheld]
         return (lambda: self._publish(covered)) if covered else None
 
     def quarantine(self, withheld: WithheldRange, folder: Callable[[], tuple[Store, str]]) -> Callable[[], None] | None:
-        """Snapshots hold the handles until the data has moved: a run that restores one moves it, when this one dies."""
+        """Return work that moves withheld transactions to quarantine; None when there are none.
+
+        Snapshots hold the handles until the data has moved. If this run dies, the run that restores such a snapshot
+        moves it.
+        """
         with self._lock:
             covered = [p for p in self._pending if withheld.covers(p.checkpoint_id)]
             for p in covered:
@@ -169,18 +183,20 @@ class SinkOperator(StreamOperator):
         return work if covered else None
 
     def needs_commit_permit(self, checkpoint_id: int) -> bool:
-        """Whether a transaction that the completed checkpoint covers is not committed."""
+        """Return whether a transaction that the completed checkpoint covers is not committed."""
         with self._lock:
             covered = [p for p in self._pending if p.checkpoint_id <= checkpoint_id and not p.withheld]
         return any(p.run() for p in covered)
 
     def recover(self, permit: CommitPermit | None) -> Callable[[], None]:
-        """Work to run once after `restore`, before the first commit of this run: publish what the restored snapshot
-        holds and `permit` covers, then remove what failed runs left staged. It may run beside new writes.
+        """Return work that publishes what the restored snapshot holds and `permit` covers, then removes leftovers of
+        failed runs.
+
+        Run the work once after `restore`, before the first commit of this run. It may run in parallel with new writes.
 
         Args:
-            permit: for the restored snapshot; None at a fresh start and in a fork, which never publishes its original's
-                transactions (S7.4): it forgets their handles and leaves their data alone.
+            permit: permit for the restored snapshot; None at a fresh start and in a fork. A fork never publishes
+                transactions of its original (S7.4): it drops their handles and does not touch their data.
         """
         with self._lock:
             if permit is None:
@@ -201,7 +217,8 @@ class SinkOperator(StreamOperator):
         self._apply_restored(covered, self.writer.commit)
 
     def _apply_restored(self, covered: Sequence[_Preparation], do: Callable[[Sequence[Committable]], None]) -> None:
-        """Publish or move away what is still open; then nothing holds it any more."""
+        """Publish or move the transactions that are still pending, then drop their handles."""
+        # Serialises commits: two threads must not publish the same transaction at once.
         with self._publishing:
             with self._lock:
                 open_still = [p for p in covered if p in self._pending]
@@ -223,8 +240,8 @@ class SinkOperator(StreamOperator):
             raise SnapshotError(
                 f"{sink} cannot commit transaction {handles[0].transaction_id}",
                 where=f"sink {self.ctx.uid!r} subtask {self.ctx.subtask}",
-                cause=f"another sink class or version may have written it: {type(error).__name__}: {error}",
-                remedy="Restore with the class that wrote it, or give the sink a new uid",
+                cause=f"the state may come from another sink class or version: {type(error).__name__}: {error}",
+                remedy="Restore with the sink class that wrote the transaction, or give the sink a new uid",
             ) from error
 
     def _as_parts(self, covered: Sequence[_Preparation]) -> Sequence[StatePart]:
@@ -239,15 +256,15 @@ class SinkOperator(StreamOperator):
         return [StatePart(COMMITTABLES, "list", pa.Table.from_arrays(columns, schema=COMMITTABLES_SCHEMA), told)]
 
     def aborted(self, checkpoint_id: int) -> None:
-        """Nothing: what the checkpoint pre-committed stays pending and is covered by the next permit."""
+        """Do nothing: what the checkpoint pre-committed stays pending, and the next permit covers it."""
 
     def close(self) -> None:
-        """Close the writer; what is staged and pre-committed stays for the next run."""
+        """Close the writer. Staged and pre-committed data stays for the next run."""
         if self._writer is not None:
             self._writer.close()
 
 
 def handles_in_snapshot(parts: Sequence[StatePart]) -> list[Committable]:
-    """The handles in a sink's snapshot, as `Sink.rewind_to` takes them."""
+    """Return the handles in a sink's snapshot, as `Sink.rewind_to` accepts them."""
     rows = [row for part in parts for row in part.table.to_pylist()]
     return [Committable(row["transaction_id"], json.loads(row["data"])) for row in rows]

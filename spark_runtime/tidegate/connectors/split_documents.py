@@ -12,13 +12,13 @@ from tidegate.connectors.interface import Split
 from tidegate.snapshot.parts import StatePart
 
 SPLITS = "splits"
-"""A reader's list state."""
+"""Name of a reader's list state."""
 SPLITS_SCHEMA = pa.schema([("split", pa.string())])
-"""One JSON document per split."""
+"""Schema of that state: one JSON document per split."""
 
 
 def split_to_json(split: Split) -> dict[str, Any]:
-    """JSON form of a split."""
+    """Return the JSON form of a split."""
     return {
         "split_id": split.split_id,
         "data": dict(split.data),
@@ -34,31 +34,31 @@ def split_from_json(document: Mapping[str, Any]) -> Split:
 
 
 def splits_part(splits: Sequence[Split]) -> StatePart:
-    """The state of a reader that has these splits."""
+    """Return the state of a reader that has these splits."""
     rows = [json.dumps(split_to_json(split)) for split in splits]
     return StatePart(SPLITS, "list", pa.table({"split": rows}, schema=SPLITS_SCHEMA))
 
 
 def split_documents(parts: Sequence[StatePart]) -> list[dict[str, Any]]:
-    """The splits, as JSON, that a snapshot of a reader holds."""
+    """Return the splits, as JSON, in a snapshot of a reader."""
     return [json.loads(row) for part in parts if part.name == SPLITS for row in part.table["split"].to_pylist()]
 
 
 def splits_from_parts(parts: Sequence[StatePart]) -> list[Split]:
-    """The splits that a snapshot of a reader holds."""
+    """Return the splits in a snapshot of a reader."""
     return [split_from_json(document) for document in split_documents(parts)]
 
 
 def assign_splits(
     splits: Mapping[str, Sequence[Mapping[str, Any]]], parallelism: int
 ) -> dict[str, dict[int, Sequence[Mapping[str, Any]]]]:
-    """Splits to subtask indices: heaviest first to the least loaded, deterministic; each exactly once (S4.3).
+    """Assign splits to subtask indices: heaviest first to the least loaded, deterministic; each exactly once (S4.3).
 
     Args:
-        splits: source uid -> its splits as JSON, in the order of discovery. Finished ones weigh nothing.
+        splits: source uid -> its splits as JSON, in the order of discovery. Finished splits have no weight.
 
     Returns:
-        Source uid -> subtask index -> its splits, in the order given.
+        Source uid -> subtask index -> its splits, in the order of `splits`.
     """
     out: dict[str, dict[int, Sequence[Mapping[str, Any]]]] = {}
     for uid, of_source in splits.items():

@@ -1,4 +1,4 @@
-"""Opening the file system behind a path or URL that a user gave to a connector."""
+"""File systems of the paths and URLs that users pass to connectors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _relative_paths: ContextVar[RelativePaths | None] = ContextVar("relative paths",
 
 @contextmanager
 def relative_paths(paths: RelativePaths | None) -> Iterator[None]:
-    """Within the context `absolute` follows `paths`; None: the working directory of this process."""
+    """Make `absolute_url` resolve relative paths with `paths` while the context is active.
+
+    None: relative to the working directory of this process.
+    """
     token = _relative_paths.set(paths)
     try:
         yield
@@ -35,24 +38,27 @@ def relative_paths(paths: RelativePaths | None) -> Iterator[None]:
 def _resolved(text: str, paths: RelativePaths) -> str:
     if paths.folder is None:
         raise PipelineError(
-            f"the path {text!r} is relative",
-            cause="the Airflow task that submitted the job has no working directory that lasts",
-            remedy="Write an absolute path or a URL",
+            f"path {text!r} is relative",
+            cause="the Airflow task that submitted the job has no permanent working directory",
+            remedy="Use an absolute path or a URL",
         )
     path = os.path.normpath(os.path.join(paths.folder, text))
     if paths.within is not None and os.path.commonpath([path, paths.within]) != os.path.normpath(paths.within):
         raise PipelineError(
-            f"the relative path {text!r} leads out of the DAG bundle",
+            f"relative path {text!r} leads out of the DAG bundle",
             where=path,
-            cause=f"relative paths of a job from Airflow lie below {paths.within}",
-            remedy="Write an absolute path or a URL",
+            cause=f"relative paths of a job submitted by Airflow must be below {paths.within}",
+            remedy="Use an absolute path or a URL",
         )
     return path
 
 
 def absolute_url(path: str | os.PathLike[str]) -> str:
-    """A URL as it is; a local path made absolute: in the folder that the submission recorded, so that every driver,
-    slot and restore means the same place, wherever it runs; without a submission in the folder of this process."""
+    """Return a URL unchanged, and a local path as an absolute path.
+
+    A relative path is resolved in the folder that the submission recorded, so that every driver, slot and restore uses
+    the same place on every machine. Without a submission, it is resolved in the working directory of this process.
+    """
     text = os.fspath(path)
     if "://" in text or "::" in text:
         return text
@@ -61,25 +67,28 @@ def absolute_url(path: str | os.PathLike[str]) -> str:
 
 
 def open_filesystem(url: str, storage_options: Mapping[str, Any] | None) -> tuple[AbstractFileSystem, str]:
-    """The file system and the path in it. Listing caches are off; references to secrets are resolved here.
+    """Return the file system and the path in it. Resolves references to secrets; turns listing caches off.
 
     Raises:
         PipelineError: the protocol is unknown, its package is missing, or an option is refused.
     """
     options = dict(resolve_secrets(storage_options or {}))
+    # Listings must show files that other processes have just written or removed.
     options.setdefault("use_listings_cache", False)
     try:
         filesystem, path = url_to_fs(url, **options)
     except (ImportError, ValueError, TypeError) as e:
         remedy = "Check the URL's protocol, install its fsspec package, and check the names in storage_options"
         if isinstance(e, ImportError) and url.partition("://")[0] in S3_PROTOCOLS:
-            remedy = f"Run: {installation('s3')}, wherever driver and slots run"
-        raise PipelineError("Cannot open this file system", where=url, cause=str(e), remedy=remedy) from e
+            remedy = f"Run `{installation('s3')}` on the machines of the driver and the slots"
+        raise PipelineError("cannot open the file system of this path", where=url, cause=str(e), remedy=remedy) from e
     return filesystem, path
 
 
 def is_local(filesystem: AbstractFileSystem) -> bool:
-    """Whether paths are files of this machine (or mounted as such): then rename is atomic and fsync makes durable."""
+    """Return whether paths are files of this machine, or mounted there. Then a rename is atomic, and fsync makes data
+    durable.
+    """
     return isinstance(filesystem, LocalFileSystem)
 
 
@@ -95,8 +104,10 @@ def sync_to_disk(path: str) -> None:
 
 @contextmanager
 def with_path(path: str) -> Iterator[None]:
-    """An error of the operating system says which file it is about: what comes of a full disk (ENOSPC) does not, nor
-    what Arrow makes of it."""
+    """Add the file path to an error of the operating system that lacks it.
+
+    An error of a full disk (ENOSPC), and errors that Arrow converts, do not name the file.
+    """
     try:
         yield
     except OSError as error:
@@ -108,36 +119,38 @@ def with_path(path: str) -> Iterator[None]:
 
 
 def check_target_folder(filesystem: AbstractFileSystem, root: str, url: str) -> None:
-    """Whether a sink can write into this folder, or make it.
+    """Check that a sink can write into this folder, or create it.
 
     Raises:
-        PipelineError: it is a file, its bucket is missing, or this process may not write there.
+        PipelineError: the path is a file, its bucket is missing, or this process may not write there.
     """
     try:
         if filesystem.isfile(root):
-            raise PipelineError("The sink's path is a file", where=url, remedy="Name a folder, which may be missing")
+            raise PipelineError(
+                "the sink's path is a file", where=url, remedy="Pass the path of a folder; it need not exist"
+            )
         if is_local(filesystem):
             _check_writable(root)
         elif _lacks_bucket(filesystem, root):
-            raise FileNotFoundError(f"there is no bucket {root.split('/', 1)[0]!r}")
+            raise FileNotFoundError(f"bucket {root.split('/', 1)[0]!r} does not exist")
         if filesystem.isdir(root):
             filesystem.ls(root)
     except OSError as e:
         raise PipelineError(
-            "The sink's path cannot be used",
+            "the sink cannot use its path",
             where=url,
             cause=str(e),
-            remedy="Check the path and its access rights",
+            remedy="Check that the path exists and that this user may write there",
         ) from e
 
 
 def list_folder(filesystem: AbstractFileSystem, folder: str) -> tuple[list[str], list[str]]:
-    """Paths of the files and of the folders right in a folder, sorted; none when it is missing."""
+    """Return the sorted paths of the files and of the folders directly in a folder; none when the folder is missing."""
     try:
         entries = filesystem.ls(folder, detail=True)
     except FileNotFoundError:
         return [], []
-    # An object store may show the folder itself, as an empty object.
+    # An object store may list the folder itself, as an empty object.
     paths = {kind: [e["name"].rstrip("/") for e in entries if e["type"] == kind] for kind in ("file", "directory")}
     own = folder.strip("/")
     files, folders = (sorted(p for p in found if p.strip("/") != own) for found in paths.values())
@@ -151,11 +164,13 @@ def _check_writable(root: str) -> None:
     if not os.path.isdir(there):
         raise NotADirectoryError(f"{there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f"no right to write in {there}")
+        raise PermissionError(f"this user may not write in {there}")
 
 
 def _lacks_bucket(filesystem: AbstractFileSystem, root: str) -> bool:
-    """Whether an object store answers that the path's bucket is missing; an unclear answer (no right to ask) is no."""
+    """Return whether an object store reports that the bucket is missing. An unclear answer (no permission to ask)
+    counts as no.
+    """
     protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
     if not protocols & {"s3", "gs", "abfs"}:
         return False

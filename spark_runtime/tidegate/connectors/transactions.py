@@ -1,4 +1,4 @@
-"""Transactions of two-phase sinks: their ids, handles and writers; who wrote what for which checkpoint (S7.4)."""
+"""Transactions of two-phase-commit sinks: ids, handles and writers (S7.4)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import pyarrow as pa
 from tidegate.errors import SinkConflictError
 
 TOKEN_SEPARATOR = "--"
-"""Between tokens in a file name."""
+"""Separator of tokens in a file name."""
 _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 @dataclass(frozen=True)
 class Committable:
-    """Handle of one pre-committed transaction; lives in the snapshot.
+    """Handle of one pre-committed transaction. It is part of the snapshot.
 
     Attributes:
-        transaction_id: made by `transaction_id`; unique; carries job, lineage, sink uid,
-            subtask and checkpoint (S7.4), by which verdicts and late commits find it (S7.8).
+        transaction_id: made by `transaction_id`; unique; contains job, lineage, sink uid, subtask and checkpoint
+            (S7.4), by which verdicts and late commits find it (S7.8).
         data: JSON-able: what commit needs, without secrets.
     """
 
@@ -34,10 +34,10 @@ class Committable:
 
 @dataclass(frozen=True)
 class SinkContext:
-    """What a writer knows of its place.
+    """Place of a writer in the job.
 
     Attributes:
-        run_id: of two runs of one generation the later has the greater one, as text.
+        run_id: of two runs of one generation, the later run has the greater id in text order.
     """
 
     job_id: str
@@ -49,14 +49,14 @@ class SinkContext:
     run_id: str
     schema: pa.Schema
     scratch: str = ""
-    """A private writable directory on local disk; empty: make a temporary one."""
+    """Private writable directory on local disk; empty: make a temporary one."""
     staging: tuple[str, Mapping[str, Any]] | None = None
-    """In batch mode URL and storage options of the checkpoint's folder, whose files go with it; else None."""
+    """In batch mode: URL and storage options of the checkpoint's folder, which is deleted with its files; else None."""
 
 
 @dataclass(frozen=True)
 class TransactionId:
-    """The parts of a transaction id. `number` counts the transactions of one writer, from 1."""
+    """Parts of a transaction id. `number` counts the transactions of one writer, from 1."""
 
     job_id: str
     lineage: str
@@ -69,7 +69,7 @@ class TransactionId:
 
     @property
     def writer(self) -> str:
-        """The sink's subtask that wrote it: of all runs and generations."""
+        """Return the id of the sink's subtask that wrote the transaction, the same over all runs and generations."""
         names = [quote(v, safe="") for v in (self.job_id, self.lineage, self.uid)]
         return ",".join([*names, str(self.subtask)])
 
@@ -79,14 +79,14 @@ class TransactionId:
 
 
 def transaction_id(ctx: SinkContext, checkpoint_id: int, number: int) -> str:
-    """The id of the writer's `number`-th transaction, pre-committed for `checkpoint_id`."""
+    """Return the id of the writer's `number`-th transaction, pre-committed for `checkpoint_id`."""
     return str(
         TransactionId(ctx.job_id, ctx.lineage, ctx.uid, ctx.subtask, checkpoint_id, ctx.generation, ctx.run_id, number)
     )
 
 
 def parse_transaction_id(text: str) -> TransactionId:
-    """The parts; SinkConflictError when the text is no transaction id."""
+    """Return the parts of a transaction id. Raises SinkConflictError when the text is no transaction id."""
     parts = text.split(",")
     try:
         job_id, lineage, uid, subtask, checkpoint_id, generation, run_id, number = parts
@@ -101,31 +101,41 @@ def parse_transaction_id(text: str) -> TransactionId:
             int(number),
         )
     except ValueError as e:
-        raise SinkConflictError("Not a transaction id", where=text, cause="damaged or foreign state of a sink") from e
+        raise SinkConflictError(
+            "invalid transaction id", where=text, cause="the state of the sink is damaged, or another sink wrote it"
+        ) from e
 
 
 def check_writer(ctx: SinkContext, committable: Committable) -> None:
-    """Raise unless the transaction was written by this job and lineage: a fork touches none of its original's
-    (S7.4)."""
+    """Raise unless this job, lineage and sink wrote the transaction.
+
+    A fork never commits or removes transactions of its original (S7.4).
+    """
     made = parse_transaction_id(committable.transaction_id)
     if (made.job_id, made.lineage, made.uid) != (ctx.job_id, ctx.lineage, ctx.uid):
         raise SinkConflictError(
-            "A transaction of another job, lineage or sink must not be committed or aborted here",
+            "refused to commit or abort a transaction of another job, lineage or sink",
             where=f"job {ctx.job_id}, lineage {ctx.lineage}, sink {ctx.uid!r}, subtask {ctx.subtask}",
             cause=f"transaction {committable.transaction_id}",
-            remedy="Restore in the lineage that wrote it, or as a fork, which leaves it alone",
+            remedy="Restore in the lineage that wrote the transaction, or as a fork, which does not touch it",
         )
 
 
 def owns_leftovers_of(ctx: SinkContext, subtask: int) -> bool:
-    """Whether the staged data of subtask index `subtask` is this writer's to clean up: its own, and when the job ran at
-    a higher parallelism that of the indices congruent to it, so that each has exactly one (S7.4)."""
+    """Return whether this writer cleans up the staged data of subtask index `subtask`.
+
+    A writer cleans up its own index. If the job ran at a higher parallelism, it also cleans up the indices congruent to
+    its own, so that each index has exactly one writer (S7.4).
+    """
     return subtask % ctx.parallelism == ctx.subtask
 
 
 def is_leftover(ctx: SinkContext, transaction: str) -> bool:
-    """Whether a staged transaction was left by an earlier run of a subtask that this one looks after. Those of this run
-    and of a newer one are not: a zombie that recovers late must not harm its successor (S9.2)."""
+    """Return whether an earlier run left a staged transaction of a subtask index that this writer cleans up.
+
+    Transactions of this run and of newer runs are no leftovers: a zombie that recovers late must not harm its successor
+    (S9.2).
+    """
     made = parse_transaction_id(transaction)
     if (made.job_id, made.lineage, made.uid) != (ctx.job_id, ctx.lineage, ctx.uid):
         return False
@@ -133,8 +143,11 @@ def is_leftover(ctx: SinkContext, transaction: str) -> bool:
 
 
 def file_name_token(text: str) -> str:
-    """`text` as a part of a file name: as it is when plain, else cleaned and with a digest, so that no two texts
-    share a token. A token holds no separator."""
+    """Return `text` as a part of a file name.
+
+    Plain text is returned unchanged. Other text is cleaned and gets a digest, so that no two texts share a token. A
+    token holds no separator.
+    """
     if _PLAIN_TOKEN.fullmatch(text) and TOKEN_SEPARATOR not in text:
         return text
     return f"{re.sub('[^A-Za-z0-9_]', '_', text)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"

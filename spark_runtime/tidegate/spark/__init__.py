@@ -1,6 +1,6 @@
-"""The shell that runs the pure parts on Spark: session, barrier stage, slot entry point, driver."""
+"""Runs the pure parts on Spark: session, barrier stage, slot entry point, driver."""
 
 from tidegate.extras import require_runtime
 
-# First of all that a driver and a slot import: what is missing is said in one line, in their logs.
+# The first import of a driver and a slot: a missing package is reported in one line of their logs.
 require_runtime("a driver or slot")

@@ -1,4 +1,4 @@
-"""One barrier stage: a Spark task per slot, started together, failing together."""
+"""One barrier stage: a Spark task per slot; all start together, and fail together."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _groups = itertools.count(1)
 
 
 class BarrierStage:
-    """Runs `slot_main` in `slots` Spark tasks. `on_end` is called once, from the stage's thread, with the error or
-    None."""
+    """Runs `slot_main` in `slots` Spark tasks.
+
+    `on_end` is called once, from the stage's thread, with the error or None.
+    """
 
     def __init__(
         self,
@@ -40,11 +42,11 @@ class BarrierStage:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Cancel it. Python workers may live on for some seconds: they are fenced by generation and run id."""
+        """Cancel the stage. Python workers may live on for some seconds: they are fenced by generation and run id."""
         self._context.cancelJobGroup(self._group)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the stage's end; False when it has not ended in time."""
+        """Wait for the stage's end. Returns False if it has not ended within `timeout_s` seconds."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -60,7 +62,7 @@ class BarrierStage:
 
 
 def first_line(error: BaseException) -> str:
-    """The root cause in a Spark error, without the JVM's stack: a Python worker's own error where there is one."""
+    """Return the root cause in a Spark error, without the JVM's stack: if possible, the Python worker's own error."""
     text = str(error)
     of_python = re.findall(r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]\w*Error: .*$", text, flags=re.MULTILINE)
     if of_python:
@@ -68,8 +70,8 @@ def first_line(error: BaseException) -> str:
     if "Could not recover from a failed barrier ResultStage" in text:
         python = os.environ.get("PYSPARK_PYTHON", "python3")
         return (
-            f"a Python worker ended before it could report why; the driver's log holds its last words. Is tidegate "
-            f"installed for {python} on every worker machine?"
+            "a Python worker ended before it could report an error. See its error report in the driver's log, and "
+            f"check that tidegate is installed for {python} on every worker machine"
         )
     for line in text.splitlines():
         if "Caused by" in line or "SparkException" in line or "Exception:" in line:

@@ -1,8 +1,9 @@
 """The driver process of one job: `python -m tidegate.spark.driver --root R --job J --spec N --launch K`.
 
-It reigns by a fence in the decision log, runs attempts until the job ends, and answers commands. Exit code 0: the job
-ended as asked; 13: a newer generation reigns, or a newer launch was recorded before this one began; 14: it is open what
-this one decided last; else the code of the error that made the job fail.
+It writes a fence to the decision log, which makes it the driver of a new generation. It then runs attempts until the
+job ends, and answers commands. Exit code 0: the job ended as requested; 13: a newer generation runs the job, or a newer
+launch was recorded before this one began; 14: it is unclear whether the last decision of this driver was recorded; else
+the code of the error that made the job fail.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ logger = logging.getLogger("tidegate.spark")
 EXIT_BUG = 70
 """Exit code of an internal error."""
 SCHEMA_RETRIES_S = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
-"""Pauses before the restore point is read again, seconds: a store that is away for five minutes fails no job."""
+"""Pauses, in seconds, before the restore point is read again: a store outage of five minutes fails no job."""
 
 
 class _TerminatedError(BaseException):
@@ -69,7 +70,7 @@ class _TerminatedError(BaseException):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the driver process."""
+    """Run the driver process; return its exit code."""
     parser = argparse.ArgumentParser(prog="tidegate.spark.driver")
     parser.add_argument("--root", required=True)
     parser.add_argument("--job", required=True)
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--launch", type=int, required=True)
     arguments = parser.parse_args(argv)
     storage_options = storage_options_from(os.environ.get(STORAGE_OPTIONS_VARIABLE, ""))
-    set_up("text", job=arguments.job)  # until the submission has been read, which names the format
+    set_up("text", job=arguments.job)  # until the submission, which contains the log format, has been read
     try:
         return Driver(arguments.root, arguments.job, arguments.spec, arguments.launch, storage_options).run()
     except TidegateError as error:
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Driver:
-    """Reign, report, run."""
+    """Runs one generation of a job: begins it, reports, and runs the attempts."""
 
     def __init__(self, root: str, job_id: str, spec_number: int, launch: int, storage_options: dict[str, Any]) -> None:
         self._root = root
@@ -100,7 +101,7 @@ class Driver:
         self._supervision: StreamingLoop | None = None
 
     def run(self) -> int:
-        """The whole life of this driver; its exit code."""
+        """Run the driver until the job ends, and return its exit code."""
         options = self._options_or_defaults()
         set_up(options.log_format, job=self._spec.job_id)
         log = DecisionLog(self._store, self._layout, now_iso=now_iso, nonce=lambda: secrets.token_hex(8))
@@ -182,18 +183,20 @@ class Driver:
                 return self._supervision.run()
 
     def _schemas(self, client: JobClient, log: DecisionLog) -> FoundSchemas:
-        """See `schemas_in_effect`. A store that does not answer is read again, as runs do (S9.1)."""
+        """Return the schemas in effect, see `schemas_in_effect`. If the store does not answer, retry as a run does
+        (S9.1).
+        """
         for delay_s in SCHEMA_RETRIES_S:
             try:
                 return schemas_in_effect(self._store, self._layout, self._spec, client.specs(), log)
             except StoreError as error:
-                logger.warning("the restore point cannot be read, tried again in %d s: %s", delay_s, error)
+                logger.warning("the restore point cannot be read; next attempt in %d s: %s", delay_s, error)
             if self._terminated.wait(delay_s):
                 raise _TerminatedError
         return schemas_in_effect(self._store, self._layout, self._spec, client.specs(), log)
 
     def _build(self, options: JobOptions, code: str, schemas: FoundSchemas) -> tuple[JobGraph, ExecutionPlan]:
-        """The pinned pipeline and its plan. SIGTERM ends this at once: nothing is appended meanwhile."""
+        """Return the pinned pipeline and its plan. SIGTERM ends this at once, because nothing is appended meanwhile."""
         self._is_building = True
         try:
             if self._terminated.is_set():
@@ -211,8 +214,10 @@ class Driver:
             self._is_building = False
 
     def _pin(self, options: JobOptions, graph: JobGraph) -> JobOptions:
-        """Record what the submission runs: its graph, and the options in effect, which are returned. An earlier driver
-        of the submission may have."""
+        """Record the graph and the options in effect of the submission, and return the options.
+
+        An earlier driver of the submission may have recorded them.
+        """
         number, limits = self._spec.number, (options.parallelism, options.max_parallelism)
         before = read_pinned_graph(self._store, self._layout, number) if options.left_open else None
         options = options_in_effect(options, graph, before.options if before is not None else {})
@@ -222,11 +227,14 @@ class Driver:
         return options
 
     def _session(self) -> SparkSession:
-        assert self._supervision is not None, "sources are looked for by the supervision"
+        assert self._supervision is not None, "the supervision looks for sources"
         return self._supervision.session()
 
     def _options_or_defaults(self) -> JobOptions:
-        """They have been checked at submission; a driver must beat, and log, even when they are wrong."""
+        """Return the options, or defaults if they are invalid.
+
+        Options are checked at submission. But a driver must send heartbeats and log even if they are wrong.
+        """
         try:
             return JobOptions.from_mapping(self._spec.options)
         except TidegateError:

@@ -1,4 +1,4 @@
-"""Compiles every kernel before the first record."""
+"""Compilation of every kernel before the first record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _MODULES = (
 
 
 def preload_kernels() -> None:
-    """Compile every kernel, or load it from the cache; to be called before READY. Seconds the first time on a machine,
-    a fraction of one afterwards. May be called twice."""
+    """Compile every kernel, or load it from the cache. Call it before READY.
+
+    It takes seconds the first time on a machine, a fraction of a second afterwards. May be called twice.
+    """
     for name in _MODULES:
         importlib.import_module(name)

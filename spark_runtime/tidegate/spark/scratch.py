@@ -1,4 +1,4 @@
-"""A slot's folder on the local disk, which is removed also when its process was killed: by the next slot there."""
+"""Scratch folder of a slot on the local disk. If the process is killed, the next slot on the machine removes it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ _NAME = re.compile(r"tidegate-slot[0-9]+-([0-9]+)-[a-z0-9_]{8}")
 
 
 class ScratchFolder:
-    """A new folder. Its name tells the process, and the process holds a lock on it: a process id alone means nothing to
-    another container that has the same disk."""
+    """A new folder, whose name contains the process id.
+
+    The process holds a lock on it, because a process id alone means nothing to another container with the same disk.
+    """
 
     def __init__(self, index: int) -> None:
-        """Make it, and remove those of slots that were killed. Args: index: of the slot."""
+        """Create the folder, and remove folders of killed slots. Args: index: index of the slot."""
         _remove_abandoned(Path(tempfile.gettempdir()))
         self.path = tempfile.mkdtemp(prefix=f"tidegate-slot{index}-{os.getpid()}-")
         self._lock: int | None = os.open(self.path, os.O_RDONLY)
-        with contextlib.suppress(OSError):  # a disk without locks: there no folder is taken for abandoned
+        with contextlib.suppress(OSError):  # on a disk without locks, no folder counts as abandoned
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
-        """Also while files in it are open. Does not raise; may come twice."""
+        """Remove the folder, also while files in it are open. Does not raise; may be called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -48,12 +50,12 @@ def _is_alive(process_id: int) -> bool:
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
-        pass  # another user's, or no process id
+        pass  # the process belongs to another user, or the number is not a process id
     return True
 
 
 def _remove_unlocked(path: Path) -> None:
-    """Raises OSError where somebody holds it, or it is no folder."""
+    """Remove a folder. Raises OSError if a process holds its lock, or it is not a folder."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         owner = os.fstat(folder).st_uid

@@ -1,4 +1,4 @@
-"""The Spark session of a job, and how many slots it offers."""
+"""The Spark session of a job, and the number of slots it offers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIXED_CONF = {
     "spark.python.worker.reuse": "false",
     "spark.task.maxFailures": "1",
 }
-"""Settings the barrier stage depends on; not the user's to change."""
+"""Settings that the barrier stage depends on; users cannot change them."""
 
 DEFAULT_CONF = {
     "spark.ui.enabled": "false",
@@ -39,30 +39,31 @@ BATCH_CONF = {
 """Settings of batch mode that the user's spark_conf may change."""
 
 FIXED_BATCH_CONF = {"spark.sql.adaptive.enabled": "false"}
-"""Stages of batch mode count on the partitions they ask for."""
+"""Settings of batch mode that users cannot change, because its stages depend on the number of partitions they request.
+"""
 
 
 def is_local(master: str) -> bool:
-    """`local`, `local[N]`: executors live in the driver's JVM and slots can not grow."""
+    """Return whether the master is `local` or `local[N]`: executors are in the driver's JVM; slots cannot be added."""
     return master == "local" or master.startswith("local[")
 
 
 def spark_settings(spec: Spec, options: JobOptions) -> dict[str, str]:
-    """All settings of the job's session. Raises OptionError for settings a barrier stage cannot work with."""
+    """Return all settings of the job's session. Raises OptionError for a setting that barrier stages do not support."""
     given = {key: str(value) for key, value in resolve_secrets(spec.spark_conf).items()}
     if options.execution_mode == "batch":
         return _with_defaults(spec, options, {**BATCH_CONF, **given, **FIXED_BATCH_CONF})
     if given.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
         raise OptionError(
-            "spark.dynamicAllocation.enabled=true cannot be used",
+            "spark.dynamicAllocation.enabled=true is not supported",
             where=f"job {spec.job_id}, spark_conf",
-            cause="Spark runs no barrier stage with dynamic allocation",
-            remedy="Remove it; tidegate waits for slots up to slots_timeout",
+            cause="Spark does not support barrier stages with dynamic allocation",
+            remedy="Remove the setting. The driver waits for slots up to slots_timeout",
         )
     for key, value in FIXED_CONF.items():
         if given.get(key, value) != value:
             raise OptionError(
-                f"{key}={given[key]} cannot be used",
+                f"{key}={given[key]} is not supported",
                 where=f"job {spec.job_id}, spark_conf",
                 cause=f"the barrier stage depends on {key}={value}",
                 remedy="Remove the setting",
@@ -84,20 +85,20 @@ def _with_defaults(spec: Spec, options: JobOptions, given: dict[str, str]) -> di
 
 
 def start_session(spec: Spec, options: JobOptions) -> SparkSession:
-    """Start Spark; an EnvironmentProblemError when Java is not there or the master cannot be reached."""
+    """Start Spark. Raises EnvironmentProblemError if Java is missing or the master cannot be reached."""
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted and shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise EnvironmentProblemError(
             "Java is not installed",
             cause="Spark needs Java 17 or newer",
-            remedy="Install it, for example `apt-get install openjdk-17-jre-headless`",
+            remedy="Install Java, for example `apt-get install openjdk-17-jre-headless`",
         )
     settings = spark_settings(spec, options)
-    # Only spark-submit reads spark.pyspark.python; the workers of a driver that is itself the program go by this.
+    # Only spark-submit reads spark.pyspark.python. Without it, the workers use this variable.
     os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
     builder: Any = SparkSession.builder
     builder = builder.appName(f"tidegate {spec.job_id}")
-    if not submitted:  # spark-submit has set it, in a pod to another address than outside
+    if not submitted:  # spark-submit has set the master; in a pod, its address differs from the one outside
         builder = builder.master(spec.master)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -108,29 +109,28 @@ def start_session(spec: Spec, options: JobOptions) -> SparkSession:
             f"Spark could not be started on master {spec.master}",
             where=f"job {spec.job_id}",
             cause=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            remedy="`tidegate doctor` checks Java and Python; is the master's address right?",
+            remedy="Run `tidegate doctor`, which checks Java and Python, and check the master's address",
         ) from error
     session.sparkContext.setLogLevel("WARN")
     return session
 
 
 def ui_url(session: SparkSession) -> str | None:
-    """Where Spark's own pages of this driver are; None when `spark.ui.enabled` is false, as it is by default."""
+    """Return the URL of Spark's UI of this driver; None if `spark.ui.enabled` is false, which is the default."""
     context: Any = getattr(session, "sparkContext", None)
     url = getattr(context, "uiWebUrl", None)
     return str(url) if url else None
 
 
 def offered_slots(session: SparkSession) -> int:
-    """How many Spark tasks could run at once now: what the barrier stage itself will check."""
+    """Return how many Spark tasks could run at once now: the number that the barrier stage itself will check."""
     context: Any = session.sparkContext
     jvm_context = context._jsc.sc()
     return int(jvm_context.maxNumConcurrentTasks(jvm_context.resourceProfileManager().defaultResourceProfile()))
 
 
 class SlotWait:
-    """Waits until `parallelism` slots are offered, at most `slots_timeout`: somebody else's loop asks `look` now and
-    then."""
+    """Waits until `parallelism` slots are offered, at most `slots_timeout`. The caller's loop calls `poll`."""
 
     def __init__(
         self,
@@ -144,9 +144,9 @@ class SlotWait:
         self.offered = 0
 
     def poll(self) -> bool:
-        """Whether they are there; `offered` is how many are.
+        """Return whether the slots are offered; `offered` is their present number.
 
-        Raises SlotsUnavailableError naming slots needed, slots there and what to change; at once on a local master.
+        Raises SlotsUnavailableError with needed slots, offered slots and a remedy; at once on a local master.
         """
         needed = self._options.parallelism
         there = self.offered = offered_slots(self._session)
@@ -161,9 +161,9 @@ class SlotWait:
                 else f"Add workers or free cores, lower parallelism to {there}, or raise slots_timeout"
             )
             raise SlotsUnavailableError(
-                f"{there} of {needed} slots" + ("" if local else f" after {waited_s:.0f} s"),
+                f"only {there} of {needed} slots are available" + ("" if local else f" after {waited_s:.0f} s"),
                 where=f"job {self._spec.job_id}, master {self._spec.master}",
-                cause="a job needs all its slots at once, one free core each",
+                cause="a job needs all its slots at once, with one free core for each",
                 remedy=remedy,
             )
         return False

@@ -1,4 +1,4 @@
-"""What runs inside one Spark task of the barrier stage: the slot process."""
+"""The slot process: runs inside one Spark task of the barrier stage."""
 
 from __future__ import annotations
 
@@ -58,26 +58,33 @@ from tidegate.subtask.snapshots.restored_state import load_restored_state
 
 logger = logging.getLogger("tidegate.spark")
 SNAPSHOT_WRITERS = 8
-"""Threads of a slot that write snapshots and commit, one operator each at a time. They mostly wait for disk or network:
-with two, six two-phase sinks in a chain would wait in three turns (S7.3; benchmarks/end_of_job.py)."""
+"""Threads of a slot that write snapshots and commit, one operator each at a time.
+
+They mostly wait for disk or network. With two threads, six two-phase-commit sinks in a chain would wait in three rounds
+(S7.3; benchmarks/end_of_job.py).
+"""
 SWITCH_INTERVAL_S = 0.0005
-"""A busy loop must not starve the socket thread; at Python's default of 5 ms throughput falls by orders of
-magnitude."""
+"""Seconds between switches of Python threads. A busy loop must not starve the socket thread.
+
+At Python's default of 5 ms, throughput falls by orders of magnitude.
+"""
 MEMORY_CHECK_S = 0.5
-"""How often a slot looks at its resident memory, seconds."""
+"""Interval, in seconds, of the checks of a slot's resident memory."""
 CONNECT_TIMEOUT_S = 30.0
-"""For connecting to every other slot, seconds; all of them listen by then."""
+"""Timeout, in seconds, for the connections to all other slots, which listen by then."""
 RELEASE_TIMEOUT_S = 600.0
-"""How long a slot that is done waits for the others, seconds; commits of the slowest sink have to end in this time."""
+"""Time, in seconds, that a finished slot waits for the others; commits of the slowest sink must end within it."""
 DEPLOY_TIMEOUT_S = 600.0
-"""How long a slot waits for the deployment, seconds: the slowest other slot has to start in this time."""
+"""Time, in seconds, that a slot waits for the deployment; the slowest other slot must start within it."""
 
 
 class SlotMail:
-    """No message is lost between a queue and a loop: what comes before the loop begins is handed to it, and what it has
-    not taken when it ends comes back. The driver's last word, `cancel`, may come at any time, and comes once.
+    """Mailbox for messages of the driver: none is lost between its queue and a loop.
 
-    `deliver` may be called from any thread; everything else from the slot's own.
+    Messages that arrive before the loop begins are handed to it. Messages that the loop has not processed when it ends
+    return to the queue. The driver's last message, `cancel`, may arrive at any time, and arrives once.
+
+    `deliver` may be called from any thread; all other methods from the slot's own.
     """
 
     def __init__(self) -> None:
@@ -86,7 +93,7 @@ class SlotMail:
         self._slot: Slot | None = None
 
     def deliver(self, message: DriverMessage) -> None:
-        """From the driver."""
+        """Store a message of the driver, or pass it to the loop."""
         with self._switch:
             if self._slot is not None:
                 self._slot.post(message)
@@ -94,14 +101,14 @@ class SlotMail:
                 self._queue.put(message)
 
     def open(self, slot: Slot) -> None:
-        """From now on all goes to this loop."""
+        """Pass all messages to this loop from now on."""
         with self._switch:
             self._slot = slot
             while not self._queue.empty():
                 slot.post(self._queue.get())
 
     def close(self) -> None:
-        """The loop has ended: from now on all goes into the queue. To be called before the driver hears of the end."""
+        """Return to the queue, because the loop has ended. Call it before the end is reported to the driver."""
         with self._switch:
             if self._slot is not None:
                 for message in self._slot.unhandled():
@@ -109,18 +116,18 @@ class SlotMail:
             self._slot = None
 
     def take(self, timeout_s: float) -> DriverMessage:
-        """The next one from the queue. Raises queue.Empty."""
+        """Return the next message from the queue. Raises queue.Empty."""
         return self._queue.get(timeout=timeout_s)
 
 
 @dataclass(frozen=True)
 class SlotParameters:
-    """What a Spark task needs to become a slot; travels in Spark's closure.
+    """Parameters with which a Spark task becomes a slot; sent in Spark's closure.
 
     Attributes:
-        secret: of this run, for both kinds of connection; not in its repr.
-        versions: of the driver; see `versions`.
-        schemas: of sources that found them when the job was built first (S5.5).
+        secret: secret of this run, for both kinds of connection; not in its repr.
+        versions: versions of the driver; see `versions`.
+        schemas: schemas that sources found when the job was first built (S5.5).
         bind_host: address to listen on; None: the executor's own.
     """
 
@@ -141,7 +148,7 @@ class SlotParameters:
 
 
 def slot_main(parameters: SlotParameters, _partition: Iterable[int]) -> Iterator[str]:
-    """Run one slot to its end. Any failure is told to the driver as root cause before Spark sees it."""
+    """Run one slot to its end. Any failure is reported to the driver as root cause before Spark sees it."""
     from pyspark import BarrierTaskContext
 
     context = BarrierTaskContext.get()
@@ -200,7 +207,7 @@ class SlotRuntime:
         )
 
     def run(self) -> None:
-        """Register, build, deploy, loop."""
+        """Register, build the pipeline, deploy, and run the loop."""
         threading.Thread(target=self._watch, name="slot-watch", daemon=True).start()
         try:
             where = f"job {self._parameters.job_id}, slot {self._index} on {socket.gethostname()}"
@@ -221,7 +228,7 @@ class SlotRuntime:
                 self._slot.close()
 
     def _build(self) -> tuple[JobGraph, ExecutionPlan]:
-        """The pipeline, rebuilt from the pinned artifact: nothing is unpickled."""
+        """Rebuild the pipeline from the pinned artifact: nothing is unpickled."""
         code = os.path.join(self._scratch.path, "artifact")
         unpack_artifact(self._store, self._layout, self._spec.artifact, code)
         graph = load_pipeline(
@@ -235,21 +242,23 @@ class SlotRuntime:
         execution = make_execution_plan(graph, self._options.parallelism, self._options.max_parallelism)
         if execution.digest != self._parameters.digest:
             raise PipelineError(
-                "this slot builds another pipeline than the driver",
+                "this slot builds a different pipeline than the driver",
                 where=f"job {self._parameters.job_id}, slot {self._index}",
-                cause="build() depends on something besides its arguments, or versions differ between the machines",
+                cause="build() does not depend on its arguments alone, or the machines have different package versions",
                 remedy="Make build() depend on its arguments alone, and install the same versions everywhere",
             )
         return graph, execution
 
     def _await_release(self) -> None:
-        """A slot that is done stays until all are: its closed connections would look like a failure to the others."""
+        """Wait until all slots are done: to the others, closed connections of a finished slot would look like a
+        failure.
+        """
         with contextlib.suppress(queue.Empty):
             while not isinstance(self._mail.take(RELEASE_TIMEOUT_S), Cancel):
                 continue
 
     def _loop(self, graph: JobGraph, execution: ExecutionPlan, message: Deploy) -> bool:
-        """Deploy and run; False when the driver cancelled the run."""
+        """Deploy and run. Returns False if the driver cancelled the run."""
         peers = {peer.slot: (peer.host, peer.port) for peer in message.peers}
         copies = None
         if self._options.local_recovery:
@@ -315,14 +324,17 @@ class SlotRuntime:
     # ------------------------------------------------------------ threads
 
     def _on_control_lost(self, reason: str) -> None:
-        """Without its driver a slot is a zombie: it ends itself."""
+        """End the process: without its driver, a slot is a zombie."""
         if not self._over.is_set():
-            logger.error("control connection lost (%s): the slot ends", reason)
+            logger.error("the control connection to the driver was lost (%s): the slot ends", reason)
             self._scratch.remove()
             os._exit(70)
 
     def _watch(self) -> None:
-        """Heartbeats, and the bound on memory; its own thread, so that a hung loop is told from a dead slot."""
+        """Send heartbeats, and enforce the memory limit.
+
+        It has its own thread, so that the driver can distinguish a hung loop from a dead slot.
+        """
         interval_s = self._options.heartbeat_interval.total_seconds()
         next_beat = time.monotonic()
         while not self._over.wait(min(MEMORY_CHECK_S, interval_s)):
@@ -331,8 +343,8 @@ class SlotRuntime:
             if resident > limit:
                 self._control.send(
                     Failed(
-                        f"slot {self._index} exceeded slot_memory: {resident / 2**20:.0f} MiB resident, "
-                        f"{limit / 2**20:.0f} MiB allowed. Raise slot_memory or parallelism",
+                        f"slot {self._index} exceeded slot_memory: it has {resident / 2**20:.0f} MiB resident memory, "
+                        f"the limit is {limit / 2**20:.0f} MiB. Raise slot_memory or parallelism",
                         subtask=self._index,
                         code=SLOT_MEMORY,
                     )
@@ -368,13 +380,14 @@ class SlotRuntime:
 
 
 def _heartbeat(resident: int, slot: Slot | None) -> Heartbeat:
-    """`rounds` shows whether the loop hangs. A loop that has ended makes no rounds."""
+    """Return a heartbeat. `rounds` shows whether the loop hangs; a loop that has ended makes no rounds."""
     if slot is None:
         return Heartbeat(resident)
     rounds = None if slot.is_over else slot.rounds
     try:
         return Heartbeat(resident, rounds, slot.metrics())
-    except Exception:  # of a source's own `progress`, or because the loop changes it meanwhile: heartbeats go on
+    # a source's `progress` failed, or the loop changed the metrics meanwhile: heartbeats must continue
+    except Exception:
         logger.exception("the metrics for the heartbeat could not be collected")
         return Heartbeat(resident, rounds)
 
@@ -384,7 +397,7 @@ def _milliseconds(duration: timedelta | None) -> int | None:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process, bytes; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,9 +1,9 @@
 """PySpark's worker daemon with a slot's imports and kernels already loaded: workers are forked from it.
 
-Set as `spark.python.daemon.module`. Every slot after an executor's first, and every restart, then starts without the
-seconds that importing numba and loading the compiled kernels cost. PySpark's own daemon imports no libraries because
-they may start threads before the fork: numpy's are turned off here, and pyarrow's one thread is its allocator's, which
-survives forks by hooks of its own.
+Set as `spark.python.daemon.module`. Every slot after an executor's first, and every restart, then saves the seconds for
+importing numba and loading the compiled kernels. PySpark's own daemon imports no libraries, because they may start
+threads before the fork. Here, numpy's threads are turned off, and pyarrow's one thread belongs to its allocator, which
+handles forks itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 
 
 def main() -> None:
-    """Load, then serve PySpark's requests for workers."""
+    """Load imports and kernels, then serve PySpark's requests for workers."""
+    # Threads do not survive the fork of a worker.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     from pyspark.daemon import manager
 

@@ -1,4 +1,4 @@
-"""The keyed state back ends by name: the option `state_backend` (S5.2)."""
+"""Registry of keyed state back ends by name: the option `state_backend` (S5.2)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ BACKENDS = {
     "memory": ("tidegate.state.heap.heap_backend", "MemoryBackend"),
     "rocksdb": ("tidegate.state.rocksdb.rocksdb_backend", "RocksDBBackend"),
 }
-"""Module and class of each; a module is imported when its back end is asked for."""
+"""Module and class of each; a module is imported when its back end is first used."""
 
 OUTSIDE_MEMORY = frozenset({"rocksdb"})
-"""Those that keep state outside memory: windows, sessions and running aggregates use them too. With all others these
-are columns in memory of their own, which a back end could keep no better."""
+"""Back ends that keep state outside memory. Windows, sessions and running aggregates use them, too.
+
+With all other back ends, these operators use their own columns in memory, which a back end could not improve.
+"""
 
 
 def new_backend(name: str) -> KeyedStateBackend:
-    """A back end, not opened.
+    """Return a back end that is not opened yet.
 
     Raises:
-        OptionError: there is none of this name, or what it needs is not installed.
+        OptionError: the name is unknown, or a required package is not installed.
     """
     if name not in BACKENDS:
         raise OptionError(
-            f"There is no state back end {name!r}",
+            f"there is no state back end {name!r}",
             where="option state_backend",
             remedy=f"Use one of {', '.join(map(repr, BACKENDS))}",
         )
@@ -37,10 +39,10 @@ def new_backend(name: str) -> KeyedStateBackend:
         found = getattr(importlib.import_module(module), class_name)
     except ImportError as error:
         raise OptionError(
-            f"The state back end {name!r} cannot be loaded ({error})",
+            f"the state back end {name!r} cannot be loaded ({error})",
             where="option state_backend",
-            cause="what it needs is not installed here",
-            remedy=f"Run: {installation(name)}, on the driver and every executor, or use 'heap'",
+            cause="a package that it needs is not installed here",
+            remedy=f"Run `{installation(name)}` on the driver and every executor, or use 'heap'",
         ) from error
     backend: KeyedStateBackend = found()
     return backend

@@ -12,23 +12,23 @@ from tidegate.errors import PipelineError
 from tidegate.state.keyed_state import Found
 
 MAX_BATCHES = 64
-"""Batches that a state keeps before it makes one of them."""
+"""Number of batches at which a state combines them into one."""
 SPARE_ROWS = 1024
-"""Rows that were replaced or removed and are kept at least, beside as many as there are live ones."""
+"""Replaced or removed rows that a state keeps at least before it drops them; it may also keep as many as live rows."""
 
 
 class BroadcastMap:
-    """A row for each key. Keys compare as those of a group_by do: null is one, NaN equals NaN.
+    """A row for each key. Keys compare as in `group_by`: null is a key, NaN equals NaN.
 
-    Write only what every subtask writes. Beside a broadcast input, which brings every subtask the same records, it is
-    written while they are processed and read-only otherwise. Each subtask snapshots its own; a restore gives every
-    subtask that of one (S5.5). What several subtasks broadcast comes in another order to each: let all records of a key
-    be of one of them.
+    Write only what every subtask writes. The state is writable while records of a broadcast input are processed, which
+    every subtask receives, and read-only otherwise. Each subtask snapshots its own state; a restore gives the state of
+    one subtask to all (S5.5). Records that several subtasks broadcast arrive in a different order at each receiver: all
+    records of a key must come from one subtask.
     """
 
     def __init__(self, name: str, key: pa.Schema, columns: pa.Schema) -> None:
-        """Args: key: columns of the key. columns: of what is kept for it."""
-        from tidegate.state.keys.key_index import KeyReader  # it has kernels; a graph is made without them
+        """Create an empty state. Args: key: columns of the key. columns: columns of the value."""
+        from tidegate.state.keys.key_index import KeyReader  # imports kernels; a graph is built without them
 
         self.name = name
         self.writable = True
@@ -45,10 +45,10 @@ class BroadcastMap:
         return self._live
 
     def get(self, keys: pa.RecordBatch) -> Found:
-        """What is kept for each row of `keys`, which has the key's columns, in order, whatever their names.
+        """Return the value for each row of `keys`. It has the columns of the key, in order, under any names.
 
         Raises:
-            PipelineError: its columns are not those of the key.
+            PipelineError: the columns differ from the columns of the key.
         """
         arrays = self._fitting(keys, self._key, "keys", by_name=False)
         entries = self._entries(arrays)
@@ -58,15 +58,15 @@ class BroadcastMap:
         return Found(present, kept.take(pa.array(rows, mask=~present)))
 
     def entries(self) -> pa.RecordBatch:
-        """All rows: columns of the key, then what is kept; in no promised order."""
+        """Return all rows: columns of the key, then of the value; in no defined order."""
         return self._one_batch().take(pa.array(self._live_rows()))
 
     def put(self, rows: pa.RecordBatch) -> None:
-        """Set what is kept for the keys of `rows`, which has the columns of the key and the others; the last of equal
-        keys stays.
+        """Set the values of the keys of `rows`, which has the columns of the key and the value. Of equal keys, the last
+        wins.
 
         Raises:
-            PipelineError: its columns are not those that are declared, or the state is read-only here.
+            PipelineError: the columns differ from the declared ones, or the state is read-only here.
         """
         self._require_writable("put")
         arrays = self._fitting(rows, self._schema, "rows", by_name=True)
@@ -85,14 +85,14 @@ class BroadcastMap:
         self._apply_pending()
 
     def remove(self, keys: pa.RecordBatch) -> None:
-        """Remove these keys; what is not there is passed over. Raises as `get` and `put` do."""
+        """Remove these keys; missing keys are ignored. Raises as `get` and `put` do."""
         self._require_writable("remove")
         entries = self._entries(self._fitting(keys, self._key, "keys", by_name=False))
         self._rows[entries[entries >= 0]] = -1
         self._apply_pending()
 
     def clear(self) -> None:
-        """Remove everything. Raises PipelineError: the state is read-only here."""
+        """Remove all rows. Raises PipelineError if the state is read-only here."""
         self._require_writable("clear")
         self._index = self._reader.new_index()
         self._rows = np.full(self._index.capacity, -1, np.int64)
@@ -100,11 +100,11 @@ class BroadcastMap:
         self._held = self._live = 0
 
     def freeze(self) -> tuple[list[pa.RecordBatch], npt.NDArray[np.int64]]:
-        """Batches, and which of their rows live; for `frozen_table`, on any thread."""
+        """Return the batches and the numbers of their live rows, for `frozen_table`, on any thread."""
         return list(self._batches), self._live_rows()
 
     def restore(self, rows: pa.Table) -> None:
-        """Take back the rows of a snapshot."""
+        """Replace all rows by the rows of a snapshot."""
         writable, self.writable = self.writable, True
         self.clear()
         for batch in rows.to_batches():
@@ -112,7 +112,7 @@ class BroadcastMap:
         self.writable = writable
 
     def frozen_table(self, frozen: tuple[list[pa.RecordBatch], npt.NDArray[np.int64]]) -> pa.Table:
-        """The live rows of what `freeze` gave."""
+        """Return the live rows of a `freeze` result."""
         batches, rows = frozen
         return pa.Table.from_batches(batches, self._schema).take(pa.array(rows)).combine_chunks()
 
@@ -133,7 +133,7 @@ class BroadcastMap:
         return self._batches[0]
 
     def _apply_pending(self) -> None:
-        """Count, and drop what is dead once it is most of what is held."""
+        """Count live rows, and drop dead rows when they are most of the stored ones."""
         self._live = len(self._live_rows())
         if self._held > 2 * self._live + SPARE_ROWS:
             live = self.entries()
@@ -144,31 +144,33 @@ class BroadcastMap:
 
     def _fitting(self, batch: object, wanted: pa.Schema, what: str, *, by_name: bool) -> list[pa.Array]:
         if not isinstance(batch, pa.RecordBatch):
-            raise self._refused(f"{what} are a {type(batch).__name__}", "Give a pyarrow.RecordBatch")
+            raise self._refused(f"{what} are a {type(batch).__name__}", "Pass a pyarrow.RecordBatch")
         given: Any = batch
         if by_name and sorted(batch.schema.names) == sorted(wanted.names):
             given = batch.select(wanted.names)
         names_fit = given.schema.names == wanted.names or not by_name
         if not names_fit or given.schema.types != wanted.types:
             raise self._refused(
-                f"it takes {_columns_text(wanted)}; the {what} have {_columns_text(batch.schema)}",
-                "Give these columns" + ("" if by_name else ", in this order, such as rows.batch.select([...])"),
+                f"expected columns {_columns_text(wanted)}; the {what} have {_columns_text(batch.schema)}",
+                "Pass these columns" + ("" if by_name else ", in this order, such as rows.batch.select([...])"),
             )
         for field, array in zip(wanted, given.columns, strict=True):
             if not field.nullable and array.null_count:
-                raise self._refused(f"column {field.name!r} has nulls, declared is not null", "Declare it nullable")
+                raise self._refused(
+                    f"column {field.name!r} has nulls, but is declared not null", "Declare the column nullable"
+                )
         return list(given.columns)
 
     def _require_writable(self, call: str) -> None:
         if not self.writable:
             raise self._refused(
-                f"{call} was called where only some subtasks see the record: their states would differ",
-                "Write broadcast state in process_broadcast alone",
+                f"{call} was called for a record that only some subtasks receive, so their states would differ",
+                "Write broadcast state only in process_broadcast",
             )
 
     def _refused(self, cause: str, remedy: str) -> PipelineError:
         return PipelineError(
-            f"broadcast state {self.name!r} cannot do what it was told",
+            f"the operation on broadcast state {self.name!r} failed",
             where=f"state {self.name!r}",
             cause=cause,
             remedy=remedy,

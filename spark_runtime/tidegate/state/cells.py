@@ -1,12 +1,13 @@
-"""Flat arrays that are written while a frozen version of them is read: copy-on-write by chunk (S5.2).
+"""Flat arrays that can be written while a frozen version of them is read: copy-on-write by chunk (S5.2).
 
 `CopyOnWriteArrays` are named numpy arrays of one length, indexed by entry number; kernels work on them directly.
-Entries are seen in chunks of `CHUNK_ENTRIES`. `freeze` only notes how many entries there are and remembers the
-arrays, whatever their size.
-Whoever writes says first which entries it will write (`touch`): chunks of a frozen version that were not read yet are
-then copied aside. An array that grows is replaced; the frozen version keeps the old one.
+Entries are grouped in chunks of `CHUNK_ENTRIES`. `freeze` only stores the number of entries and references to the
+arrays, so it takes the same time for any size.
 
-One thread writes and freezes; any other may read a frozen version. While none is alive, no lock is taken.
+A writer first calls `touch` with the entries that it will write. Chunks of a frozen version that have not been read are
+then copied. An array that grows is replaced; the frozen version keeps the old one.
+
+One thread writes and freezes; any other may read a frozen version. While there is no frozen version, no lock is used.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tidegate.state.compiler import kernel
 
 CHUNK_SHIFT = 15
 CHUNK_ENTRIES = 1 << CHUNK_SHIFT
-"""Entries of a chunk: what a first write after a freeze copies, and what an incremental snapshot writes, at least."""
+"""Entries of a chunk: the least that a first write after a freeze copies, and that an incremental snapshot writes."""
 
 Array: TypeAlias = npt.NDArray[Any]
 Arrays: TypeAlias = Mapping[str, Array]
@@ -34,7 +35,7 @@ class CopyOnWriteArrays:
     """Named arrays of one length. See the module."""
 
     def __init__(self, capacity: int) -> None:
-        """Args: capacity: entries to have room for, at least one."""
+        """Create without arrays. Args: capacity: number of entries to allocate, at least one."""
         self.capacity = capacity
         self.arrays: dict[str, Array] = {}
         self.stamps = np.zeros(_chunks(capacity), np.int64)
@@ -44,8 +45,8 @@ class CopyOnWriteArrays:
         self._lock = threading.Lock()
 
     def add(self, name: str, dtype: np.dtype[Any] | type[Any], fill: Any = 0) -> None:
-        """A new array. Args: fill: what entries hold that were never written."""
-        assert name not in self.arrays, f"there is an array {name!r} already"
+        """Add an array. Args: fill: value of entries that were never written."""
+        assert name not in self.arrays, f"array {name!r} exists already"
         self._fill[name] = fill
         self.arrays[name] = _filled(self.capacity, np.dtype(dtype), fill)
 
@@ -62,35 +63,34 @@ class CopyOnWriteArrays:
         self.capacity, self.stamps = capacity, stamps
 
     def replace(self, name: str, array: Array) -> None:
-        """Put another array in place of one. What the entries stand for must be the same: no chunk counts as
-        changed."""
+        """Replace an array by another with the same content per entry: no chunk counts as changed."""
         assert len(array) == self.capacity
         self.arrays[name] = array
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of an entry, over all arrays."""
+        """Return the bytes of an entry, over all arrays."""
         return sum(array.itemsize for array in self.arrays.values())
 
     @property
     def is_watched(self) -> bool:
-        """There is, or was until lately, a frozen version that waits to be read."""
+        """Return whether a frozen version may still have to be read."""
         return bool(self._frozen)
 
     def touch(self, entries: Entries) -> None:
-        """Say that `entries` will be written; to be called before they are."""
+        """Prepare `entries` for writing. Call it before they are written."""
         stamp_chunks(entries, CHUNK_SHIFT, self._epoch, self.stamps)
         if self._frozen:
             self._copy_chunk()
 
     def touch_all(self, size: int) -> None:
-        """Say that any of entries 0..size - 1 will be written."""
+        """Prepare all of the entries 0..size - 1 for writing."""
         self.stamps[: _chunks(size)] = self._epoch
         if self._frozen:
             self._copy_chunk()
 
     def freeze(self, size: int) -> FrozenArrays:
-        """Entries 0..size - 1 as they are now. A frozen version costs nothing once nobody refers to it."""
+        """Return a frozen version of entries 0..size - 1. It costs nothing once it is not referenced any more."""
         frozen = FrozenArrays(self, size, self._lock)
         self._frozen = [*(ref for ref, _ in self._pending_freezes()), weakref.ref(frozen)]
         self._epoch += 1
@@ -111,44 +111,48 @@ class FrozenArrays:
 
     Attributes:
         size: number of entries.
-        stamps: for each chunk when it was written last: equal stamps of one chunk mean equal content, over all
-            versions of the same Cells.
+        stamps: for each chunk, the stamp of its last write: equal stamps of one chunk mean equal content, over all
+            versions of the same arrays.
     """
 
     def __init__(self, cells: CopyOnWriteArrays, size: int, lock: threading.Lock) -> None:
-        """Args: as `CopyOnWriteArrays.freeze` has them."""
+        """Create a version. Args: see `CopyOnWriteArrays.freeze`."""
         self.size = size
         self.stamps = cells.stamps[: _chunks(size)].copy()
         self._cells = cells
         self._arrays = dict(cells.arrays)
         self._lock = lock
-        self._safe = np.zeros(len(self.stamps), np.bool_)  # copied aside, or read
+        self._safe = np.zeros(len(self.stamps), np.bool_)  # copied, or read
         self._aside: dict[int, Arrays] = {}
 
     @property
     def chunks(self) -> int:
-        """Number of chunks."""
+        """Return the number of chunks."""
         return len(self.stamps)
 
     @property
     def is_read(self) -> bool:
-        """Nothing of it needs to be kept any more."""
+        """Return whether all chunks have been read or copied, so that writers need not copy more."""
         return bool(self._safe.all())
 
     def read(self, chunk: int) -> Arrays:
-        """Copies of the entries of a chunk, by array. To be read once: a chunk that was read is not kept any more, and
-        reading it again after a write fails."""
+        """Return copies of the entries of a chunk, by array. Read each chunk once.
+
+        A chunk that was read is not preserved any more: reading it again after a write fails.
+        """
         with self._lock:
             aside = self._aside.pop(chunk, None)
             if aside is not None:
                 return aside
-            assert not self._safe[chunk] or not self._is_newer()[chunk], f"chunk {chunk} was read and changed since"
+            assert not self._safe[chunk] or not self._is_newer()[chunk], (
+                f"chunk {chunk} was read before and has changed since"
+            )
             copied = self._copy(chunk)
-            self._safe[chunk] = True  # not before: whoever finds it so writes without waiting for the lock
+            self._safe[chunk] = True  # set last: a writer that sees it writes without waiting for the lock
             return copied
 
     def keep(self) -> None:
-        """Copy aside the chunks that are about to be written. For `CopyOnWriteArrays`."""
+        """Copy the chunks that are about to be written. For `CopyOnWriteArrays`."""
         wanted = np.flatnonzero(self._is_newer() & ~self._safe)
         live = self._cells.arrays
         if not wanted.size or not any(live.get(name) is array for name, array in self._arrays.items()):
@@ -177,6 +181,6 @@ def _filled(length: int, dtype: np.dtype[Any], fill: Any) -> Array:
 
 @kernel("void(i4[], i8, i8, i8[]!)")
 def stamp_chunks(entries: Any, shift: Any, stamp: Any, stamps: Any) -> None:
-    """Set the stamp of every chunk that one of the entries is in."""
+    """Set the stamp of every chunk that contains one of the entries."""
     for i in range(len(entries)):
         stamps[entries[i] >> shift] = stamp

@@ -1,8 +1,8 @@
-"""How kernels are compiled: numba, without the interpreter lock, cached in a private writable directory.
+"""Compilation of kernels: numba, without the interpreter lock, cached in a private writable directory.
 
-Import this module before numba: it settles where numba keeps its cache. The cache holds machine code that later
-processes load and run, so the directory belongs to this user alone; where none can be made, a temporary one lives as
-long as the process.
+Import this module before numba, because it sets numba's cache directory. The cache holds machine code that later
+processes load and run, so the directory must belong to this user alone. If none can be created, a temporary directory
+exists as long as the process.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 CACHE_VARIABLE = "NUMBA_CACHE_DIR"
-"""Set it to keep the kernels elsewhere."""
+"""Environment variable that names another directory for compiled kernels."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def private_cache_directory(base: Path, digest: str) -> Path | None:
-    """`base`/tidegate/kernels/`digest`, every level made with mode 0700 where it is not there; None when that is
-    impossible, or when a level belongs to, or can be written by, somebody else."""
+    """Return `base`/tidegate/kernels/`digest`, and create missing levels with mode 0700.
+
+    Returns None if that fails, or if another user owns a level or can write to it.
+    """
     directory = base
     for name in ("tidegate", "kernels", digest):
         directory = directory / name
@@ -44,8 +46,10 @@ def private_cache_directory(base: Path, digest: str) -> Path | None:
 
 
 def sources_digest() -> str:
-    """Of the sources of all modules with kernels, which are those that import this one: numba's cache notices a change
-    only in the file a kernel is in, not in what it calls."""
+    """Return the digest of the sources of all modules with kernels, which are the modules that import this one.
+
+    numba's cache notices changes in the file of a kernel, but not in functions of other files that the kernel calls.
+    """
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         source = path.read_bytes()
@@ -84,17 +88,17 @@ import numba  # noqa: E402
 
 
 def kernel(*signatures: str) -> Callable[[_Function], _Function]:
-    """Compile for exactly `signatures` when the module is imported, or load it from the cache.
+    """Compile for exactly `signatures` when the module is imported, or load the kernel from the cache.
 
-    Signatures name read-only arrays, which writable ones convert to, so that Arrow's and our own arrays need one
-    version. Kernels hold no interpreter lock, do not check bounds and wrap around on integer overflow.
+    Signatures use read-only arrays. Writable arrays convert to them, so Arrow's arrays and our own need one version.
+    Kernels do not hold the interpreter lock, do not check bounds and wrap around on integer overflow.
     """
     compile_: Any = numba.njit([_signature(text) for text in signatures], cache=True, nogil=True, error_model="numpy")
     return compile_
 
 
 def inlined(function: _Function) -> _Function:
-    """A device function for use in kernels of any signature."""
+    """Return a device function for use in kernels of any signature."""
     compiled: Any = numba.njit(inline="always", error_model="numpy")(function)
     return compiled
 
@@ -121,7 +125,7 @@ _ARRAYS: dict[str, Any] = {
     "b1": numba.boolean,
     "void": numba.void,
 }
-"""Words of a signature: `i8[]` is a read-only array of int64, `i8[]!` one that the kernel writes."""
+"""Words of a signature: `i8[]` is a read-only array of int64, `i8[]!` is one that the kernel writes."""
 
 
 def _signature(text: str) -> Any:

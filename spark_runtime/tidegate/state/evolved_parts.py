@@ -1,4 +1,4 @@
-"""Parts of a snapshot as the back end of an operator restores them, whose states may have grown since (S5.5)."""
+"""Conversion of a snapshot's parts for the back end of an operator whose states have changed since (S5.5)."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ def evolved_parts(
     fills: bool = True,
     drops: bool = False,
 ) -> list[StatePart]:
-    """The parts with the columns that the descriptors declare; for `KeyedStateBackend.restore`, whose back ends take no
-    others.
+    """Return the parts with the columns that the descriptors declare.
+
+    For `KeyedStateBackend.restore`, because back ends accept no other columns.
 
     Args:
-        descriptors: of all states of the operator.
+        descriptors: descriptors of all states of the operator.
         renamed_keys: key column in the snapshot -> key column now.
         fills: a new nullable column is filled with null.
         drops: a value column that is no longer declared is dropped.
 
     Raises:
-        SnapshotError: a state is of another kind, its columns cannot become those that are declared, or nobody declares
-            it; names operator, state and columns.
+        SnapshotError: a state has another kind, its columns cannot be converted to the declared ones, or it is not
+            declared. The message names operator, state and columns.
     """
     wanted = {descriptor.name: part_schema(descriptor, key_schema) for descriptor in descriptors}
     wanted |= {timer_part(kind): timer_schema(key_schema) for kind in get_args(TimerKind)}
@@ -52,7 +53,7 @@ def evolved_parts(
     renamed = {descriptor.name: {**renamed_columns(descriptor), **keys} for descriptor in descriptors}
     out: list[StatePart] = []
     for part in parts:
-        if part.kind != "keyed" or part.format != "rows":  # files of a back end, which compares what they say
+        if part.kind != "keyed" or part.format != "rows":  # files of a back end, which compares their columns itself
             out.append(part)
             continue
         declared = wanted.get(part.name)
@@ -61,17 +62,17 @@ def evolved_parts(
         was, now = form_of(part.table.schema), form_of(declared)
         if was and was != now:
             raise SnapshotError(
-                f"State {part.name!r} of operator {uid!r} is of another kind in the snapshot",
+                f"state {part.name!r} of operator {uid!r} has another kind in the snapshot",
                 where=f"operator {uid!r}, state {part.name!r}",
-                cause=f"it was {was}, now {now}",
-                remedy="Give the state another name, or restore with the former declaration",
+                cause=f"the snapshot has {was}, the pipeline {now}",
+                remedy="Use another name for the state, or restore with the former declaration",
             )
         out.append(evolve_part(part, declared, uid, renamed.get(part.name, keys), fills=fills, drops=drops))
     return out
 
 
 def renamed_columns(descriptor: StateDescriptor) -> dict[str, str]:
-    """`descriptor.renamed` by the names that columns have in a part."""
+    """Return `descriptor.renamed` with the column names of a part."""
     prefix = {
         new: MAP_PREFIX if new in descriptor.map_key.names else VALUE_PREFIX for new in descriptor.renamed.values()
     }

@@ -1,11 +1,12 @@
-"""The contract between an operator and the back end that keeps its keyed state (S5.1, S5.2).
+"""Interface between an operator and the back end that keeps its keyed state (S5.1, S5.2).
 
-Everything is by batch: a back end turns the rows of a batch into a `KeySet`, its distinct keys, and every state is read
-and written for many keys in one call. Values are Arrow columns, never Python objects.
+All calls work on batches: a back end converts the rows of a batch to a `KeySet`, its distinct keys, and every state is
+read and written for many keys in one call. Values are Arrow columns, never Python objects.
 
-A back end belongs to one operator subtask. All calls come from the slot's one loop, never concurrently (S4.1), but for
-what `snapshot` returns, which a snapshot writer thread calls. Call order: `open`, the states (`value`, `list`, ...) and
-`timers` once for each descriptor, `restore` (only on restore), then any reads, writes and snapshots, `close` always.
+A back end belongs to one operator subtask. All calls come from the slot's one loop, never concurrently (S4.1), except
+calls of the function that `snapshot` returns, which runs on a snapshot writer thread. Call order: `open`, the states
+(`value`, `list`, ...) and `timers` once for each descriptor, `restore` (only on restore), then any reads, writes and
+snapshots, `close` always.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class TimeToLive:
-    """How long an entry lives, in processing time; an expired one is never seen again and goes sooner or later.
+    """Lifetime of an entry, in processing time. An expired entry is never returned; it is deleted sooner or later.
 
     Attributes:
-        duration_ms: from its last write, or its last read too.
+        duration_ms: milliseconds from the last write, or from the last read, too.
         on_read: a read counts as a write.
     """
 
@@ -45,20 +46,20 @@ class TimeToLive:
 
 @dataclass(frozen=True)
 class StateDescriptor:
-    """One state of an operator: its name, its shape. Frozen; enters the metadata of snapshots.
+    """Name and shape of one state of an operator. Frozen; part of the metadata of snapshots.
 
     Attributes:
         name: unique within the operator; letters, digits, "_", "-", ".".
         kind: see the `*State` classes.
-        columns: of a value, of a list's elements, of a map's values, of what is reduced, or of an aggregation's
-            accumulator; at least one, nullable as given.
-        map_key: of maps: the columns of its keys, key types only and stored ones (`keytypes`); else empty.
-        reductions: of "reducing": one for each of `columns`; else empty.
-        merge: of "aggregating": gives `columns` for accumulators of one key, in order of arrival: called with
-            (accumulators: RecordBatch of `columns`, offsets: int64[keys + 1], rows offsets[i]:offsets[i + 1] belonging
-            to key i, at least one each), returns one row for each key. Deterministic, pure, associative; what it gives
-            for a single row is that row, so that a back end may leave such keys out.
-        ttl: None: entries live until they are cleared. Of a list or map: each element by itself.
+        columns: columns of a value, of a list's elements, of a map's values, of the reduced rows, or of an
+            aggregation's accumulator; at least one, nullable as declared.
+        map_key: for maps: the columns of its keys, only key types in their stored form (`key_types`); else empty.
+        reductions: for "reducing": one for each of `columns`; else empty.
+        merge: for "aggregating": combines accumulators of one key, in order of arrival. It is called with
+            (accumulators: RecordBatch of `columns`, offsets: int64[keys + 1]); rows offsets[i]:offsets[i + 1] belong to
+            key i, at least one each. It returns one row of `columns` for each key. It must be deterministic, pure and
+            associative, and return a single row unchanged, so that a back end may skip such keys.
+        ttl: None: entries live until they are cleared. For a list or map: each element separately.
         renamed: column of `columns` or `map_key` in older snapshots -> its name now (S5.5).
     """
 
@@ -73,11 +74,11 @@ class StateDescriptor:
 
 
 class KeySet(Protocol):
-    """The distinct keys of some rows, in order of first sight. Valid until the next call of `keys` or `due`.
+    """The distinct keys of some rows, in order of first occurrence. Valid until the next call of `keys` or `due`.
 
     Attributes:
-        size: how many.
-        rows: for each row it was made from the number of its key.
+        size: number of keys.
+        rows: for each row of the batch, the number of its key.
         groups: key group of each key, uint16.
     """
 
@@ -86,16 +87,16 @@ class KeySet(Protocol):
     groups: npt.NDArray[np.uint16]
 
     def columns(self) -> pa.RecordBatch:
-        """The key columns, a row for each key, as they were first seen."""
+        """Return the key columns, a row for each key, with the values of their first occurrence."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a state holds for some keys.
+    """Rows of a state for some keys.
 
     Attributes:
-        present: whether there is anything, for each.
-        columns: a row for each; anything (nulls, zeros) where not present.
+        present: for each key, whether the state has a row.
+        columns: a row for each key; arbitrary (nulls, zeros) where not present.
     """
 
     present: Mask
@@ -104,7 +105,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Elements:
-    """Several rows for each key: those of key i are `columns` offsets[i]:offsets[i + 1].
+    """Several rows for each key: the rows of key i are `columns` offsets[i]:offsets[i + 1].
 
     Attributes:
         offsets: int64, one more than keys, from 0.
@@ -119,20 +120,20 @@ class ValueState(Protocol):
     """One row for each key."""
 
     def get(self, keys: KeySet) -> Found:
-        """The value of each key."""
+        """Return the value of each key."""
 
     def put(self, keys: KeySet, columns: pa.RecordBatch, where: Mask | None = None) -> None:
-        """Set the value of each key, or of those `where` is true; `columns` has a row for each key of the set."""
+        """Set the value of each key, or only of keys with `where` true; `columns` has a row for each key of the set."""
 
     def clear(self, keys: KeySet, where: Mask | None = None) -> None:
-        """Remove it; where there is none, nothing."""
+        """Remove the value of each key; keys without a value are ignored."""
 
 
 class ListState(Protocol):
     """Rows in order of appending, for each key."""
 
     def get(self, keys: KeySet) -> Elements:
-        """The elements of each key."""
+        """Return the elements of each key."""
 
     def append(self, keys: KeySet, owners: KeyNumbers, columns: pa.RecordBatch) -> None:
         """Append row i of `columns` to key `owners[i]`, in order."""
@@ -141,50 +142,54 @@ class ListState(Protocol):
         """Replace the list of each key."""
 
     def clear(self, keys: KeySet, where: Mask | None = None) -> None:
-        """Empty it."""
+        """Remove all elements of each key."""
 
 
 class MapState(Protocol):
-    """A row for each key and map key. Map keys compare as keys do: null is one, NaN equals NaN."""
+    """A row for each key and map key. Map keys compare as keys do: null is a key, NaN equals NaN."""
 
     def get(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> Found:
-        """The value of map key i of key `owners[i]`, for each i."""
+        """Return the value of map key i of key `owners[i]`, for each i."""
 
     def put(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch, columns: pa.RecordBatch) -> None:
-        """Set them; the last of equal ones stays."""
+        """Set values; of equal map keys, the last wins."""
 
     def remove(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> None:
-        """Remove them; what is not there is passed over."""
+        """Remove map keys; missing ones are ignored."""
 
     def entries(self, keys: KeySet) -> Elements:
-        """All entries of each key: map key columns, then value columns; in no promised order."""
+        """Return all entries of each key: map key columns, then value columns; in no defined order."""
 
     def clear(self, keys: KeySet, where: Mask | None = None) -> None:
-        """Remove all entries of a key."""
+        """Remove all entries of each key."""
 
 
 class MergingState(Protocol):
-    """Reducing and aggregating states: what is added is folded into one row for each key."""
+    """Reducing and aggregating states: added rows are folded into one row for each key."""
 
     def add(self, keys: KeySet, owners: KeyNumbers, columns: pa.RecordBatch) -> None:
-        """Fold row i of `columns` into key `owners[i]`, in order. Reducing: nulls are passed over, a key is there from
-        its first row on, be it null; integers sum exactly, NaN is greatest. Aggregating: rows are accumulators.
+        """Fold row i of `columns` into key `owners[i]`, in order.
+
+        Reducing: nulls are ignored; a key exists from its first row on, even if it is null; integers sum exactly, NaN
+        is greatest. Aggregating: rows are accumulators.
 
         Raises:
-            SumOverflowError: a sum of integers left int64; the state is of no use then.
+            SumOverflowError: a sum of integers exceeds int64; the state must not be used afterwards.
         """
 
     def get(self, keys: KeySet) -> Found:
-        """The row of each key, with the columns of `layout.result_schema`: sums are int64 or float64, null before the
-        first value, counts int64."""
+        """Return the row of each key, with the columns of `state_layout.result_schema`.
+
+        Sums are int64 or float64, null before the first value; counts are int64.
+        """
 
     def clear(self, keys: KeySet, where: Mask | None = None) -> None:
-        """Forget it."""
+        """Remove the row of each key."""
 
 
 @dataclass(frozen=True)
 class DueTimers:
-    """Due timers: timer i is of key `owners[i]` at `times_us[i]`, ascending by time; a key may have several."""
+    """Due timers: timer i belongs to key `owners[i]` at `times_us[i]`, ascending by time; a key may have several."""
 
     keys: KeySet
     owners: KeyNumbers
@@ -192,44 +197,50 @@ class DueTimers:
 
 
 class TimerService(Protocol):
-    """Timers of one kind: a set of (key, time): registering one twice is once. Part of every snapshot (S5.1)."""
+    """Timers of one kind: a set of (key, time), so a repeated registration changes nothing. Part of every snapshot
+    (S5.1).
+    """
 
     def register(self, keys: KeySet, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> None:
-        """Timer i for key `owners[i]` at `times_us[i]`: microseconds since the epoch, of event or processing time."""
+        """Register timer i for key `owners[i]` at `times_us[i]`: microseconds since the epoch, in event or processing
+        time.
+        """
 
     def delete(self, keys: KeySet, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> None:
-        """Take them back; what is not there is passed over."""
+        """Delete timers; missing ones are ignored."""
 
     def of(self, keys: KeySet) -> Elements:
-        """The timers of each key, ascending; one column `time_us`."""
+        """Return the timers of each key, ascending; one column `time_us`."""
 
     def next_us(self) -> int | None:
-        """Time of the earliest; None: there is none. Cheap: asked before every step."""
+        """Return the time of the earliest timer; None: there is none. Cheap, because it is called before every step."""
 
     def due(self, until_us: int, limit: int) -> DueTimers | None:
-        """The earliest timers with time <= `until_us`, at most `limit`, taken out; None: none is due. Those that are
-        registered in answer to them and are due too come with the next call."""
+        """Remove and return the earliest timers with time <= `until_us`, at most `limit`; None: none is due.
+
+        Timers that are registered in response and are already due are returned by the next call.
+        """
 
 
 @dataclass(frozen=True)
 class BackendContext:
-    """A back end's place.
+    """Context of a back end.
 
     Attributes:
-        uid: of the operator, for errors.
-        key_schema: the key columns, of stored types (`keytypes.stored_type`); batches may have others for them.
-        key_columns: their names in the batches that `keys` gets.
+        uid: uid of the operator, for errors.
+        key_schema: key columns, of stored types (`key_types.stored_type`); batches may have other types for them.
+        key_columns: names of the key columns in the batches passed to `keys`.
         max_parallelism: number of key groups.
-        key_groups: those of this subtask.
+        key_groups: key groups of this subtask.
         now_ms: the injected clock, for TTL.
-        scratch: a private writable directory on local disk; the back end may fill it and empties it when closed.
-        memory_bytes: what the back end may hold in memory, where it can keep state elsewhere.
-        namespace_columns: so many key columns, the last ones, have no part in the key group: they cut the state of one
-            key, by window or span of time. At least one column is left.
-        forgotten: states that a restore leaves behind, whatever they were: the operator wants them no more.
+        scratch: private writable directory on local disk; the back end may fill it, and empties it when closed.
+        memory_bytes: bytes that the back end may hold in memory, if it can keep state elsewhere.
+        namespace_columns: number of key columns, the last ones, that do not affect the key group: they divide the state
+            of one key, by window or span of time. At least one column is left.
+        forgotten: names of states that a restore drops, whatever their kind, because the operator has no use for them.
         renamed_keys: key column in older snapshots -> its name now (S5.5).
         fills: a restore may fill a new nullable column of a state with null.
-        drops: a restore leaves behind value columns that a state does not declare any more.
+        drops: a restore drops value columns that a state does not declare any more.
     """
 
     uid: str
@@ -248,7 +259,7 @@ class BackendContext:
 
     @property
     def group_columns(self) -> list[str]:
-        """Names in `key_schema` of the columns that decide the key group."""
+        """Return the names in `key_schema` of the columns that decide the key group."""
         names: list[str] = self.key_schema.names
         return names[: len(names) - self.namespace_columns]
 
@@ -258,58 +269,62 @@ class KeyedStateBackend(ABC):
 
     @abstractmethod
     def open(self, ctx: BackendContext) -> None:
-        """Take the context. Compile or load kernels here."""
+        """Store the context. Compile or load kernels here."""
 
     @abstractmethod
     def keys(self, batch: pa.RecordBatch) -> KeySet:
-        """The distinct keys of the batch's rows; every row counts, null is a key. Makes no entries by itself."""
+        """Return the distinct keys of the batch's rows; null is a key. Creates no entries."""
 
     @abstractmethod
     def value(self, descriptor: StateDescriptor) -> ValueState:
-        """The state of `descriptor`, of kind "value"."""
+        """Return the state of `descriptor`, of kind "value"."""
 
     @abstractmethod
     def list(self, descriptor: StateDescriptor) -> ListState:
-        """The state of `descriptor`, of kind "list"."""
+        """Return the state of `descriptor`, of kind "list"."""
 
     @abstractmethod
     def map(self, descriptor: StateDescriptor) -> MapState:
-        """The state of `descriptor`, of kind "map"."""
+        """Return the state of `descriptor`, of kind "map"."""
 
     @abstractmethod
     def merging(self, descriptor: StateDescriptor) -> MergingState:
-        """The state of `descriptor`, of kind "reducing" or "aggregating"."""
+        """Return the state of `descriptor`, of kind "reducing" or "aggregating"."""
 
     @abstractmethod
     def timers(self, kind: TimerKind) -> TimerService:
-        """The timers of `kind`; always the same object."""
+        """Return the timers of `kind`; always the same object."""
 
     @abstractmethod
     def all_keys(self, descriptor: StateDescriptor, limit: int) -> Iterator[KeySet]:
-        """Every key that has something in the state, in sets of at most `limit`, in no promised order. Nothing may be
-        written between two of them."""
+        """Yield every key that has rows in the state, in sets of at most `limit`, in no defined order.
+
+        Nothing may be written between two sets.
+        """
 
     @abstractmethod
     def snapshot(self, checkpoint_id: int, *, portable: bool = False) -> AsyncSnapshot:
-        """Freeze everything, in a few milliseconds whatever its size; the returned function writes it out later, while
-        the back end goes on.
+        """Freeze everything within a few milliseconds, whatever its size.
+
+        The returned function writes the frozen state later, while the back end continues.
 
         Args:
-            portable: parts of format "rows" only, which any back end restores: for savepoints. Their blobs are read
-                one at a time, so that nothing larger than a piece need fit into memory.
+            portable: return only parts of format "rows", which any back end restores: for savepoints. Their blobs are
+                read one at a time, so that no more than one piece must fit into memory.
         """
 
     @abstractmethod
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back what snapshots gave, whatever back end wrote it (rows as in `layout`). One state may come in
-        several parts, one for each old subtask; rows of key groups that are not this subtask's are passed over.
+        """Restore the parts of snapshots, whichever back end wrote them (rows as in `state_layout`).
+
+        One state may have several parts, one for each old subtask. Rows of key groups of other subtasks are skipped.
 
         Raises:
-            SnapshotError: a state has another kind or other columns than its descriptor, and names both; or a part is
-                of no state that was asked for before. A back end's own files may have columns that can become those of
-                now (S5.5); rows have been changed before (`evolving`).
+            SnapshotError: a state has another kind or other columns than its descriptor (the message names both), or a
+                part belongs to no state that was opened before. A back end's own files may have columns that can be
+                converted to the declared ones (S5.5); rows have been converted before (`evolved_parts`).
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release files and memory; may come twice."""
+        """Release files and memory; may be called twice."""

@@ -1,4 +1,4 @@
-"""What a pipeline declares of an operator state; apart from the states themselves, which need numba."""
+"""Descriptor of operator state in a pipeline. It is separate from the states themselves, which need numba."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class OperatorDescriptor:
     """One operator state.
 
     Attributes:
-        name: unique among all states of the operator, keyed ones too; letters, digits, "_", "-", ".".
+        name: unique among all states of the operator, including keyed ones; letters, digits, "_", "-", ".".
         kind: see `tidegate.state.operator_state`.
-        columns: of its rows; at least one, none named as those that the runtime adds to states.
-        key: of a broadcast state: columns of the key that its rows go by; empty: they go by none.
+        columns: columns of its rows; at least one; names that the runtime adds to states are reserved.
+        key: for a broadcast state: columns of the key of its rows; empty: rows have no key.
         renamed: column in older snapshots -> its name now (S5.5).
     """
 
@@ -35,7 +35,7 @@ class OperatorDescriptor:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of its part."""
+        """Return the schema of its part in a snapshot."""
         if not len(self.key):
             return operator_schema(self.kind, self.columns)
         return marked_schema(
@@ -43,11 +43,11 @@ class OperatorDescriptor:
         )
 
     def __post_init__(self) -> None:
-        taken = [n for n in (*self.key.names, *self.columns.names) if n in (KEY_GROUP_COLUMN, OWNER_COLUMN)]
-        if taken or not len(self.columns):
+        reserved = [n for n in (*self.key.names, *self.columns.names) if n in (KEY_GROUP_COLUMN, OWNER_COLUMN)]
+        if reserved or not len(self.columns):
             raise PipelineError(
-                f"an operator state has a column {taken[0]!r}" if taken else "an operator state has no columns",
+                f"an operator state has a column {reserved[0]!r}" if reserved else "an operator state has no columns",
                 where=f"state {self.name!r}",
-                cause="the runtime says by columns of this name where rows belong" if taken else "",
-                remedy="Give the column another name" if taken else "Name at least one column and its type",
+                cause="the runtime uses columns of this name to assign rows to subtasks" if reserved else "",
+                remedy="Rename the column" if reserved else "Declare at least one column with its type",
             )

@@ -1,13 +1,13 @@
 """Operator state: rows that belong to a subtask and to no key (S5.1): list, union, broadcast.
 
-What a restore at any parallelism does with the rows (S5.5, `snapshot.redistribution`):
+A restore at any parallelism distributes the rows as follows (S5.5, `snapshot.redistribution`):
 
-- list: each row comes to one subtask; at the same parallelism to the one that had it, else they are split evenly.
-- union: every subtask sees the rows of all, and goes on holding an even share of them.
-- broadcast: every subtask has the same rows, as long as all write the same.
+- list: each row goes to one subtask; at the same parallelism to the subtask that had it, else rows are split evenly.
+- union: every subtask receives the rows of all, and continues to hold an even share of them.
+- broadcast: every subtask receives the same rows, provided that all wrote the same.
 
-Rows are Arrow batches, never changed in place: freezing copies nothing. All calls come from the slot's one loop, but
-for what `OperatorStates.freeze` returns.
+Rows are Arrow batches that are never changed in place, so freezing copies nothing. All calls come from the slot's one
+loop, except calls of the function that `OperatorStates.freeze` returns.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from tidegate.state.operator_descriptor import OperatorDescriptor, OperatorKind
 from tidegate.state.state_layout import form_of, unknown_state
 
 MAX_BATCHES = 64
-"""Batches that a state keeps before it makes one of them."""
+"""Number of batches at which a state combines them into one."""
 
 
 class OperatorListState:
     """Rows of this subtask, in order."""
 
     def __init__(self, descriptor: OperatorDescriptor) -> None:
-        """Args: descriptor: names it."""
+        """Create an empty state. Args: descriptor: declares name and columns."""
         self.descriptor = descriptor
         self._batches: list[pa.RecordBatch] = []
 
     def get(self) -> pa.Table:
-        """All rows."""
+        """Return all rows."""
         return pa.Table.from_batches(self._batches, self.descriptor.columns)
 
     @property
     def holds_rows(self) -> bool:
-        """There are some; cheap."""
+        """Return whether there are rows; cheap."""
         return bool(self._batches)
 
     def append(self, rows: pa.RecordBatch) -> None:
-        """Add rows after the others. Raises PipelineError when their columns are not the state's."""
+        """Append rows. Raises PipelineError if their columns differ from the state's."""
         self._require(rows, pa.RecordBatch)
         if rows.num_rows:
             self._batches.append(rows.cast(self.descriptor.columns))
@@ -54,7 +54,7 @@ class OperatorListState:
             self._batches = self.get().combine_chunks().to_batches()
 
     def put(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Replace all rows. Raises PipelineError when their columns are not the state's."""
+        """Replace all rows. Raises PipelineError if their columns differ from the state's."""
         self._require(rows, pa.RecordBatch, pa.Table)
         self._batches = []
         for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
@@ -65,23 +65,27 @@ class OperatorListState:
         self._batches = []
 
     def freeze(self) -> Callable[[], pa.Table]:
-        """The rows as they are now; for any thread."""
+        """Return a function for any thread that returns the present rows."""
         return self.get().combine_chunks
 
     def restore(self, rows: pa.Table, subtask: int, parallelism: int) -> None:
-        """Take the rows that a restore has for this subtask. Subclasses add what their kind is about."""
+        """Restore the rows for this subtask. Subclasses add the behaviour of their kind."""
         self.put(rows)
 
     def _require(self, rows: Any, *types: type[pa.RecordBatch | pa.Table]) -> None:
         wanted = self.descriptor.columns
         if type(rows) not in types:
-            raise self._refused(f"they are a {type(rows).__name__}", f"Give a pyarrow.{types[-1].__name__}")
+            raise self._refused(f"they are a {type(rows).__name__}", f"Pass a pyarrow.{types[-1].__name__}")
         if rows.schema.names != wanted.names or rows.schema.types != wanted.types:
-            cause = f"it has {_columns_text(wanted)}; the rows have {_columns_text(rows.schema)}"
-            raise self._refused(cause, "Give these columns, in this order, or declare the state with the others")
+            cause = f"the state has {_columns_text(wanted)}; the rows have {_columns_text(rows.schema)}"
+            raise self._refused(
+                cause, "Pass the columns of the state, in this order, or declare the state with the columns of the rows"
+            )
         for field_, column in zip(wanted, rows.columns, strict=True):
             if not field_.nullable and column.null_count:
-                raise self._refused(f"column {field_.name!r} has nulls, declared is not null", "Declare it nullable")
+                raise self._refused(
+                    f"column {field_.name!r} has nulls, but is declared not null", "Declare the column nullable"
+                )
 
     def _refused(self, cause: str, remedy: str) -> PipelineError:
         where = f"state {self.descriptor.name!r}"
@@ -89,11 +93,11 @@ class OperatorListState:
 
 
 class UnionState(OperatorListState):
-    """Rows of this subtask, and after a restore those that all subtasks had.
+    """Rows of this subtask and, after a restore, the rows of all subtasks.
 
-    Each row of the union goes on in one subtask: before it writes, a subtask holds its share of them, so that the next
-    snapshot has every row once. Whoever replaces its rows (`put`, `clear`) does so in every subtask: the share need not
-    be the rows that this subtask had.
+    After a restore, a subtask holds its share of the union until it writes, so that the next snapshot has every row
+    once. A user function that replaces the rows (`put`, `clear`) must do so in every subtask: the share need not
+    consist of the rows that this subtask wrote before.
     """
 
     def __init__(self, descriptor: OperatorDescriptor) -> None:
@@ -102,8 +106,9 @@ class UnionState(OperatorListState):
         self._restored = descriptor.columns.empty_table()
 
     def restored(self) -> pa.Table:
-        """The rows of all subtasks in the snapshot that was restored, in the order of its subtasks; none at a first
-        start."""
+        """Return the rows of all subtasks in the restored snapshot, in the order of its subtasks; none at a first
+        start.
+        """
         return self._restored
 
     def restore(self, rows: pa.Table, subtask: int, parallelism: int) -> None:
@@ -114,25 +119,27 @@ class UnionState(OperatorListState):
 
 
 class BroadcastState(OperatorListState):
-    """Rows that are the same in every subtask: write only what every subtask writes, in the same order. A restore takes
-    those of one subtask for each."""
+    """Rows that are the same in every subtask: write only what every subtask writes, in the same order.
+
+    A restore gives the rows of one subtask to all.
+    """
 
 
 class KeyedBroadcastState:
     """A `BroadcastMap`, as one of the states of a subtask."""
 
     def __init__(self, descriptor: OperatorDescriptor) -> None:
-        """Args: descriptor: has a key."""
+        """Create an empty state. Args: descriptor: has a key."""
         self.descriptor = descriptor
         self.map = BroadcastMap(descriptor.name, descriptor.key, descriptor.columns)
 
     def freeze(self) -> Callable[[], pa.Table]:
-        """The rows as they are now; for any thread."""
+        """Return a function for any thread that returns the present rows."""
         frozen = self.map.freeze()
         return lambda: self.map.frozen_table(frozen)
 
     def restore(self, rows: pa.Table, subtask: int, parallelism: int) -> None:
-        """Take the rows that a restore has for this subtask."""
+        """Restore the rows for this subtask."""
         self.map.restore(rows)
 
 
@@ -152,7 +159,13 @@ class OperatorStates:
     """All operator states of one subtask."""
 
     def __init__(self, uid: str, descriptors: Sequence[OperatorDescriptor], subtask: int, parallelism: int) -> None:
-        """Args: uid: of the operator, for errors. descriptors: names are different. subtask, parallelism: its place."""
+        """Create empty states.
+
+        Args:
+            uid: uid of the operator, for errors.
+            descriptors: declared states, with unique names.
+            subtask, parallelism: place of the subtask.
+        """
         self._uid = uid
         self._place = subtask, parallelism
         self._states = {descriptor.name: _new_state(descriptor) for descriptor in descriptors}
@@ -160,44 +173,44 @@ class OperatorStates:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of its states: which parts of a snapshot are theirs."""
+        """Return the names of its states, which identify their parts in a snapshot."""
         return frozenset(self._states)
 
     def list(self, name: str) -> OperatorListState:
-        """The list state of this name. These four raise PipelineError for any other."""
+        """Return the list state of this name. This method and the next three raise PipelineError for any other name."""
         return self._state(name, OperatorListState)
 
     def union(self, name: str) -> UnionState:
-        """The union state of this name."""
+        """Return the union state of this name."""
         return self._state(name, UnionState)
 
     def broadcast(self, name: str) -> BroadcastState:
-        """The broadcast state of this name."""
+        """Return the broadcast state of this name."""
         return self._state(name, BroadcastState)
 
     def broadcast_map(self, name: str) -> BroadcastMap:
-        """The broadcast state of this name that goes by keys."""
+        """Return the broadcast state by key of this name."""
         return self._state(name, KeyedBroadcastState).map
 
     def allow_broadcast_writes(self, writable: bool) -> None:
-        """Whether broadcast states that go by keys may be written from now on."""
+        """Set whether broadcast states by key may be written from now on."""
         for state in self._states.values():
             if isinstance(state, KeyedBroadcastState):
                 state.map.writable = writable
 
     def freeze(self) -> AsyncSnapshot:
-        """The states as they are now; for any thread."""
+        """Return a function for any thread that returns the present states."""
         frozen = [(state.descriptor, state.freeze()) for state in self._states.values()]
         return lambda: [
             StatePart(d.name, d.kind, table().replace_schema_metadata(d.schema.metadata)) for d, table in frozen
         ]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back what `redistribution.redistributed` has for this subtask.
+        """Restore the parts that `redistribution.redistributed` assigns to this subtask.
 
         Raises:
-            SnapshotError: a state is of another kind, its columns cannot become those that are declared, or nobody
-                declares it.
+            SnapshotError: a state has another kind, its columns cannot be converted to the declared ones, or it is not
+                declared.
         """
         for part in parts:
             state = self._states.get(part.name)
@@ -209,10 +222,10 @@ class OperatorStates:
                 was, now = part.kind, declared.kind
             if was != now:
                 raise SnapshotError(
-                    f"State {part.name!r} is of another kind in the snapshot",
+                    f"state {part.name!r} has another kind in the snapshot",
                     where=f"operator {self._uid!r}",
                     cause=f"the snapshot has {was}, the pipeline {now}",
-                    remedy="Give the state another name, or declare the former kind",
+                    remedy="Use another name for the state, or declare the former kind",
                 )
             changed = evolve_part(part, declared.schema, self._uid, declared.renamed)
             rows = pa.concat_tables([table.replace_schema_metadata(None) for table in changed.tables()])
@@ -226,8 +239,8 @@ class OperatorStates:
         raise PipelineError(
             f"there is no {kind.__name__} {name!r}",
             where=f"operator {self._uid!r}",
-            cause=f"its operator states are {declared or 'none'}",
-            remedy="Declare it, or ask for it by its kind",
+            cause=f"the operator declares these states: {declared or 'none'}",
+            remedy="Declare the state, or use the method of its kind",
         )
 
 

@@ -35,17 +35,18 @@ def read_state(
     spark: SparkSession | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> pa.Table | DataFrame:
-    """All rows of state `state` of operator `uid` of a snapshot.
+    """Return all rows of state `state` of operator `uid` of a snapshot.
 
     Args:
         path: folder of the snapshot, absolute or a URL.
-        spark: gives a DataFrame in the place of a table. Its rows are read by Spark's tasks, one for each subtask of
-            the snapshot, which must reach the folder; numbers without a sign become the next wider ones with it.
-        storage_options: of the store the folder lies in; secrets as references.
+        spark: session; if passed, the result is a DataFrame instead of a table. Spark's tasks read its rows, one task
+            for each subtask of the snapshot, and must be able to read the folder. Unsigned integers become the next
+            wider type.
+        storage_options: options of the folder's store; secrets as references.
 
     Raises:
-        OptionError: there is no such operator or state; names the nearest.
-        SnapshotError: no complete snapshot, or damaged; or files that only the back end that wrote them reads.
+        OptionError: the operator or state does not exist; the message suggests the nearest name.
+        SnapshotError: the snapshot is incomplete or damaged, or has files that only another back end reads.
     """
     reader = open_reader(path, storage_options)
     if spark is None:
@@ -62,21 +63,23 @@ def read_state(
 def read_state_batches(
     path: str, uid: str, state: str, *, storage_options: Mapping[str, Any] | None = None
 ) -> pa.RecordBatchReader:
-    """Like `read_state`, batch by batch, for states larger than memory. Errors of the store come while it is read."""
+    """Return a reader like `read_state`, batch by batch, for states larger than memory. Reading may raise errors of the
+    store.
+    """
     return state_batches(open_reader(path, storage_options), uid, state)
 
 
 def open_reader(
     path: str, storage_options: Mapping[str, Any] | None = None, *, root: Store | None = None
 ) -> SnapshotReader:
-    """A snapshot's reader that knows the files of every back end. See `SnapshotReader`."""
+    """Return a snapshot's reader that can read the files of every back end. See `SnapshotReader`."""
     return SnapshotReader(
         path, storage_options, root=root, native={"rocksdb": RocksFiles(partial(new_backend, "rocksdb"))}
     )
 
 
 def state_batches(reader: SnapshotReader, uid: str, state: str) -> pa.RecordBatchReader:
-    """The rows of a state, in pieces."""
+    """Return a reader of the rows of a state, in pieces."""
     tables = reader.tables(uid, state)
     first = next(tables)
 
@@ -84,9 +87,9 @@ def state_batches(reader: SnapshotReader, uid: str, state: str) -> pa.RecordBatc
         for table in itertools.chain([first], tables):
             if not table.schema.equals(first.schema):
                 raise SnapshotError(
-                    f"State {state!r} is not the same in all subtasks of the snapshot",
+                    f"state {state!r} has different columns in the subtasks of the snapshot",
                     where=f"snapshot {reader.path}, operator {uid!r}",
-                    cause=f"{table.schema} beside {first.schema}",
+                    cause=f"{table.schema} and {first.schema}",
                     remedy="Read another snapshot",
                 )
             yield from table.to_batches()
@@ -95,7 +98,7 @@ def state_batches(reader: SnapshotReader, uid: str, state: str) -> pa.RecordBatc
 
 
 def spark_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns as Spark has them, which knows no numbers without a sign: the next wider type takes all values."""
+    """Return the columns as Spark has them. Spark has no unsigned integers: the next wider type stores all values."""
     signed = {
         pa.uint8(): pa.int16(),
         pa.uint16(): pa.int32(),
@@ -113,7 +116,7 @@ def _by_number(
     subtasks: Sequence[int],
     schema: pa.Schema,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For Spark's tasks: rows with numbers to the rows of those of `subtasks`."""
+    """Return a function for Spark's tasks: from rows with numbers to the rows of these elements of `subtasks`."""
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         wanted = [subtasks[n] for batch in numbers for n in batch.column(0).to_pylist()]

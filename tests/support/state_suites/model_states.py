@@ -212,7 +212,7 @@ def reduced(reduction: str, before: Any, value: Any, field: pa.Field) -> Any:
     if reduction == "sum":
         total = before + value
         if isinstance(total, int) and not -(2**63) <= total < 2**63:
-            raise SumOverflowError(f"The sum {field.name!r} has left the range of 64-bit integers")
+            raise SumOverflowError(f"sum {field.name!r} exceeds the range of 64-bit integers")
         return total
     if isinstance(value, float) and math.isnan(value):
         return value if reduction == "max" else before

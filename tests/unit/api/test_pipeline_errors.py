@@ -355,11 +355,11 @@ class NoResult(tidegate.ArrowAggregate):
     ("aggregate", "what"),
     [
         (tidegate.bool_or("carrier"), "bool_or of column 'carrier' is not offered"),
-        (tidegate.top_n("seats", 0), "top_n of 0 rows"),
-        (tidegate.var("seats", ddof=2), "var with ddof=2"),
+        (tidegate.top_n("seats", 0), "top_n cannot keep 0 rows"),
+        (tidegate.var("seats", ddof=2), "var does not accept ddof=2"),
         (tidegate.max_by("time", by="prise"), "did you mean 'price'"),
-        (tidegate.user_aggregate(NoState(), "time"), "NoState declares no state"),
-        (tidegate.user_aggregate(NoResult(), "time"), "NoResult declares no result_type"),
+        (tidegate.user_aggregate(NoState(), "time"), "NoState does not declare a state"),
+        (tidegate.user_aggregate(NoResult(), "time"), "NoResult does not declare a result_type"),
         (tidegate.user_aggregate(NoResult, "time"), "needs an ArrowAggregate"),  # type: ignore[arg-type]
     ],
     ids=str,

@@ -52,12 +52,12 @@ def test_a_job_from_airflow_does_not_leave_the_dag_bundle(code: Path) -> None:
     assert sink_of(code, "out", beside_the_dag) == "Parquet('/bundle/dags/out')"
     assert sink_of(code, "../data", beside_the_dag) == "Parquet('/bundle/data')"
     for wrong in ("../../data", "../../bundle-of-others/data"):
-        with pytest.raises(PipelineError, match="leads out of the DAG bundle.*Write an absolute path"):
+        with pytest.raises(PipelineError, match="leads out of the DAG bundle.*Use an absolute path"):
             sink_of(code, wrong, beside_the_dag)
 
 
 def test_without_a_folder_that_lasts_a_relative_path_is_refused(code: Path) -> None:
-    with pytest.raises(PipelineError, match="the path 'out' is relative.*Write an absolute path or a URL"):
+    with pytest.raises(PipelineError, match="path 'out' is relative.*Use an absolute path or a URL"):
         sink_of(code, "out", RelativePaths(None))
     assert sink_of(code, "/out", RelativePaths(None)) == "Parquet('/out')"
 

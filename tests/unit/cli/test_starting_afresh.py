@@ -68,7 +68,7 @@ def test_a_fresh_start_says_what_it_does_to_the_output(tidegate: Caller, writing
     pq.write_table(pa.table({"k": [1]}), tmp_path / "out" / "old.parquet")
     words = ("start", writing, "--job-id", "flights", "--detach", "--fresh", "--arg", f"out={tmp_path}/out")
     answer = tidegate(*words)
-    assert answer.code == 3 and "holds files already" in answer.err and "old.parquet" in answer.err
+    assert answer.code == 3 and "already holds files" in answer.err and "old.parquet" in answer.err
     assert not tidegate.launched, "a refused start leaves nothing behind"
     answer = tidegate(*words, "--arg", "if_exists=overwrite")
     assert answer.code == 0, answer.err
@@ -81,7 +81,7 @@ def test_a_first_start_is_checked_for_existing_files_too(tidegate: Caller, writi
     (tmp_path / "out").mkdir()
     pq.write_table(pa.table({"k": [1]}), tmp_path / "out" / "old.parquet")
     answer = tidegate("start", writing, "--job-id", "flights", "--detach", "--arg", f"out={tmp_path}/out")
-    assert answer.code == 3 and "holds files already" in answer.err
+    assert answer.code == 3 and "already holds files" in answer.err
 
 
 def test_a_start_records_the_folder_of_its_relative_paths(

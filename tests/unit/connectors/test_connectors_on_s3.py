@@ -65,7 +65,7 @@ def test_what_one_run_staged_on_s3_another_commits_and_files_reads_back(
     completed = first.prepare_commit(1)()
     first.write(numbers(4, 2))
     first.prepare_commit(2)()
-    with pytest.raises(PipelineError, match="No input file"):
+    with pytest.raises(PipelineError, match="no input file"):
         Files(url, storage_options=options).schema()
     reign.run = 2
     second = sink.create_writer(reign.context())
@@ -111,7 +111,7 @@ def test_a_partitioned_folder_on_s3_is_taken_back_to_a_snapshot(options: Mapping
     assert sorted(kept) == ["json", "parquet"], "the note and a pack, and no marker"
     source = Files(f"s3://{bucket}/out", storage_options=options)
     assert len(source.discover(1)) == 2
-    with pytest.raises(PipelineError, match="partitioned in another way"):
+    with pytest.raises(PipelineError, match="partitioned differently"):
         JsonLines(f"s3://{bucket}/out", storage_options=options).check(schema)
 
 
@@ -178,5 +178,5 @@ def test_an_object_that_was_replaced_by_one_of_its_size_is_refused_by_its_etag(
     assert "ETag was" in dict(source.unavailable_splits(splits))[splits[0].split_id]
     reader = source.create_reader(SourceContext("files", 0, 1))
     reader.add_splits(splits)
-    with pytest.raises(PipelineError, match=r"changed while.*a\.csv.*ETag was"):
+    with pytest.raises(PipelineError, match=r"changed after.*a\.csv.*ETag was"):
         reader.poll(0)

@@ -98,9 +98,9 @@ def test_strings_and_arrow_arrays_are_taken_too() -> None:
         (lambda n: {"n": n}, r"missing \['at'\]"),
         (lambda n: {"n": n, "at": n, "x": n}, r"undeclared \['x'\]"),
         (lambda n: {"n": n[:-1], "at": n[:-1]}, "returned 4 rows for 5"),
-        (lambda n: {"n": n[:-1], "at": n}, "one value per row number|do not make one batch"),
-        (lambda n: {"n": ["x"] * len(n), "at": n}, "Column 'n'"),
-        (lambda n: pa.record_batch({"n": n}), "another schema"),
+        (lambda n: {"n": n[:-1], "at": n}, "one value per row number|cannot form one batch"),
+        (lambda n: {"n": ["x"] * len(n), "at": n}, "column 'n'"),
+        (lambda n: pa.record_batch({"n": n}), "a schema that differs"),
         (lambda n: [n], "returned list"),
     ],
 )

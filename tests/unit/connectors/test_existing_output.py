@@ -52,21 +52,23 @@ def test_a_second_fresh_start_into_a_folder_does_not_double_it(
     job(tmp_path, kind, "l1", partition_by=partition_by).submit().to_end()
     with pytest.raises(PipelineError) as caught:
         job(tmp_path, kind, "l2", partition_by=partition_by).submit().to_end()
-    assert "the sink's folder holds files already" in str(caught.value) and "part-job--l1--out" in str(caught.value)
+    assert "the folder of the sink already holds files" in str(caught.value) and "part-job--l1--out" in str(
+        caught.value
+    )
     assert 'if_exists="append"' in str(caught.value) and 'if_exists="overwrite"' in str(caught.value)
     assert numbers_in(tmp_path, kind) == list(range(60))
 
 
 def test_files_that_tidegate_did_not_write_count_too(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": [1], "third": [1]}), tmp_path / "mine.parquet")
-    with pytest.raises(PipelineError, match="holds files already.*mine.parquet"):
+    with pytest.raises(PipelineError, match="already holds files.*mine.parquet"):
         job(tmp_path, "parquet", "l1").submit()
 
 
 @pytest.mark.parametrize("name", ["old.json", "old.ndjson", "old.JSONL.gz"])
 def test_files_that_readers_take_for_the_format_count_whatever_their_suffix(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("")
-    with pytest.raises(PipelineError, match=f"holds files already.*{name}"):
+    with pytest.raises(PipelineError, match=f"already holds files.*{name}"):
         job(tmp_path, "jsonl", "l1").submit()
 
 
@@ -217,5 +219,5 @@ def test_a_fork_does_not_double_what_is_there_in_silence(tmp_path: Path) -> None
         if lineage == "l2":
             fork.submit(restore).to_end()
         else:
-            with pytest.raises(PipelineError, match="holds files already"):
+            with pytest.raises(PipelineError, match="already holds files"):
                 fork.submit(restore)

@@ -130,7 +130,9 @@ def test_a_rewind_behind_packed_markers_takes_back_the_same(url: str) -> None:
     taken = next(path for path in filesystem.glob(f"{root}/*--3--1.parquet"))
     content = filesystem.cat_file(taken)
     filesystem.rm_file(taken)
-    with pytest.raises(TidegateError, match=r"checkpoint 1.*1 published files were moved.*subtask 0, checkpoint 3"):
+    with pytest.raises(
+        TidegateError, match=r"checkpoint 1.*1 files published after it were moved.*subtask 0, checkpoint 3"
+    ):
         sink.rewind_to(EVERYBODY, 1)
     sink.rewind_to(EVERYBODY, 3)()
     filesystem.pipe_file(taken, content)

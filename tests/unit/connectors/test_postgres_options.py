@@ -26,18 +26,18 @@ HIDDEN = "hidden-word"
     ("options", "said"),
     [
         ({"mode": "merge"}, "mode='merge'"),
-        ({"mode": "upsert"}, "no key"),
-        ({"key": "n"}, "with append"),
-        ({"mode": "upsert", "key": ["n", "n"]}, "twice"),
-        ({"table": "a.b.c"}, "names no table"),
-        ({"table": ".t"}, "names no table"),
-        ({"table": ""}, "names no table"),
+        ({"mode": "upsert"}, "an empty key"),
+        ({"key": "n"}, "mode=append"),
+        ({"mode": "upsert", "key": ["n", "n"]}, "repeated"),
+        ({"table": "a.b.c"}, "is not a table name"),
+        ({"table": ".t"}, "is not a table name"),
+        ({"table": ""}, "is not a table name"),
         ({"staging_schema": ""}, "no name"),
         ({"password": HIDDEN}, "plain text"),
-        ({"dsn": f"host=db password={HIDDEN}"}, "holds a secret: password"),
-        ({"dsn": f"postgresql://etl:{HIDDEN}@db/sales"}, "holds a secret: password"),
-        ({"dsn": f"host=db sslpassword={HIDDEN}"}, "holds a secret: sslpassword"),
-        ({"dsn": f"host=db {HIDDEN}"}, "cannot be read"),
+        ({"dsn": f"host=db password={HIDDEN}"}, "contains a secret: password"),
+        ({"dsn": f"postgresql://etl:{HIDDEN}@db/sales"}, "contains a secret: password"),
+        ({"dsn": f"host=db sslpassword={HIDDEN}"}, "contains a secret: sslpassword"),
+        ({"dsn": f"host=db {HIDDEN}"}, "is not valid"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name_and_no_secret_is_said(options: dict[str, Any], said: str) -> None:
@@ -70,9 +70,9 @@ def test_a_server_that_goes_away_is_an_outage_and_no_fault_of_the_database(tmp_p
     """S9.1: the job tries again; nobody has to fix anything in the database."""
     writer = Postgres(f"host={tmp_path} dbname=sales", "daily").create_writer(TestWriter().context())
     writer.write(numbers(0, 1))
-    with pytest.raises(OutageError, match="The database cannot be reached") as caught:
+    with pytest.raises(OutageError, match="the database cannot be reached") as caught:
         writer.prepare_commit(1)()
-    assert "tries again by itself" in str(caught.value) and "?. " not in str(caught.value)
+    assert "tries again according to its restart strategy" in str(caught.value) and "?. " not in str(caught.value)
     assert failure_code(caught.value) == "outage"
 
 

@@ -368,7 +368,7 @@ def test_what_the_pusher_raises_comes_out_of_the_next_poll_with_its_own_tracebac
 def test_a_pusher_of_an_unbounded_source_that_returns_is_an_error() -> None:
     harness = PushHarness()
     harness.threads[0].run()
-    with pytest.raises(PipelineError, match=r"'events', subtask 3.*run` returned.*wait_until_closed"):
+    with pytest.raises(PipelineError, match=r"'events', subtask 3.*run\(\) returned.*wait_until_closed"):
         harness.reader.poll(0)
 
 
@@ -428,13 +428,16 @@ def test_idleness_begins_behind_what_was_emitted_and_ends_with_the_next_emission
 @pytest.mark.parametrize(
     ("emit", "said"),
     [
-        (lambda p: p.emit(pa.record_batch({"m": [1]}), split_id="s", position=1), "another schema.*declared n: int64"),
-        (lambda p: p.emit([1], split_id="s", position=1), "another schema.*emitted list"),
+        (
+            lambda p: p.emit(pa.record_batch({"m": [1]}), split_id="s", position=1),
+            "the wrong schema.*declared n: int64",
+        ),
+        (lambda p: p.emit([1], split_id="s", position=1), "the wrong schema.*emitted list"),
         (lambda p: p.emit(batch_of(1), split_id="s", position=None), "without a position"),
         (lambda p: p.emit(batch_of(1), split_id="s", position={1, 2}), "not JSON"),
-        (lambda p: p.emit(batch_of(1), split_id="x", position=1), "'x', which is not here.*'s'"),
+        (lambda p: p.emit(batch_of(1), split_id="x", position=1), "'x', which is not assigned to this subtask.*'s'"),
         (lambda p: p.emit(batch_of(1), split_id="done", position=1), "'done', which has ended"),
-        (lambda p: p.finish_split("x"), "'x', which is not here"),
+        (lambda p: p.finish_split("x"), "'x', which is not assigned to this subtask"),
         (lambda p: p.emit(batch_of(*range(MAX_PUSH_ROWS + 1)), split_id="s", position=1), "65537 rows at once"),
     ],
 )

@@ -314,5 +314,5 @@ def test_an_operator_that_asks_the_clock_is_stopped_by_name() -> None:
         rows.process(AsksTheClock(), schema=Sums.schema, uid="asks").write(CollectSink("x"), uid="out")
         return p
 
-    with pytest.raises(Exception, match="'asks' asks for processing time"):
+    with pytest.raises(Exception, match="'asks' uses processing time"):
         run_batch(build)

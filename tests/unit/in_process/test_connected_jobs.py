@@ -336,7 +336,7 @@ def test_a_broadcast_process_without_keys_hears_of_the_end_of_what_is_broadcast(
 
 def test_broadcast_state_is_read_only_beside_it(sink: str) -> None:
     run = InProcessJob(lambda: labelled(sink, wrong=True)).submit()
-    with pytest.raises(Exception, match=r"operator 'labels' subtask 0: .*in process_broadcast alone"):
+    with pytest.raises(Exception, match=r"operator 'labels' subtask 0: .*only in process_broadcast"):
         run.pump(100)
 
 

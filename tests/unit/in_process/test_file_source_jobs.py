@@ -69,5 +69,5 @@ def test_a_file_that_changes_between_two_runs_fails_the_second_with_its_name(tmp
     before_ns = path.stat().st_mtime_ns
     path.write_text("n\n" + "2\n" * 3_000_000)
     os.utime(path, ns=(before_ns + 10**9, before_ns + 10**9))
-    with pytest.raises(OperatorFailure, match=r"changed while the job was using it.*a\.csv"):
+    with pytest.raises(OperatorFailure, match=r"changed after the job had started.*a\.csv"):
         job.rerun().to_end()

@@ -169,7 +169,7 @@ def test_a_processor_that_asks_for_the_clock_in_batch_mode_is_told_what_to_do(si
         def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> None:
             self.count.update((timerValues.getCurrentProcessingTimeInMs(), 0))
 
-    with pytest.raises(Exception, match="asks for processing time, which batch mode does not have"):
+    with pytest.raises(Exception, match="uses processing time, which batch mode does not support"):
         run_batch(lambda: ledger(sink, Asks(), starts=False))
     run_batch(lambda: ledger(sink, Asks(), starts=False), {"allow_mode_dependent": True})
 

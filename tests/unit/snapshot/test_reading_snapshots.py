@@ -85,7 +85,7 @@ def test_a_state_without_rows_has_its_columns(tmp_path: Path) -> None:
 def test_subtasks_that_differ_are_refused(tmp_path: Path) -> None:
     other = pa.table({KEY_GROUP_COLUMN: pa.array([1], pa.uint16()), "value:w": [1]})
     path = written(tmp_path, [StatePart("v", "keyed", rows(1)), StatePart("v", "keyed", other)])
-    with pytest.raises(SnapshotError, match="not the same in all subtasks"):
+    with pytest.raises(SnapshotError, match="different columns in the subtasks"):
         read_state(path, "op", "v")
 
 

@@ -191,7 +191,7 @@ def test_a_frame_without_rows_has_no_splits() -> None:
 def test_a_column_that_is_not_as_declared_is_refused_by_name(tmp_path: Path) -> None:
     task = WriteTask(str(tmp_path), {}, SCHEMA, "source 'x'")
     batch = pa.record_batch([pa.array(["one"]), pa.array(["a"])], names=["id", "name"])
-    with pytest.raises(PipelineError, match="column 'id' of the DataFrame cannot be int64"):
+    with pytest.raises(PipelineError, match="column 'id' of the DataFrame cannot be converted to int64"):
         task.write([batch], "f.parquet")
 
 
@@ -233,7 +233,7 @@ def test_a_writer_of_spark_stages_a_file_for_each_subtask_and_refuses_streaming(
 @pytest.mark.parametrize(
     ("columns", "partition_by", "why"),
     [
-        ([("a", pa.int64()), ("A", pa.int64())], (), "takes columns 'a', 'A' for one"),
+        ([("a", pa.int64()), ("A", pa.int64())], (), "columns 'a', 'A' have the same name in Spark"),
         ([("a", pa.int64())], ("a",), "names all columns"),
         ([("a", pa.null())], (), "no type for column 'a'"),
     ],

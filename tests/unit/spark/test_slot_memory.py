@@ -37,4 +37,4 @@ def test_a_slot_that_exceeds_its_memory_says_which_it_is_and_why(monkeypatch: py
         slot._watch()
     [message] = sent
     assert (type(message), message.subtask, message.code) == (Failed, 3, SLOT_MEMORY)
-    assert "slot 3 exceeded slot_memory: 3072 MiB resident, 1024 MiB allowed" in message.message
+    assert "slot 3 exceeded slot_memory: it has 3072 MiB resident memory, the limit is 1024 MiB" in message.message

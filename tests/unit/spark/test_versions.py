@@ -27,12 +27,14 @@ def test_equal_versions_are_fine() -> None:
 def test_each_version_that_differs_is_named_with_both_sides(name: str) -> None:
     with pytest.raises(EnvironmentProblemError) as caught:
         check_versions(DRIVER, {**DRIVER, name: "9.9"}, "job j, slot 1 on node-7")
-    assert caught.value.cause == f"{name} 9.9 here, {DRIVER[name]} there"
+    assert caught.value.cause == f"{name} 9.9 in the slot, {DRIVER[name]} in the driver"
     assert caught.value.where == "job j, slot 1 on node-7"
 
 
 def test_a_version_that_a_slot_does_not_know_of_differs() -> None:
-    with pytest.raises(EnvironmentProblemError, match="pyarrow unknown here, 19.0 there, tidegate 0.2 here"):
+    with pytest.raises(
+        EnvironmentProblemError, match="pyarrow unknown in the slot, 19.0 in the driver, tidegate 0.2 in the slot"
+    ):
         check_versions(DRIVER, {"python": "3.11", "tidegate": "0.2"}, "")
 
 
@@ -52,4 +54,4 @@ def test_a_slot_with_other_versions_tells_the_driver_and_builds_nothing() -> Non
     with pytest.raises(EnvironmentProblemError):
         slot.run()
     assert [type(message) for message in sent] == [Failed]
-    assert f"pyarrow {pa.__version__} here, 1.0 there" in sent[0].message
+    assert f"pyarrow {pa.__version__} in the slot, 1.0 in the driver" in sent[0].message

@@ -107,7 +107,7 @@ def test_a_batch_whose_values_are_too_large_together_is_refused_and_told_what_to
 def test_a_snapshot_in_memory_tells_its_limit_before_all_of_it_is_one_table() -> None:
     backend = opened(MemoryBackend(LIMIT))
     written(backend, 3)
-    with pytest.raises(SnapshotError, match="'memory' puts at most 4000"):
+    with pytest.raises(SnapshotError, match="'memory' holds at most 4000"):
         backend.snapshot(1)()
 
 

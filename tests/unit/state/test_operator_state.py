@@ -145,7 +145,7 @@ def test_rows_of_other_columns_are_refused_and_change_nothing() -> None:
     offsets: Any = started(1)[0].list("offsets")
     offsets.append(rows(1))
     for write in (offsets.append, offsets.put):
-        with pytest.raises(PipelineError, match="it has n int64, tags.*the rows have n int64"):
+        with pytest.raises(PipelineError, match="the state has n int64, tags.*the rows have n int64"):
             write(pa.record_batch({"n": pa.array([1])}))
         with pytest.raises(PipelineError, match="they are a list"):
             write([1])

@@ -99,5 +99,5 @@ def test_a_sink_with_ids_of_its_own_is_found_out(tmp_path: Path) -> None:
         def stage(self, rows: list[Any], name: str) -> list[Committable]:
             return [Committable(f"mine-{next(self.names)}", {}) for _ in super().stage(rows, name)]
 
-    with pytest.raises(TidegateError, match="Not a transaction id"):
+    with pytest.raises(TidegateError, match="invalid transaction id"):
         Faulty(tmp_path, Own).test_a_handle_tells_who_wrote_it_for_which_checkpoint()

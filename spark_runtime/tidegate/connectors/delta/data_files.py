@@ -1,4 +1,4 @@
-"""Data files of a Delta table, and what its log says of each."""
+"""Data files of a Delta table, and their entries in its log."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tidegate.connectors.files.sink.hive_partitions import NULL_FOLDER
 from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 
 MAX_FOLDER_CHARACTERS = 100
-"""Characters of a partition's folder name; a longer value is cut and told apart by a digest."""
+"""Most characters of a partition's folder name; a longer value is cut and made unique by a digest."""
 MAX_BOUND_CHARACTERS = 32
-"""Characters of a string's smallest and largest value in the statistics; longer ones are left out."""
+"""Most characters of a string's smallest and largest value in the statistics; longer values are left out."""
 
 
 class DataFile(EncodedFile):
@@ -38,7 +38,7 @@ class DataFile(EncodedFile):
         self._partition = dict(partition)
 
     def entry(self) -> dict[str, Any]:
-        """All that the log's add action says, and the folder the file is to lie in."""
+        """Return the fields of the log's add action, and the folder of the file."""
         status = os.stat(self.path)
         return {
             **super().entry(),
@@ -51,7 +51,7 @@ class DataFile(EncodedFile):
 
 
 def _folder(name: str, value: str | None) -> str:
-    """The log holds the value; the folder's name is for people, and for stores that spread load by prefix."""
+    """Return the folder's name. It serves people, and stores that spread load by prefix; the log holds the value."""
     text = f"{quote(name, safe='')}={NULL_FOLDER if value is None else quote(value, safe='')}"
     if len(text) <= MAX_FOLDER_CHARACTERS:
         return text
@@ -59,9 +59,11 @@ def _folder(name: str, value: str | None) -> str:
 
 
 def statistics(path: str, schema: pa.Schema) -> str:
-    """The add action's statistics, from the file's footer: rows; for plain columns nulls; for integers, dates,
-    timestamps and short strings the bounds. Readers skip files by them, so what might mislead is left out (floats:
-    NaN)."""
+    """Return the add action's statistics, from the file's footer.
+
+    They hold the number of rows; for plain columns the nulls; for integers, dates, timestamps and short strings the
+    bounds. Readers skip files by them, so misleading bounds are left out (floats: NaN).
+    """
     footer = pq.read_metadata(path)
     nulls: dict[str, int] = {}
     smallest: dict[str, Any] = {}
@@ -77,7 +79,7 @@ def statistics(path: str, schema: pa.Schema) -> str:
         bounded = [part for part in found if part.has_min_max]
         complete = all(part.has_min_max or part.num_values == 0 for part in found)
         if bounded and complete and _has_bounds(schema.field(name).type):
-            # Parquet holds years that Python's calendar lacks.
+            # Parquet can hold years that Python's calendar lacks.
             with suppress(ValueError, OverflowError):
                 low, high = min(part.min for part in bounded), max(part.max for part in bounded)
                 _put(smallest, name, low)

@@ -1,8 +1,8 @@
-"""A Delta table's transaction log, read and appended to with delta-rs (`deltalake`).
+"""Transaction log of a Delta table, read and appended to with delta-rs (`deltalake`).
 
 Source: PROTOCOL.md of delta-io/delta, "Transaction Identifiers": the snapshot holds the latest version for each
-application id, which need not grow. delta-rs does not refuse a version that is there already; it refuses an append when
-an entry newer than the table handle it was made with has the same application id.
+application id, which need not grow. delta-rs accepts a version that already exists. It refuses an append if the log has
+an entry with the same application id that is newer than the table handle of the append.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction
 
 MAX_CAUSE_CHARACTERS = 500
-"""Characters of an error of delta-rs that are told."""
+"""Most characters shown of a delta-rs error."""
 
 _S3_NAMES = {
     "key": "aws_access_key_id",
@@ -40,31 +40,31 @@ _S3_NAMES = {
     "client_kwargs.aws_secret_access_key": "aws_secret_access_key",
     "client_kwargs.aws_session_token": "aws_session_token",
 }
-"""s3fs's names of what says where and as whom, and delta-rs's."""
+"""s3fs's option names for place and credentials, with delta-rs's names."""
 _OF_TRANSFERS = frozenset(
     {"use_listings_cache", "default_block_size", "default_fill_cache", "default_cache_type", "max_concurrency"}
 )
-"""Options of s3fs that mean nothing to the log."""
+"""Options of s3fs that do not concern the log."""
 _SECRET_NAMES = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _FRAMES = re.compile(r"\n\s*0: .*", re.DOTALL)
 
 
 def require_deltalake(url: str) -> None:
-    """Raise PipelineError, naming the extra, when `deltalake` is not installed."""
+    """Raise PipelineError with the name of the extra if `deltalake` is not installed."""
     try:
         import deltalake  # noqa: F401
     except ImportError as e:
         raise PipelineError(
-            "The Delta sink needs the package deltalake",
+            "the Delta sink needs the package deltalake",
             where=url,
             cause=str(e),
-            remedy=f"Run: {installation('delta')}, on the driver and on the workers",
+            remedy=f"Run `{installation('delta')}` on the driver and on the workers",
         ) from e
 
 
 def log_options(url: str, storage_options: Mapping[str, Any]) -> dict[str, str]:
-    """fsspec's storage options in delta-rs's words; references to secrets are resolved here.
+    """Return delta-rs's options for fsspec's storage options. Resolves references to secrets.
 
     Raises:
         PipelineError: neither a local path nor S3, or an option with no counterpart.
@@ -74,12 +74,12 @@ def log_options(url: str, storage_options: Mapping[str, Any]) -> dict[str, str]:
         return {}
     if protocol not in S3_PROTOCOLS or "::" in url:
         raise PipelineError(
-            "Delta tables are written to local folders and S3 only", where=url, remedy="Use a path or s3://bucket/path"
+            "the Delta sink can write only to local folders and S3", where=url, remedy="Use a path or s3://bucket/path"
         )
     given = dict(resolve_secrets(storage_options))
     for inner, value in dict(given.pop("client_kwargs", None) or {}).items():
         given[f"client_kwargs.{inner}"] = value
-    # Creating an entry only if it is absent is what the log rests on.
+    # Two writers must never create the same entry: the log relies on "create if absent".
     made = {"aws_conditional_put": "etag"}
     for name, value in given.items():
         if value is None or name in _OF_TRANSFERS:
@@ -90,10 +90,10 @@ def log_options(url: str, storage_options: Mapping[str, Any]) -> dict[str, str]:
             made[_S3_NAMES[name]] = str(value)
         else:
             raise PipelineError(
-                f"The Delta sink does not know the storage option {name!r}",
+                f"the Delta sink does not support the storage option {name!r}",
                 where=url,
-                cause=f"known are anon, {', '.join(_S3_NAMES)}",
-                remedy="Leave it out, or say it by environment variables (AWS_...), which the log's reader knows, too",
+                cause=f"supported options: anon, {', '.join(_S3_NAMES)}",
+                remedy="Remove it, or set the matching AWS_... environment variable on the driver and the slots",
             )
     if made.get("aws_endpoint_url", "").startswith("http://"):
         made["aws_allow_http"] = "true"
@@ -101,13 +101,13 @@ def log_options(url: str, storage_options: Mapping[str, Any]) -> dict[str, str]:
 
 
 class DeltaLog:
-    """One table's log. Every call reads it anew; from any thread; may block.
+    """Log of one table. Every call reads it again; from any thread; may block.
 
     Args:
-        url: the table's folder as the user named it, for messages.
-        location: the same as delta-rs opens it.
-        options: of `log_options`.
-        stored: columns of the records, of `stored_schema`.
+        url: the table's folder as the user wrote it, for messages.
+        location: the same folder in the form for delta-rs.
+        options: result of `log_options`.
+        stored: columns of the records, result of `stored_schema`.
         partition_by: partition columns.
     """
 
@@ -121,10 +121,10 @@ class DeltaLog:
         self._partition_by = list(partition_by)
 
     def find(self) -> DeltaTable | None:
-        """The table as it is now; None when there is none.
+        """Return the table in its present state; None if it does not exist.
 
         Raises:
-            PipelineError: it cannot be read, or these records do not fit it.
+            PipelineError: the table cannot be read, or the records do not fit it.
         """
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -135,7 +135,7 @@ class DeltaLog:
             return None
         except (DeltaError, OSError) as e:
             raise PipelineError(
-                "The Delta table cannot be read",
+                "the Delta table cannot be read",
                 where=self._url,
                 cause=self.told(e),
                 remedy="Check the path, the access rights and storage_options",
@@ -144,41 +144,47 @@ class DeltaLog:
         return table
 
     def find_or_create(self) -> DeltaTable:
-        """The table as it is now, made when there is none. Two may make it at once: one does."""
+        """Return the table in its present state, and create it if needed. If two callers create it at once, one
+        succeeds.
+        """
         from deltalake import CommitProperties, DeltaTable
         from deltalake.exceptions import DeltaError
 
         table = self.find()
         if table is not None:
             return table
-        problem = "it was removed at once"
+        problem = "it was removed immediately after its creation"
         try:
             DeltaTable.create(
                 self._location,
                 schema=delta_schema(self._stored),
                 partition_by=self._partition_by,
                 storage_options=self._options,
-                # Else delta-rs, when beaten to version 0, writes its protocol and metadata once more, as version 1.
+                # With retries, delta-rs would write its protocol and metadata again as version 1 when another writer
+                # wins version 0.
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
         except (DeltaError, OSError) as e:
-            # Somebody else may have made it, or this one may have, unheard.
+            # Another writer may have created it, or this one may have without receiving the answer.
             problem = self.told(e)
         table = self.find()
         if table is None:
             raise OutageError(
-                "The Delta table cannot be created", where=self._url, cause=problem, remedy="Check the access rights"
+                "the Delta table cannot be created",
+                where=self._url,
+                cause=problem,
+                remedy="Check the rights to write in this folder",
             )
         return table
 
     def append(
         self, table: DeltaTable, application: str, version: int, files: Sequence[AddAction], told: Mapping[str, str]
     ) -> str | None:
-        """One entry that adds the files and sets the application's version, as a successor of what `table` shows.
+        """Append one entry that adds the files and sets the application's version, as a successor of `table`.
 
         Returns:
-            None: it is in the log. Else what went wrong: an entry of the same application came in between, or the
-            answer is unclear. Then look again: it may be in the log all the same.
+            None: the entry is in the log. Else the problem: an entry of the same application was appended since, or the
+                answer is unclear. Then read the log again, because the entry may exist all the same.
         """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
@@ -200,7 +206,7 @@ class DeltaLog:
         return None
 
     def _make_durable(self, table: DeltaTable, before: int) -> None:
-        """delta-rs does not wait for a local disk."""
+        """Sync new log entries, because delta-rs does not sync files on a local disk."""
         if self._options:
             return
         table.update_incremental()
@@ -211,7 +217,7 @@ class DeltaLog:
         sync_to_disk(folder)
 
     def told(self, error: Exception) -> str:
-        """The error's own words, on one line, without stack frames and secrets."""
+        """Return the error's text on one line, without stack frames and secrets."""
         text = " ".join(_FRAMES.sub("", _COLOURS.sub("", str(error))).split())
         for name in _SECRET_NAMES:
             if self._options.get(name):

@@ -1,4 +1,4 @@
-"""Which records a Delta table takes: types, names, and what a table that is there demands.
+"""Records that a Delta table accepts: types, names, and the requirements of an existing table.
 
 Source: the Delta transaction log protocol (PROTOCOL.md of delta-io/delta): "Schema Serialization Format", "Column
 Invariants", "Valid Feature Names in Table Features".
@@ -34,13 +34,15 @@ _HARMLESS_FEATURES = frozenset(
         "vacuumProtocolCheck",
     }
 )
-"""Writer features that ask nothing of one who appends files, or whose use is seen in columns and properties."""
+"""Writer features that require nothing of an appender, or whose use shows in columns and properties."""
 _DEMANDING_PROPERTIES = ("delta.constraints.", "delta.columnMapping.mode", "delta.setTransactionRetentionDuration")
-"""Checks of each row, other names in the files, and forgetting what was committed: the sink does none of them."""
+"""Properties that require work this sink does not do: checks of each row, other names in the files, expiry of commit
+records.
+"""
 
 
 def stored_schema(schema: pa.Schema, partition_by: Sequence[str], url: str) -> pa.Schema:
-    """`schema` as Delta stores it: microseconds, UTC, plain strings; without metadata.
+    """Return `schema` as Delta stores it: microseconds, UTC, plain strings; without metadata.
 
     Raises:
         PipelineError: a name or type that Delta lacks, or `partition_by` names no usable column.
@@ -48,18 +50,18 @@ def stored_schema(schema: pa.Schema, partition_by: Sequence[str], url: str) -> p
     lowered = [name.lower() for name in schema.names]
     if twice := sorted({name for name in schema.names if lowered.count(name.lower()) > 1}):
         raise PipelineError(
-            "Column names repeat; Delta does not tell upper case from lower",
+            "column names are not unique; Delta ignores upper and lower case",
             where=url,
             cause=f"{twice}",
-            remedy="Rename with select()",
+            remedy="Rename the columns with select()",
         )
     for name in schema.names:
         if _FORBIDDEN_IN_NAMES.search(name) or not name:
             raise PipelineError(
-                f"A Delta column cannot be named {name!r}",
+                f"{name!r} is not a valid name of a Delta column",
                 where=url,
-                cause="blanks, line breaks and ,;{}()= are not allowed",
-                remedy="Rename with select()",
+                cause="spaces, line breaks and ,;{}()= are not allowed",
+                remedy="Rename the column with select()",
             )
     stored = pa.schema([_stored_field(field, field.name, url) for field in schema])
     _check_partitioning(stored, partition_by, url)
@@ -84,16 +86,17 @@ def _stored_type(kind: pa.DataType, column: str, url: str) -> pa.DataType:
     if pt.is_dictionary(kind):
         return _stored_type(kind.value_type, column, url)
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
-        # The name Parquet and Delta give a list's elements.
+        # Parquet and Delta use this name for the elements of a list.
         return pa.list_(_stored_field(kind.value_field.with_name("element"), column, url))
     if pt.is_struct(kind):
         return pa.struct([_stored_field(kind.field(i), column, url) for i in range(kind.num_fields)])
     if pt.is_map(kind):
         return pa.map_(_stored_field(kind.key_field, column, url), _stored_field(kind.item_field, column, url))
     raise PipelineError(
-        f"Column {column!r} of type {kind} cannot be written to Delta",
+        f"column {column!r} of type {kind} cannot be written to Delta",
         where=url,
-        cause="Delta has signed integers, float, double, decimal(38), string, binary, boolean, date, and microseconds",
+        cause="Delta has signed integers, float, double, decimal(38), string, binary, boolean, date, and "
+        "timestamps in microseconds",
         remedy="Cast it with with_columns(), or leave it out with select()",
     )
 
@@ -102,42 +105,45 @@ def _check_partitioning(stored: pa.Schema, partition_by: Sequence[str], url: str
     for name in partition_by:
         if name not in stored.names:
             raise PipelineError(
-                f"partition_by names a column that is not there: {name!r}",
+                f"partition_by names column {name!r}, which does not exist",
                 where=url,
-                cause=f"there are {', '.join(stored.names)}",
-                remedy="Name one of them",
+                cause=f"the columns are {', '.join(stored.names)}",
+                remedy="Name one of these columns",
             )
         kind = stored.field(name).type
         if not (pt.is_string(kind) or pt.is_signed_integer(kind) or pt.is_boolean(kind) or pt.is_date32(kind)):
             raise PipelineError(
-                f"Column {name!r} of type {kind} cannot partition a table",
+                f"column {name!r} of type {kind} cannot be a partition column",
                 where=url,
-                cause="this sink partitions by strings, integers, booleans and dates",
+                cause="this sink can partition only by strings, integers, booleans and dates",
                 remedy="Partition by a coarser column, such as the date of a timestamp",
             )
     if set(partition_by) == set(stored.names):
         raise PipelineError(
-            "partition_by names every column", where=url, remedy="Leave one out: files hold the columns that remain"
+            "partition_by names every column",
+            where=url,
+            remedy="Leave one column out: files hold the remaining columns",
         )
 
 
 def check_table(table: DeltaTable, stored: pa.Schema, partition_by: Sequence[str], url: str) -> None:
-    """Whether files of these columns can be appended to the table as it is now. Columns of the table that the records
-    lack are read as null.
+    """Check that files of these columns can be appended to the table as it is now.
+
+    Columns of the table that the records lack are read as null.
 
     Args:
-        stored: of `stored_schema`.
+        stored: result of `stored_schema`.
 
     Raises:
-        PipelineError: names what differs, or what the table demands and this sink does not do.
+        PipelineError: with the difference, or with the requirement of the table that this sink does not support.
     """
     remedy = "Write to another folder, or change the pipeline or the table"
     metadata = table.metadata()
     if list(metadata.partition_columns) != list(partition_by):
         raise PipelineError(
-            "The Delta table is partitioned otherwise",
+            "the Delta table has other partition columns",
             where=url,
-            cause=f"there: {list(metadata.partition_columns)}; partition_by={list(partition_by)}",
+            cause=f"table: {list(metadata.partition_columns)}; partition_by={list(partition_by)}",
             remedy=remedy,
         )
     there = {field.name: field for field in _arrow(table.schema())}
@@ -148,10 +154,12 @@ def check_table(table: DeltaTable, stored: pa.Schema, partition_by: Sequence[str
         ours = stored.field(name) if name in stored.names else None
         if not field.nullable and (ours is None or ours.nullable):
             raise PipelineError(
-                f"The Delta table wants column {name!r} without nulls",
+                f"column {name!r} of the Delta table must not be null",
                 where=url,
-                cause="the records have no such column" if ours is None else "the records may hold nulls there",
-                remedy="Write a non-nullable column, or drop the table's NOT NULL",
+                cause="the records have no such column"
+                if ours is None
+                else "this column of the records may hold nulls",
+                remedy="Write a non-nullable column, or drop NOT NULL from the table's column",
             )
     demands = [name for name in table.protocol().writer_features or [] if name not in _HARMLESS_FEATURES]
     demands += [
@@ -162,12 +170,15 @@ def check_table(table: DeltaTable, stored: pa.Schema, partition_by: Sequence[str
     demands += sorted({key for field in table.schema().fields for key in field.metadata if key.startswith("delta.")})
     if demands:
         raise PipelineError(
-            "The Delta table demands what this sink does not do", where=url, cause=", ".join(demands), remedy=remedy
+            "the Delta table requires features that this sink does not support",
+            where=url,
+            cause=", ".join(demands),
+            remedy=remedy,
         )
 
 
 def delta_schema(stored: pa.Schema) -> Any:
-    """The `deltalake.Schema` of a table of these columns."""
+    """Return the `deltalake.Schema` of a table of these columns."""
     from deltalake import Schema
 
     return Schema.from_arrow(stored)
@@ -179,9 +190,9 @@ def _arrow(schema: Any) -> pa.Schema:
 
 def _other_schema(there: Iterable[pa.Field], ours: pa.Schema, url: str, remedy: str) -> PipelineError:
     return PipelineError(
-        "The Delta table has another schema",
+        "the schema of the Delta table does not fit the records",
         where=url,
-        cause=f"there: {_columns(there)}; to be written: {_columns(ours)}",
+        cause=f"table: {_columns(there)}; records: {_columns(ours)}",
         remedy=remedy,
     )
 

@@ -1,4 +1,4 @@
-"""Delta: a Delta Lake table, appended to with two-phase commit."""
+"""Delta: a sink that appends to a Delta Lake table with two-phase commit."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from tidegate.units import ByteSize
 
 
 class Delta(Sink):
-    """Appends records to a Delta Lake table, for Spark, DuckDB, Polars and every other reader of Delta. Needs the extra
-    `tidegate[delta]`.
+    """Appends records to a Delta Lake table, for Spark, DuckDB, Polars and every other reader of Delta.
 
-    Guarantee: exactly once, end to end, for readers of the table: each record in front of a completed checkpoint's
-    barrier is in the table once, whatever fails (S7.4). Each subtask's records of a checkpoint appear at one instant,
-    as one version of the table; versions of several subtasks follow each other. Others may append to, compact and
-    vacuum the table meanwhile. How transactions are staged and published: `DeltaWriter`.
+    Needs the extra `tidegate[delta]`. Guarantee: exactly once, end to end, for readers of the table. Each record before
+    a completed checkpoint's barrier is in the table once, whatever fails (S7.4). Each subtask's records of a checkpoint
+    appear at one instant, as one version of the table; the versions of several subtasks follow one another. Other
+    writers may append to, compact and vacuum the table meanwhile. `DeltaWriter` describes how transactions are staged
+    and published.
 
     Args:
-        path: the table's folder, local or on S3 (`s3://`, where creating an object only if it is absent must work). A
-            missing table is made at the first commit, with the records' columns.
-        partition_by: columns of strings, integers, booleans or dates; an existing table's must be the same.
+        path: the table's folder, local or on S3 (`s3://`; the store must support creating an object only if it is
+            absent). A missing table is created at the first commit, with the records' columns.
+        partition_by: columns of strings, integers, booleans or dates; an existing table must have the same ones.
         storage_options: fsspec options, as for `Parquet`; values may be references to secrets.
-        target_file_rows: a file is closed, and the next begun, at about this many rows,
-        target_file_size: or at about this size on disk, as text: "256 MiB". A subtask writes at least one file per
-            checkpoint and partition that had records.
+        target_file_rows: approximate number of rows at which a file is closed and the next begun.
+        target_file_size: approximate size on disk at which a file is closed and the next begun, as text: "256 MiB". A
+            subtask writes at least one file per checkpoint and partition that had records.
 
     Raises:
-        OptionError: `target_file_rows` or `target_file_size` < 1, or a column twice in `partition_by`.
+        OptionError: `target_file_rows` or `target_file_size` < 1, or a repeated column in `partition_by`.
     """
 
     def __init__(
@@ -64,11 +64,13 @@ class Delta(Sink):
         self._cut = file_cut(target_file_rows, target_file_size, "Delta")
 
     def check(self, schema: pa.Schema) -> None:
-        """Whether Delta has these types and names, and the table, if there is one, takes such files, before anything
-        runs. Changes nothing.
+        """Check, before anything runs, that Delta has these types and names, and that an existing table accepts such
+        files.
+
+        Changes nothing.
 
         Raises:
-            PipelineError: the package is missing; a column, the folder, or a table that differs or demands more.
+            PipelineError: the package is missing; or a column, the folder, or an existing table does not fit.
         """
         require_deltalake(self._url)
         stored = stored_schema(schema, self._partition_by, self._url)
@@ -79,13 +81,14 @@ class Delta(Sink):
         files = [path for path in list_folder(filesystem, root)[0] if path.endswith(".parquet")]
         if log.find() is None and files:
             raise PipelineError(
-                "The folder holds Parquet files and is no Delta table",
+                "the folder holds Parquet files but is not a Delta table",
                 where=files[0],
-                remedy="Write to another folder, or turn this one into a table (deltalake.convert_to_deltalake)",
+                remedy="Write to another folder, or convert this one to a Delta table with "
+                "deltalake.convert_to_deltalake",
             )
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
-        """A writer into this subtask's staging folder; the table is not touched before the first commit."""
+        """Return a writer into this subtask's staging folder. The table is not changed before the first commit."""
         require_deltalake(self._url)
         stored = stored_schema(ctx.schema, self._partition_by, self._url)
         options = log_options(self._url, self._storage_options)
@@ -95,21 +98,21 @@ class Delta(Sink):
         return DeltaWriter(filesystem, FileLayout(root, ctx), ctx, self._cut, log, stored, self._partition_by)
 
     def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
-        """Moves the staged files."""
+        """Move the staged files to quarantine."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
         quarantine_files(filesystem, FileLayout(root, ctx), ctx, committables, into)
 
     def collect(self, ctx: SinkContext, needed: NeededTransactions, *, dry_run: bool = False) -> LeftoverReport:
-        """Removes staged files, and packs commit markers."""
+        """Remove staged files that nothing needs, and pack commit markers."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
         return FileLeftovers(filesystem, FileLayout(root, ctx), needed).collect(dry_run=dry_run)
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
-        """The Parquet files in the staging folder."""
+        """Return the Parquet files in the staging folder."""
         root = open_filesystem(self._url, self._storage_options)[1]
         return staged_files(self._url, FileLayout(root, ctx), ctx.uid, checkpoint_id, handle)
 
     def identity(self) -> SinkIdentity:
-        """The path and the partition columns."""
+        """Return the path and the partition columns."""
         by = {"partition_by": list(self._partition_by)} if self._partition_by else {}
         return SinkIdentity("Delta", (self._url,), by)

@@ -1,5 +1,6 @@
-"""The Delta sink's writer: Parquet files staged as file sinks do, published by an entry in the table's log
-(S7.4)."""
+"""Writer of the Delta sink: stages Parquet files as file sinks do, and publishes them by an entry in the table's log
+(S7.4).
+"""
 
 from __future__ import annotations
 
@@ -22,26 +23,35 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 COMMIT_ATTEMPTS = 10
-"""Looks at the log, each followed by an attempt to append, before a commit is given up. delta-rs itself tries 15 times
-to get past appends of others."""
+"""Attempts to append before a commit fails; each attempt reads the log first.
+
+delta-rs itself retries 15 times when appends of other writers win.
+"""
 
 
 class DeltaWriter(FileWriter):
-    """Two-phase writer of one subtask of a Delta table. Staging, pre-commit, abort and recovery are those of
-    file sinks; a file that is in its place but not in the log is seen by no reader.
+    """Two-phase-commit writer of one subtask of a Delta table.
+
+    Staging, pre-commit, abort and recovery work as in file sinks. A file that is in its place but not in the log is
+    visible to no reader.
 
     Commit of one transaction. The log's *application* is the sink's subtask that wrote it; its version is the
-    checkpoint id of the application's last entry. The marker says the same durably of every earlier one.
+    checkpoint id of the application's last entry. The marker records the same durably for every earlier entry.
 
-    1. With a marker: nothing to do.
-    2. Read the log. The application's version is this checkpoint: it is in the log already, as nobody else has this
-       checkpoint id. Else its marker is looked for again, since rivals may have appended this and a later transaction
-       before the reading; and the last entry's marker is written, should its writer have died before that: so that,
-       with neither marker nor version, this transaction is in no entry of that reading.
-    3. Files move to their place; neither staged nor there: `TidegateError`.
-    4. Append to *that* reading of the log. Anything of the same application that came in between makes the append fail:
-       back to 2. So of several who commit the same transaction at once, one appends.
-    5. Marker.
+    1. If the marker exists, there is nothing to do.
+
+    2. Read the log. If the application's version is this checkpoint, the transaction is in the log already, because no
+    other transaction of the application has this checkpoint id. Otherwise check for the marker again: other processes
+    may have appended this and a later transaction before the log was read. Then write the marker of the application's
+    last entry, in case its writer died before it did. If there is neither marker nor version, the log that was read
+    does not hold this transaction.
+
+    3. Move the files to their place. If a file is neither staged nor in its place: `TidegateError`.
+
+    4. Append to the log as it was read in step 2. The append fails if the same application has appended anything since;
+    then repeat step 2. So if several processes commit the same transaction at once, one of them appends.
+
+    5. Write the marker.
     """
 
     def __init__(
@@ -64,7 +74,7 @@ class DeltaWriter(FileWriter):
         super().write(batch.cast(self._stored))
 
     def _begin_file(self, values: PartitionValues) -> DataFile:
-        """The handle will hold what the log's add action says of it."""
+        """Open a file whose entry in the handle holds the fields of the log's add action."""
         return DataFile(*self._next_file(), self._in_files, dict(zip(self._partition_by, values, strict=True)))
 
     def _marker(self, handle: Committable) -> str:
@@ -87,7 +97,8 @@ class DeltaWriter(FileWriter):
             last = table.transaction_version(application_id(made))
             if last == made.checkpoint_id:
                 break
-            if self._is_marked(handle):  # asked after the reading: somebody was quicker by two
+            # checked after the log was read: another process may have appended this and a later transaction
+            if self._is_marked(handle):
                 return
             if last is not None:
                 self._mark(made, last)
@@ -96,10 +107,11 @@ class DeltaWriter(FileWriter):
                 break
         else:
             raise OutageError(
-                f"The Delta table took no entry in {COMMIT_ATTEMPTS} attempts",
+                f"the Delta table accepted no log entry in {COMMIT_ATTEMPTS} attempts",
                 where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {handle.transaction_id}",
                 cause=problem or "",
-                remedy="Look who else writes the table; the data is staged, and the next start repeats the commit",
+                remedy="Check which other processes write to this table. The data stays staged, and the "
+                "next start repeats the commit",
             )
         self._mark(made, made.checkpoint_id)
 
@@ -117,10 +129,10 @@ class DeltaWriter(FileWriter):
             )
             for file, target in zip(handle.data["files"], self._publish_files(handle), strict=True)
         ]
-        told = {"tidegateTransaction": handle.transaction_id}
-        return self._log.append(table, application_id(made), made.checkpoint_id, files, told)
+        metadata = {"tidegateTransaction": handle.transaction_id}
+        return self._log.append(table, application_id(made), made.checkpoint_id, files, metadata)
 
 
 def application_id(made: TransactionId) -> str:
-    """The Delta application id of the subtask that wrote a transaction."""
+    """Return the Delta application id of the subtask that wrote a transaction."""
     return f"tidegate:{made.writer}"

@@ -1,4 +1,4 @@
-"""Connections to a PostgreSQL database: made without secrets in texts, used for one transaction at a time."""
+"""Connections to a PostgreSQL database: without secrets in texts, used for one transaction at a time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 DEFAULT_CONNECT_TIMEOUT_S = 10
 ATTEMPTS = 3
-"""For one transaction: a kept connection may have been cut since, and the server may end one of two that wait for each
-other."""
+"""Attempts for one transaction. An idle connection may have been cut, and the server may end one side of a deadlock."""
 IDLE_IN_TRANSACTION_LIMIT_S = 60
-"""The server ends a transaction whose client says nothing for so long: a frozen zombie must not keep its locks."""
+"""Time, in seconds, after which the server ends a transaction with a silent client: a frozen zombie must not keep its
+locks.
+"""
 IDLE_CONNECTIONS = 2
-"""Connections kept by one writer; more are made while more of its threads have work, and closed after it."""
+"""Idle connections kept by one writer. Additional connections serve more busy threads and are closed after use."""
 
 _SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 def load_psycopg() -> Any:
-    """The module `psycopg`.
+    """Return the module `psycopg`.
 
     Raises:
         EnvironmentProblemError: it is not installed, or finds no libpq.
@@ -39,16 +40,16 @@ def load_psycopg() -> Any:
         import psycopg
     except ImportError as e:
         raise EnvironmentProblemError(
-            "The Postgres sink needs the package psycopg",
+            "the Postgres sink needs the package psycopg",
             where="this Python environment",
             cause=str(e).splitlines()[0],
-            remedy=f"Run: {installation('postgres')}, wherever driver and slots run",
+            remedy=f"Run `{installation('postgres')}` on the machines of the driver and the slots",
         ) from e
     return psycopg
 
 
 class Database:
-    """How to reach a database. No I/O before `connect`.
+    """Address of a database. No I/O before `connect`.
 
     Args:
         dsn: libpq's connection string or URL, without secrets.
@@ -62,26 +63,26 @@ class Database:
         self._parameters = _parameters_of(dsn)
         if password is not None and not is_reference(password):
             raise OptionError(
-                "The password is given in plain text",
+                "the password is in plain text",
                 where="Postgres(password=...)",
-                cause="pipelines and arguments are stored where every reader of the job directory sees them",
-                remedy="Give a reference: secret:env/NAME or secret:file/PATH",
+                cause="every reader of the job directory can read pipelines and arguments",
+                remedy="Pass a reference: secret:env/NAME or secret:file/PATH",
             )
         self._password = password
         self.place = _place(self._parameters)
 
     def connect(self, application: str) -> psycopg.Connection[Any]:
-        """A connection outside any transaction.
+        """Return a connection outside any transaction.
 
         Raises:
-            psycopg.Error: refused or not reached.
-            OptionError: the password's reference leads nowhere.
+            psycopg.Error: the server refuses the connection, or cannot be reached.
+            OptionError: the password's reference cannot be resolved.
         """
         psycopg = load_psycopg()
         given: dict[str, Any] = {"connect_timeout": DEFAULT_CONNECT_TIMEOUT_S, "application_name": application}
         given |= self._parameters
         given |= {"password": self._resolved()} if self._password else {}
-        # Prepared statements would not survive a pooler between the server and us.
+        # Prepared statements do not survive a connection pooler between the server and this process.
         connection = psycopg.connect(**{**given, "client_encoding": "UTF8"}, autocommit=True, prepare_threshold=None)
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
@@ -90,8 +91,10 @@ class Database:
         return str(resolve_secrets({"password": self._password})["password"])
 
     def said(self, error: Exception) -> str:
-        """What the server or libpq said, on one line; neither the password nor the server's detail, which may quote a
-        whole row."""
+        """Return the message of the server or libpq on one line.
+
+        The password is masked. The server's detail is left out, because it may quote a whole row.
+        """
         diagnosis = getattr(error, "diag", None)
         text = getattr(diagnosis, "message_primary", None) or str(error)
         state = getattr(error, "sqlstate", None)
@@ -106,15 +109,18 @@ class Database:
 
 
 def is_unreachable(error: Exception) -> bool:
-    """Nothing answered, or the connection was lost. Not where a server that was reached refuses: its word names the
-    severity, or has a code of another class."""
+    """Return whether the server did not answer, or the connection was lost.
+
+    A refusal by a server that was reached does not count: its message contains the severity, or has an error code of
+    another class.
+    """
     if not isinstance(error, load_psycopg().OperationalError):
         return False
     return error.sqlstate.startswith("08") if error.sqlstate else "FATAL" not in str(error)
 
 
 class Connections:
-    """One writer's connections; for all of its threads. Safe to close at any time, more than once."""
+    """Connections of one writer, for all of its threads. Safe to close at any time, more than once."""
 
     def __init__(self, database: Database, application: str) -> None:
         self._database = database
@@ -124,12 +130,13 @@ class Connections:
         self._closed = False
 
     def run(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        """`work` in one transaction, committed durably when it returns and undone when it raises. Tried again, on a new
-        connection, when the connection is lost or the server asks for that, so `work` must bear being repeated, also
-        after a commit whose answer was lost.
+        """Run `work` in one transaction, which is committed durably when it returns and aborted when it raises.
+
+        If the connection is lost or the server requests it, the work is repeated on a new connection. So `work` must be
+        repeatable, also after a commit whose answer was lost.
 
         Raises:
-            psycopg.Error: the last attempt's.
+            psycopg.Error: the error of the last attempt.
         """
         psycopg = load_psycopg()
         for attempt in range(1, ATTEMPTS + 1):
@@ -167,7 +174,7 @@ class Connections:
         return made
 
     def close(self) -> None:
-        """Close idle connections now and busy ones when their work ends."""
+        """Close idle connections now, and busy connections when their work ends."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -182,19 +189,19 @@ def _parameters_of(dsn: str) -> dict[str, Any]:
     try:
         parameters = dict(conninfo_to_dict(dsn))
     except psycopg.ProgrammingError:
-        # libpq's own words would quote the string, and with it a password that is in it.
+        # libpq's message would quote the string, and a password in it.
         raise OptionError(
-            "The connection string cannot be read",
+            "the connection string is not valid",
             where="Postgres(dsn=...)",
-            remedy='Give "host=... dbname=... user=..." or "postgresql://user@host/dbname"',
+            remedy='Pass "host=... dbname=... user=..." or "postgresql://user@host/dbname"',
         ) from None
     secret = [name for name in _SECRET_PARAMETERS if parameters.get(name)]
     if secret:
         raise OptionError(
-            f"The connection string holds a secret: {', '.join(secret)}",
+            f"the connection string contains a secret: {', '.join(secret)}",
             where="Postgres(dsn=...)",
-            cause="pipelines and arguments are stored where every reader of the job directory sees them",
-            remedy='Leave it out and give password="secret:env/NAME" or "secret:file/PATH"',
+            cause="every reader of the job directory can read pipelines and arguments",
+            remedy='Remove it, and pass password="secret:env/NAME" or "secret:file/PATH"',
         )
     return parameters
 
@@ -207,5 +214,5 @@ def _place(parameters: Mapping[str, Any]) -> str:
 
 
 def refused(database: Database, error: Exception, what: str, where: str, remedy: str) -> PipelineError:
-    """A check's error from psycopg's."""
+    """Return the error of a check for an error of psycopg."""
     return PipelineError(what, where=f"{database.place}, {where}", cause=database.said(error), remedy=remedy)

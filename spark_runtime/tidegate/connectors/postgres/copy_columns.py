@@ -1,6 +1,6 @@
-"""Arrow columns in PostgreSQL: which column takes which type, and records as the text that COPY reads.
+"""Arrow columns in PostgreSQL: which column accepts which type, and records as the text format of COPY.
 
-COPY's text format and not CSV: before PostgreSQL 18 a line of `\\.` inside a quoted CSV value ends the data.
+COPY's text format is used, not CSV: before PostgreSQL 18 a line of `\\.` inside a quoted CSV value ends the data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 _UNIT_DIGITS = {"s": 0, "ms": 3, "us": 6}
 _UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 _TEXT_CATEGORIES = "SEUI"
-"""pg_type's categories of types that read a text: string, enum, user-defined (uuid, json), network address."""
+"""Categories in pg_type of types that parse a text: string, enum, user-defined (uuid, json), network address."""
 _INTEGERS = ("int2", "int4", "int8")
 _HEX = np.array([int.from_bytes(f"{byte:02x}".encode(), "little") for byte in range(256)], dtype="<u2")
 _NULL = pa.scalar("\\N", pa.large_string())
@@ -28,16 +28,16 @@ _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 @dataclass(frozen=True)
 class TargetColumn:
-    """A column of the target, from the catalog.
+    """A column of the target table, from the catalog.
 
     Attributes:
         sql_type: as in DDL, `numeric(10,2)`.
-        base: pg_type's name of it, a domain's base resolved: `numeric`.
-        category: pg_type's.
+        base: the type's name in pg_type; for a domain, the name of its base type: `numeric`.
+        category: the type's category in pg_type.
         modifier: `atttypmod`; -1: none.
-        collation: as in DDL, when it is not the type's own; else empty.
+        collation: as in DDL, if it differs from the type's own; else empty.
         filled: has a default, or is filled by the database.
-        always_filled: generated, or identity ALWAYS: takes no value.
+        always_filled: generated, or identity ALWAYS: accepts no value.
     """
 
     name: str
@@ -52,18 +52,21 @@ class TargetColumn:
 
 
 def problem_of(field: pa.Field, column: TargetColumn) -> str | None:
-    """Why the column cannot take the field's values as they are; None when it can."""
+    """Return why the column cannot store the field's values unchanged; None if it can."""
     if column.always_filled:
-        return "the database fills it itself"
+        return "the database computes it, so it accepts no values"
     taken = _taken_by(_plain(field.type))
     if taken is None:
-        return f"there is no way to write the type {field.type}; cast it, or leave it out with select()"
+        return f"type {field.type} has no counterpart in PostgreSQL; cast it, or leave it out with select()"
     if column.category in _TEXT_CATEGORIES and column.base != "bytea":
         fits = taken == ("text",)
     else:
         fits = column.base in taken
     if not fits:
-        return f"type {field.type} does not go into {column.sql_type}; cast it, or use {' or '.join(taken)}"
+        return (
+            f"type {field.type} does not fit {column.sql_type}; cast the values, or use a column of "
+            f"type {' or '.join(taken)}"
+        )
     return _loss(_plain(field.type), column)
 
 
@@ -72,7 +75,10 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _taken_by(kind: pa.DataType) -> tuple[str, ...] | None:
-    """Names in pg_type of what takes every value of the Arrow type; ("text",) stands for all that read a text."""
+    """Return the pg_type names of the types that store every value of the Arrow type.
+
+    ("text",) stands for all types that parse a text.
+    """
     types = pa.types
     if types.is_boolean(kind):
         return ("bool",)
@@ -101,7 +107,7 @@ def _number_taken_by(kind: pa.DataType) -> tuple[str, ...]:
 
 
 def _loss(kind: pa.DataType, column: TargetColumn) -> str | None:
-    """Rounding that a type modifier would do in silence."""
+    """Return the description of a loss that a type modifier would cause without an error; None: no loss."""
     if column.modifier < 0:
         return None
     kept, needed = 0, 0
@@ -111,12 +117,12 @@ def _loss(kind: pa.DataType, column: TargetColumn) -> str | None:
     elif column.base in ("timestamp", "timestamptz", "time"):
         kept, needed = column.modifier, _UNIT_DIGITS[kind.unit]
     elif column.base == "interval":
-        return f"{column.sql_type} cuts parts off; use interval"
-    return f"{column.sql_type} would round {kind}" if kept < needed else None
+        return f"{column.sql_type} would cut parts of the values off; use interval"
+    return f"{column.sql_type} would round values of type {kind}" if kept < needed else None
 
 
 def copy_text(batch: pa.RecordBatch, leading: Mapping[str, pa.Array]) -> memoryview:
-    """The records as COPY's text format, columns of `leading` first. No Python code runs per row."""
+    """Return the records in COPY's text format, columns of `leading` first. No Python code runs per row."""
     columns = [array.cast(pa.large_string()) for array in leading.values()]
     columns += [_texts(column) for column in batch.columns]
     lines = pc.binary_join_element_wise(*columns, _TAB, null_handling="replace", null_replacement=_NULL.as_py())
@@ -129,7 +135,7 @@ def copy_text(batch: pa.RecordBatch, leading: Mapping[str, pa.Array]) -> memoryv
 
 
 def _texts(array: pa.Array) -> pa.Array:
-    """Each value as PostgreSQL reads it, special characters escaped; nulls stay."""
+    """Return each value in PostgreSQL's input syntax, with special characters escaped; nulls stay."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = array.type
@@ -174,7 +180,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _in_utc(array: pa.Array) -> pa.Array:
-    """Arrow writes times without a zone ten times as fast as those with one."""
+    """Return times in UTC as texts. Arrow formats times without a zone ten times as fast as times with a zone."""
     times = array.view(pa.timestamp(array.type.unit)).cast(pa.large_string())
     return pc.binary_join_element_wise(times, _UTC, _EMPTY)
 

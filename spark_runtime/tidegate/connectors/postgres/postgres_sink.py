@@ -1,4 +1,4 @@
-"""Postgres: a table of a PostgreSQL database, written with two-phase commit."""
+"""Postgres: a sink that writes a table of a PostgreSQL database with two-phase commit."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ DEFAULT_STAGING_SCHEMA = "tidegate"
 
 
 class Postgres(Sink):
-    """Writes records to a table of a PostgreSQL database (14 or newer), which must exist.
+    """Writes records to an existing table of a PostgreSQL database (14 or newer).
 
-    Guarantee: exactly once, end to end, for whoever queries the table: each record in front of a completed checkpoint's
-    barrier is in it once, whatever fails (S7.4). A subtask's records of one checkpoint and the note that they are
-    committed become visible in one database transaction; those of several subtasks one after the other. How
-    transactions are staged and published: `PostgresWriter`; it keeps tables of its own in `staging_schema`.
+    Guarantee: exactly once, end to end, for every query of the table. Each record before a completed checkpoint's
+    barrier is in the table once, whatever fails (S7.4). The records of a subtask and checkpoint become visible in one
+    database transaction, together with the record that they are committed; several subtasks commit one after the other.
+    `PostgresWriter` describes how transactions are staged and published; it keeps its own tables in `staging_schema`.
 
     Needs `pip install 'tidegate[postgres]'`, and up to two connections for each subtask.
 
     Args:
         dsn: libpq's connection string or URL, `host=db dbname=sales user=etl` or `postgresql://etl@db/sales`, without
             password.
-        table: `table` (in the schema `public`) or `schema.table`; names are taken as they are, upper and lower case
-            too. It needs a column of the same name for every column of the records; others must have a default or be
-            nullable.
-        mode: `append` inserts rows. `upsert` inserts a row or, where there is one of its key, replaces the record's
-            columns in it; of several rows of a key in one transaction the last wins, and a later checkpoint wins over
-            an earlier one. All rows of a key must come through one subtask, as they do behind `group_by(key)`.
-        key: with `upsert`: the column or columns of the key, which a primary key or unique constraint of the table has
-            exactly, and which are NOT NULL.
+        table: `table` (in the schema `public`) or `schema.table`; names are case-sensitive. The table needs a column of
+            the same name for every column of the records; other columns must have a default or be nullable.
+        mode: `append` inserts rows. `upsert` inserts a row or, if a row with its key exists, replaces the record's
+            columns in it. If a transaction has several rows with a key, the last wins, and a later checkpoint wins
+            over an earlier one. All rows of a key must arrive through one subtask, as they do downstream of
+            `group_by(key)`.
+        key: with `upsert`: the column or columns of the key. The table needs a primary key or unique constraint on
+            exactly these columns, and they must be NOT NULL.
         password: reference to a secret, `secret:env/NAME` or `secret:file/PATH`, resolved where a connection is made.
-            None: as libpq finds it (`PGPASSWORD`, `~/.pgpass`, or none needed).
-        staging_schema: schema for the sink's own tables; made when missing. Several jobs and sinks may share it.
+            None: libpq finds it (`PGPASSWORD`, `~/.pgpass`, or none needed).
+        staging_schema: schema for the sink's own tables; created when missing. Several jobs and sinks may share it.
 
     Raises:
         OptionError: an option is wrong, or a password is in plain text.
@@ -66,58 +66,57 @@ class Postgres(Sink):
     ) -> None:
         keys = (key,) if isinstance(key, str) else tuple(key)
         if mode not in get_args(WriteMode):
-            raise OptionError(
-                f"mode={mode!r} is no way to write", where="Postgres(mode=...)", remedy="Use append or upsert"
-            )
+            raise OptionError(f"mode={mode!r} is unknown", where="Postgres(mode=...)", remedy="Use append or upsert")
         if (mode == "upsert") != bool(keys):
             raise OptionError(
-                f"mode={mode!r} with {f'key={list(keys)}' if keys else 'no key'}",
+                f"mode={mode!r} does not allow {f'key={list(keys)}' if keys else 'an empty key'}",
                 where="Postgres(key=...)",
-                remedy="Name the key's columns with upsert, and none with append",
+                remedy="Pass key= with mode=upsert, and no key with mode=append",
             )
         if len(set(keys)) != len(keys):
             raise OptionError(
-                "A key column is named twice", where=f"Postgres(key={list(keys)})", remedy="Name each once"
+                "a key column is repeated", where=f"Postgres(key={list(keys)})", remedy="Name each key column once"
             )
         schema, _, name = table.rpartition(".")
         if not name or "." in schema or table.startswith("."):
             raise OptionError(
-                f"{table!r} names no table", where="Postgres(table=...)", remedy="Use table or schema.table"
+                f"{table!r} is not a table name", where="Postgres(table=...)", remedy="Use table or schema.table"
             )
         if not staging_schema:
-            raise OptionError("The staging schema has no name", where="Postgres(staging_schema=...)")
+            raise OptionError("the staging schema has no name", where="Postgres(staging_schema=...)")
         self._database = Database(dsn, password)
         self._target = TargetTable(schema or "public", name, keys)
         self._staging = Staging(staging_schema)
 
     def check(self, schema: pa.Schema) -> None:
-        """Whether the database can be reached and its table takes these records, before anything runs. Changes nothing.
+        """Check, before anything runs, that the database can be reached and its table accepts these records. Changes
+        nothing.
 
         Raises:
-            PipelineError: server, table, columns, types, key or rights; all that is wrong with the table at once.
-            OptionError: the password's reference leads nowhere.
+            PipelineError: server, table, columns, types, key or rights; one error lists all problems of the table.
+            OptionError: the password's reference cannot be resolved.
         """
         check_target(self._database, self._target, self._staging, schema)
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
-        """A writer; it connects when it first has something to stage, commit or clean up."""
+        """Return a writer. It connects when it first has something to stage, commit or clean up."""
         return PostgresWriter(self._database, self._target, self._staging, ctx)
 
     def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
-        """Leaves the rows in the staging table, where nothing commits or removes them any more."""
+        """Leave the rows in the staging table, where nothing commits or removes them."""
         with closing(PostgresWriter(self._database, self._target, self._staging, ctx)) as writer:
             writer.quarantine(committables, into)
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
-        """The rows in the staging table; `tidegate_row` in it numbers them in order."""
+        """Return the rows in the staging table; its column `tidegate_row` numbers them in order."""
         rows, table = int(handle.data["rows"]), handle.data.get("staging")
-        if table is None:  # an earlier version staged it
+        if table is None:  # staged by an earlier version of tidegate
             return StagedData(ctx.uid, checkpoint_id, rows=rows)
         relation, where = self._staging.place_of(table, handle.transaction_id)
         place = self._database.place
         return StagedData(ctx.uid, checkpoint_id, "table", rows, relation=relation, where=where, place=place)
 
     def identity(self) -> SinkIdentity:
-        """Database, table and key."""
+        """Return database, table and key."""
         upsert = {"key": list(self._target.key)} if self._target.key else {}
         return SinkIdentity("Postgres", (self._database.place, self._target.name), upsert)

@@ -1,4 +1,4 @@
-"""The Postgres sink's writer: stage, pre-commit, publish, clean up (S7.4)."""
+"""Writer of the Postgres sink: stage, pre-commit, publish, clean up (S7.4)."""
 
 from __future__ import annotations
 
@@ -39,30 +39,32 @@ if TYPE_CHECKING:
     import psycopg
 
 COMMIT_ORDER_TIMEOUT_S = 60.0
-"""An upsert waits so long for another subtask to commit what an older checkpoint left at another parallelism ..."""
+"""Longest wait, in seconds, of an upsert for an older checkpoint that another subtask must commit after a rescale."""
 COMMIT_ORDER_POLL_S = 0.1
-"""... and looks again after this time."""
+"""Interval, in seconds, of the checks during that wait."""
 
 T = TypeVar("T")
 
 
 class PostgresWriter(SinkWriter):
-    """Two-phase writer of one subtask. A transaction is what was written between two barriers; its handle gives the
-    number of its rows, all else is in the database.
+    """Two-phase-commit writer of one subtask.
 
-    - `write`: keeps the records in memory, and on local disk when they are many. No I/O with the server.
-    - pre-commit (asynchronous): one database transaction copies the rows into a staging table and notes the
+    A transaction is what was written between two barriers. Its handle holds the number of its rows and the name of the
+    staging table; everything else is in the database.
+
+    - `write`: keeps the records in memory, and on local disk if they are many. No I/O with the server.
+    - pre-commit (asynchronous): one database transaction copies the rows into a staging table and registers the
       transaction.
-    - `commit`: for each checkpoint, in order, one database transaction takes the noted transactions away, inserts their
-      rows into the table, deletes them from the staging table and writes the commit markers. With a marker: nothing to
-      do. Neither noted nor marked: `TidegateError`.
-    - `recover`: removes what earlier runs of this subtask, and of those of a higher parallelism that it looks after,
-      left staged, never what this run or a newer generation stages.
+    - `commit`: for each checkpoint, in order, one database transaction unregisters its transactions, inserts their rows
+      into the table, deletes them from the staging table and writes the commit markers. With a marker, there is nothing
+      to do. A transaction that is neither registered nor marked: `TidegateError`.
+    - `recover`: removes rows that earlier runs of this subtask, and of the subtask indices it cleans up, left staged;
+      never rows that this run or a newer generation stages.
 
-    The first of these that needs the server registers the writer; from then on a writer of an older generation for the
-    same subtask stages, commits and aborts nothing more (`FencedError`), and what it recovers is nothing (S9.2). All
-    but `write` and `prepare_commit` may run on several threads, a connection each; each outcome that the server left
-    unclear is looked up when the step is repeated.
+    The first of these steps that needs the server registers the writer. From then on, a writer of an older generation
+    for the same subtask stages, commits and aborts nothing more (`FencedError`), and recovers nothing (S9.2). All
+    methods except `write` and `prepare_commit` may run on several threads, each with its own connection. An outcome
+    that the server left unclear is looked up when the step is repeated.
     """
 
     def __init__(self, database: Database, target: TargetTable, staging: Staging, ctx: SinkContext) -> None:
@@ -86,7 +88,7 @@ class PostgresWriter(SinkWriter):
         self._rows.append(batch)
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
-        """Close the running transaction; the returned function stages its rows in the database."""
+        """Close the running transaction. The returned function stages its rows in the database."""
         rows, self._rows = self._rows, None
         if rows is None:
             return tuple
@@ -102,15 +104,15 @@ class PostgresWriter(SinkWriter):
         return stage
 
     def _staging_table(self, connection: psycopg.Connection[Any], made: TransactionId) -> str:
-        """Name of the table to stage in; asked each time, because the target may have been altered since."""
+        """Return the name of the staging table; looked up each time, because the target may have been altered."""
         there = columns_of(connection, self._target)
         names = self._ctx.schema.names
         if missing := [name for name in names if name not in there]:
             raise SinkConflictError(
-                "The table is gone, or lost columns that the records have",
+                "the table does not exist, or lacks columns of the records",
                 where=self._where(str(made)),
-                cause=f"no {', '.join(missing)}",
-                remedy="Bring them back and restore the job",
+                cause=f"missing columns: {', '.join(missing)}",
+                remedy="Create them again, then restore the job",
             )
         return self._staging.staging_table(connection, self._target.name, [there[name] for name in names])
 
@@ -119,7 +121,7 @@ class PostgresWriter(SinkWriter):
     ) -> None:
         number = self._staging.register_transaction(connection, writer, made, self._target.name, table, rows.rows)
         if number is None:
-            return  # An earlier attempt was committed and only its answer lost.
+            return  # An earlier attempt was committed; only its answer was lost.
         first = 0
         with connection.cursor() as cursor:
             with cursor.copy(self._staging.copy_statement(table, self._ctx.schema.names)) as copy:
@@ -130,20 +132,21 @@ class PostgresWriter(SinkWriter):
                     first += chunk.num_rows
             if cursor.rowcount != rows.rows:
                 raise TidegateError(
-                    "The database took another number of rows than it was given",
+                    "the database copied another number of rows than were sent",
                     where=self._where(str(made)),
-                    cause=f"given {rows.rows}, taken {cursor.rowcount}",
+                    cause=f"sent {rows.rows}, copied {cursor.rowcount}",
                 )
+        # Last, so that the shared lock is held only briefly: a newer generation need not wait for the copy.
         self._hold_generation(connection)
 
     def commit(self, committables: Sequence[Committable]) -> None:
-        """Publish, idempotently; each checkpoint's handles in one database transaction, oldest first.
+        """Publish transactions, idempotently; one database transaction for each checkpoint, oldest first.
 
         Raises:
             FencedError: a newer generation writes this subtask.
             SnapshotError: a transaction is lost (no marker, nothing staged), or damaged.
-            TidegateError: it is of another lineage, or the database refuses its rows; then nothing of its
-                checkpoint is visible.
+            TidegateError: a transaction belongs to another lineage, or the database refuses its rows; then nothing of
+                its checkpoint is visible.
         """
         for handle in committables:
             check_writer(self._ctx, handle)
@@ -162,16 +165,18 @@ class PostgresWriter(SinkWriter):
             if self._closing.wait(COMMIT_ORDER_POLL_S):
                 break
         raise OutageError(
-            "An upsert would overtake rows of an older checkpoint, which another subtask has not committed",
+            "the upsert waits for rows of an older checkpoint, which another subtask has not committed",
             where=self._where(where),
-            cause=f"staged transactions of another parallelism are still there after {COMMIT_ORDER_TIMEOUT_S:.0f} s",
-            remedy="See why the other subtasks do not commit; the commit is repeated at the next start",
+            cause="transactions staged at another parallelism are still uncommitted after "
+            f"{COMMIT_ORDER_TIMEOUT_S:.0f} s",
+            remedy="Check why the other subtasks do not commit. The next start repeats the commit",
         )
 
     def _try_publish(
         self, connection: psycopg.Connection[Any], checkpoint_id: int, transactions: Sequence[TransactionId]
     ) -> bool:
         self._hold_generation(connection)
+        # An upsert must not be overwritten by older rows of its key that are committed later.
         if self._target.key and self._staging.is_staged_elsewhere(connection, self._ctx, checkpoint_id):
             return False
         for made in transactions:
@@ -180,34 +185,37 @@ class PostgresWriter(SinkWriter):
                 self._move(connection, made, staged)
             elif not self._staging.is_marked(connection, made):
                 raise SnapshotError(
-                    "A transaction that was to be committed is lost",
+                    "a pre-committed transaction is lost",
                     where=self._where(str(made)),
-                    cause=f"no commit marker and nothing staged in schema {self._staging.schema!r}; someone removed "
-                    "it, or the database was restored from a backup",
-                    remedy="Bring back the staged rows with the sink's other tables, or restore an earlier snapshot",
+                    cause=f"it has no commit marker, and schema {self._staging.schema!r} holds none of "
+                    "its rows; they were "
+                    "removed, or the database was restored from a backup",
+                    remedy="Restore the sink's tables from a backup that holds the rows, or restore an "
+                    "earlier snapshot",
                 )
         return True
 
     def _move(self, connection: psycopg.Connection[Any], made: TransactionId, staged: StagedRows) -> None:
         if staged.target != self._target.name:
             raise SinkConflictError(
-                "A transaction is staged for another table than this sink writes to",
+                "a staged transaction is for another table than the sink's",
                 where=self._where(str(made)),
-                cause=f"it is for {staged.target}",
-                remedy="Restore with the sink's table as it was, let it commit, and change it then",
+                cause=f"it is staged for {staged.target}",
+                remedy="Restore with that table in the sink, let the job commit, then change the table",
             )
         self._staging.publish(connection, staged, self._target)
         found = self._staging.remove_rows(connection, staged)
         if found != staged.rows or not self._staging.mark(connection, made):
             raise SnapshotError(
-                "A staged transaction is damaged",
+                "a staged transaction is damaged",
                 where=self._where(str(made)),
-                cause=f"{staged.rows} rows were staged and {found} are in {self._staging.schema}.{staged.staging}",
-                remedy="Restore an earlier snapshot; nothing of this transaction was published",
+                cause=f"{staged.rows} rows were staged and {found} were found in "
+                f"{self._staging.schema}.{staged.staging}",
+                remedy="Restore an earlier snapshot; no row of this transaction was published",
             )
 
     def abort(self, committables: Sequence[Committable]) -> None:
-        """Remove staged rows; published ones stay.
+        """Remove staged rows; published rows stay.
 
         Raises:
             FencedError, TidegateError: as for `commit`.
@@ -223,7 +231,9 @@ class PostgresWriter(SinkWriter):
         self._run(remove, "removed", f"{len(committables)} transactions")
 
     def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
-        """Leave the rows in the staging table, named by another list than that of what can be committed or removed.
+        """Leave the rows in the staging table, listed in `quarantined` instead of `transactions`.
+
+        So nothing commits or removes them.
 
         Raises:
             FencedError, TidegateError: as for `commit`.
@@ -256,8 +266,11 @@ class PostgresWriter(SinkWriter):
                 self._staging.remove_rows(connection, staged)
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
-        """Remove what earlier runs of the subtasks this one looks after left staged and `pending` does not name;
-        nothing when a later run has begun."""
+        """Remove rows that earlier runs left staged and `pending` does not name, of all subtask indices this one cleans
+        up.
+
+        If a later run has begun, remove nothing.
+        """
         registration = self._register()
         if registration is None:
             return
@@ -274,7 +287,7 @@ class PostgresWriter(SinkWriter):
         self._run(clean, "removed", "what earlier runs left")
 
     def close(self) -> None:
-        """Drop the running transaction; what was pre-committed stays."""
+        """Drop the running transaction; pre-committed rows stay."""
         self._closing.set()
         if self._rows is not None:
             self._rows.drop()
@@ -282,6 +295,7 @@ class PostgresWriter(SinkWriter):
         self._connections.close()
 
     def _number(self) -> int:
+        # Writer threads number their transactions concurrently.
         with self._registering:
             number, self._next_number = self._next_number, self._next_number + 1
             return number
@@ -293,7 +307,7 @@ class PostgresWriter(SinkWriter):
         return registration
 
     def _register(self) -> Registration | None:
-        """This writer's registration, made at the first call; None when a newer generation was there before."""
+        """Return this writer's registration, made at the first call; None if a newer generation has registered."""
 
         def register(connection: psycopg.Connection[Any]) -> Registration | None:
             self._staging.create(connection)
@@ -308,16 +322,16 @@ class PostgresWriter(SinkWriter):
             return self._registration
 
     def _hold_generation(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise when a newer generation has registered; none will before this transaction ends."""
+        """Raise if a newer generation has registered, and keep one from registering before this transaction ends."""
         self._staging.lock(connection, self._ctx, alone=False)
         if self._staging.superseded(connection, self._ctx) is not None:
             raise self._fenced_error()
 
     def _fenced_error(self) -> FencedError:
         return FencedError(
-            "A newer generation of the job writes to this table",
+            "a newer generation of the job writes to this table",
             where=self._where(f"generation {self._ctx.generation}"),
-            remedy="Nothing: this process is a leftover and has changed nothing",
+            remedy="Do nothing: this process belongs to an earlier run and has changed nothing",
         )
 
     def _run(self, work: Callable[[psycopg.Connection[Any]], T], done: str, what: str) -> T:
@@ -327,18 +341,17 @@ class PostgresWriter(SinkWriter):
         except psycopg.Error as e:
             if is_unreachable(e):
                 raise OutageError(
-                    "The database cannot be reached",
+                    "the database cannot be reached",
                     where=self._where(what),
                     cause=self._database.said(e),
-                    remedy="Check the server and the network; the job tries again by itself, as its restart strategy "
-                    "says",
+                    remedy="Check the server and the network. The job tries again according to its restart strategy",
                 ) from None
-            # Without its cause: the server's detail quotes rows, which do not belong in logs.
+            # Without its cause, because the server's detail quotes rows, which must not be logged.
             raise TidegateError(
-                f"Rows could not be {done}" if done != "begun" else "The database does not take this writer",
+                f"rows could not be {done}" if done != "begun" else "the database refused to register this writer",
                 where=self._where(what),
                 cause=self._database.said(e),
-                remedy="Mend it in the database, whose log has the details; the step is repeated at the next start",
+                remedy="Fix the cause in the database; its server log has the details. The next start repeats the step",
             ) from None
 
     def _where(self, what: str) -> str:

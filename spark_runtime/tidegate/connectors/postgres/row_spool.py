@@ -1,4 +1,4 @@
-"""Records of one transaction that wait for its pre-commit: in memory, and on local disk when they are many."""
+"""Buffer of one transaction's records until its pre-commit: in memory, and on local disk if they are many."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import IO, Any
 import pyarrow as pa
 
 MEMORY_BYTES = 32 * 2**20
-"""So many bytes wait in memory before they go to disk."""
+"""Bytes that wait in memory before they are written to disk."""
 CHUNK_ROWS = 65_536
-"""Small batches are read back in chunks of about so many rows."""
+"""Approximate number of rows of the chunks into which small batches are combined."""
 
 
 class RowSpool:
-    """Written on the loop, then read by one thread at a time, as often as it likes. The file has no name and is gone
-    with this object.
+    """Records that are written on the loop, then read by one thread at a time, any number of times.
+
+    The file has no name and is deleted with this object.
 
     Args:
-        scratch: folder for it; empty: the system's.
+        scratch: folder for the file; empty: the system's.
     """
 
     def __init__(self, schema: pa.Schema, scratch: str = "") -> None:
@@ -32,7 +33,7 @@ class RowSpool:
         self._writer: Any = None
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Add records behind those that are there."""
+        """Append records."""
         self.rows += batch.num_rows
         self._batches.append(batch)
         self._bytes += batch.get_total_buffer_size()
@@ -44,7 +45,7 @@ class RowSpool:
             self._batches, self._bytes = [], 0
 
     def chunks(self) -> Iterator[pa.RecordBatch]:
-        """The records in order; nothing can be appended afterwards."""
+        """Yield the records in order. Nothing can be appended afterwards."""
         waiting: list[pa.RecordBatch] = []
         count = 0
         for batch in self._in_order():
@@ -66,7 +67,7 @@ class RowSpool:
         yield from self._batches
 
     def drop(self) -> None:
-        """Forget the records."""
+        """Drop the records."""
         self._batches, self._writer = [], None
         if self._file is not None:
             self._file.close()

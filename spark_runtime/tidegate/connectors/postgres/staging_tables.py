@@ -1,18 +1,18 @@
-"""The Postgres sink's own tables, and every statement on them.
+"""Tables of the Postgres sink itself, and every statement on them.
 
-In the schema `tidegate`, unless another was asked for:
+They are in the schema `tidegate`, or in the schema of the option `staging_schema`:
 
-    writers        a row per run and subtask that wrote: who it was, and `committed`, the numbers of its transactions
-                   that are in the target table: the commit markers, as ranges, so that they take a row per run
-                   and not one per checkpoint
-    transactions   a row per transaction that is staged and not committed: whose, for which checkpoint and target, how
-                   many rows and in which staging table
-    quarantined    a row per transaction that was rejected and kept for people (S7.8), made with the first
-    rows_...       a staging table per target table and set of columns: a transaction's rows, numbered in order
+    writers        a row per run and subtask that wrote: its identity, and `committed`, the numbers of its transactions
+                 that are in the target table. These are the commit markers, stored as ranges, so that they need a row
+                 per run and not one per checkpoint
+    transactions   a row per transaction that is staged and not committed: its writer, checkpoint and target, the
+                 number of its rows, and its staging table
+    quarantined    a row per transaction that was rejected and kept for inspection (S7.8), created with the first one
+    rows_...       a staging table per target table and set of columns: the rows of transactions, numbered in order
 
-A staged transaction is its row in `transactions`; whoever deletes it, in the transaction that publishes or removes its
-rows, has decided. An advisory lock per sink orders this against the registration of newer writers, which fences older
-ones (S9.2).
+A row in `transactions` represents a staged transaction. The database transaction that deletes this row publishes or
+removes the staged rows, which decides the outcome. An advisory lock per sink orders this against the registration of
+newer writers, which fences older ones (S9.2).
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ _OF_WRITER = f"{_OF_SINK} AND subtask = %(subtask)s AND generation = %(generatio
 
 @dataclass(frozen=True)
 class Registration:
-    """A writer's row.
+    """Row of a writer.
 
     Attributes:
-        writer: its number; a later registered writer has a higher one.
-        next_number: number for its next transaction.
+        writer: number of the writer; a writer that registers later has a higher one.
+        next_number: number of its next transaction.
     """
 
     writer: int
@@ -79,11 +79,11 @@ class Registration:
 
 @dataclass(frozen=True)
 class StagedRows:
-    """What a taken transaction left to be published or removed.
+    """Rows of an unregistered transaction, to be published or removed.
 
     Attributes:
-        transaction: its number in the staging table.
-        target: the table the rows are for.
+        transaction: number of the transaction in the staging table.
+        target: table that the rows are for.
     """
 
     transaction: int
@@ -93,7 +93,7 @@ class StagedRows:
 
 
 class Staging:
-    """The statements. Methods run in the caller's database transaction; names are quoted here.
+    """Statements on the tables. Methods run in the caller's database transaction, and quote names.
 
     Args:
         schema: name of the schema that holds the tables.
@@ -108,33 +108,36 @@ class Staging:
         return sql.SQL(text).format(schema=sql.Identifier(self.schema), **names)
 
     def problems(self, connection: psycopg.Connection[Any]) -> Sequence[str]:
-        """What this user lacks to use the tables, or to make them."""
+        """Return the rights that this user lacks to use or create the tables."""
         there = "SELECT oid, has_schema_privilege(oid, 'USAGE'), has_schema_privilege(oid, 'CREATE') FROM pg_namespace"
         row = connection.execute(f"{there} WHERE nspname = %s", [self.schema]).fetchone()
         if row is None:
             may = connection.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
             if may and may[0]:
                 return []
-            return [f"schema {self.schema!r} for staged rows is missing, and the user lacks CREATE on the database"]
+            return [f"the staging schema {self.schema!r} does not exist, and the user lacks CREATE on the database"]
         schema, *rights = row
         if not all(rights):
-            return [f"the user lacks USAGE or CREATE on schema {self.schema!r}, where rows are staged"]
+            return [f"the user lacks USAGE or CREATE on the staging schema {self.schema!r}"]
         lacking = connection.execute(
             "SELECT relname::text FROM pg_class WHERE relnamespace = %s AND relname = ANY (%s)"
             " AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')"
             " AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))",
             [schema, list(_SHARED_TABLES)],
         )
-        return [f"the user lacks rights on table {self.schema}.{name}, another user's" for (name,) in lacking]
+        return [
+            f"the user lacks rights on table {self.schema}.{name}, which belongs to another user" for (name,) in lacking
+        ]
 
     def lock(self, connection: psycopg.Connection[Any], ctx: SinkContext, *, alone: bool) -> None:
-        """Hold off, until the transaction ends, whoever wants this sink's lock alone, or when `alone`, everyone."""
+        """Hold the sink's lock until the transaction ends: shared, or exclusive with `alone`."""
         key = "\x1f".join(["tidegate", self.schema, ctx.job_id, ctx.lineage, ctx.uid])
         connection.execute(_LOCK.format(shared="" if alone else "_shared"), [key])
 
     def create(self, connection: psycopg.Connection[Any]) -> None:
-        """Make schema and shared tables when they are missing."""
+        """Create the schema and the shared tables if they are missing."""
         if self._lacks(connection, *_SHARED_TABLES):
+            # Two CREATE ... IF NOT EXISTS at once can fail in PostgreSQL, so they take turns.
             connection.execute(_LOCK.format(shared=""), ["tidegate tables"])
             if connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [self.schema]).fetchone() is None:
                 connection.execute(self._sql("CREATE SCHEMA {schema}"))
@@ -148,8 +151,10 @@ class Staging:
         return len(connection.execute(query, [self.schema, list(tables)]).fetchall()) < len(tables)
 
     def register(self, connection: psycopg.Connection[Any], ctx: SinkContext) -> Registration | None:
-        """Note the writer, from when on older generations' are fenced; None when it is itself of an older one. Needs
-        the lock alone."""
+        """Register the writer, which fences writers of older generations. Needs the exclusive lock.
+
+        Returns None if the writer itself is fenced by a newer generation.
+        """
         if self.superseded(connection, ctx) is not None:
             return None
         row = connection.execute(
@@ -166,8 +171,9 @@ class Staging:
         return Registration(*row)
 
     def superseded(self, connection: psycopg.Connection[Any], ctx: SinkContext) -> int | None:
-        """The newest generation of which a writer looks after this one's subtask, when it is newer than its own
-        (S9.2)."""
+        """Return the newest generation above its own whose writer is responsible for this subtask; None: there is none
+        (S9.2).
+        """
         row = connection.execute(
             self._sql(
                 f"SELECT max(generation) FROM {{schema}}.writers WHERE {_OF_SINK}"
@@ -178,7 +184,7 @@ class Staging:
         return row[0] if row else None
 
     def replaced(self, connection: psycopg.Connection[Any], ctx: SinkContext, writer: int) -> bool:
-        """Whether a later run of any generation has a writer that looks after this one's subtask."""
+        """Return whether a later run of any generation has a writer that is responsible for this subtask."""
         query = (
             f"SELECT FROM {{schema}}.writers WHERE {_OF_SINK}"
             " AND writer > %(writer)s AND %(subtask)s %% parallelism = subtask LIMIT 1"
@@ -186,9 +192,11 @@ class Staging:
         return connection.execute(self._sql(query), {**_names(ctx), "writer": writer}).fetchone() is not None
 
     def staging_table(self, connection: psycopg.Connection[Any], target: str, columns: Sequence[TargetColumn]) -> str:
-        """Name of the staging table for these columns of the target; made when missing. Its columns are of the
-        target's types and NOT NULL where those are, so that what the target cannot take is refused before the
-        checkpoint completes, and not at its commit."""
+        """Return the name of the staging table for these columns of the target, created if missing.
+
+        Its columns have the target's types, and NOT NULL where the target has it. So values that the target cannot
+        store are refused before the checkpoint completes, and not at its commit.
+        """
         from psycopg import sql
 
         shape = repr([target, [(c.name, c.sql_type, c.collation, c.required) for c in columns]])
@@ -231,7 +239,10 @@ class Staging:
         staging: str,
         rows: int,
     ) -> int | None:
-        """Note a transaction about to be staged; its number in the staging table, or None when it is there already."""
+        """Register a transaction before it is staged.
+
+        Returns its number in the staging table, or None if it is registered already.
+        """
         row = connection.execute(
             self._sql(
                 "INSERT INTO {schema}.transactions"
@@ -243,7 +254,7 @@ class Staging:
         return row[0] if row else None
 
     def copy_statement(self, staging: str, columns: Sequence[str]) -> Composed:
-        """COPY into a staging table."""
+        """Return the COPY statement for a staging table."""
         from psycopg import sql
 
         names = sql.SQL(", ").join(sql.Identifier(name) for name in (*RESERVED_COLUMNS, *columns))
@@ -251,15 +262,17 @@ class Staging:
         return self._sql(statement, table=sql.Identifier(staging), names=names)
 
     def place_of(self, staging: str, transaction_id: str) -> tuple[str, str]:
-        """Where a transaction's rows are: the staging table and the condition, as SQL. Not from a server: the number of
-        the transaction is looked up by its id."""
+        """Return where a transaction's rows are: the staging table and the condition, as SQL.
+
+        It needs no server: the SQL looks the number of the transaction up by its id.
+        """
         schema, table = _quoted(self.schema), _quoted(staging)
         escaped = transaction_id.replace("'", "''")
         number = f"SELECT transaction FROM {schema}.transactions WHERE transaction_id = '{escaped}'"
         return f"{schema}.{table}", f"{TRANSACTION_COLUMN} IN ({number})"
 
     def take(self, connection: psycopg.Connection[Any], transaction_id: str) -> StagedRows | None:
-        """Take a staged transaction, to publish or remove its rows; None when it is not there (any more)."""
+        """Unregister a staged transaction, to publish or remove its rows; None if it is not registered."""
         query = "DELETE FROM {schema}.transactions WHERE transaction_id = %s"
         returned = "RETURNING transaction, target, staging, rows"
         row = connection.execute(self._sql(f"{query} {returned}"), [transaction_id]).fetchone()
@@ -268,8 +281,9 @@ class Staging:
     def move_to_quarantine(
         self, connection: psycopg.Connection[Any], made: TransactionId, checkpoint_id: int
     ) -> StagedRows | None:
-        """Move a transaction from those that are staged to those in quarantine, with its rows where they are; None when
-        it is in neither list."""
+        """Move a transaction's row from `transactions` to `quarantined`; its rows stay in place. None if it is in
+        neither.
+        """
         if self._lacks(connection, "quarantined"):
             connection.execute(_LOCK.format(shared=""), ["tidegate tables"])
             connection.execute(self._sql(_CREATE_QUARANTINED))
@@ -283,13 +297,16 @@ class Staging:
         return StagedRows(*row) if row else None
 
     def next_number(self, staged: StagedRows) -> tuple[str, str]:
-        """Where the rows of a transaction are, by its number."""
+        """Return where the rows of a transaction are: the staging table and the condition by its number."""
         where = f"{TRANSACTION_COLUMN} = {staged.transaction}"
         return f"{_quoted(self.schema)}.{_quoted(staged.staging)}", where
 
     def publish(self, connection: psycopg.Connection[Any], staged: StagedRows, target: TargetTable) -> None:
-        """Insert a taken transaction's rows into the target. With a key, of several rows of one the last is taken, in
-        order of the key, so that writers of the same keys do not wait for each other in a circle."""
+        """Insert an unregistered transaction's rows into the target.
+
+        With a key, the last of several rows with one key is inserted. Rows are inserted in order of the key, so that
+        writers of the same keys cannot deadlock.
+        """
         from psycopg import sql
 
         columns = self._columns_of(connection, staged.staging)
@@ -309,7 +326,7 @@ class Staging:
         connection.execute(statement, [staged.transaction])
 
     def _columns_of(self, connection: psycopg.Connection[Any], staging: str) -> Sequence[str]:
-        """The staged columns, which an earlier version of the pipeline may have chosen."""
+        """Return the staged columns, which an earlier version of the pipeline may have chosen."""
         rows = connection.execute(
             "SELECT a.attname::text FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
             " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"
@@ -319,7 +336,7 @@ class Staging:
         return [name for (name,) in rows if name not in RESERVED_COLUMNS]
 
     def remove_rows(self, connection: psycopg.Connection[Any], staged: StagedRows) -> int:
-        """Delete a taken transaction's rows; how many there were."""
+        """Delete a transaction's staged rows, and return how many there were."""
         from psycopg import sql
 
         query = f"DELETE FROM {{schema}}.{{table}} WHERE {_IN_TRANSACTION}"
@@ -327,7 +344,7 @@ class Staging:
         return connection.execute(statement, [staged.transaction]).rowcount
 
     def mark(self, connection: psycopg.Connection[Any], made: TransactionId) -> bool:
-        """Write the commit marker; False when its writer is unknown."""
+        """Write the commit marker. Returns False if the writer is unknown."""
         query = (
             "UPDATE {schema}.writers SET committed = committed"
             f" + int8multirange(int8range(%(number)s, %(number)s, '[]')) WHERE {_OF_WRITER}"
@@ -335,13 +352,13 @@ class Staging:
         return connection.execute(self._sql(query), {**_names(made), "number": made.number}).rowcount == 1
 
     def is_marked(self, connection: psycopg.Connection[Any], made: TransactionId) -> bool:
-        """Whether the transaction is committed."""
+        """Return whether the transaction is committed."""
         query = f"SELECT FROM {{schema}}.writers WHERE {_OF_WRITER} AND committed @> %(number)s::bigint"
         row = connection.execute(self._sql(query), {**_names(made), "number": made.number}).fetchone()
         return row is not None
 
     def staged(self, connection: psycopg.Connection[Any], ctx: SinkContext) -> Sequence[str]:
-        """Ids of all staged transactions of the sink, in order of id."""
+        """Return the ids of all staged transactions of the sink, in order of id."""
         query = (
             "SELECT transaction_id FROM {schema}.transactions JOIN {schema}.writers USING (writer)"
             f" WHERE {_OF_SINK} ORDER BY 1"
@@ -349,8 +366,11 @@ class Staging:
         return [row[0] for row in connection.execute(self._sql(query), _names(ctx))]
 
     def is_staged_elsewhere(self, connection: psycopg.Connection[Any], ctx: SinkContext, checkpoint_id: int) -> bool:
-        """Whether a run of another parallelism left staged, for an older checkpoint, what another subtask is to commit
-        or remove."""
+        """Return whether a run of another parallelism left a transaction staged that another subtask must commit or
+        remove.
+
+        Only transactions for checkpoints older than `checkpoint_id` count.
+        """
         query = (
             f"SELECT FROM {{schema}}.transactions JOIN {{schema}}.writers USING (writer) WHERE {_OF_SINK}"
             " AND parallelism <> %(parallelism)s AND subtask %% %(parallelism)s <> %(subtask)s"
@@ -360,8 +380,11 @@ class Staging:
         return row is not None
 
     def forget_idle_writers(self, connection: psycopg.Connection[Any], ctx: SinkContext, writer: int) -> None:
-        """Delete rows of earlier runs of the subtasks this one looks after that committed nothing and stage
-        nothing: no handle can name a transaction of theirs that is there, and this one's row fences as theirs did."""
+        """Delete rows of earlier runs' writers that have committed and staged nothing.
+
+        It concerns the subtask indices that this writer cleans up. No handle can name a transaction of these writers
+        that still exists, and this writer's row fences as theirs did.
+        """
         query = (
             f"DELETE FROM {{schema}}.writers w WHERE {_OF_SINK} AND writer < %(writer)s AND isempty(committed)"
             " AND subtask %% %(parallelism)s = %(subtask)s"

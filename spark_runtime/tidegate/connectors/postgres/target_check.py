@@ -1,4 +1,4 @@
-"""Whether the table of a Postgres sink takes its records."""
+"""Check that the table of a Postgres sink accepts its records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import psycopg
 
 OLDEST_SERVER = 140_000
-"""As `server_version_num`; the first with multiranges, in which committed transactions are noted."""
+"""Oldest `server_version_num`: the first with multiranges, in which committed transactions are recorded."""
 
 _UNIQUE_KEYS = """
 SELECT (SELECT array_agg(a.attname::text) FROM pg_attribute a
@@ -28,27 +28,30 @@ FROM pg_index i WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.i
 
 
 def check_target(database: Database, target: TargetTable, staging: Staging, schema: pa.Schema) -> None:
-    """Raise PipelineError when the table cannot take records of this schema, naming everything that is wrong."""
+    """Raise PipelineError with all problems if the table cannot accept records of this schema."""
     psycopg = load_psycopg()
     try:
         connection = database.connect("tidegate check")
     except psycopg.Error as e:
-        remedy = "Check host, port, database, user and password, and that the server runs and admits this machine"
-        raise refused(database, e, "The database cannot be reached", f"table {target.name}", remedy) from None
+        remedy = (
+            "Check host, port, database, user and password, and that the server runs and accepts "
+            "connections of this machine"
+        )
+        raise refused(database, e, "the database cannot be reached", f"table {target.name}", remedy) from None
     try:
         with connection, connection.transaction():
             problems = _problems(connection, target, staging, schema)
     except psycopg.Error as e:
-        remedy = "See the server's log, and check the user's rights"
-        raise refused(database, e, "The table cannot be examined", f"table {target.name}", remedy) from None
+        remedy = "Check the server's log and the user's rights"
+        raise refused(database, e, "the table cannot be checked", f"table {target.name}", remedy) from None
     if problems:
         raise PipelineError(
-            "The table cannot take these records"
+            "the table cannot store these records"
             if len(problems) == 1
-            else f"The table cannot take these records, for {len(problems)} reasons",
+            else f"the table cannot store these records, for {len(problems)} reasons",
             where=f"{database.place}, table {target.name}",
             cause="; ".join(problems),
-            remedy="Change the table or the user's rights, or the records with select() and with_columns()",
+            remedy="Change the table or the user's rights, or change the records with select() and with_columns()",
         )
 
 
@@ -59,13 +62,13 @@ def _problems(
         return [f"the server is version {connection.info.server_version // 10_000}; 14 or newer is needed"]
     read_only = connection.execute("SELECT pg_is_in_recovery()").fetchone()
     if read_only and read_only[0]:
-        return ["the server is a standby, which takes no writes; name the primary"]
+        return ["the server is a standby, which accepts no writes; connect to the primary"]
     row = connection.execute(FIND_TABLE, [target.schema, target.table]).fetchone()
     if row is None:
-        return ["there is no such table (names are taken as they are, upper and lower case too)"]
+        return ["the table does not exist (names are case-sensitive)"]
     table, kind, *rights = row
     if kind not in ("r", "p"):
-        return ["it is no table but a view, foreign table or the like"]
+        return ["it is not a table but a view, foreign table or similar object"]
     found = found_columns(connection, table)
     return [
         *_problems_of_columns(schema, found, target),
@@ -76,17 +79,19 @@ def _problems(
 
 
 def _problems_of_columns(schema: pa.Schema, found: dict[str, FoundColumn], target: TargetTable) -> Sequence[str]:
-    problems = [f"column {name!r} is there twice" for name in sorted(set(schema.names)) if schema.names.count(name) > 1]
+    problems = [
+        f"the records have column {name!r} twice" for name in sorted(set(schema.names)) if schema.names.count(name) > 1
+    ]
     for field in schema:
         if field.name in RESERVED_COLUMNS:
-            problems.append(f"column {field.name!r} has a name the sink needs itself; rename it")
+            problems.append(f"column name {field.name!r} is reserved for the sink; rename the column")
         elif field.name not in found:
             problems.append(f"it has no column {field.name!r}; its columns are {', '.join(found)}")
         elif problem := problem_of(field, found[field.name].column):
             problems.append(f"column {field.name!r}: {problem}")
     for name, there in found.items():
         if name not in schema.names and there.column.required and not there.column.filled:
-            problems.append(f"its column {name!r} is NOT NULL, has no default, and the records have none of this name")
+            problems.append(f"its column {name!r} is NOT NULL, has no default, and is missing in the records")
     return problems
 
 
@@ -99,7 +104,9 @@ def _problems_of_key(
 ) -> Sequence[str]:
     problems = [f"the records have no key column {name!r}" for name in target.key if name not in schema.names]
     nullable = [name for name in target.key if name in found and not found[name].column.required]
-    problems += [f"key column {name!r} is not NOT NULL, and no two nulls are the same key" for name in nullable]
+    problems += [
+        f"key column {name!r} is nullable, but nulls never match as keys; declare it NOT NULL" for name in nullable
+    ]
     if target.key and not problems:
         unique = [set(row[0]) for row in connection.execute(_UNIQUE_KEYS, [table])]
         if set(target.key) not in unique:

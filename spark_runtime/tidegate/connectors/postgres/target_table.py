@@ -1,4 +1,4 @@
-"""The table a Postgres sink writes to."""
+"""Target table of a Postgres sink."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 
 @dataclass(frozen=True)
 class TargetTable:
-    """A table by name, and the columns of the key by which rows replace others; none: rows are appended."""
+    """A table by name, and the key columns by which rows replace others; without them, rows are appended."""
 
     schema: str
     table: str
@@ -40,13 +40,13 @@ class TargetTable:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Return the name for messages."""
         return f"{self.schema}.{self.table}"
 
 
 @dataclass(frozen=True)
 class FoundColumn:
-    """A column of the table and what this user may do with it."""
+    """A column of the table, and the rights of this user on it."""
 
     column: TargetColumn
     insert: bool
@@ -55,11 +55,11 @@ class FoundColumn:
 
 
 def columns_of(connection: psycopg.Connection[Any], target: TargetTable) -> dict[str, TargetColumn]:
-    """The table's columns by name; empty when there is no such table."""
+    """Return the table's columns by name; empty if the table does not exist."""
     row = connection.execute(FIND_TABLE, [target.schema, target.table]).fetchone()
     return {name: found.column for name, found in found_columns(connection, row[0]).items()} if row else {}
 
 
 def found_columns(connection: psycopg.Connection[Any], table: int) -> dict[str, FoundColumn]:
-    """The columns of a table, by its oid."""
+    """Return the columns of a table, by its oid."""
     return {row[0]: FoundColumn(TargetColumn(*row[:9]), *row[9:]) for row in connection.execute(_COLUMNS, [table])}

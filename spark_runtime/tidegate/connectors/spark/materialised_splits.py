@@ -1,4 +1,4 @@
-"""Rows that a driver had Spark write to the job directory, as splits: Parquet files, each row once (S4.2)."""
+"""Splits of rows that a driver made Spark write to the job directory: Parquet files, each row once (S4.2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def splits_of_files(
     if not urls:
         return []
     source = Files(list(urls), format="parquet", schema=schema, storage_options=storage_options)
-    # Their names are never written again, and a job directory may be copied: only the size is compared.
+    # These file names are never reused, and a job directory may be copied: only the size is compared.
     place = {"storage_options": dict(storage_options), "mtime": None, "etag": None}
     return [
         replace(split, data={**split.data, "url": urls[split.data["given"]], **place})
@@ -35,32 +35,32 @@ def splits_of_files(
 
 
 class MaterialisedReader(SourceReader):
-    """One split after the other, as `FilesReader`."""
+    """Reader of one split after the other, as `FilesReader`."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._reader: FilesReader | None = None
 
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """Take splits; nothing is opened yet."""
+        """Accept splits; no file is opened yet."""
         self._reader = FilesReader(_file_set(self._schema, splits)) if splits else None
         if self._reader is not None:
             self._reader.add_splits(splits)
 
     def poll(self, now_ms: int) -> PollResult:
-        """The next batch."""
+        """Return the next batch."""
         return PollResult(state="end") if self._reader is None else self._reader.poll(now_ms)
 
     def snapshot(self) -> Sequence[Split]:
-        """All splits; the one being read with its position."""
+        """Return all splits; the split being read has its position."""
         return () if self._reader is None else self._reader.snapshot()
 
     def progress(self) -> Mapping[str, Any]:
-        """As of `FilesReader`."""
+        """See `FilesReader.progress`."""
         return {} if self._reader is None else self._reader.progress()
 
     def counters(self) -> Mapping[str, int]:
-        """As of `FilesReader`."""
+        """See `FilesReader.counters`."""
         return {} if self._reader is None else self._reader.counters()
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class MaterialisedReader(SourceReader):
 
 
 def unavailable_files(schema: pa.Schema, splits: Sequence[Split]) -> list[tuple[str, str]]:
-    """(split id, why) of those whose file is gone, or has another size."""
+    """Return (split id, reason) of each split whose file is missing or has another size."""
     found = []
     for split in splits:
         found.append((split.split_id, _file_set(schema, [split]).why_unreadable(file_of(split))))
@@ -78,7 +78,7 @@ def unavailable_files(schema: pa.Schema, splits: Sequence[Split]) -> list[tuple[
 
 
 def as_declared(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """Rows of a DataFrame in the schema that its source declares. Raises PipelineError naming the column."""
+    """Return rows of a DataFrame in the schema that its source declares. Raises PipelineError with the column name."""
     arrays = []
     for field in schema:
         column = batch.column(field.name)
@@ -86,10 +86,10 @@ def as_declared(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.Reco
             arrays.append(column if column.type == field.type else column.cast(field.type))
         except pa.ArrowException as error:
             raise PipelineError(
-                f"column {field.name!r} of the DataFrame cannot be {field.type}",
+                f"column {field.name!r} of the DataFrame cannot be converted to {field.type}",
                 where=where,
-                cause=f"it is {column.type}: {error}",
-                remedy="Declare its type in schema=, or cast it in the DataFrame",
+                cause=f"its type is {column.type}: {error}",
+                remedy="Declare this type in schema=, or cast it in the DataFrame",
             ) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -1,4 +1,4 @@
-"""Sources that Spark reads: a DataFrame, a table, or files of any format Spark has a reader for."""
+"""Sources that Spark reads: a DataFrame, a table, or files of any format that Spark can read."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 
 
 class SparkSource(Source):
-    """A bounded DataFrame, which the driver alone makes.
+    """A bounded DataFrame. Only the driver can create it.
 
-    In batch its rows go on to the next stage. In streaming they are written to the job directory once for each
-    submission, since Spark may give them in another order when it is asked again, and read from there (S4.2).
+    In batch mode its rows go to the next stage. In streaming mode the driver writes them to the job directory once for
+    each submission, and readers read them there, because Spark may return them in another order the next time (S4.2).
     """
 
     def __init__(self, schema: pa.Schema) -> None:
-        """Args: schema: of the records: slots, which build the pipeline too, cannot ask Spark for it. Columns are
-        taken by name; those of the DataFrame that are not in it are left out.
+        """Create the source.
+
+        Args:
+            schema: schema of the records. It is required, because slots build the pipeline, too, and cannot call Spark.
+                Columns are matched by name; columns of the DataFrame that it lacks are left out.
 
         Raises:
             OptionError: not a schema.
@@ -35,53 +38,53 @@ class SparkSource(Source):
             raise OptionError(
                 f"{type(self).__name__} needs the schema of its records, got {schema!r}",
                 where="schema",
-                remedy='Give schema=pa.schema([("id", pa.int64()), ...])',
+                remedy='Pass schema=pa.schema([("id", pa.int64()), ...])',
             )
         self._schema = schema
 
     @property
     def boundedness(self) -> Boundedness:
-        """Bounded."""
+        """Return `bounded`."""
         return "bounded"
 
     def schema(self) -> pa.Schema:
-        """As it was given."""
+        """Return the declared schema."""
         return self._schema
 
     @abstractmethod
     def frame(self, session: SparkSession) -> DataFrame:
-        """The rows; in the driver."""
+        """Return the rows as a DataFrame. Called in the driver."""
 
     def discover(self, parallelism: int) -> Sequence[Split]:
-        """Only behind a driver, which puts files into the place of the DataFrame.
+        """Raise: the driver reads files in place of the DataFrame, so only a job without Spark calls this.
 
         Raises:
             TidegateError: always.
         """
         raise TidegateError(
-            f"{self.describe()} can be read by a job on Spark only",
+            f"{self.describe()} can only be read by a job on Spark",
             cause="there is no Spark session here",
-            remedy="Submit the job, or read Files(...) in its place",
+            remedy="Submit the job to Spark, or use Files(...) instead",
         )
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
-        """Of what the driver wrote."""
+        """Return a reader of the files that the driver wrote."""
         return MaterialisedReader(self._schema)
 
     def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
-        """Those whose rows are not in the job directory any more."""
+        """Return the splits whose rows are missing in the job directory."""
         return unavailable_files(self._schema, splits)
 
 
 class SparkFrame(SparkSource):
-    """What a function makes of a Spark session::
+    """A DataFrame that a function makes from a Spark session::
 
         p.read(SparkFrame(lambda spark: spark.table("sales").where("amount > 0"), schema=SALES), uid="sales")
 
     Args:
-        make: gets the session, gives a DataFrame; called once for each submission, in the driver. It may use
-            everything of Spark but streams.
-        schema: of the records; see `SparkSource`.
+        make: function that receives the session and returns a DataFrame; called once for each submission, in the
+            driver. It may use all of Spark except streams.
+        schema: schema of the records; see `SparkSource`.
 
     Raises:
         OptionError: not a function, or not a schema.
@@ -91,34 +94,34 @@ class SparkFrame(SparkSource):
         super().__init__(schema)
         if not callable(make):
             raise OptionError(
-                f"SparkFrame needs a function of the session, got a {type(make).__name__}",
+                f"SparkFrame needs a function that receives the session, got a {type(make).__name__}",
                 where="make",
-                cause="a DataFrame belongs to one session, and the pipeline is built where there is none, too",
+                cause="a DataFrame belongs to one session, but processes without a session build the pipeline, too",
                 remedy='Write SparkFrame(lambda spark: spark.table("..."), schema=...)',
             )
         self._make = make
 
     def frame(self, session: SparkSession) -> DataFrame:
-        """What the function gives."""
+        """Return the function's result."""
         return self._make(session)
 
     def describe(self) -> str:
-        """The function's name."""
+        """Describe the source by the function's name."""
         return f"SparkFrame({getattr(self._make, '__qualname__', type(self._make).__name__)})"
 
 
 class SparkTable(SparkSource):
-    """A table or view of Spark's catalog, or files, by any reader Spark has::
+    """A table or view of Spark's catalog, or files in any format that Spark can read::
 
         p.read(SparkTable("sales.orders", schema=ORDERS), uid="orders")
         p.read(SparkTable(format="orc", path="/data/orders", schema=ORDERS), uid="orders")
 
     Args:
-        table: name in the catalog; None: `format` is given.
-        format: of Spark's `spark.read.format(...)`.
-        path: for formats that have one.
-        options: of the reader; values may be references to secrets.
-        schema: of the records; see `SparkSource`.
+        table: name in the catalog; None: use `format`.
+        format: format for Spark's `spark.read.format(...)`.
+        path: path, for formats that have one.
+        options: options of the reader; values may be references to secrets.
+        schema: schema of the records; see `SparkSource`.
 
     Raises:
         OptionError: both or neither of `table` and `format`, a secret in plain text, or not a schema.
@@ -145,7 +148,7 @@ class SparkTable(SparkSource):
         self._options = dict(options or {})
 
     def frame(self, session: SparkSession) -> DataFrame:
-        """The table, or what the reader gives."""
+        """Return the table, or the reader's DataFrame."""
         reader = session.read.options(**resolve_secrets(self._options))
         if self._table is not None:
             return reader.table(self._table)
@@ -153,6 +156,6 @@ class SparkTable(SparkSource):
         return reader.format(self._format).load(self._path)
 
     def describe(self) -> str:
-        """The table, or format and path."""
+        """Describe the source by its table, or by format and path."""
         name = self._table or ", ".join(filter(None, [self._format, self._path]))
         return f"SparkTable({name})"

@@ -1,4 +1,4 @@
-"""SparkWriter: a batch job's rows into anything Spark can write."""
+"""SparkWriter: a sink that writes a batch job's rows to any format that Spark can write."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ SaveMode = Literal["append", "overwrite", "error", "ignore"]
 
 
 class SparkWriter(Sink):
-    """Hands the rows to a writer of Spark, when the job has come to its end; in batch mode only.
+    """Passes the rows to a Spark writer at the end of the job. In batch mode only.
 
-    Rows are staged as Parquet files in the checkpoint's folder; the commit, in the driver, is one write of Spark with
-    all of them; a marker beside the files says that it has ended. Guarantee: nothing is visible before the job's
-    checkpoint is complete, and then all rows are written. A driver that dies during that one write is followed by one
-    that writes again: with "overwrite" the result is the same; with "append" rows are twice there, if Spark's own
-    commit had been reached; with "error" the job fails when something is there by then, and with "ignore" it takes that
-    for the result. Times are cut to microseconds, as Spark has them.
+    Rows are staged as Parquet files in the checkpoint's folder. The commit, in the driver, is one Spark write of all
+    rows. A marker next to the files records that the write has ended. Guarantee: no row is visible before the job's
+    checkpoint is complete; then all rows are written.
+
+    If the driver dies during that write, the next driver repeats it. With "overwrite", the result is the same. With
+    "append", rows exist twice if Spark's own commit had been reached. With "error", the job fails if the target exists
+    by then. With "ignore", it accepts the existing target as the result.
+
+    Times are cut to microseconds, the precision of Spark.
 
     Args:
         format: as in `DataFrame.write.format(...)`.
-        path: where to, for formats that have a path.
-        table: name in Spark's catalog, instead.
-        mode: what to do with what is there already, as in `DataFrame.write.mode(...)`.
-        options: of the writer; values may be references to secrets.
-        partition_by: columns.
+        path: target, for formats that have a path.
+        table: name in Spark's catalog, instead of a path.
+        mode: what happens to existing data, as in `DataFrame.write.mode(...)`.
+        options: options of the writer; values may be references to secrets.
+        partition_by: partition columns.
 
     Raises:
         OptionError: an unknown mode, both a path and a table, or a secret in plain text.
@@ -56,34 +59,38 @@ class SparkWriter(Sink):
                 f"mode={mode!r} is unknown", where="mode", remedy=f"Use one of {', '.join(get_args(SaveMode))}"
             )
         if path is not None and table is not None:
-            raise OptionError("SparkWriter has a path or a table, not both", where="path, table")
+            raise OptionError("SparkWriter accepts a path or a table, not both", where="path, table")
         check_no_plain_secrets(options, where="options")
         self._format, self._path, self._table, self._mode = format, path, table, mode
         self._options = dict(options or {})
         self._partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
 
     def check(self, schema: pa.Schema) -> None:
-        """Whether Spark has the columns' types.
+        """Check that Spark has a type for each column.
 
         Raises:
-            PipelineError: names the column.
+            PipelineError: with the column's name.
         """
         missing = [name for name in self._partition_by if name not in schema.names]
         if missing:
-            raise PipelineError(f"partition_by names a column {missing[0]!r} that there is not", where=self.describe())
+            raise PipelineError(
+                f"partition_by names column {missing[0]!r}, which does not exist", where=self.describe()
+            )
         if self._partition_by and not set(schema.names) - set(self._partition_by):
-            raise PipelineError("partition_by names all columns: none is left for the files", where=self.describe())
+            raise PipelineError(
+                "partition_by names all columns, so that no column is left for the files", where=self.describe()
+            )
         folded = [name.casefold() for name in schema.names]
         if twice := [name for name in schema.names if folded.count(name.casefold()) > 1]:
             raise PipelineError(
-                f"Spark takes columns {', '.join(map(repr, twice))} for one",
+                f"columns {', '.join(map(repr, twice))} have the same name in Spark, which ignores case",
                 where=self.describe(),
-                remedy="Rename them",
+                remedy="Rename them with select()",
             )
         for field in schema:
             try:
                 if pa.types.is_null(field.type):
-                    raise TypeError("few formats have a column of nulls alone")
+                    raise TypeError("few formats can store a column that holds only nulls")
                 _spark_schema(pa.schema([field]))
             except Exception as error:
                 raise PipelineError(
@@ -94,14 +101,15 @@ class SparkWriter(Sink):
                 ) from error
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
-        """Of one subtask; or of the driver, which commits."""
+        """Return a writer of one subtask, or of the driver, which commits."""
         return _StagingWriter(self, ctx)
 
     def check_target(self) -> None:
-        """With mode "error": that there is nothing yet, as far as Spark can tell. In a driver, before the job runs.
+        """With mode "error", check that the target does not exist, as far as Spark can check. In a driver, before the
+        job runs.
 
         Raises:
-            PipelineError: there is.
+            PipelineError: the target exists.
         """
         if self._mode != "error":
             return
@@ -116,14 +124,14 @@ class SparkWriter(Sink):
             return
         if is_there:
             raise PipelineError(
-                f"{self._table or self._path} is there already",
+                f"{self._table or self._path} already exists",
                 where=self.describe(),
                 cause='mode is "error", the default',
                 remedy='Remove it, or set mode="append" or "overwrite"',
             )
 
     def publish(self, rows: _StagedRows) -> None:
-        """One write of Spark. Blocks for as long as that takes."""
+        """Write all rows with one Spark write. Blocks until it ends."""
         writer = rows.frame(_session()).write.format(self._format).mode(self._mode)
         writer = writer.options(**resolve_secrets(self._options))
         if self._partition_by:
@@ -134,7 +142,7 @@ class SparkWriter(Sink):
             writer.save(self._path)
 
     def describe(self) -> str:
-        """Format, target and mode."""
+        """Describe format, target and mode."""
         target = self._table or self._path or ""
         return f"SparkWriter({', '.join(filter(None, [self._format, target, self._mode]))})"
 
@@ -144,19 +152,19 @@ class _StagedRows:
     """Files of one schema, as a DataFrame. Runs in Spark's workers, too.
 
     Attributes:
-        files: (URL, storage options with references to secrets) of each.
+        files: (URL, storage options with references to secrets) of each file.
     """
 
     files: Sequence[tuple[str, Mapping[str, Any]]]
     schema: pa.Schema
 
     def frame(self, session: Any) -> Any:
-        """A partition for each file."""
+        """Return a DataFrame with one partition for each file."""
         n = len(self.files)
         return session.range(0, n, 1, max(n, 1)).mapInArrow(self, _spark_schema(self.schema))
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the files of these numbers, in the types that Spark takes."""
+        """Yield the rows of the files of these numbers, in the types that Spark accepts."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         taken = to_arrow_schema(_spark_schema(self.schema), timezone="UTC")
@@ -170,7 +178,7 @@ class _StagedRows:
 
 
 class _StagingWriter(SinkWriter):
-    """One Parquet file for each subtask, in the checkpoint's folder, which goes with the checkpoint."""
+    """Writer of one Parquet file per subtask, in the checkpoint's folder, which is deleted with the checkpoint."""
 
     def __init__(self, sink: SparkWriter, ctx: SinkContext) -> None:
         self._sink = sink
@@ -180,12 +188,12 @@ class _StagingWriter(SinkWriter):
         self._url = ""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Into the file, which is made for the first rows."""
+        """Write the batch to the file, which is created for the first rows."""
         if batch.num_rows:
             self._open().write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=self._ctx.schema))
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
-        """Ends the file. There is one without rows, too: a table that is to be overwritten may become empty."""
+        """End the file. It exists also without rows, because a table that is overwritten may become empty."""
         self._open()
         self.close()
         data = {"url": self._url, "storage_options": dict(self._staging()[1])}
@@ -204,7 +212,7 @@ class _StagingWriter(SinkWriter):
         return self._writer
 
     def commit(self, committables: Sequence[Committable]) -> None:
-        """All rows at once, unless the marker says that they have been: called with the handles of all subtasks."""
+        """Write all rows with one Spark write, unless the marker exists. Called with the handles of all subtasks."""
         for handle in committables:
             check_writer(self._ctx, handle)
         files = [(handle.data["url"], handle.data["storage_options"]) for handle in committables]
@@ -216,12 +224,12 @@ class _StagingWriter(SinkWriter):
         filesystem.pipe_file(marker, b"")
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
-        """Nothing is removed: files go with the folder of their checkpoint. Before a run the target is looked at."""
+        """Check the target before a fresh run. Remove nothing: files are deleted with their checkpoint's folder."""
         if not checkpoint_id:
             self._sink.check_target()
 
     def abort(self, committables: Sequence[Committable]) -> None:
-        """Nothing: files go with the folder of their checkpoint."""
+        """Do nothing: files are deleted with the folder of their checkpoint."""
 
     def close(self) -> None:
         """Close the file."""
@@ -235,13 +243,13 @@ class _StagingWriter(SinkWriter):
             raise TidegateError(
                 "SparkWriter works in batch mode only",
                 where=f"sink {self._ctx.uid!r}",
-                remedy="Set execution_mode=batch, or use a sink such as Parquet",
+                remedy="Set execution_mode=batch, or use another sink such as Parquet",
             )
         return self._ctx.staging
 
 
 def _session() -> Any:
-    """The driver's."""
+    """Return the driver's Spark session."""
     from pyspark.sql import SparkSession
 
     builder: Any = SparkSession.builder

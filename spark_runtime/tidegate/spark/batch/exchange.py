@@ -1,7 +1,7 @@
-"""What is sent with rows that go to the subtask they belong to: where to, and how they are sorted there (S8.1).
+"""Tags of rows that move to the subtask of their key: their target, and their order there (S8.1).
 
-A subtask's rows come sorted by the hash of their key, event time, input and place of origin: so all rows of a key
-follow one another, in order of event time, and are in the same order however often a stage runs.
+A subtask's rows are sorted by the hash of their key, event time, input and place of origin. So all rows of a key follow
+one another, in order of event time, and have the same order however often a stage runs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ SORTED_BY = (HASH, TIME, INPUT, ORDER)
 _ORIGIN_BITS = 40
 """Bits of ORDER that number the rows of one subtask."""
 _NO_TIME = np.iinfo(np.int64).min
-"""In front of all times."""
+"""Before all times."""
 
 
 def exchange_schema(stage: Stage) -> pa.Schema:
-    """Tags, then the columns of every input in turn, named `c<input>_<number>`; a row has those of its own."""
+    """Return the tags, then the columns of every input in turn, named `c<input>_<number>`; a row has its input's
+    columns.
+    """
     fields = list(TAG_SCHEMA)
     for given in stage.inputs:
         fields += list(wire_schema(given.schema, f"c{given.input_index}_"))
@@ -41,7 +43,7 @@ def exchange_schema(stage: Stage) -> pa.Schema:
 
 
 class ExchangeSender:
-    """Makes one input's rows ready to be sent; for one subtask in front of the exchange."""
+    """Prepares one input's rows for the exchange, in one upstream subtask."""
 
     def __init__(self, plan: BatchPlan, stage: Stage, given: StageInput, index: int) -> None:
         parallelism, max_parallelism = plan.parallelism, plan.max_parallelism
@@ -59,7 +61,7 @@ class ExchangeSender:
         self._batches = 0
 
     def tagged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch in `exchange_schema`."""
+        """Return the batch in `exchange_schema`."""
         n = batch.num_rows
         hashes, targets = self._places(batch)
         columns: list[pa.Array] = [
@@ -94,8 +96,11 @@ class ExchangeSender:
         return np.zeros(n, np.int64), np.full(n, target, np.int32)
 
     def _spread(self, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
-        """Evenly, and so that a row goes to the same subtask when Spark runs this one again after others have read what
-        they got: else rows would be lost, or there twice. By place where that is always the same, else by content."""
+        """Distribute rows evenly.
+
+        A row must go to the same subtask if Spark reruns this subtask after others have read its rows; else rows would
+        be lost or duplicated. So the target depends on the place if the order is always the same, else on the content.
+        """
         n = batch.num_rows
         if self._plan.stages[self._given.upstream].is_ordered:
             return np.full(n, (self._index + self._batches) % self._parallelism, np.int32)
@@ -112,10 +117,10 @@ class ExchangeSender:
 
 @dataclass(frozen=True)
 class KeyRun:
-    """Rows of one input that follow one another.
+    """Consecutive rows of one input.
 
     Attributes:
-        input_index: of the head.
+        input_index: input of the head.
         batch: the rows, in the input's schema.
     """
 
@@ -125,14 +130,16 @@ class KeyRun:
 
 @dataclass(frozen=True)
 class SortedBlock:
-    """All rows of some keys. `runs` must be exhausted before the next block is asked for."""
+    """All rows of some keys. `runs` must be exhausted before the next block is requested."""
 
     runs: Iterator[KeyRun]
 
 
 class SortedBlocks:
-    """Cuts a subtask's sorted rows where a key ends, when `block_rows` or more have come since the last cut: so what
-    the head holds at a time is the state of some keys. All rows are one block without `block_rows`."""
+    """Divides a subtask's sorted rows where a key ends, after `block_rows` or more rows.
+
+    So the head holds the state of only some keys at a time. Without `block_rows`, all rows are one block.
+    """
 
     def __init__(self, stage: Stage, batches: Iterable[pa.RecordBatch], block_rows: int | None) -> None:
         self._stage = stage
@@ -142,7 +149,7 @@ class SortedBlocks:
         self._ended = False
 
     def __iter__(self) -> Iterator[SortedBlock]:
-        """Block after block; none when there is no row."""
+        """Yield block after block; none if there is no row."""
         self._rest = self._next_batch()
         while self._rest is not None:
             yield SortedBlock(self._runs())
@@ -164,8 +171,12 @@ class SortedBlocks:
             self._rest = self._next_batch()
 
     def _cut(self, hashes: npt.NDArray[np.int64], rows: int, last: int) -> int:
-        """How many rows of the batch still belong to this block, of which there have been `rows`, the last of key
-        `last`; at least one when it is the first."""
+        """Return how many rows of the batch still belong to this block; at least one if the batch is the first.
+
+        Args:
+            rows: number of rows of the block before this batch.
+            last: key hash of the last of them.
+        """
         if self._block_rows is None:
             return len(hashes)
         ends = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
@@ -175,7 +186,7 @@ class SortedBlocks:
         return int(far_enough[0]) if len(far_enough) else len(hashes)
 
     def _by_input(self, batch: pa.RecordBatch) -> Iterator[KeyRun]:
-        """The rows of each input of some tens of thousands at once: which input comes first among them is open."""
+        """Yield the batch's rows input by input. The order of inputs within a batch is undefined."""
         if not batch.num_rows:
             return
         inputs = self._stage.inputs

@@ -1,4 +1,4 @@
-"""What a batch job asks of a DataFrame, in Spark's words, and of which DataFrames it may (S8.1, S8.2)."""
+"""Filters and columns that a batch job pushes down to a DataFrame, as Spark columns (S8.1, S8.2)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidegate.plan.pushdown_conditions import Comparison, Condition, Field, IsIn
 from tidegate.plan.spark_pushdown import SparkRead, full_read, plan_spark_read
 
 Asked = Literal["all", "columns", "nothing"]
-"""Of what a DataFrame is made of: whether it may be asked for some rows and columns, or for some columns."""
+"""Pushdown that the data of a DataFrame permits: of rows and columns, of columns only, or none."""
 _LITERAL_TYPES = frozenset({"Range", "LocalRelation", "LogicalRDD", "InMemoryRelation", "OneRowRelation"})
 _FILE_FORMATS: dict[str, Asked] = {
     "ParquetFileFormat": "all",
@@ -27,13 +27,13 @@ _FILE_FORMATS: dict[str, Asked] = {
     "DeltaParquetFileFormat": "columns",
 }
 _CHAR = "__CHAR_VARCHAR_TYPE_STRING"
-"""In the metadata of columns of type CHAR(n), which Spark compares padded."""
+"""Key in the metadata of columns of type CHAR(n), which Spark compares padded."""
 _INTEGERS = {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}
 _EPOCH = datetime(1970, 1, 1)
 
 
 def plan_columns(frame: DataFrame, graph: JobGraph, source: Node) -> SparkRead:
-    """What to ask a DataFrame for that has the columns that `source` declares."""
+    """Return what to push down to a DataFrame that has the columns declared by `source`."""
     asked = _may_be_asked(frame)
     if asked == "nothing":
         return full_read(source)
@@ -45,16 +45,16 @@ def plan_columns(frame: DataFrame, graph: JobGraph, source: Node) -> SparkRead:
 
 
 def select_columns(frame: DataFrame, read: SparkRead) -> DataFrame:
-    """The rows and columns that are asked for, columns named by number."""
+    """Return the selected rows and columns, with columns named by number."""
     for condition in read.conditions:
         frame = frame.where(column_of(condition, frame))
     return frame.select(*(column_of(what, frame).alias(f"c{n}") for n, (_, what) in enumerate(read.columns)))
 
 
 def column_of(condition: Condition, frame: DataFrame) -> Column:
-    """A condition in Spark's words: of the same value, also where it is null.
+    """Return a condition as a Spark column with the same value, also where it is null.
 
-    Above a literal NaN is all that Spark takes for greater and Arrow does not: it is left out.
+    Spark treats NaN as greater than a literal, Arrow does not: the result excludes NaN.
     """
     if isinstance(condition, Field):
         return quoted(frame, condition.name)
@@ -76,7 +76,7 @@ def column_of(condition: Condition, frame: DataFrame) -> Column:
 
 
 def quoted(frame: DataFrame, name: str) -> Column:
-    """The column of this name, whatever is in it."""
+    """Return the column of this name, whatever characters the name contains."""
     return frame["`{}`".format(name.replace("`", "``"))]
 
 
@@ -99,7 +99,9 @@ def _comparison(condition: Comparison, frame: DataFrame) -> Column:
 
 
 def _literal(value: pa.Scalar) -> Column:
-    """Of exactly the column's type, so that Spark converts nothing; times not by way of the session's zone."""
+    """Return a literal of exactly the column's type, so that Spark converts nothing; times do not depend on the
+    session's zone.
+    """
     kind = value.type
     if pt.is_timestamp(kind):
         micros = int(value.value)
@@ -117,7 +119,7 @@ def _literal(value: pa.Scalar) -> Column:
 
 
 def _is_declared(column: StructField, declared: pa.Field) -> bool:
-    """Spark's type holds the same values as the declared one, and compares them as the declared one."""
+    """Return whether Spark's type holds the same values as the declared one, and compares them in the same way."""
     kind: DataType = column.dataType
     if isinstance(kind, StringType) and (kind != StringType() or _CHAR in column.metadata):
         return False
@@ -137,11 +139,12 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _may_be_asked(frame: DataFrame) -> Asked:
-    """By what Spark's own plan says the rows come from.
+    """Return what may be pushed down, by the relations in Spark's own plan.
 
-    All of Parquet and of what Spark makes itself. Columns alone of databases, which compare by rules of their own, of
-    ORC, whose reader skips rows with text beyond U+E000, and of Delta, whose skipping of files has not been tried.
-    Nothing of readers of text, which find other lines malformed when fewer columns are read, and of those not known.
+    Everything for Parquet and for data that Spark itself creates. Only columns for databases, which have their own
+    rules of comparison; for ORC, whose reader skips rows with text beyond U+E000; and for Delta, whose file skipping is
+    untested. Nothing for text readers, which find other lines malformed if fewer columns are read, and for unknown
+    readers.
     """
     plan: Any = frame._jdf.queryExecution().optimizedPlan().collectLeaves()
     found = {_leaf(plan.apply(i)) for i in range(plan.size())}

@@ -37,14 +37,14 @@ class BroadcastTable:
     stream: Broadcast[bytes]
 
     def batches(self) -> Iterable[pa.RecordBatch]:
-        """Its rows."""
+        """Yield its rows."""
         with pa.ipc.open_stream(self.stream.value) as reader:
             yield from reader
 
 
 @dataclass(frozen=True)
 class SparkFrames:
-    """Makes DataFrames; nothing runs before rows are collected or broadcast.
+    """Creates DataFrames; nothing runs before rows are collected or broadcast.
 
     Attributes:
         parallelism: partitions of every frame.
@@ -60,7 +60,7 @@ class SparkFrames:
 
     def read_spark(self, graph: JobGraph, source: Node) -> tuple[DataFrame, SparkRows]:
         """See `Frames`."""
-        assert isinstance(source.source, ReadBySpark), f"{source.uid!r} is no DataFrame"
+        assert isinstance(source.source, ReadBySpark), f"{source.uid!r} is not a DataFrame"
         declared = declared_columns(self.session, source.source)
         read = plan_columns(declared, graph, source)
         logger.info("Spark reads %s", read.describe(graph), extra=context(operator=source.uid))
@@ -69,7 +69,9 @@ class SparkFrames:
         return frame if missing <= 0 else frame.union(self._without_rows(frame, missing)), read.rows
 
     def _without_rows(self, frame: DataFrame, partitions: int) -> DataFrame:
-        """Partitions that a frame lacks: the number of a partition among several frames tells its subtask."""
+        """Return the missing partitions of a frame: in a union of frames, the number of a partition determines its
+        subtask.
+        """
         nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
         return self.session.range(0, partitions, 1, partitions).where("id < 0").select(*nulls)
 
@@ -106,24 +108,24 @@ class SparkFrames:
 
 
 def run_and_collect(ends: Sequence[DataFrame]) -> list[str]:
-    """Run everything, in one Spark job; what the sinks' subtasks tell."""
+    """Run everything in one Spark job, and return the reports of the sinks' subtasks."""
     return [row[0] for row in _union(ends).collect()]
 
 
 def declared_columns(session: SparkSession, source: ReadBySpark) -> DataFrame:
-    """The columns of a DataFrame that its source declares. Raises PipelineError when one is missing, or it streams."""
+    """Return the declared columns of a DataFrame. Raises PipelineError if one is missing, or the DataFrame streams."""
     frame = source.frame(session)
     if not isinstance(frame, DataFrame) or frame.isStreaming:
         raise PipelineError(
-            f"{source.describe()} gave {'a streaming DataFrame' if isinstance(frame, DataFrame) else repr(frame)}",
-            remedy="Give a bounded DataFrame: spark.read, not spark.readStream",
+            f"{source.describe()} returned {'a streaming DataFrame' if isinstance(frame, DataFrame) else repr(frame)}",
+            remedy="Return a bounded DataFrame: use spark.read, not spark.readStream",
         )
     missing = [name for name in source.schema().names if name not in frame.columns]
     if missing:
         raise PipelineError(
             f"{source.describe()} has no column {missing[0]!r}",
             cause=f"its columns are {', '.join(frame.columns)}",
-            remedy="Correct schema=, or the DataFrame",
+            remedy="Correct schema= or the DataFrame",
         )
     return frame.select(*(quoted(frame, name) for name in source.schema().names))
 

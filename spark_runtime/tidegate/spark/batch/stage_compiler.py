@@ -1,5 +1,7 @@
-"""A batch plan as frames: which stage reads what, with as few tasks between them as can be. Pure: what a frame is, a
-Spark DataFrame or lists of batches, is the business of `Frames`."""
+"""Compiles a batch plan to frames: which stage reads which frame, with as few tasks between them as possible.
+
+Pure: a frame may be a Spark DataFrame or lists of batches; `Frames` implements it.
+"""
 
 from __future__ import annotations
 
@@ -24,36 +26,40 @@ Made: TypeAlias = dict[tuple[int, str], F]
 
 
 class Frames(Protocol[F]):
-    """Makes frames of a batch job; every frame has one partition for each subtask."""
+    """Creates frames of a batch job; every frame has one partition for each subtask."""
 
     def subtask_indices(self) -> F:
-        """Partition i has one row, i, in `INDEX_SCHEMA`."""
+        """Return a frame whose partition i has one row, i, in `INDEX_SCHEMA`."""
 
     def read_spark(self, graph: JobGraph, source: Node) -> tuple[F, SparkRows]:
-        """The rows of a DataFrame, in Spark's own types, of those that `graph` asks for; and how they come."""
+        """Return the selected rows of a DataFrame for `graph`, in Spark's own types, and how they arrive."""
 
     def map(self, frame: F, task: Task, schema: pa.Schema) -> F:
-        """`task` over every partition. Args: schema: of what it gives."""
+        """Return the result of `task` over every partition. Args: schema: schema of the result."""
 
     def union(self, frames: Sequence[F]) -> F:
-        """The rows of all of them, in any order."""
+        """Return the rows of all frames, in any order."""
 
     def exchange(self, frames: Sequence[F], schema: pa.Schema) -> F:
-        """Tagged rows of all of them, each in the partition of its target, sorted. Args: schema: of each."""
+        """Return tagged rows of all frames, each in the partition of its target, sorted. Args: schema: schema of each
+        frame.
+        """
 
     def select_output(self, frame: F, number: int, columns: int) -> F:
-        """Of rows of several outputs those of output `number`, with its so many columns named as they travel."""
+        """Return the rows of output `number` among several outputs, with its `columns` columns named as on the wire."""
 
     def cache(self, frame: F) -> F:
-        """The frame, made once though several read it."""
+        """Return a frame that is computed once, although several readers use it."""
 
     def broadcast(self, frame: F) -> BroadcastRows:
-        """All rows, in every task; those in front of it run now."""
+        """Return all rows for every task; the upstream frames run now."""
 
 
 def compile_batch(plan: BatchPlan, assigned: Assigned, frames: Frames[F]) -> list[F]:
-    """The frames of the stages with sinks, in order: each row of each tells what one subtask of a sink has staged
-    (`REPORT_SCHEMA`)."""
+    """Return the frames of the stages with sinks, in order.
+
+    Each row of a frame reports what one subtask of a sink has staged (`REPORT_SCHEMA`).
+    """
     made: Made[F] = {}
     ends: list[F] = []
     for stage in plan.stages:
@@ -107,13 +113,13 @@ def _reads_spark(plan: BatchPlan, stage: Stage) -> bool:
 
 
 def _only_puts_together(plan: BatchPlan, stage: Stage) -> bool:
-    """A union and nothing else: no task."""
+    """Return whether the stage is only a union, which needs no task."""
     specs = [plan.graph.nodes[node_id].spec for node_id in stage.nodes]
     return stage.gathers == "rows" and len(specs) == 1 and isinstance(specs[0], UnionSpec)
 
 
 def _only_exchange(plan: BatchPlan, stage: Stage) -> tuple[int, int] | None:
-    """Stage and input that the rows are made ready for at once: when nobody else reads them."""
+    """Return stage and input for which the task itself tags the rows: if it is their only reader."""
     if _only_puts_together(plan, stage) or len(stage.outputs) > 1:
         return None
     readers = plan.readers(stage.stage_id)

@@ -1,8 +1,8 @@
 """The operators of one subtask of a batch stage: rows in, rows out, then the watermark at the end (S8.1).
 
-What an operator does is asked of it by the same contract as in streaming (`StreamOperator`), with other promises about
-its input: broadcast inputs are complete before the first other row, keyed rows come sorted by key and event time, no
-row is late, no watermark comes but MAX_WATERMARK, and no barrier at all.
+Operators have the same interface as in streaming (`StreamOperator`), but other guarantees about their input: broadcast
+inputs are complete before the first other row, keyed rows are sorted by key and event time, no row is late, and the
+only watermark is MAX_WATERMARK. There are no barriers.
 """
 
 from __future__ import annotations
@@ -19,43 +19,50 @@ from tidegate.spark.batch.exchange import SortedBlocks
 from tidegate.subtask.chain import SIDE_OUTPUT_DROPPED, OperatorFailure
 
 BLOCK_ROWS = 256 * 1024
-"""Rows after which a keyed head ends with the key in hand and begins anew: what it costs to open one is shared by so
-many rows, and its state is that of so many rows, or of one key."""
+"""Rows after which a keyed head ends with the present key and is replaced by a new one.
+
+The cost of opening a head is shared by this many rows, and its state is limited to this many rows, or to one key.
+"""
 
 
 Emitted: TypeAlias = pa.RecordBatch | SideOutput
-"""What leaves the operators: rows of the main output, or of another that is read."""
+"""Output of the operators: rows of the main output, or of a side output that has a reader."""
 
 WAIT_S = 0.05
-"""How long an operator that waits for others is left alone, seconds, unless it rouses the task."""
+"""Longest time, in seconds, that a waiting operator is not called, unless it wakes the task."""
 
 
 class StageChain:
-    """Operators in order, as an `OperatorChain`, but no watermark gets on but the last."""
+    """Operators in order, as in an `OperatorChain`, but only the last watermark passes."""
 
     def __init__(
         self, operators: Sequence[tuple[str, StreamOperator]], subtask: int, roused: threading.Event | None = None
     ) -> None:
-        """Args: operators: (uid, open operator), head first; none: rows pass. roused: set by operators that go on."""
+        """Create the chain.
+
+        Args:
+            operators: (uid, open operator), head first; without operators, rows pass unchanged.
+            roused: set by operators that can continue.
+        """
         self._roused = roused or threading.Event()
         self._uids = [uid for uid, _ in operators]
         self._operators = [operator for _, operator in operators]
         self._subtask = subtask
 
     def rows(self, batch: pa.RecordBatch, input_index: int = 0) -> Iterator[Emitted]:
-        """Push a batch in at the head."""
+        """Push a batch into the head."""
         if not self._operators:
             yield batch
             return
         yield from self._after(0, self._operators[0].process(batch, input_index))
 
     def input_ends(self, input_index: int) -> Iterator[Emitted]:
-        """One input of the head has ended."""
+        """End one input of the head."""
         if self._operators:
             yield from self._after(0, self._operators[0].end_input(input_index))
 
     def end(self, inputs: Iterable[int]) -> Iterator[Emitted]:
-        """All input has been there: MAX_WATERMARK, `end_input` of those that have not ended yet, `finish` (S7.2)."""
+        """End all input: MAX_WATERMARK, `end_input` of inputs that have not ended yet, `finish` (S7.2)."""
         yield from self._through(0, Watermark(MAX_WATERMARK))
         for input_index in inputs:
             yield from self.input_ends(input_index)
@@ -78,7 +85,7 @@ class StageChain:
             raise errors[0]
 
     def _through(self, place: int, element: Output) -> Iterator[Emitted]:
-        """What comes of an element that the operator before `place` gave."""
+        """Yield what follows from an element that the operator before `place` emitted."""
         if isinstance(element, pa.RecordBatch):
             if place == len(self._operators):
                 yield element
@@ -118,12 +125,16 @@ def run_rows(
     broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
     input_index: int | None = 0,
 ) -> Iterator[Emitted]:
-    """Rows of one input, or of several that are alike, to their end. Args: input_index: None: there is none but
-    `broadcasts`, by input of the head."""
+    """Process rows of one input, or of several equivalent ones, to their end.
+
+    Args:
+        broadcasts: broadcast inputs of the head, by input.
+        input_index: input of the rows; None: there are only broadcast inputs.
+    """
     yield from _broadcast(pipe, broadcasts)
     for batch in batches:
-        assert input_index is not None, "rows for a stage that takes none"
-        if isinstance(batch, SideOutput):  # of a source, which is the tail, too
+        assert input_index is not None, "rows for a stage without row input"
+        if isinstance(batch, SideOutput):  # the output of a source that is also the tail
             yield batch
         elif batch.num_rows:
             yield from pipe.rows(batch, input_index)
@@ -137,8 +148,10 @@ def run_exchanged(
     inputs: Sequence[int],
     broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
 ) -> Iterator[Emitted]:
-    """Sorted rows of a subtask to their end, a new head for each block; there is one also when there is no row, since
-    an operator may have something to say of nothing."""
+    """Process sorted rows of a subtask to their end, with a new head for each block.
+
+    There is one head even without rows, because an operator may emit rows for empty input.
+    """
     any_block = False
     for block in blocks:
         any_block = True
@@ -158,7 +171,7 @@ def _one_head(
     try:
         for emission in (_broadcast(head, broadcasts), _runs(head, runs), head.end(inputs)):
             for emitted in emission:
-                if isinstance(emitted, SideOutput):  # of a head that is the tail, too
+                if isinstance(emitted, SideOutput):  # the output of a head that is also the tail
                     yield emitted
                 else:
                     yield from tail.rows(emitted)
@@ -172,7 +185,7 @@ def _runs(head: StageChain, runs: Iterable[tuple[int, pa.RecordBatch]]) -> Itera
 
 
 def _broadcast(pipe: StageChain, broadcasts: Mapping[int, Iterable[pa.RecordBatch]]) -> Iterator[Emitted]:
-    """Whole, and ended, before anything else comes."""
+    """Process broadcast inputs completely, and end them, before any other input."""
     for input_index, batches in broadcasts.items():
         for batch in batches:
             yield from pipe.rows(batch, input_index)

@@ -1,4 +1,4 @@
-"""What one subtask of a batch stage does: from the batches that come in to those that go out."""
+"""Tasks of a batch stage: the work of one subtask from incoming to outgoing batches."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
 from tidegate.subtask.chain import OperatorFailure
 
 REPORT_SCHEMA = pa.schema([("told", pa.string())])
-"""What a stage with a sink gives: one JSON document of each subtask, `Told`."""
+"""Output of a stage with a sink: one JSON document per subtask, see `_Subtask.report`."""
 INDEX_SCHEMA = pa.schema([("id", pa.int64())])
-"""What a stage without rows of its own is given: the number of its subtask."""
+"""Input of a stage without rows of its own: the number of its subtask."""
 OUTPUT = "output"
-"""Which output of a stage a row is of, where several are read."""
+"""Column with the number of the stage's output of a row, if several outputs are read."""
 POLL_PAUSE_S = 0.05
-"""Between two polls of a source that has nothing now, seconds; a paced one says when it has."""
+"""Seconds between two polls of a source that has no rows now; a paced source returns when it has rows."""
 
 
 Counters: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -49,7 +49,7 @@ Counters: TypeAlias = Mapping[str, Mapping[str, int]]
 
 
 def sum_counters(counted: Iterable[Counters]) -> dict[str, dict[str, int]]:
-    """Counters of several subtasks: uid -> name -> number."""
+    """Return the sums of counters of several subtasks: uid -> name -> number."""
     found: dict[str, dict[str, int]] = {}
     for counters in counted:
         for uid, counts in counters.items():
@@ -63,24 +63,24 @@ class BroadcastRows(Protocol):
     """All rows of a broadcast input, in every task."""
 
     def batches(self) -> Iterable[pa.RecordBatch]:
-        """They, as they travel."""
+        """Yield the rows, as on the wire."""
 
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What a task knows of the job it is part of.
+    """Facts about the job for its tasks.
 
     Attributes:
         plan: the stages.
-        options: of the job.
-        job_id, lineage, generation: of the submission and its reign.
-        run_id: of the attempt, by task: of two tasks the later has the greater one, as text.
-        checkpoint_id: the one whose completion permits the commit; claimed.
+        options: options of the job.
+        job_id, lineage, generation: ids of the submission and its generation.
+        run_id: id of the attempt and task: of two tasks, the later has the greater one in text order.
+        checkpoint_id: checkpoint whose completion permits the commit; claimed.
         now_ms: the time at which the run began, milliseconds since the epoch.
         store_state: writes a sink's state to the checkpoint: (uid, subtask, parts) -> handle.
-        store_counters: takes what the operators of a stage without a sink have counted, by a name of the subtask's; a
-            task that runs again stores the same.
-        scratch: a private writable directory on local disk; "": there is none.
+        store_counters: stores the counters of the operators of a stage without a sink, under a name of the subtask; a
+            rerun task stores the same.
+        scratch: private writable directory on local disk; "": there is none.
         staging: URL and storage options of the checkpoint's folder; None: sinks have no place there.
     """
 
@@ -100,14 +100,14 @@ class BatchJob:
 
 @dataclass(frozen=True)
 class StageTask:
-    """A stage as it runs in one task for each subtask; small, and nothing of the user's code in it.
+    """A stage as a task for each subtask; small, and without the user's code.
 
     Attributes:
-        stage_id: of the stage.
-        splits: of its source, by subtask, as JSON; None: it has none that is read here.
-        native: rows of a Spark DataFrame come in, and how they come.
-        broadcasts: by input of the head.
-        sends_to: stage and input that the rows are made ready for; None: they go on as they are.
+        stage_id: number of the stage.
+        splits: splits of its source, by subtask, as JSON; None: it reads no splits.
+        native: rows of a Spark DataFrame arrive, in this form.
+        broadcasts: broadcast rows, by input of the head.
+        sends_to: stage and input for which rows are tagged; None: rows are not tagged.
     """
 
     stage_id: int
@@ -117,10 +117,10 @@ class StageTask:
     sends_to: tuple[int, int] | None = None
 
     def run(self, job: BatchJob, index: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """All of one subtask.
+        """Run one subtask.
 
         Args:
-            batches: as the stage gathers them: numbers of subtasks, rows as they travel, or tagged and sorted rows.
+            batches: input as the stage gathers it: numbers of subtasks, rows as on the wire, or tagged and sorted rows.
 
         Raises:
             OperatorFailure: an operator or a source failed.
@@ -142,13 +142,13 @@ class StageTask:
 
 @dataclass(frozen=True)
 class SendTask:
-    """Makes rows that several stages read ready for one of them. Attributes: as of `StageTask`."""
+    """Tags rows that several stages read for one of these stages. Attributes: see `StageTask`."""
 
     stage_id: int
     sends_to: tuple[int, int]
 
     def run(self, job: BatchJob, index: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """All of one subtask."""
+        """Run one subtask."""
         stage = job.plan.stages[self.stage_id]
         given = _given(job.plan, self.sends_to)
         rows = (from_wire(batch.columns, given.schema) for batch in batches)
@@ -159,7 +159,7 @@ Task = StageTask | SendTask
 
 
 class _Subtask:
-    """The operators of one subtask, opened."""
+    """The opened operators of one subtask."""
 
     def __init__(self, job: BatchJob, stage: Stage, index: int) -> None:
         self._job = job
@@ -250,7 +250,7 @@ class _Subtask:
             if node.sink is not None:
                 operator: StreamOperator = SinkOperator(node.sink)
             else:
-                assert node.spec is not None, "a source is no operator"
+                assert node.spec is not None, "a source is not an operator"
                 operator = create_operator(node.spec)
             operator.open(self._context(node))
         except Exception as error:
@@ -261,7 +261,7 @@ class _Subtask:
 
     def _context(self, node: Node) -> OperatorContext:
         job, options = self._job, self._job.options
-        self._made += 1  # a head that is closed may leave its folder
+        self._made += 1  # a closed head may not have removed its folder
         scratch = os.path.join(job.scratch, f"n{node.node_id}-{self._made}") if job.scratch else ""
         if scratch:
             os.makedirs(scratch, exist_ok=True)
@@ -289,19 +289,24 @@ class _Subtask:
         )
 
     def _clock(self, node: Node) -> Callable[[], int]:
-        """What waits for others measures how long; its results are no function of it."""
+        """Return the clock of an operator.
+
+        An operator that waits for requests measures time, but its results do not depend on it.
+        """
         return steady_clock() if isinstance(node.spec, AsyncMapSpec) else partial(_stopped_clock, node, self._job)
 
     def store_counters(self) -> None:
-        """Of a stage that has no sink to tell them."""
+        """Store the counters of a stage that has no sink to report them."""
         counted = {uid: counts for uid, counts in self._counters.items() if counts}
         if counted:
             self._job.store_counters(f"{self._stage.stage_id}-{self._index}", counted)
 
     def report(self) -> pa.RecordBatch:
-        """What the driver needs to commit: the sink's state, as in a checkpoint, and the counters of the stage."""
+        """Return the driver's input for the commit: the sink's state, as in a checkpoint, and the counters of the
+        stage.
+        """
         sink, node = self._sink, self._nodes[-1]
-        assert sink is not None, "only a stage with a sink tells"
+        assert sink is not None, "only a stage with a sink reports"
         try:
             snapshot = sink.snapshot(self._job.checkpoint_id)
             handle = None
@@ -313,12 +318,12 @@ class _Subtask:
         return pa.RecordBatch.from_arrays([pa.array([json.dumps(document)])], schema=REPORT_SCHEMA)
 
     def close(self) -> None:
-        """Close what stays open until the end."""
+        """Close the operators that stay open until the end."""
         StageChain([("", operator) for operator in self._opened], self._index).close()
 
 
 def output_schema(plan: BatchPlan, task: Task) -> pa.Schema:
-    """Of what a task gives."""
+    """Return the schema of a task's output."""
     stage = plan.stages[task.stage_id]
     if stage.is_sink:
         return REPORT_SCHEMA
@@ -328,8 +333,11 @@ def output_schema(plan: BatchPlan, task: Task) -> pa.Schema:
 
 
 def outputs_schema(stage: Stage) -> pa.Schema:
-    """Of a stage of which several outputs are read: which one, then the columns of each in turn, named
-    `o<output>_<number>`; a row has those of its own."""
+    """Return the schema of a stage with several outputs that are read.
+
+    It has the number of the output, then the columns of each output in turn, named `o<output>_<number>`. A row has the
+    columns of its output.
+    """
     fields = [pa.field(OUTPUT, pa.int8())]
     for number, (_, schema) in enumerate(stage.outputs):
         fields += list(wire_schema(schema, f"o{number}_"))
@@ -337,7 +345,7 @@ def outputs_schema(stage: Stage) -> pa.Schema:
 
 
 def _whole(batch: pa.RecordBatch, native: SparkRows, where: str) -> pa.RecordBatch:
-    """Rows of a DataFrame in the schema that they are to have; columns that nobody reads are null."""
+    """Return rows of a DataFrame in the required schema; columns without readers are null."""
     schema, present = native.schema, native.present
     read = as_declared(batch.rename_columns(list(present)), pa.schema([schema.field(name) for name in present]), where)
     nulls = (field.name not in present for field in schema)
@@ -356,7 +364,7 @@ def _as_sent(
     if sends_to is not None:
         tagger = ExchangeSender(job.plan, job.plan.stages[sends_to[0]], _given(job.plan, sends_to), index)
         for emitted in rows:
-            assert isinstance(emitted, pa.RecordBatch), "a side output is read by nobody here"
+            assert isinstance(emitted, pa.RecordBatch), "a side output has no reader here"
             yield tagger.tagged(emitted)
         return
     schema = wire_schema(stage.schema)
@@ -364,7 +372,7 @@ def _as_sent(
         if len(stage.outputs) > 1:
             yield _one_of_outputs(stage, emitted)
         else:
-            assert isinstance(emitted, pa.RecordBatch), "a side output is read by nobody here"
+            assert isinstance(emitted, pa.RecordBatch), "a side output has no reader here"
             yield pa.RecordBatch.from_arrays(to_wire(emitted), schema=schema)
 
 
@@ -379,12 +387,12 @@ def _one_of_outputs(stage: Stage, emitted: Emitted) -> pa.RecordBatch:
 
 
 def _stopped_clock(node: Node, job: BatchJob) -> int:
-    """Processing time of an operator: the start of the run, where it may be asked for at all (S8.2)."""
+    """Return the processing time of an operator: the start of the run, if the options allow it (S8.2)."""
     if job.options.allow_mode_dependent:
         return job.now_ms
     raise PipelineError(
-        f"{node.kind} {node.uid!r} asks for processing time, which batch mode does not have",
+        f"{node.kind} {node.uid!r} uses processing time, which batch mode does not support",
         where=f"{node.kind} {node.uid!r} at {node.location}",
         cause="its results would depend on the execution mode",
-        remedy="Use event time; allow_mode_dependent=true makes the clock stand still at the start of the run",
+        remedy="Use event time, or set allow_mode_dependent=true to stop the clock at the start of the run",
     )

@@ -1,7 +1,7 @@
-"""Rows between the stages of a batch job: columns of types that Spark's rows hold without changing a bit, by position.
+"""Rows between the stages of a batch job: columns, by position, of types that Spark's rows hold without changing a bit.
 
-Names go by number, since Spark takes "a" and "A" for one column; times travel as integers, since Spark knows
-microseconds alone; null is allowed everywhere.
+Columns are named by number, because Spark treats "a" and "A" as one column. Times are sent as integers, because Spark
+has only microseconds. Null is allowed everywhere.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _PLAIN = (
     *((is_one, pa.binary()) for is_one in (pt.is_large_binary, pt.is_fixed_size_binary, pt.is_binary_view)),
     (pt.is_null, pa.int8()),
 )
-"""What types with parameters, and those that Spark lacks, travel as."""
+"""Wire types of types with parameters, and of types that Spark lacks."""
 _MAX_SPARK_DIGITS = 38
 
 
 def wire_schema(schema: pa.Schema, prefix: str = "c") -> pa.Schema:
-    """The columns that rows of `schema` travel in, named `<prefix>0`, `<prefix>1`, ...
+    """Return the wire columns of rows of `schema`, named `<prefix>0`, `<prefix>1`, ...
 
     Raises:
-        PipelineError: a column's type cannot travel; names it.
+        PipelineError: a column's type cannot be sent; the message names the column.
     """
     fields = []
     for number, field in enumerate(schema):
         kind = wire_type(field.type)
         if kind is None:
             raise PipelineError(
-                f"column {field.name!r} of type {field.type} cannot go from stage to stage in batch mode",
-                remedy="Cast it in front of the next group_by, join or union, or leave it out with select()",
+                f"column {field.name!r} of type {field.type} cannot be sent from stage to stage in batch mode",
+                remedy="Cast it before the next group_by, join or union, or leave it out with select()",
             )
         fields.append(pa.field(f"{prefix}{number}", kind))
     return pa.schema(fields)
 
 
 def wire_type(kind: pa.DataType) -> pa.DataType | None:
-    """What a type travels as; None: it cannot, or could not be made of that again."""
+    """Return the wire type of a type; None: it cannot be sent, or not be restored from its wire type."""
     if kind in _SAME:
         return kind
     if kind in _SIGNED:
@@ -63,8 +63,10 @@ def wire_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _member_type(kind: pa.DataType) -> pa.DataType | None:
-    """Of what is within a nested column: Arrow casts such columns as a whole, and not to nulls, nor to dictionaries of
-    anything but text and bytes."""
+    """Return the wire type within a nested column; None: it cannot be sent.
+
+    Arrow casts nested columns as a whole, but not to nulls, and not to dictionaries of types other than text and bytes.
+    """
     if pt.is_null(kind):
         return None
     if pt.is_dictionary(kind) and not (pt.is_string(kind.value_type) or pt.is_binary(kind.value_type)):
@@ -88,7 +90,7 @@ def _nested_wire_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def to_wire(batch: pa.RecordBatch) -> list[pa.Array]:
-    """The columns as they travel."""
+    """Return the columns in wire types."""
     return [_cast(column, wire_type(column.type)) for column in batch.columns]
 
 
@@ -99,7 +101,7 @@ def from_wire(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Between a type and what it travels as: unsigned integers wrap, and wrap back."""
+    """Cast between a type and its wire type: unsigned integers wrap, and wrap back."""
     if column.type == kind:
         return column
     if pt.is_null(kind):
@@ -114,5 +116,5 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _without_offset(column: pa.Array) -> pa.Array:
-    """A copy of a slice: casts of nested columns overlook offsets in some versions of Arrow."""
+    """Return a copy of a slice, because casts of nested columns ignore offsets in some versions of Arrow."""
     return pa.concat_arrays([column, column.slice(0, 0)]) if column.offset else column

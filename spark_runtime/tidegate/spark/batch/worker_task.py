@@ -39,8 +39,10 @@ from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.failure_codes import failure_code
 
 FAILURE = "tidegate-failure "
-"""In front of what a task that failed tells, as JSON, in the text of its exception: nothing else of it gets through
-Spark to the driver."""
+"""Prefix of a failed task's report, as JSON, in the text of its exception.
+
+Spark passes only this text on to the driver.
+"""
 
 
 COUNTERS = "counters"
@@ -49,13 +51,13 @@ COUNTERS = "counters"
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """What a worker needs to become part of a run; travels in Spark's closure, with nothing of the user's code.
+    """Parameters with which a worker joins a run; sent in Spark's closure, without the user's code.
 
     Attributes:
-        digest: of the driver's batch plan.
-        schemas: of sources that found them when the job was built first (S5.5).
-        checkpoint_path: location that sinks' state goes to.
-        now_ms: the time at which the run began.
+        digest: digest of the driver's batch plan.
+        schemas: schemas that sources found when the job was first built (S5.5).
+        checkpoint_path: location for the sinks' state.
+        now_ms: the time at which the run began, milliseconds since the epoch.
     """
 
     root: str
@@ -73,7 +75,7 @@ class WorkerPlace:
 
 
 class TaskFailedError(Exception):
-    """Carries the root cause of a failed task to the driver, in its text."""
+    """Transports the root cause of a failed task to the driver, in its text."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class WorkerTask:
     parallelism: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The task's batches. Raises TaskFailedError."""
+        """Yield the task's batches. Raises TaskFailedError."""
         from pyspark import TaskContext
 
         context: Any = TaskContext.get()
@@ -99,8 +101,11 @@ class WorkerTask:
 
 
 def subtask_of(batches: Iterable[pa.RecordBatch], partition: int) -> tuple[int, Iterator[pa.RecordBatch]]:
-    """Number of the subtask, and the batches. Rows that were sent to it, or its number itself, tell; else the number of
-    the partition, which is another where Spark puts several into one task."""
+    """Return the number of the subtask, and the batches.
+
+    The number is read from rows that were sent to the subtask, or from its index row. Otherwise it is the number of the
+    partition, which differs where Spark puts several partitions into one task.
+    """
     given = iter(batches)
     first = next((batch for batch in given if batch.num_rows), None)
     if first is None:
@@ -113,8 +118,11 @@ def subtask_of(batches: Iterable[pa.RecordBatch], partition: int) -> tuple[int, 
 
 @contextlib.contextmanager
 def worker_job(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJob]:
-    """The job as the tasks of this worker see it, with a scratch folder while it lasts. Args: attempt: of the task,
-    unique in the application, greater for later ones."""
+    """Yield the job for the tasks of this worker, with a scratch folder that exists within the context.
+
+    Args:
+        attempt: number of the task's attempt, unique in the application, greater for later ones.
+    """
     built = _built(place, index)
     spec, options = built.spec, built.options
     scratch = ScratchFolder(index)
@@ -141,7 +149,7 @@ def worker_job(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJo
 
 @dataclass(frozen=True)
 class _BuiltJob:
-    """A submission's pipeline. `code`: where it lies; functions may import more of it later."""
+    """A submission's pipeline. `code`: folder of its files, from which functions may import more later."""
 
     store: Store
     spec: Spec
@@ -151,11 +159,11 @@ class _BuiltJob:
 
 
 _built_before: dict[tuple[str, str, int], _BuiltJob] = {}
-"""Of this worker, which Spark uses for several tasks: one pipeline at most."""
+"""Pipeline of this worker, which Spark uses for several tasks: at most one."""
 
 
 def _built(place: WorkerPlace, index: int) -> _BuiltJob:
-    """The pipeline, rebuilt from the pinned artifact: nothing is unpickled."""
+    """Rebuild the pipeline from the pinned artifact: nothing is unpickled."""
     key = place.root, place.job_id, place.spec
     if key not in _built_before:
         _built_before.clear()
@@ -179,20 +187,20 @@ def _built(place: WorkerPlace, index: int) -> _BuiltJob:
     built = _built_before[key]
     if built.plan.digest != place.digest:
         raise PipelineError(
-            "this worker builds another pipeline than the driver",
+            "this worker builds a different pipeline than the driver",
             where=f"job {place.job_id}, subtask {index}",
-            cause="build() depends on something besides its arguments, or versions differ between the machines",
+            cause="build() does not depend on its arguments alone, or the machines have different package versions",
             remedy="Make build() depend on its arguments alone, and install the same versions everywhere",
         )
     return built
 
 
 def _store(factory: SnapshotStreams, run: str, uid: str, subtask: int, parts: Sequence[StatePart]) -> StateHandle:
-    """A new file, or inline."""
+    """Store the parts in a new file, or inline."""
     safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in uid)
     handle = factory.store(f"{safe}-{subtask}-{run}-{secrets.token_hex(4)}.state", encode_parts(parts))
     kinds = tuple(sorted({part.kind for part in parts}))
-    staged = tuple(told for part in parts for told in part.staged)
+    staged = tuple(data for part in parts for data in part.staged)
     return StateHandle(handle.path, handle.inline, handle.size_bytes, handle.sha256, kinds, staged)
 
 
@@ -201,13 +209,13 @@ def _store_counters(store: Store, checkpoint: str, name: str, counters: Counters
 
 
 def counters_of_stages(store: Store, checkpoint: str) -> list[Counters]:
-    """What tasks without a sink have counted. Args: checkpoint: location of the run's."""
+    """Return the counters of tasks without a sink. Args: checkpoint: location of the run's checkpoint."""
     folder = f"{checkpoint}/{COUNTERS}"
     return [json.loads(store.read(f"{folder}/{name}")) for name in store.list(folder)]
 
 
 def failure_report(error: Exception) -> dict[str, Any]:
-    """What a failed task tells, as JSON."""
+    """Return a failed task's report, as JSON."""
     if isinstance(error, OperatorFailure):
         return {
             "message": error.message,
@@ -221,12 +229,14 @@ def failure_report(error: Exception) -> dict[str, Any]:
 
 
 def failure_in(text: str) -> RunFailed | None:
-    """What a failed task told, from the text of Spark's error; None: it was none of a task of ours."""
+    """Return a failed task's report from the text of Spark's error; None: no task of ours failed."""
     found = re.search(re.escape(FAILURE) + r"(\{.*\})", text)
     if found is None:
         return None
     try:
-        told = json.loads(found.group(1))
-        return RunFailed(told["message"], told["operator"], told["subtask"], told["traceback"], told.get("code", ""))
+        report = json.loads(found.group(1))
+        return RunFailed(
+            report["message"], report["operator"], report["subtask"], report["traceback"], report.get("code", "")
+        )
     except (ValueError, KeyError):
         return None

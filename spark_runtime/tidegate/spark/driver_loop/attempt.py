@@ -38,19 +38,19 @@ from tidegate.spark.slot_entry import SlotParameters
 from tidegate.spark.versions import own_versions
 
 TICK_S = 0.1
-"""Longest time between two looks at the clock, seconds."""
+"""Longest time, in seconds, between two checks of the clock."""
 SECONDARY_WAIT_S = 2.0
-"""A slot that lost a peer is a consequence: this long the root cause may still arrive, seconds."""
+"""Time, in seconds, that the driver waits for the root cause after a slot has lost a peer, which is a consequence."""
 STAGE_END_S = 60.0
-"""How long a cancelled stage may take to end before the next run starts beside its zombies, seconds."""
+"""Time, in seconds, that a cancelled stage may take to end before the next run starts, in parallel with its zombies."""
 
 Posted = tuple[str, Any]
-"""(what, payload): slot message, lost slot, stage end, or a wake-up."""
+"""(kind, payload): slot message, lost slot, stage end, or a wake-up."""
 
 
 @dataclass
 class SlotState:
-    """What the driver knows of one slot."""
+    """The driver's view of one slot."""
 
     address: tuple[str, int] | None = None
     pid: int = 0
@@ -62,8 +62,9 @@ class SlotState:
 
 
 class Attempt:
-    """One run. `run` blocks until it is over and returns its outcome; `wake` may be called from any thread, all else
-    on the thread of `run`.
+    """One run. `run` blocks until it is over and returns its outcome.
+
+    `wake` may be called from any thread, all other methods on the thread of `run`.
 
     Attributes:
         job_run: the protocol's side of the run.
@@ -84,9 +85,13 @@ class Attempt:
         on_metrics: Callable[[Mapping[int, SlotState]], None],
         on_round: Callable[[], None],
     ) -> None:
-        """Args: parameters: fields of SlotParameters but secret, control address and bind host.
-        assignments: source uid -> subtask index -> splits, for a fresh start.
-        on_round: called at every round of the loop, at least each TICK_S and after `wake`; may use `job_run`."""
+        """Create the run.
+
+        Args:
+            parameters: fields of SlotParameters except secret, control address and bind host.
+            assignments: source uid -> subtask index -> splits, for a fresh start.
+            on_round: called at every round of the loop, at least each TICK_S and after `wake`; may use `job_run`.
+        """
         self._session = session
         self._options = options
         self._assignments = assignments
@@ -134,23 +139,23 @@ class Attempt:
     # ------------------------------------------------------------ Slots
 
     def broadcast(self, message: DriverMessage) -> None:
-        """Send to every slot."""
+        """Send a message to every slot."""
         for slot in self._slots:
             self._control.send(slot, message)
 
     @property
     def slots(self) -> Mapping[int, SlotState]:
-        """What is known of each slot; to be read only."""
+        """Return the view of each slot; read-only."""
         return self._slots
 
     def wake(self) -> None:
-        """Let the loop come round now; from any thread."""
+        """Start a round of the loop now; from any thread."""
         self._posted.put(("wake", None))
 
     # ------------------------------------------------------------ the loop
 
     def run(self) -> RunEnded | RunFailed:
-        """From stage start to outcome. Raises FencedError when a newer generation reigns."""
+        """Run from the start of the stage to the outcome. Raises FencedError if a newer generation runs the job."""
         self._stage.start()
         try:
             while self.job_run.outcome is None or not self._is_settled():
@@ -162,11 +167,14 @@ class Attempt:
             self._end()
 
     def shut_down(self, reason: str) -> list[ev.SnapshotRequest]:
-        """After `run`: what JobRun.shut_down says."""
+        """End the run's snapshots after `run`; see `JobRun.shut_down`."""
         return self.job_run.shut_down(reason)
 
     def _is_settled(self) -> bool:
-        """A failure is at once; an end when every slot has told its own, so that nothing is cut off."""
+        """Return whether the outcome is final.
+
+        A failure is final at once. An end is final when every slot has reported its own, so that nothing is cut off.
+        """
         return isinstance(self.job_run.outcome, RunFailed) or all(s.over for s in self._slots.values())
 
     def _handle_posted(self) -> None:
@@ -192,7 +200,7 @@ class Attempt:
 
     def _on_message(self, slot: int, message: SlotMessage) -> None:
         view = self._slots[slot]
-        if view.address is not None:  # before that it compiles, which lets no other thread run
+        if view.address is not None:  # before that it compiles kernels, during which no other thread runs
             self._liveness.on_message(slot)
         match message:
             case Hello():
@@ -225,7 +233,9 @@ class Attempt:
                 self.job_run.on_slot_message(message)
 
     def _note_running(self, slot: int) -> None:
-        """Tell once when the last subtask runs: the coordinator knows, by its plan having nothing missing."""
+        """Call `on_running` once, when the last subtask runs. The coordinator knows it: its plan has no missing
+        subtask.
+        """
         if not self._running and self.job_run.coordinator.all_running:
             self._running = True
             self._on_running()
@@ -238,7 +248,7 @@ class Attempt:
             self._control.send(index, Deploy(peers, splits, restored, self._wait_for_final))
 
     def _note_secondary_failure(self, failure: RunFailed, grace_s: float) -> None:
-        """A failure that may be the consequence of another: it counts when nothing better comes in time."""
+        """Record a failure that may be the consequence of another. It counts if no other failure arrives in time."""
         if self._suspected is None:
             self._suspected = (time.monotonic() + grace_s, failure)
 
@@ -254,7 +264,7 @@ class Attempt:
             elif now - self._ended_s > STAGE_END_S:
                 self._forget_slots()
             return
-        if now - self._judged_s >= TICK_S:  # not at every message: it looks at all slots
+        if now - self._judged_s >= TICK_S:  # not at every message, because it checks all slots
             self._judged_s = now
             trouble = self._liveness.trouble(int(now * 1000))
         else:
@@ -266,12 +276,14 @@ class Attempt:
             self.job_run.on_event(ev.Tick())
 
     def _forget_slots(self) -> None:
-        """Every subtask has finished and committed; a slot that does not say so itself is not waited for."""
+        """Treat all slots as ended: every subtask has finished and committed, so a slot that does not report is not
+        awaited.
+        """
         for view in self._slots.values():
             view.over = True
 
     def _end(self) -> None:
-        """Take the slots down and wait for the stage."""
+        """Cancel the slots and wait for the stage."""
         self.broadcast(Cancel())
         if isinstance(self.job_run.outcome, RunEnded):
             clean = self._stage.join(STAGE_END_S)

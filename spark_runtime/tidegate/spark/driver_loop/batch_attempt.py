@@ -28,40 +28,40 @@ from tidegate.spark.driver_loop.spark_job import SparkJob, Splits
 from tidegate.subtask.failure_codes import failure_code
 
 TICK_S = 0.1
-"""Longest time between two rounds of the driver's loop, seconds."""
+"""Longest time, in seconds, between two rounds of the driver's loop."""
 CANCEL_WAIT_S = 60.0
-"""How long cancelled stages may take to end, seconds."""
+"""Time, in seconds, that cancelled stages may take to end."""
 CANCEL_AGAIN_S = 1.0
-"""After which they are cancelled again, seconds."""
+"""Interval, in seconds, at which they are cancelled again."""
 NO_SNAPSHOTS = (
-    "a batch job takes no checkpoints or savepoints and cannot be stopped with one: it commits once, when it has come "
-    "to its end. Cancel it, or let it run"
+    "a batch job takes no checkpoints or savepoints, and cannot be stopped with a savepoint, because it commits once, "
+    "at its end. Cancel the job, or wait for its end"
 )
-NO_VERDICT = "a batch job has nothing to judge before it has come to its end"
+NO_VERDICT = "a batch job has nothing to approve or reject before its end"
 
 
 class BatchRun:
-    """What the supervisor's shell asks of a run. `outcome` is set when it is over."""
+    """A run as the supervisor's loop uses it. `outcome` is set when it is over."""
 
     def __init__(self, answer: Callable[[ev.CommandAnswer], None]) -> None:
         self._answer = answer
         self.outcome: RunEnded | RunFailed | None = None
 
     def handle_command(self, wish: ev.Wish) -> None:
-        """Refuse it: there are no barriers (S8.1)."""
+        """Refuse the command, because batch mode has no barriers (S8.1)."""
         if wish.request_id is not None:
             text = NO_VERDICT if isinstance(wish, ev.Verdict) else NO_SNAPSHOTS
             self._answer(ev.CommandAnswer(wish.request_id, False, "batch_mode", text))
 
     def fail(self, failure: RunFailed) -> None:
-        """Give the run up; the first failure is the root cause."""
+        """Fail the run; the first failure is the root cause."""
         if self.outcome is None:
             self.outcome = failure
 
 
 @dataclass(frozen=True)
 class StageExecution:
-    """What the stages of one run do; blocks."""
+    """Execution of the stages of one run; blocks."""
 
     session: SparkSession
     job: SparkJob
@@ -70,13 +70,13 @@ class StageExecution:
     place: WorkerPlace
 
     def run(self) -> list[StagedReport]:
-        """Every stage; what the sinks have staged."""
+        """Run every stage, and return what the sinks have staged."""
         frames = SparkFrames(self.session, self.place, self.plan.parallelism)
         try:
             ends = compile_batch(self.plan, assign_splits(self.splits, self.plan.parallelism), frames)
-            told = [StagedReport.from_json(json.loads(text)) for text in run_and_collect(ends)]
+            reports = [StagedReport.from_json(json.loads(text)) for text in run_and_collect(ends)]
             counted = counters_of_stages(self.job.store, self.place.checkpoint_path)
-            return [*told[:-1], replace(told[-1], counters=sum_counters([told[-1].counters, *counted]))]
+            return [*reports[:-1], replace(reports[-1], counters=sum_counters([reports[-1].counters, *counted]))]
         finally:
             self.session.catalog.clearCache()
 
@@ -85,7 +85,7 @@ class BatchAttempt:
     """One run. `run` blocks until it is over and returns its outcome; `wake` may be called from any thread.
 
     Attributes:
-        job_run: what commands are handed to.
+        job_run: the run that receives commands.
     """
 
     def __init__(
@@ -101,8 +101,12 @@ class BatchAttempt:
         on_told: Callable[[Sequence[StagedReport]], None],
         on_round: Callable[[], None],
     ) -> None:
-        """Args: calculation: None: all is staged, and only to be committed. on_round: called at every round of the
-        loop, at least each TICK_S and after `wake`."""
+        """Create the run.
+
+        Args:
+            calculation: runs the stages; None: all data is staged and only has to be committed.
+            on_round: called at every round of the loop, at least each TICK_S and after `wake`.
+        """
         self.job_run = job_run
         self._context: Any = session.sparkContext
         self._commit = commit
@@ -116,14 +120,14 @@ class BatchAttempt:
         self._slots: dict[int, Any] = {}
 
     def run(self) -> RunEnded | RunFailed:
-        """Stage, complete, commit. Raises FencedError when a newer generation reigns."""
+        """Run the stages, complete the checkpoint, commit. Raises FencedError if a newer generation runs the job."""
         started = time.monotonic()
         self._on_running()
         if self._calculation is not None:
-            told = self._run_on_thread(self._calculation)
+            reports = self._run_on_thread(self._calculation)
             if self.job_run.outcome is None:
-                self._on_told(told)
-                self._commit.complete(told, self._splits, int((time.monotonic() - started) * 1000))
+                self._on_told(reports)
+                self._commit.complete(reports, self._splits, int((time.monotonic() - started) * 1000))
                 self._is_complete = True
         if self.job_run.outcome is None and self._run_on_thread(self._published, goes_on=True):
             left = self._commit.committed()
@@ -132,11 +136,11 @@ class BatchAttempt:
         return self.job_run.outcome
 
     def wake(self) -> None:
-        """Let the loop come round now."""
+        """Start a round of the loop now."""
         self._done.put(None)
 
     def shut_down(self, reason: str) -> list[ev.SnapshotRequest]:
-        """After a run that failed: what was claimed for it is void."""
+        """End a failed run: its claimed checkpoint is aborted."""
         if not self._is_complete:
             self._commit.abort(reason)
         return []
@@ -146,12 +150,13 @@ class BatchAttempt:
         return True
 
     def _run_on_thread(self, work: Callable[[], Any], *, goes_on: bool = False) -> Any:
-        """What `work` gives, done on a thread of its own while the loop goes round; None, and the outcome is set, when
-        it fails or the run is given up.
+        """Return the result of `work`, which runs on a thread of its own while the loop continues.
+
+        Returns None, with `outcome` set, if the work or the run fails.
 
         Args:
-            goes_on: though the run is given up it may come to its end, if it does so in time: a commit, of which
-                readers must not find the half, and a job that was cancelled has no successor that does the rest.
+            goes_on: the work may finish although the run has failed, if it does so in time. It is a commit: readers
+                must not find half of it, and a cancelled job has no successor that completes it.
         """
         thread: Any = InheritableThread(target=self._work, args=(work,), name=self._group, daemon=True)
         thread.start()
@@ -167,7 +172,7 @@ class BatchAttempt:
         if goes_on:
             thread.join(CANCEL_WAIT_S)
         by_s = time.monotonic() + CANCEL_WAIT_S
-        while thread.is_alive():  # between two of Spark's jobs there is none to cancel
+        while thread.is_alive():  # repeated, because between two Spark jobs there is none to cancel
             self._context.cancelJobGroup(self._group)
             thread.join(CANCEL_AGAIN_S)
             if time.monotonic() >= by_s:
@@ -198,7 +203,7 @@ class BatchAttempt:
 
 
 def failure_of(error: Exception) -> RunFailed:
-    """The root cause of what the stages or the commit raised."""
+    """Return the root cause of an error of the stages or the commit."""
     text = str(error)
     found = failure_in(text)
     if found is not None:

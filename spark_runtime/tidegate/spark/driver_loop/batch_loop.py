@@ -1,4 +1,4 @@
-"""The driver's loop for batch mode: that of streaming, with runs of another kind (S8.1)."""
+"""The driver's loop for batch mode: the loop of streaming mode with another kind of run (S8.1)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tidegate.spark.session import SlotWait, start_session
 
 
 class NoSlotWait(SlotWait):
-    """Stages of Spark wait for executors by themselves."""
+    """Does not wait for slots, because Spark's stages wait for executors themselves."""
 
     def poll(self) -> bool:
-        """At once."""
+        """Return True at once."""
         return True
 
 
@@ -44,7 +44,9 @@ class BatchLoop(StreamingLoop):
         new_session: Callable[[Any, Any], SparkSession] = start_session,
         new_attempt: Callable[..., Any] = BatchAttempt,
     ) -> None:
-        """Raises PipelineError for what batch mode does not run; names it."""
+        """Create the loop. Raises PipelineError for pipelines that batch mode does not support; the message names the
+        reason.
+        """
         super().__init__(job, terminated, new_session=new_session, new_slot_wait=NoSlotWait, new_attempt=new_attempt)
         options = job.options
         allowed = options.allow_mode_dependent
@@ -55,8 +57,7 @@ class BatchLoop(StreamingLoop):
         self._found: Splits = {}
 
     def _validate_before_start(self) -> None:
-        """Sources that cannot be read, and sinks that may not be written to, are reported before anybody waits for
-        Spark."""
+        """Report sources that cannot be read, and sinks that cannot be written, before the driver waits for Spark."""
         decisions = self._job.log.read()
         if was_completed_before(decisions, self._job.spec.number) is None:
             try:
@@ -119,7 +120,7 @@ class BatchLoop(StreamingLoop):
         return attempt, None
 
     def _show(self, told: Sequence[StagedReport]) -> None:
-        """In the status hint: the sources, and what operators have counted."""
+        """Show sources and counters of operators in the status hint."""
         counters = sum_counters(one.counters for one in told)
         sources: Mapping[str, Any] = {
             node.uid: {"boundedness": "bounded"} for node in self._plan.graph.nodes if node.source is not None

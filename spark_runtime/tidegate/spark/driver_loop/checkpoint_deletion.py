@@ -1,4 +1,4 @@
-"""Deletes the folders of checkpoints that are no longer needed, late and off the driver's loop (S2.3)."""
+"""Deletion of folders of checkpoints that are no longer needed, late and on a thread of its own (S2.3)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from tidegate.jobs.stores.store import Store
 logger = logging.getLogger("tidegate.spark")
 
 CANCELLED_WORKER_GRACE_S = 30.0
-"""How long a cancelled Python worker may go on writing, seconds (3-10 s seen)."""
+"""Time, in seconds, that a cancelled Python worker may continue to write (3-10 s seen)."""
 POLL_S = 1.0
-"""How often it is looked whether something is due, seconds."""
+"""Interval, in seconds, of checks for due folders."""
 RETRY_S = 30.0
-"""After which time a folder is tried again that the store did not delete, seconds."""
+"""Time, in seconds, until the deletion of a folder is retried after the store has failed."""
 MAX_RETRIED = 1_000
-"""Folders that the store refused to delete and that are tried again; of more the oldest are left to the next driver and
-to `tidegate gc`, so that a store that never deletes costs no memory without limit."""
+"""Most folders whose deletion is retried after the store has refused it.
+
+Beyond it, the oldest are left to the next driver and to `tidegate gc`, so that a store that never deletes does not cost
+unlimited memory.
+"""
 
 
 @dataclass(frozen=True)
 class _PendingDeletion:
-    """A folder to delete. `counts`: it was retired under this driver, and the store has not refused it. `refused`: the
-    store has."""
+    """A folder to delete.
+
+    `counts`: this driver retired it, and the store has not refused to delete it. `refused`: the store has refused.
+    """
 
     due_s: float
     path: str
@@ -36,11 +41,12 @@ class _PendingDeletion:
 
 
 class CheckpointDeletion:
-    """Folders wait for `grace_s` before they go, so that no zombie of an aborted attempt writes into what is gone.
+    """Deletes folders after `grace_s` seconds, so that no zombie of an aborted attempt writes into a deleted folder.
 
-    Only the current generation deletes: `check` is asked before every folder, and what is left when it says that the
-    reign is over is for the next driver to find (`Job.garbage`). So is what has not come to its time when the driver
-    ends. `spared` says what a newer submission starts from; `delete` does it (`Job.delete_snapshot`).
+    Only the current generation deletes: `check` is called before every folder. If it raises, because a newer generation
+    runs the job, the next driver finds the remaining folders (`DriverJob.garbage`). The same applies to folders that
+    are not due when the driver ends. `spared` returns the snapshots from which a newer submission starts; `delete`
+    deletes a folder (`DriverJob.delete_snapshot`).
     """
 
     def __init__(
@@ -50,8 +56,13 @@ class CheckpointDeletion:
         grace_s: float = 0.0,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: check: raises FencedError or UnclearAnswerError when the reign is over (`Reign.check`). grace_s: from
-        `add` to deletion, seconds. now_s: the clock."""
+        """Create without a running thread.
+
+        Args:
+            check: raises FencedError or UnclearAnswerError if the generation is over (`GenerationLog.check`).
+            grace_s: time from `add` to deletion, seconds.
+            now_s: the clock.
+        """
         self._check = check
         self._now_s = now_s
         self.grace_s = grace_s
@@ -64,20 +75,25 @@ class CheckpointDeletion:
         self._thread = threading.Thread(target=self._work, name="retiring", daemon=True)
 
     def start(self) -> None:
-        """Begin deleting what is due, on a thread of its own."""
+        """Begin to delete due folders, on a thread of its own."""
         self._thread.start()
 
     def add(self, _checkpoint_id: int, path: str, *, at_once: bool = False, inherited: bool = False) -> None:
-        """Delete the snapshot at `path` when its grace is over. `at_once`: there is nobody to wait for. `inherited`: an
-        earlier driver left it, so that it says nothing about how fast the store deletes."""
+        """Delete the snapshot at `path` after the grace period.
+
+        `at_once`: no writer has to be awaited. `inherited`: an earlier driver left it, so it does not count in
+        `overdue`.
+        """
         due_s = self._now_s() + (0.0 if at_once else self.grace_s)
         with self._lock:
             self._waiting.append(_PendingDeletion(due_s, path, not inherited))
 
     @property
     def overdue(self) -> int:
-        """Folders retired under this driver whose grace is over and that the store has not come to delete. From any
-        thread. One that the store has refused is not among them: waiting for it would help nobody."""
+        """Return the number of folders retired by this driver whose grace period is over and that are not deleted yet.
+
+        From any thread. Folders that the store has refused to delete do not count: waiting for them would not help.
+        """
         now_s = self._now_s()
         with self._lock:
             return sum(entry.counts for entry in self._in_hand) + sum(
@@ -85,14 +101,16 @@ class CheckpointDeletion:
             )
 
     def close(self) -> None:
-        """Stop."""
+        """Stop deleting."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(10.0)
 
     def delete_due(self) -> None:
-        """Delete what is due now, but for what a newer submission starts from. Never raises a TidegateError: what could
-        not be deleted is tried again after `RETRY_S`."""
+        """Delete due folders, except snapshots from which a newer submission starts.
+
+        Never raises a TidegateError: a failed deletion is retried after `RETRY_S`.
+        """
         now_s = self._now_s()
         with self._lock:
             self._in_hand = [entry for entry in self._waiting if entry.due_s <= now_s]
@@ -103,12 +121,12 @@ class CheckpointDeletion:
                 return
             try:
                 self._check()
-                if path not in self.spared():  # asked anew: deleting takes long
+                if path not in self.spared():  # called for each folder, because deletions take long
                     self.delete(path)
             except (FencedError, UnclearAnswerError):
                 self._over.set()
             except TidegateError as error:
-                logger.warning("%s was not deleted, tried again in %g s: %s", path, RETRY_S, error)
+                logger.warning("%s was not deleted; next attempt in %g s: %s", path, RETRY_S, error)
                 self._try_again(path)
             with self._lock:
                 del self._in_hand[0]

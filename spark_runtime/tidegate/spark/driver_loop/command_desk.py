@@ -1,5 +1,6 @@
-"""The driver's side of commands, around `CommandBook`: finds them, reads what the book asks for, writes its answers
-(S9.4)."""
+"""The driver's side of commands, around `CommandBook`: finds them, reads the objects the book needs, writes answers
+(S9.4).
+"""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ logger = logging.getLogger("tidegate.spark")
 DRIVER_ENDED = AnswerAllOpen(
     CommandAnswer("", False, "job_ended", "the driver ended before it could carry the command out"),
 )
-"""Answers what is open when the driver ends without having said more."""
+"""Answer to open commands if the driver ends without another one."""
 
 
 class CommandDesk:
-    """Holds commands until the job can take them. Safe from several threads; blocks on the store."""
+    """Holds commands until the job can process them. Safe for several threads; blocks on the store."""
 
     def __init__(
         self,
@@ -48,8 +49,11 @@ class CommandDesk:
         self._poller.start()
 
     def take(self) -> list[Command]:
-        """Commands that arrived since the last call, valid ones only, in order of arrival. What the store does not
-        tell now is looked at again at the next call; so are answers it did not take."""
+        """Return valid commands that arrived since the last call, in order of arrival.
+
+        Commands that cannot be checked because of the store are checked again at the next call. Answers that the store
+        did not accept are written again.
+        """
         with self._lock:
             new, self._new = self._new, []
             unwritten, self._unwritten = self._unwritten, []
@@ -68,9 +72,11 @@ class CommandDesk:
         return valid
 
     def is_wanted(self, command_id: str, *, begun: bool = False) -> bool:
-        """Whether a command may be carried out now: asked when it is found, and when a run is about to get it. One
-        that may not is answered, if it is to be. `begun`: see `CommandBook.judge`. Raises StoreError when the store
-        does not tell."""
+        """Return whether a command may be executed now. Called when it is found, and when a run is about to receive it.
+
+        A command that may not be executed is answered, if it needs an answer. `begun`: see `CommandBook.decide`. Raises
+        StoreError if the store does not answer.
+        """
         withdrawn = self._store.exists(self._layout.withdrawn(command_id))
         answered = self._store.exists(self._layout.result(command_id))
         with self._lock:
@@ -88,7 +94,7 @@ class CommandDesk:
             self._write(self._result(answer))
 
     def answer_all(self, farewell: AnswerAllOpen) -> None:
-        """Answer whatever is open, and what still comes, at `close`."""
+        """Answer all open commands now, and later ones at `close`."""
         with self._lock:
             self._farewell = farewell
             answers = self._book.answer_all(farewell)
@@ -96,14 +102,14 @@ class CommandDesk:
             self._write(self._result(answer))
 
     def abandon(self) -> None:
-        """A newer generation reigns: what is open is its to answer (S9.2)."""
+        """Drop open commands: a newer generation runs the job and will answer them (S9.2)."""
         with self._lock:
             self._book.discard()
             self._new.clear()
             self._unwritten.clear()
 
     def close(self) -> None:
-        """Stop polling; answer what is still open."""
+        """Stop polling, and answer the commands that are still open."""
         self._poller.close()
         self.answer_all(self._farewell)
         with self._lock:

@@ -1,5 +1,7 @@
-"""Finds new commands in the job directory: polls one object, the bell, and lists only when it rang (design, section
-4)."""
+"""Finds new commands in the job directory (design, section 4).
+
+It polls one object, the bell, and lists the commands only when the bell has changed.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,18 @@ from tidegate.log_format import context
 logger = logging.getLogger("tidegate.spark")
 
 POLL_S = 0.25
-"""How often the bell is read, seconds."""
+"""Interval, in seconds, at which the bell is read."""
 POLLS_PER_LISTING = 120
-"""After so many polls the commands are listed although no bell rang, some 30 s: a client may die before it rings."""
+"""Polls after which commands are listed although the bell has not changed, about 30 s: a client may die before it
+rings.
+"""
 
 
 class CommandPoller:
-    """Calls `on_command` once per command that has neither result nor withdrawal, and `on_unreadable` with id,
-    submission (if that can be told) and problem of one that cannot be decoded, from its own thread."""
+    """Calls `on_command` once per command that has neither result nor withdrawal, from its own thread.
+
+    It calls `on_unreadable` with id, submission (if known) and problem of a command that cannot be decoded.
+    """
 
     def __init__(
         self,
@@ -41,11 +47,11 @@ class CommandPoller:
         self._thread = threading.Thread(target=self._work, name="command-poller", daemon=True)
 
     def start(self) -> None:
-        """Start polling; commands that wait already are found first."""
+        """Start polling; waiting commands are found first."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop polling; what has come by now is found."""
+        """Stop polling, after a last poll."""
         self._over.set()
         self._thread.join(5.0)
         try:
@@ -72,7 +78,7 @@ class CommandPoller:
             return None
 
     def _poll(self) -> None:
-        """Those that come together are taken as they were issued, not by name."""
+        """Find new commands. Commands found together are passed in order of issue, not of name."""
         found: list[Command] = []
         unreadable: dict[str, tuple[int | None, str]] = {}
         for command_id in self._layout.unanswered(self._store.list(self._layout.commands)):
@@ -90,7 +96,7 @@ class CommandPoller:
             try:
                 command = decode(data, Command, path)
                 if command.command_id != command_id:
-                    raise RecordError(f"it calls itself {command.command_id!r}", where=path)
+                    raise RecordError(f"its content has the id {command.command_id!r}", where=path)
                 found.append(command)
             except RecordError as error:
                 logger.warning("the command cannot be decoded: %s", error, extra=context(command=command_id))
@@ -103,7 +109,7 @@ class CommandPoller:
 
 
 def _submission_of(data: bytes) -> int | None:
-    """Which submission a command is meant for that cannot be read otherwise."""
+    """Return the submission that an undecodable command is meant for; None: unknown."""
     try:
         spec = json.loads(data)["spec"]
     except (ValueError, TypeError, KeyError, IndexError):

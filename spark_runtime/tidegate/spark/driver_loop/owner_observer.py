@@ -1,5 +1,7 @@
-"""The driver's look at its job's owner, around `OwnerWatch`: reads `owner.json`, and sends the job the command that
-`on_owner_lost` asks for."""
+"""Observation of the job's owner by the driver, around `OwnerWatch`.
+
+It reads `owner.json`, and sends the job the command that `on_owner_lost` requires.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from tidegate.units import format_duration
 logger = logging.getLogger("tidegate.spark")
 
 POLLS_PER_TIMEOUT = 10
-"""Looks at the owner within `owner_timeout`."""
+"""Polls of the owner within `owner_timeout`."""
 MIN_PAUSE_S, MOST_PAUSE_S = 0.25, 30.0
-"""Bounds of the pause between two of them, seconds."""
+"""Bounds, in seconds, of the pause between two polls."""
 
 
 class OwnerObserver:
-    """Looks from a thread of its own while it is entered; with `on_owner_lost="keep_running"` there is none."""
+    """Polls the owner on a thread of its own within the context; does nothing with `on_owner_lost="keep_running"`."""
 
     def __init__(
         self,
@@ -36,7 +38,9 @@ class OwnerObserver:
         options: JobOptions,
         now_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Args: client: of the job, for this thread alone. spec: the driver's submission."""
+        """Create without a running thread. Args: client: client of the job, for this thread alone. spec: the driver's
+        submission.
+        """
         self._client, self._spec, self._timeout = client, spec, options.owner_timeout
         self._policy = options.on_owner_lost
         self._watch = OwnerWatch(spec, options.on_owner_lost, self._timeout // timedelta(milliseconds=1))
@@ -45,7 +49,7 @@ class OwnerObserver:
         self._thread = threading.Thread(target=self._work, name="owner", daemon=True)
 
     def __enter__(self) -> OwnerObserver:
-        """Begin to look."""
+        """Start polling."""
         if self._policy != "keep_running":
             self._thread.start()
         return self
@@ -53,18 +57,20 @@ class OwnerObserver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it."""
+        """Stop polling."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(5.0)
 
     @property
     def pause_s(self) -> float:
-        """Between two looks, seconds."""
+        """Return the seconds between two polls."""
         return min(MOST_PAUSE_S, max(MIN_PAUSE_S, self._timeout.total_seconds() / POLLS_PER_TIMEOUT))
 
     def poll(self) -> None:
-        """One look. What the store does not take now is sent after the owner has been silent for as long again."""
+        """Poll once. A command that the store does not accept is sent again after the owner has been silent for as long
+        again.
+        """
         asked = self._watch.handle(self._event(), self._now_ms())
         if asked is None:
             return
@@ -93,7 +99,7 @@ class OwnerObserver:
         except NotFoundError:
             return OwnerRead(None)
         except TidegateError as error:
-            logger.warning("the owner's sign of life could not be read: %s", error)
+            logger.warning("the sign of life of the job's owner could not be read: %s", error)
             return OwnerUnreadable()
         return OwnerRead(owner.mark if owner.spec == self._spec else None)
 

@@ -1,7 +1,7 @@
 """Bounded DataFrames as input of a streaming job: written to the job directory once for each submission (S4.2).
 
-Spark may give the rows of a DataFrame in another order, or other rows, when it is asked again; a reader's position is a
-number of rows. So positions count rows of files that do not change.
+Spark may return the rows of a DataFrame in another order, or other rows, the next time; a reader's position is a number
+of rows. So positions count rows of files that do not change.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from tidegate.spark.batch.spark_frames import declared_columns
 logger = logging.getLogger("tidegate.spark")
 
 WRITTEN_SCHEMA = pa.schema([("written", pa.string())])
-"""What a task that writes gives: one JSON document, if it had rows."""
+"""Output of a task that writes: one JSON document, if it had rows."""
 ROW_GROUP_ROWS = 128 * 1024
-"""Of the files: splits are cut at row groups."""
+"""Rows in a row group of the files: splits consist of whole row groups."""
 
 
 @dataclass(frozen=True)
 class RowMaterialisation:
-    """Of one driver.
+    """Materialisation of DataFrames by one driver.
 
     Attributes:
-        session: starts Spark, or gives the session that is there.
+        session: returns the Spark session, and starts it if needed.
     """
 
     store: Store
@@ -55,11 +55,11 @@ class RowMaterialisation:
     session: Callable[[], SparkSession]
 
     def splits(self, uid: str, source: ReadBySpark, parallelism: int) -> Sequence[Split]:
-        """Of the files on record, which are written when there are none. Blocks for as long as Spark takes.
+        """Return splits of the recorded files; write the files first if there are none. Blocks as long as Spark takes.
 
         Raises:
-            PipelineError: the DataFrame cannot be made, or is not as declared.
-            FencedError: a newer generation reigns.
+            PipelineError: the DataFrame cannot be created, or differs from its declaration.
+            FencedError: a newer generation runs the job.
             StoreError: the job directory cannot be read or written.
         """
         found = find_materialised(self.store, self.layout, self.spec.number, uid)
@@ -85,7 +85,7 @@ class RowMaterialisation:
         except TidegateError:
             raise
         except Exception as error:
-            what = f"{source.describe()} could not be read by Spark"
+            what = f"Spark could not read {source.describe()}"
             raise PipelineError(what, where=where, cause=first_line(error), remedy="Correct the DataFrame") from error
         written = sorted((json.loads(row[0]) for row in rows), key=lambda file: str(file["name"]))
         return [{"path": f"{folder}/{file.pop('name')}", **file} for file in written]
@@ -93,7 +93,7 @@ class RowMaterialisation:
 
 @dataclass(frozen=True)
 class WriteTask:
-    """Writes one partition to a file of its own, whose name no other attempt has. Runs in Spark's workers."""
+    """Writes one partition to a file of its own, with a name that no other attempt uses. Runs in Spark's workers."""
 
     url: str
     storage_options: Mapping[str, Any]
@@ -101,7 +101,7 @@ class WriteTask:
     where: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Tells the file, if there was a row."""
+        """Yield a description of the file, if there was a row."""
         from pyspark import TaskContext
 
         context: Any = TaskContext.get()
@@ -110,7 +110,7 @@ class WriteTask:
             yield pa.RecordBatch.from_arrays([pa.array([json.dumps(written)])], schema=WRITTEN_SCHEMA)
 
     def write(self, batches: Iterable[pa.RecordBatch], name: str) -> dict[str, Any] | None:
-        """{"name", "rows", "size_bytes"} of the file; None: there was no row, and no file was made."""
+        """Return {"name", "rows", "size_bytes"} of the file; None: there was no row, and no file was created."""
         filesystem, folder = open_filesystem(self.url, self.storage_options)
         writer: pq.ParquetWriter | None = None
         rows, path = 0, f"{folder}/{name}"
@@ -132,7 +132,7 @@ class WriteTask:
 
 
 def forget_materialised(store: Store, layout: JobLayout) -> None:
-    """Delete the files of all submissions. A store that fails leaves them for `tidegate gc`."""
+    """Delete the files of all submissions. If the store fails, `tidegate gc` deletes them."""
     try:
         store.delete_folder(layout.all_materialised)
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""What the driver on Spark holds about its job."""
+"""The job of a driver on Spark."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ __all__ = ["SparkJob", "Splits", "assign_splits", "fresh_splits", "topology_of"]
 
 @dataclass(frozen=True)
 class SparkJob(driver_job.DriverJob):
-    """One submission under one reign, with the driver's outer parts: status hint, commands, deletion of snapshots,
-    input that Spark reads."""
+    """One submission in one generation, with the driver's own parts: status hint, commands, deletion of snapshots,
+    input that Spark reads.
+    """
 
     hint: HintWriter
     desk: CommandDesk
@@ -35,13 +36,15 @@ class SparkJob(driver_job.DriverJob):
     materialising: RowMaterialisation | None = None
 
     def discover(self, uid: str, source: Source) -> Sequence[Split]:
-        """All splits of a source that starts fresh; those of a DataFrame when it is in files."""
+        """Return all splits of a source that starts fresh; for a DataFrame, after it has been written to files."""
         if isinstance(source, ReadBySpark) and self.materialising is not None:
             return self.materialising.splits(uid, source, self.plan.parallelism)
         return super().discover(uid, source)
 
     def status(self, status: str, **data: Any) -> None:
-        """Append a status change; before one that ends the job, what the slots told last is shown."""
+        """Append a status change. Before a status that ends the job, write the last reports of the slots to the status
+        hint.
+        """
         if JobStatus(status).is_terminal:
             self.hint.write_now()
         super().status(status, **data)
@@ -51,22 +54,25 @@ class SparkJob(driver_job.DriverJob):
             self._forget_materialised()
 
     def delete_checkpoints(self) -> None:
-        """And what only they have positions in, unless one stays."""
+        """Delete checkpoints, and materialised rows if no checkpoint stays."""
         super().delete_checkpoints()
         if not self._checkpoint_folders():
             self._forget_materialised()
 
     def _forget_materialised(self) -> None:
-        """Not when there are savepoints: somebody may go on from their positions."""
+        """Delete materialised rows, unless there are savepoints, whose restores need them."""
         completed = (d.data["kind"] for d in self.generation_log.decisions if d.kind == "complete")
         if not any(kind in SAVEPOINT_KINDS for kind in completed):
             forget_materialised(self.store, self.layout)
 
     def retire_garbage(self) -> None:
-        """What dead drivers left goes (S2.3). That it cannot be found keeps no job from running. Not before it is known
-        that the submission can start: what it leaves behind is still needed when it is refused (S7.8)."""
+        """Delete files that earlier drivers left (S2.3).
+
+        If they cannot be listed, the job runs anyway. Called only when the submission is known to start: if it is
+        refused, the files are still needed (S7.8).
+        """
         try:
             for left in self.garbage():
                 self.retiring.add(0, left.path, at_once=left.without_grace, inherited=True)
         except StoreError as error:
-            logger.warning("files left behind by earlier drivers could not be listed: %s", error)
+            logger.warning("files of earlier drivers could not be listed: %s", error)

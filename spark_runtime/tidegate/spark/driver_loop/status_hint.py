@@ -1,4 +1,6 @@
-"""The status hint: what the driver replaces in the job directory every second; never the truth (design, section 4)."""
+"""The status hint, which the driver replaces in the job directory every second; it is never authoritative (design,
+section 4).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class HintWriter:
         self._thread = threading.Thread(target=self._work, name="status-hint", daemon=True)
 
     def start(self) -> None:
-        """Start beating."""
+        """Start writing."""
         self._thread.start()
 
     def update(self, run_id: str | None = None, **data: Any) -> None:
@@ -52,17 +54,19 @@ class HintWriter:
                 self._run_id = run_id
 
     def set_source(self, look: Callable[[], Mapping[str, Any]]) -> None:
-        """Merge what `look` tells, asked before every write on the hint's own thread: its cost does not grow with the
-        number of heartbeats it is made from."""
+        """Set a function whose result is merged before every write, on the hint's own thread.
+
+        So its cost does not grow with the number of heartbeats that it summarises.
+        """
         with self._lock:
             self._look = look
 
     def write_now(self) -> None:
-        """Write at once, for what must be seen before a status that ends the job."""
+        """Write now, for data that must be visible before a status that ends the job."""
         self._write()
 
     def close(self) -> None:
-        """A last write, then silence."""
+        """Write for the last time and stop."""
         self._over.set()
         self._thread.join(5.0)
         self._write()
@@ -78,7 +82,7 @@ class HintWriter:
             self._beat += 1
             try:
                 self._data.update(self._look())
-            except Exception:  # whatever is wrong with it, the heartbeat must go on
+            except Exception:  # heartbeats must continue, whatever the error
                 logger.exception("the metrics for the status hint could not be collected")
             hint = StatusHint(self._generation, self._beat, self._run_id, self._now_iso(), dict(self._data))
         try:
@@ -88,16 +92,18 @@ class HintWriter:
 
 
 def busy_operators(slots: Mapping[int, SlotState]) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Of subtasks (chain, index) the uids of operators that have not done what they were asked for, by the newest
-    heartbeats."""
+    """Return, by subtask (chain, index), the uids of operators with unfinished requests, by the newest heartbeats."""
     return {one.subtask: one.at_work for one in _subtasks(slots) if one.at_work}
 
 
 def job_metrics(
     graph: JobGraph, slots: Mapping[int, SlotState], ended: Mapping[str, Mapping[str, int]] | None = None
 ) -> dict[str, Any]:
-    """Sources, watermark and rows of the whole job, from the slots' heartbeats. Args: ended: counts of sources that had
-    ended before the run, by uid."""
+    """Return sources, watermark and rows of the whole job, from the slots' heartbeats.
+
+    Args:
+        ended: counts of sources that had ended before the run, by uid.
+    """
     sources: dict[str, dict[str, Any]] = {}
     for node in graph.nodes:
         if node.source is not None:
@@ -143,20 +149,20 @@ def _add(counters: dict[str, dict[str, int]], uid: str, counts: Mapping[str, int
 
 
 def job_watermark_us(slots: Mapping[int, SlotState]) -> int | None:
-    """The watermark that every subtask of the run has passed, as far as all have told; None: not known."""
+    """Return the watermark that every subtask of the run has passed, by its last report; None: unknown."""
     if any(view.metrics is None for view in slots.values()):
         return None
     return _reported([one.watermark_us for one in _subtasks(slots)])
 
 
 def _subtasks(slots: Mapping[int, SlotState]) -> Iterator[SubtaskMetrics]:
-    """Of the newest heartbeat of each slot."""
+    """Yield the subtasks' metrics of the newest heartbeat of each slot."""
     for view in slots.values():
         if view.metrics is not None:
             yield from view.metrics.subtasks
 
 
 def _reported(marks: Sequence[int]) -> int | None:
-    """The least; None when there is none yet, and when there will be none any more."""
+    """Return the least watermark; None before the first one and after the last one."""
     low = min(marks, default=MIN_WATERMARK)
     return None if low in (MIN_WATERMARK, MAX_WATERMARK) else low

@@ -1,8 +1,7 @@
-"""The driver's shell around `Supervisor`: one loop that takes events and carries actions out on log, Spark and runs
-(S9.1, S7.5, S7.7).
+"""The driver's loop around `Supervisor`: takes events, and executes actions on log, Spark and runs (S9.1, S7.5, S7.7).
 
-A thread beside the loop looks for commands and signals and puts them into the inbox. During a run the loop is the
-run's own, which comes by here at every round; so whatever touches a run or the supervisor is on one thread.
+A second thread polls commands and signals and puts them into the inbox. During a run, the run's own loop is active and
+calls this one at every round. So everything that touches a run or the supervisor is on one thread.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ from tidegate.spark.session import SlotWait, start_session, ui_url
 logger = logging.getLogger("tidegate.spark")
 
 COMMAND_POLL_S = 0.1
-"""How often commands and signals are looked at, seconds."""
+"""Interval, in seconds, at which commands and signals are polled."""
 SLOT_POLL_S = 0.5
-"""How often the driver asks Spark for free slots while it waits, seconds."""
+"""Interval, in seconds, at which the driver queries the free slots of Spark while it waits."""
 
 LateEvent = Callable[[], sv.SupervisionEvent]
-"""Gives the event when it is taken."""
+"""Returns the event when it is processed."""
 
 
 class StreamingLoop:
@@ -67,7 +66,12 @@ class StreamingLoop:
         new_slot_wait: Callable[[SparkSession, Any, Any], SlotWait] = SlotWait,
         new_attempt: Callable[..., Attempt] = Attempt,
     ) -> None:
-        """Args: terminated: set by SIGTERM. The others: what touches Spark."""
+        """Create the loop.
+
+        Args:
+            terminated: set by SIGTERM.
+            new_session, new_slot_wait, new_attempt: create the objects that use Spark.
+        """
         self._job = job
         self._terminated = terminated
         self._new_session, self._new_slot_wait, self._new_attempt = new_session, new_slot_wait, new_attempt
@@ -87,7 +91,9 @@ class StreamingLoop:
         job.retiring.grace_s = job.options.checkpoint_timeout.total_seconds() + CANCELLED_WORKER_GRACE_S
 
     def run(self) -> int:
-        """Until the job ends; the driver's exit code. Raises FencedError when a newer generation reigns."""
+        """Run until the job ends, and return the driver's exit code. Raises FencedError if a newer generation runs the
+        job.
+        """
         job = self._job
         job.hint.update(slots_needed=job.options.parallelism, slots_registered=0, restarts=0)
         self._feed(sv.BeginSupervision(end_status(job.generation_log.decisions, job.spec.number)))
@@ -108,15 +114,18 @@ class StreamingLoop:
                 self._session.stop()
 
     def session(self) -> SparkSession:
-        """The job's; started at the first call."""
+        """Return the job's session, which is started at the first call."""
         if self._session is None:
             self._session = self._new_session(self._job.spec, self._job.options)
             self._job.hint.update(spark_ui=ui_url(self._session))
         return self._session
 
     def _validate_before_start(self) -> None:
-        """What does not fit, and sources that cannot be read, are told before anybody waits for Spark and slots. A
-        store that does not answer now is asked again by the first run, whose failure that is then (S9.1)."""
+        """Report configuration errors, and sources that cannot be read, before the driver waits for Spark and slots.
+
+        If the store does not answer now, the first run tries again, and fails if the store still does not answer
+        (S9.1).
+        """
         try:
             found = self._job.find_restore()
             self._splits = self._job.splits(found[1] if found else None)
@@ -125,14 +134,14 @@ class StreamingLoop:
         except UnclearAnswerError:
             raise
         except StoreError as error:
-            logger.warning("the restore point could not be read, the first run tries again: %s", error)
+            logger.warning("the restore point could not be read; the first run tries again: %s", error)
             return
         self._job.retire_garbage()
 
     # ------------------------------------------------------------ the loop
 
     def _run_round(self, session: SparkSession) -> None:
-        """One round between runs, or a whole run."""
+        """Do one round between runs, or a whole run."""
         if self._start is not None:
             start, self._start = self._start, None
             self._feed(self._one_run(session, start.requests))
@@ -142,7 +151,7 @@ class StreamingLoop:
         self._take_events(self._pause_s())
 
     def _take_events(self, wait_s: float = 0.0) -> None:
-        """What is in the inbox, up to a StartRun; a Tick when it is due."""
+        """Process events of the inbox, up to a StartRun; and a Tick when it is due."""
         while self._start is None and self._exit_code is None:
             try:
                 event = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
@@ -216,7 +225,7 @@ class StreamingLoop:
                 self._wants_slots, self._exit_code = False, exit_code
 
     def _judge_stop(self, command_id: str) -> None:
-        """Nothing is said when the store does not tell: the supervisor asks again."""
+        """Judge a stop command. If the store does not answer, do nothing: the supervisor repeats the question."""
         try:
             wanted = self._job.desk.is_wanted(command_id, begun=self._supervisor.tries_again(command_id))
         except StoreError as error:
@@ -225,7 +234,7 @@ class StreamingLoop:
         self._enqueue(lambda: sv.StopJudged(command_id, wanted, self._stop_point(), self._latest()))
 
     def _deliver(self, run: JobRun, wish: ev.Wish) -> None:
-        """One that has its outcome takes nothing more."""
+        """Pass a command to the run. A run with an outcome accepts no more commands, so the next run gets it."""
         if run.outcome is None:
             run.handle_command(wish)
         else:
@@ -233,7 +242,7 @@ class StreamingLoop:
 
     @property
     def _run(self) -> JobRun:
-        assert self._attempt is not None, "the supervisor speaks to a run only while there is one"
+        assert self._attempt is not None, "the supervisor uses a run only while there is one"
         return self._attempt.job_run
 
     def _record(self, failure: RunFailed) -> None:
@@ -261,14 +270,14 @@ class StreamingLoop:
     # ------------------------------------------------------------ one run
 
     def _one_run(self, session: SparkSession, requests: Sequence[ev.Wish]) -> sv.RunTornDown | sv.RunImpossible:
-        """Blocks until the run is over; events are taken meanwhile."""
+        """Run the job once. Blocks until the run is over; events are processed meanwhile."""
         try:
             wanted = [request for request in requests if self._is_wanted(request)]
             attempt, stop = self._make_attempt(session)
         except (FencedError, UnclearAnswerError):
             raise
         except StoreError as error:
-            failure = RunFailed(f"what the run starts from could not be read: {error}", code=error.code)
+            failure = RunFailed(f"the snapshot from which the run starts could not be read: {error}", code=error.code)
             return sv.RunTornDown(failure, tuple(requests), self._stop_point(), random.random(), self._latest())
         except TidegateError as error:
             return sv.RunImpossible(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point())
@@ -290,9 +299,9 @@ class StreamingLoop:
         return sv.RunTornDown(outcome, tuple(again), self._stop_point(), random.random(), self._latest())
 
     def _make_attempt(self, session: SparkSession) -> tuple[Attempt, sv.StopPoint | None]:
-        """The next run, and the completed stop-savepoint when that is what it commits."""
+        """Return the next run, and the completed stop-savepoint if that is what the run commits."""
         job = self._job
-        # In order: sinks tell by it what an earlier run of this generation left.
+        # In ascending order, because sinks recognise by it what an earlier run of this generation left.
         run_id = f"{next(self._runs):06d}{secrets.token_hex(4)}"
         found = job.find_restore()
         restore = found[1] if found else None
@@ -300,7 +309,9 @@ class StreamingLoop:
         splits = self._splits = job.splits(restore) if self._splits is None else self._splits
         if restore is not None and restore.way_back is not None:
             place = context(checkpoint=restore.way_back.checkpoint_id)
-            logger.warning("going back to %s: %s", restore.location, restore.way_back.log_text(), extra=place)
+            logger.warning(
+                "restoring the earlier snapshot %s: %s", restore.location, restore.way_back.log_text(), extra=place
+            )
         job.rewind_sinks(restore, run_id)
         interval = job.options.checkpoint_interval
         interval_ms = 0 if interval is None else int(interval.total_seconds() * 1000)
@@ -345,7 +356,7 @@ class StreamingLoop:
         return attempt, _as_stop_point(found[0]) if found else None
 
     def _slot_parameters(self, run_id: str) -> Mapping[str, Any]:
-        """See `Attempt`."""
+        """Return the parameters for `Attempt`."""
         job = self._job
         return {
             "root": job.root,
@@ -360,18 +371,20 @@ class StreamingLoop:
         }
 
     def _is_wanted(self, request: ev.Wish) -> bool:
-        """Whether the command that waits for the answer, if there is one, may still be carried out (S9.4)."""
+        """Return whether the command of this request, if there is one, may still be executed (S9.4)."""
         command_id = request.request_id
         if command_id is None:
             return True
         return self._job.desk.is_wanted(command_id, begun=self._supervisor.tries_again(command_id))
 
     def _stop_point(self) -> sv.StopPoint | None:
-        """The completed stop-savepoint of this submission, from what this driver has read and written of the log."""
+        """Return the completed stop-savepoint of this submission, by the part of the log that this driver has read or
+        written.
+        """
         return _as_stop_point(self._next_point())
 
     def _latest(self) -> sv.Latest | None:
-        """What the next run would start from, likewise."""
+        """Return the snapshot from which the next run would start, by the same part of the log."""
         point = self._next_point()
         return None if point is None else (point.checkpoint_id, point.location)
 
@@ -401,14 +414,16 @@ class StreamingLoop:
     # ------------------------------------------------------------ commands and signals, own thread
 
     def _watch(self) -> None:
-        """Nothing that goes wrong here may end it: the job would be deaf from then on."""
-        told = False
+        """Watch commands and signals. No error may end this thread, because the job would then receive no more
+        commands.
+        """
+        reported = False
         while not self._over.wait(COMMAND_POLL_S):
             try:
                 for command in self._job.desk.take():
                     self._enqueue(partial(sv.CommandArrived, command))
-                if self._terminated.is_set() and not told:
-                    told = True
+                if self._terminated.is_set() and not reported:
+                    reported = True
                     self._enqueue(sv.Terminated)
             except Exception:
                 logger.exception("commands and signals could not be handled")

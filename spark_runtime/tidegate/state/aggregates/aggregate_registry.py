@@ -1,4 +1,4 @@
-"""Aggregates by name: those of tidegate, and those that other packages register as entry points (S5.1)."""
+"""Registry of aggregates by name: the built-in ones, and those that other packages register as entry points (S5.1)."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ BUILT_IN: Mapping[str, str] = {
 
 @functools.cache
 def find_aggregate(name: str) -> AggregateFunction:
-    """The aggregate of this name. An entry point cannot replace a built-in aggregate.
+    """Return the aggregate of this name. An entry point cannot replace a built-in aggregate.
 
     Raises:
-        PipelineError: no aggregate has this name, several packages register it, or what they register does not fit.
+        PipelineError: no aggregate has this name, several packages register it, or the registered object does not fit.
     """
     if name in BUILT_IN:
         module, _, constant = BUILT_IN[name].partition(":")
@@ -58,12 +58,12 @@ def find_aggregate(name: str) -> AggregateFunction:
         raise PipelineError(
             f"there is no aggregate {name!r}" + (f", did you mean {near[0]!r}?" if near else ""),
             cause=f"no installed package registers it as an entry point of the group {ENTRY_POINTS!r}",
-            remedy="Install the package that has it, here and on every executor",
+            remedy="Install the package of the aggregate, on this machine and on every executor",
         )
     if len(places) > 1:
         raise PipelineError(
             f"several packages register an aggregate {name!r}: {', '.join(sorted(places))}",
-            remedy="Uninstall all but one of them",
+            remedy="Uninstall all of these packages but one",
         )
     (point,) = places.values()
     try:
@@ -79,6 +79,7 @@ def find_aggregate(name: str) -> AggregateFunction:
         raise PipelineError(
             f"{point.value!r} is not the aggregate {name!r}",
             cause=f"it is {own}",
-            remedy="Register an AggregateFunction under its own name: its columns in snapshots begin with it",
+            remedy="Register an AggregateFunction under its own name, because its columns in snapshots "
+            "begin with the name",
         )
     return found

@@ -1,5 +1,8 @@
-"""What an aggregate is: the description that a package registers, an aggregate of one column bound to types, and the
-contract of what computes it; and the contract of a user's own. Light: the pipeline asks it too (S5.1, S5.5)."""
+"""Interfaces of aggregates (S5.1, S5.5).
+
+They are the description that a package registers, an aggregate of one column bound to types, the state that computes
+it, and the base class of user aggregates. The module imports no kernels, because building a pipeline needs it, too.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pyarrow.types as pt
 
 from tidegate.state.keys.key_types import is_key_type
 
-if TYPE_CHECKING:  # it has kernels, and a pipeline is drawn without numba
+if TYPE_CHECKING:  # it has kernels, and pipelines are built without numba
     from tidegate.state.cells import CopyOnWriteArrays
 
 SORTABLE = "numbers, decimals, strings, binary, booleans, dates and times"
@@ -26,64 +29,69 @@ Selection: TypeAlias = slice | npt.NDArray[np.int32]
 """Entries: a range of them, or any by number."""
 Groups: TypeAlias = npt.NDArray[np.int32]
 StateColumns: TypeAlias = Callable[[Any, int, int], list[pa.Array]]
-"""Gives the state columns of entries start..stop, given a frozen copy of the arrays of exactly those."""
+"""Returns the state columns of entries start..stop from a frozen copy of exactly their arrays."""
 
 
 class ArrowAggregate:
-    """An aggregate of your own, over Arrow columns and many groups at once; subclass it, and use an instance with
-    `user_aggregate`. Its state is rows of declared Arrow columns, so it is part of snapshots and moves with a rescale.
+    """Base class of a user aggregate over Arrow columns and many groups at once; pass an instance to `user_aggregate`.
 
-    The instance is shared by all windows and threads of a subtask: its methods must not change it, and be pure and
-    deterministic. `merge` must be associative: it is called with any grouping of neighbouring states.
+    Its state is rows of declared Arrow columns, so it is part of snapshots and moves with a rescale. All windows and
+    threads of a subtask share the instance: its methods must not change it, and must be pure and deterministic. `merge`
+    must be associative: it is called with any grouping of neighbouring states.
 
     Attributes:
         state: columns of the state of a group.
-        result_type: of the result.
+        result_type: type of the result.
     """
 
     state: pa.Schema
     result_type: pa.DataType
 
     def accumulate(self, columns: Sequence[pa.Array], groups: Groups, count: int) -> pa.RecordBatch:
-        """The states of the rows of a batch: row i is of group `groups[i]`; gives a row of `state` for each of groups
-        0..count - 1, every one of which has rows. Nulls are left in."""
+        """Return the states of the rows of a batch: row i belongs to group `groups[i]`.
+
+        The result has a row of `state` for each of the groups 0..count - 1, each of which has rows. Columns may hold
+        nulls.
+        """
         raise NotImplementedError
 
     def merge(self, states: pa.RecordBatch, groups: Groups, count: int) -> pa.RecordBatch:
-        """One state for each of groups 0..count - 1: state i is of group `groups[i]`, earlier ones first."""
+        """Return one state for each of the groups 0..count - 1: state i belongs to group `groups[i]`, earlier states
+        first.
+        """
         raise NotImplementedError
 
     def result(self, states: pa.RecordBatch) -> pa.Array:
-        """The result of each state, of `result_type`."""
+        """Return the result of each state, of type `result_type`."""
         raise NotImplementedError
 
 
 class AggregateArguments(Protocol):
-    """What an aggregate was called with, before types are known."""
+    """Arguments of an aggregate's call, before types are known."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All columns; the last `orders` are what rows are ordered by."""
+        """Return all columns; the last `orders` of them order the rows."""
 
     @property
     def n(self) -> int:
-        """A number that the aggregate takes, such as the rows of top_n; 0: none was passed."""
+        """Return the aggregate's number, such as the rows of top_n; 0: none was passed."""
 
     @property
     def orders(self) -> int:
-        """As many columns, at the end, are what rows are ordered by."""
+        """Return the number of columns, at the end, that order the rows."""
 
     @property
     def user(self) -> ArrowAggregate | None:
-        """Of function "user"."""
+        """Return the user aggregate of function "user"; else None."""
 
 
 def accept_all(arguments: AggregateArguments) -> None:
-    """The check of an aggregate that takes any arguments."""
+    """Accept any arguments."""
 
 
 def cast_first(column: str, type_: pa.DataType) -> str:
-    """How to make a number of a column, as part of a remedy."""
+    """Return how to convert a column to a number, as part of a remedy."""
     as_float = pt.is_decimal(type_) or pt.is_float16(type_) or pt.is_string(type_)
     cast = "pa.float64()" if as_float else "pa.int64()"
     return f"to use the column as a number, cast it first: .with_columns({column}=pc.field({column!r}).cast({cast}))"
@@ -91,27 +99,28 @@ def cast_first(column: str, type_: pa.DataType) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AggregateFunction:
-    """An aggregate as its module describes it. Built-in ones are listed in `aggregate_registry`; a package of your own
-    registers one as an entry point of the group `tidegate.aggregates`, under its name. `AggregateConformance` of
-    `tidegate.testing` checks it.
+    """Description of an aggregate.
+
+    Built-in aggregates are listed in `aggregate_registry`. A package registers its own as an entry point of the group
+    `tidegate.aggregates`, under its name. `AggregateConformance` of `tidegate.testing` checks it.
 
     Attributes:
-        name: prefix of its columns in snapshots, so it never changes: `<name>:<output column>`, and for more than one
-            `<name>_<part>:<output column>`.
-        result_type: (types of the columns, arguments) -> type of the result; None: these types are not offered.
-        state_schema: columns of the state, a row for each entry. All are nullable, and a state without rows is one that
-            `merge` takes.
-        accumulator: makes what computes it, with its arrays, where it has any, in the cells. An array's name begins
-            with that of the output column.
-        check: raises PipelineError for arguments that do not fit, without saying where in the pipeline.
-        word: what users call it, in error messages; default: `name`.
+        name: prefix of its columns in snapshots, so it never changes: `<name>:<output column>`, and with more than one
+            column `<name>_<part>:<output column>`.
+        result_type: (types of the columns, arguments) -> type of the result; None: these types are not supported.
+        state_schema: columns of the state, a row for each entry. All are nullable, and `merge` accepts a state without
+            rows.
+        accumulator: creates the state that computes it, with its arrays, if any, in the cells. The name of an array
+            begins with the name of the output column.
+        check: raises PipelineError for arguments that do not fit, without the place in the pipeline.
+        word: name for users in error messages; default: `name`.
         needs_column: it cannot count rows.
-        most_columns: as many columns at most, besides those that rows are ordered by; None: any number.
-        by: whether rows can be, or must be, ordered by another column.
-        by_time: rows count in the order of event time, where the stream has one: its column is added to those that
-            rows are ordered by.
-        takes: types that it takes, in words.
-        conversion: (column, type) -> how to make one of these types of a column, as the end of a remedy.
+        most_columns: most columns, besides those that order the rows; None: any number.
+        by: whether another column can, or must, order the rows.
+        by_time: rows count in the order of event time, if the stream has it: its column is added to the ordering
+            columns.
+        takes: accepted types, in words.
+        conversion: (column, type) -> how to convert a column to one of these types, as the end of a remedy.
     """
 
     name: str
@@ -129,7 +138,9 @@ class AggregateFunction:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name in RESERVED_NAMES:
-            raise ValueError(f"{self.name!r} cannot be the prefix of an aggregate's columns in snapshots")
+            raise ValueError(
+                f"{self.name!r} is not a valid name for an aggregate, because its columns in snapshots begin with it"
+            )
         if not self.word:
             object.__setattr__(self, "word", self.name)
 
@@ -139,14 +150,14 @@ class Aggregation:
     """An aggregate bound to types.
 
     Attributes:
-        name: of the output column.
-        function: what it computes.
-        types: of its input columns, as a stream has them; none: rows are counted.
+        name: name of the output column.
+        function: description of the aggregate.
+        types: types of its input columns in the stream; none: rows are counted.
         output: type of the result.
-        n: rows of top_n; of var and stddev what is taken off the divisor.
-        orders: as many columns at the end are what rows are ordered by.
-        user: of function "user".
-        columns: names of the columns, without those that rows are ordered by.
+        n: rows of top_n; for var and stddev the number subtracted in the divisor.
+        orders: number of columns, at the end, that order the rows.
+        user: user aggregate of function "user".
+        columns: names of the columns, without those that order the rows.
     """
 
     name: str
@@ -159,67 +170,69 @@ class Aggregation:
     columns: tuple[str, ...] = ()
 
     def state_schema(self) -> pa.Schema:
-        """Columns of the state, a row for each entry."""
+        """Return the columns of the state, a row for each entry."""
         return self.function.state_schema(self)
 
     def accumulator(self, cells: CopyOnWriteArrays) -> AggregateState:
-        """An empty one, with its numbers, where it keeps some, in `cells`."""
+        """Return an empty state, with its numbers, if it keeps any, in `cells`."""
         return self.function.accumulator(self, cells)
 
 
 def is_number(type_: pa.DataType) -> bool:
-    """A whole number, or a float of 32 or 64 bits."""
+    """Return whether the type is an integer, or a float of 32 or 64 bits."""
     return bool(pt.is_integer(type_) or pt.is_float32(type_) or pt.is_float64(type_))
 
 
 def is_numeric_type(type_: pa.DataType) -> bool:
-    """min and max of it are kept as a number of eight bytes."""
+    """Return whether min and max of the type are kept as a number of eight bytes."""
     plain = is_number(type_) or pt.is_boolean(type_)
     return bool(plain or pt.is_timestamp(type_) or pt.is_date(type_) or pt.is_time(type_) or pt.is_duration(type_))
 
 
 def is_sortable(type_: pa.DataType) -> bool:
-    """Values of it can be compared: `SORTABLE`."""
+    """Return whether values of the type can be compared: `SORTABLE`."""
     return is_numeric_type(type_) or (is_key_type(type_) and not pt.is_float16(type_))
 
 
 class ReadValues(Protocol):
-    """What an aggregate has read of a batch."""
+    """Values that an aggregate has read from a batch."""
 
     def part(self, start: int, stop: int) -> Any:
-        """Rows start..stop."""
+        """Return rows start..stop."""
 
 
 class AggregateState(Protocol):
-    """An aggregate of every entry 0, 1, 2, ... What it holds for one can be had as Arrow columns (`state`), and folded
-    into another (`merge`): that is how panes become windows, sessions one, and snapshots state again.
+    """An aggregate of every entry 0, 1, 2, ...
 
-    Not safe for several threads, but for what `freeze` gives. Whoever calls `add` or `merge` has made room in the Cells
-    that it was made with, and has touched the entries.
+    The content of an entry can be read as Arrow columns (`state`), and folded into another entry (`merge`). So panes
+    become windows, sessions are merged, and snapshots are restored.
+
+    Not safe for several threads, except the result of `freeze`. A caller of `add` or `merge` has made room in the cells
+    that the state was created with, and has touched the entries.
 
     Attributes:
-        state_schema: that of its function.
-        reads: how it reads columns: of two that are equal in it, what one has read of some columns is passed to the
-            other too. Begin it with the name of your package.
+        state_schema: state schema of its function.
+        reads: identifies the way it reads columns. If it is equal for two aggregates, the result of one's `read` is
+            passed to the other, too. Begin it with the name of your package.
     """
 
     state_schema: pa.Schema
     reads: str
 
     def read(self, columns: Sequence[pa.Array]) -> Any:
-        """The aggregate's columns of a batch, as `add` takes them."""
+        """Return the aggregate's columns of a batch in the form for `add`."""
 
     def add(self, entries: npt.NDArray[np.int32], values: Any, known: int) -> None:
-        """Take a row for each of `entries`; those from `known` on are new. Raises SumOverflowError."""
+        """Add a row to each of `entries`; entries from `known` on are new. Raises SumOverflowError."""
 
     def merge(self, entries: npt.NDArray[np.int32], columns: Sequence[pa.Array], known: int) -> None:
-        """Fold row i of state columns into `entries[i]`, in order; an entry may come several times."""
+        """Fold row i of state columns into `entries[i]`, in order; an entry may occur several times."""
 
     def state(self, entries: Selection) -> list[pa.Array]:
-        """State columns of some entries, a row for each."""
+        """Return the state columns of some entries, a row for each."""
 
     def result(self, entries: Selection) -> pa.Array:
-        """Output column of some entries."""
+        """Return the output column of some entries."""
 
     def freeze(self) -> StateColumns:
-        """The state as it is now, but for what is in the Cells; for any thread."""
+        """Return a function for any thread that reads the present state, apart from what is in the cells."""

@@ -1,4 +1,4 @@
-"""The different values of each entry, kept as rows: `count_distinct` and `collect_set`."""
+"""Distinct values of each entry, kept as rows: `count_distinct` and `collect_set`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidegate.state.keys.key_types import stored_array, stored_type
 
 
 class DistinctValues:
-    """The different values of each entry, ascending: their number, or all of them."""
+    """The distinct values of each entry, ascending: their number, or all of them."""
 
     def __init__(self, output: pa.DataType, *, counts: bool) -> None:
         self._output = output

@@ -1,4 +1,4 @@
-"""Folding rows into what a reducing or aggregating state holds, for any back end."""
+"""Folding of rows into a reducing or aggregating state, for any back end."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Int64s = npt.NDArray[np.int64]
 def fold(
     descriptor: StateDescriptor, stored: Found, owners: KeyNumbers, columns: pa.RecordBatch
 ) -> tuple[Int64s, pa.RecordBatch]:
-    """What the state holds after row i of `columns` was added to key `owners[i]`, in order.
+    """Return the content of the state after row i of `columns` was added to key `owners[i]`, in order.
 
     Args:
-        descriptor: of a reducing or aggregating state.
-        stored: what it holds now for each key of the set, with the columns of `result_schema`.
+        descriptor: descriptor of a reducing or aggregating state.
+        stored: present content for each key of the set, with the columns of `result_schema`.
         owners: key numbers.
-        columns: with the columns of the descriptor.
+        columns: rows with the columns of the descriptor.
 
     Returns:
-        the key numbers that rows came for, ascending, and a row for each of them.
+        The numbers of the keys with new rows, ascending, and a row for each of them.
 
     Raises:
-        SumOverflowError: a sum of integers left int64.
+        SumOverflowError: a sum of integers exceeds int64.
     """
     numbers = np.flatnonzero(np.bincount(owners, minlength=len(stored.present)))
     if descriptor.kind == "aggregating":
@@ -54,7 +54,7 @@ def fold(
 def _reduced(
     field: pa.Field, reduction: Reduction, stored: pa.Array, entries: npt.NDArray[np.int32], column: pa.Array
 ) -> pa.Array:
-    """One column, a row for each entry; `stored` is null where there was nothing."""
+    """Return one column, a row for each entry; `stored` is null for a new key."""
     if reduction in ("first", "last"):
         return _first_or_last(reduction, stored, entries, column)
     if reduction in ("min", "max") and not _is_number(field.type):
@@ -107,7 +107,7 @@ def _aggregated(
         return columns.cast(descriptor.columns)
     merged = descriptor.merge(batch[0], offsets)
     assert merged.num_rows == len(numbers), (
-        f"merge of state {descriptor.name!r} gave {merged.num_rows} rows for {len(numbers)} keys"
+        f"merge of state {descriptor.name!r} returned {merged.num_rows} rows for {len(numbers)} keys"
     )
     return merged.cast(descriptor.columns)
 

@@ -1,4 +1,4 @@
-"""`var` and `stddev`, by Welford's method: exact to rounding whatever the mean, and mergeable (Chan)."""
+"""`var` and `stddev`, by Welford's method: exact to rounding for any mean, and mergeable (Chan)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from tidegate.state.compiler import inlined, kernel
 
 
 class VarianceState:
-    """var or stddev of every entry; see `Accumulating`. Of `n` values or fewer, with `n` taken off the divisor, it is
-    null."""
+    """`var` or `stddev` of every entry; see `AggregateState`. With `n` values or fewer, where `n` is subtracted in the
+    divisor, it is null.
+    """
 
     reads = "floats"
 
@@ -38,11 +39,11 @@ class VarianceState:
             cells.add(name, dtype)
 
     def read(self, columns: Sequence[pa.Array]) -> Values:
-        """The one column, in float64."""
+        """Return the one column, in float64."""
         return read_values(columns[0], "mean")
 
     def add(self, entries: Entries, values: Values, known: int) -> None:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         numbers = values.numbers
         if values.valid is not None:
             rows = np.flatnonzero(values.valid)
@@ -50,23 +51,23 @@ class VarianceState:
         add_moments(entries, numbers, *self._arrays(self._cells.arrays))
 
     def merge(self, entries: Entries, columns: Sequence[pa.Array], known: int) -> None:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         given = (column.to_numpy() for column in columns)
         merge_moments(entries, *given, *self._arrays(self._cells.arrays))
 
     def state(self, entries: Selection) -> list[pa.Array]:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         return [pa.array(array[entries]) for array in self._arrays(self._cells.arrays)]
 
     def result(self, entries: Selection) -> pa.Array:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         counts, _, squares = (array[entries] for array in self._arrays(self._cells.arrays))
         enough = counts > self._off
         found = np.divide(squares, counts - self._off, out=np.zeros(len(counts)), where=enough)
         return pa.array(np.sqrt(found) if self._is_root else found, mask=None if enough.all() else ~enough)
 
     def freeze(self) -> StateColumns:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         return lambda arrays, start, stop: [pa.array(array) for array in self._arrays(arrays)]
 
     def _arrays(self, arrays: Arrays) -> list[Any]:
@@ -84,7 +85,7 @@ def _joined(at: Any, count: Any, mean: Any, square: Any, counts: Any, means: Any
 
 @kernel("void(i4[], f8[], i8[]!, f8[]!, f8[]!)")
 def add_moments(entries: Any, values: Any, counts: Any, means: Any, squares: Any) -> None:
-    """Take value i into entries[i]."""
+    """Add value i to entries[i]."""
     for i in range(len(entries)):
         _joined(entries[i], 1, values[i], 0.0, counts, means, squares)
 
@@ -93,7 +94,7 @@ def add_moments(entries: Any, values: Any, counts: Any, means: Any, squares: Any
 def merge_moments(
     entries: Any, others: Any, their_means: Any, their_squares: Any, counts: Any, means: Any, squares: Any
 ) -> None:
-    """Take the moments i into entries[i]."""
+    """Add the moments i to entries[i]."""
     for i in range(len(entries)):
         if others[i]:
             _joined(entries[i], others[i], their_means[i], their_squares[i], counts, means, squares)
@@ -111,8 +112,8 @@ def _function(name: str, *, is_root: bool) -> AggregateFunction:
 
     def check(arguments: AggregateArguments) -> None:
         if arguments.n not in (0, 1):
-            remedy = "Give 1 for a sample or 0 for the whole population"
-            raise PipelineError(f"{name} with ddof={arguments.n!r}", remedy=remedy)
+            remedy = "Use ddof=1 for a sample, or ddof=0 for the whole population"
+            raise PipelineError(f"{name} does not accept ddof={arguments.n!r}", remedy=remedy)
 
     return AggregateFunction(
         name=name,

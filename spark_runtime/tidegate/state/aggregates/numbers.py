@@ -1,5 +1,6 @@
-"""`count`, `sum`, `min`, `max` and `mean` as SQL has them: of numbers as plain columns indexed by entry number; of
-others min, max and sums of decimals as kept rows (S5.1).
+"""`count`, `sum`, `min`, `max` and `mean` with the semantics of SQL (S5.1).
+
+Numbers are kept in plain columns indexed by entry number. Decimal sums, and min and max of other types, are kept rows.
 
 Null inputs are ignored; sum, min, max and mean of no values are null. Integers sum exactly in int64 or fail; floats sum
 in order of arrival. NaN is greater than every number, as in Spark and DuckDB.
@@ -38,12 +39,12 @@ from tidegate.state.keys.key_types import stored_type
 Numbers = npt.NDArray[np.int64] | npt.NDArray[np.uint64] | npt.NDArray[np.float64]
 Function = Literal["count", "sum", "min", "max", "mean"]
 MAX_DECIMAL_DIGITS = 38
-"""Of a sum of decimals."""
+"""Digits of a sum of decimals."""
 _INT, _UINT, _FLOAT = np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.float64)
 
 
 class SumOverflowError(DataError):
-    """A sum of integers left the range of int64."""
+    """A sum of integers exceeds the range of int64."""
 
     code = "sum_overflow"
 
@@ -53,7 +54,7 @@ class Values:
     """One aggregated column of a batch.
 
     Attributes:
-        numbers: int64, uint64 or float64; anything where null. None: the column is only counted.
+        numbers: int64, uint64 or float64; arbitrary where null. None: the column is only counted.
         valid: 0 where null; None: no nulls.
     """
 
@@ -61,7 +62,7 @@ class Values:
     valid: Bytes | None
 
     def part(self, start: int, stop: int) -> Values:
-        """Rows start..stop."""
+        """Return rows start..stop."""
         return Values(
             None if self.numbers is None else self.numbers[start:stop],
             None if self.valid is None else self.valid[start:stop],
@@ -69,7 +70,7 @@ class Values:
 
 
 def read_values(array: pa.Array, function: Function) -> Values:
-    """`array` as `function` takes it: times and dates as their integers, mean in float64, uint64 as such."""
+    """Return `array` in the form for `function`: times and dates as integers, mean in float64, uint64 unchanged."""
     valid = valid_mask(array).view(np.uint8) if array.null_count else None
     if function == "count":
         return Values(None, valid)
@@ -82,8 +83,11 @@ def read_values(array: pa.Array, function: Function) -> Values:
 
 
 class Accumulator:
-    """One aggregate of every entry, in arrays of `CopyOnWriteArrays`. Not safe for several threads; what a snapshot
-    writer may read is a frozen version of the cells, by `state_columns`."""
+    """One aggregate of every entry, in arrays of `CopyOnWriteArrays`.
+
+    Not safe for several threads. A snapshot writer may read a frozen version of the cells, with the function of
+    `freeze`.
+    """
 
     def __init__(
         self,
@@ -93,8 +97,14 @@ class Accumulator:
         output_type: pa.DataType,
         cells: CopyOnWriteArrays | None = None,
     ) -> None:
-        """Args: name: of the output column. input_type: None for count of rows. output_type: of the output column.
-        cells: where to have the arrays, under names that begin with `name`; who gives one touches what is written."""
+        """Create the aggregate.
+
+        Args:
+            name: name of the output column.
+            input_type: type of the input column; None for a count of rows.
+            output_type: type of the output column.
+            cells: arrays to use, under names that begin with `name`; the caller touches the entries that are written.
+        """
         self.name = name
         self.output_type = output_type
         self._function = function
@@ -105,8 +115,8 @@ class Accumulator:
         self._add = _KERNELS[function, self._dtype]
         self._cells = cells or CopyOnWriteArrays(1)
         self._values = f"{name}/values"
-        self._counts = f"{name}/counts"  # of mean
-        self._seen = f"{name}/seen"  # 1 where a value has come; not there: everywhere
+        self._counts = f"{name}/counts"  # for mean
+        self._seen = f"{name}/seen"  # 1 where a value has arrived; without this array: every entry has one
         self._cells.add(self._values, self._dtype, self._start)
         if function == "mean":
             self._cells.add(self._counts, np.int64)
@@ -116,19 +126,19 @@ class Accumulator:
         self._cells.grow(capacity)
 
     def read(self, columns: Sequence[pa.Array]) -> Values | None:
-        """The one column; None for count of rows."""
+        """Return the one column; None for a count of rows."""
         return read_values(columns[0], self._function) if columns else None
 
     def add(self, entries: Entries, values: Values | None, known: int) -> None:
-        """Take a row for each of `entries`.
+        """Add a row to each of `entries`.
 
         Args:
             entries: entry number of each row.
-            values: the aggregated column; None for count of rows.
-            known: entries that had rows before this call.
+            values: the aggregated column; None for a count of rows.
+            known: number of entries that had rows before this call.
 
         Raises:
-            SumOverflowError: a sum of integers left int64.
+            SumOverflowError: a sum of integers exceeds int64.
         """
         arrays = self._cells.arrays
         if self._function == "count":
@@ -156,9 +166,9 @@ class Accumulator:
             arrays[self._seen][entries] = 1
         if self._add(entries, numbers, arrays[self._values]):
             raise SumOverflowError(
-                f"The sum {self.name!r} has left the range of 64-bit integers",
-                cause="the sum of one key's values in one window is beyond +-9.2e18",
-                remedy="Sum a float: cast the column to double first",
+                f"sum {self.name!r} exceeds the range of 64-bit integers",
+                cause="the values of one key in one window add up to more than 9.2e18 or less than -9.2e18",
+                remedy="Cast the column to double before the sum",
             )
 
     def merge(self, entries: Entries, columns: Sequence[pa.Array], known: int) -> None:
@@ -192,14 +202,14 @@ class Accumulator:
         return lambda arrays, start, stop: self._state_columns(arrays)
 
     def _state_columns(self, arrays: Arrays) -> list[pa.Array]:
-        """State of the entries in `arrays`, which are parts of those of the cells as they are or were."""
+        """Return the state of the entries in `arrays`, which are slices of the live or frozen arrays."""
         if self._function == "mean":
             return [pa.array(arrays[self._values]), pa.array(arrays[self._counts])]
         return [pa.array(arrays[self._values], mask=self._missing(arrays))]
 
     def _fold(self, sum_: Callable[..., Any], entries: Entries, numbers: Numbers, name: str) -> None:
         if sum_(entries, numbers, self._cells.arrays[name]):
-            raise SumOverflowError(f"The sum {self.name!r} has left the range of 64-bit integers")
+            raise SumOverflowError(f"sum {self.name!r} exceeds the range of 64-bit integers")
 
     def _missing(self, arrays: Arrays) -> npt.NDArray[np.bool_] | None:
         if self._seen not in arrays:
@@ -209,7 +219,7 @@ class Accumulator:
 
 
 def _dtype(function: str, type_: pa.DataType | None) -> np.dtype[Any]:
-    """Of the numbers that count, sum, min, max or mean keep."""
+    """Return the numpy type of the numbers that count, sum, min, max or mean keep."""
     if function == "mean" or (function != "count" and type_ is not None and pt.is_floating(type_)):
         return np.dtype(np.float64)
     if function in ("min", "max") and type_ is not None and pt.is_uint64(type_):
@@ -218,7 +228,7 @@ def _dtype(function: str, type_: pa.DataType | None) -> np.dtype[Any]:
 
 
 def _state_schema(name: str, function: str, type_: pa.DataType | None) -> pa.Schema:
-    """State of count, sum, min, max or mean."""
+    """Return the state columns of count, sum, min, max or mean."""
     fields = [pa.field(f"{function}:{name}", pa.from_numpy_dtype(_dtype(function, type_)))]
     if function == "mean":
         fields.append(pa.field(f"mean_count:{name}", pa.int64()))
@@ -232,7 +242,7 @@ def _floats(array: pa.Array) -> npt.NDArray[np.float64]:
 
 
 def _numbers(state: pa.Array) -> Numbers:
-    """A state column as the kernels take it; anything where null."""
+    """Return a state column in the form for kernels; arbitrary where null."""
     buffer = state.buffers()[1]
     dtype = np.dtype(state.type.to_pandas_dtype())
     return np.zeros(len(state), dtype) if buffer is None else np.frombuffer(buffer, dtype, len(state), state.offset * 8)
@@ -358,7 +368,7 @@ _KERNELS: dict[tuple[str, np.dtype[Any]], Callable[..., bool | None]] = {
 
 
 class DecimalSum:
-    """An exact sum of decimals, of the widest precision of 128 bits."""
+    """An exact sum of decimals, with the widest precision of 128 bits."""
 
     def __init__(self, name: str, output: pa.DataType) -> None:
         self._name, self._output = name, output
@@ -377,9 +387,9 @@ class DecimalSum:
             total = sums["value_sum"].combine_chunks().cast(self._output)
         except pa.ArrowInvalid as error:
             raise SumOverflowError(
-                f"The sum {self._name!r} has left the range of {self._output}",
+                f"sum {self._name!r} exceeds the range of {self._output}",
                 cause=str(error),
-                remedy="Sum a float: cast the column to double first",
+                remedy="Cast the column to double before the sum",
             ) from error
         return sums["entry"].to_numpy(), [total]
 
@@ -418,7 +428,7 @@ def _type_of_sum(types: Sequence[pa.DataType], arguments: AggregateArguments) ->
 
 
 def _extreme(name: str, order: Order) -> AggregateFunction:
-    """min or max: of what is no number the first row in `order`."""
+    """Return min or max: of types that are not numbers, it keeps the first row in `order`."""
 
     def state_schema(aggregation: Aggregation) -> pa.Schema:
         is_plain = is_numeric_type(aggregation.types[0])
@@ -438,10 +448,10 @@ def _extreme(name: str, order: Order) -> AggregateFunction:
 
 
 def _of_booleans(function: AggregateFunction, word: str) -> AggregateFunction:
-    """min is whether all are true, max whether any is."""
+    """Return min or max for booleans: min is whether all are true, max is whether any is."""
 
     def compare_first(column: str, type_: pa.DataType) -> str:
-        return f"compare first: .with_columns({column}=pc.field({column!r}) > 0)"
+        return f"compare the column first: .with_columns({column}=pc.field({column!r}) > 0)"
 
     return replace(
         function,

@@ -1,5 +1,8 @@
 """The first rows of each entry in some order: `first`, `last`, `min_by`, `max_by`, `top_n`, `collect`, and the rows of
-`.top_n(...)`. `numbers` has min and max of strings, binary and decimals of it."""
+`.top_n(...)`.
+
+`numbers` uses it for min and max of strings, binary and decimals.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +39,13 @@ from tidegate.state.keys.key_types import stored_array, stored_type
 
 @dataclass(frozen=True)
 class Order:
-    """Which rows are the first ones, and how many are kept.
+    """Order of rows, and the number of rows to keep.
 
     Attributes:
-        by_value: where no other column orders, the value does.
+        by_value: without an ordering column, the value orders.
         has_values: rows without a value are left out.
-        descends: the first ordering column does.
-        last_wins: of equal rows the last to arrive comes first.
+        descends: the first ordering column is descending.
+        last_wins: of equal rows, the last to arrive comes first.
         keeps_all: there is no limit.
     """
 
@@ -54,11 +57,14 @@ class Order:
 
 
 class BestRows:
-    """The first rows of each entry in an order. Rows whose ordering value is null are left out; of equal rows earlier
-    ones come first, in event time where that orders too, and those without one last."""
+    """The first rows of each entry in an order.
+
+    Rows whose ordering value is null are left out. Equal rows are ordered by event time, if it orders too, then by
+    arrival; rows without event time come last.
+    """
 
     def __init__(self, aggregation: Aggregation, order: Order, *, is_list: bool) -> None:
-        """Args: is_list: an entry may have several rows."""
+        """Create the fold. Args: is_list: an entry may have several rows."""
         self._output = aggregation.output
         self._order = order
         self._orders = aggregation.orders or int(order.by_value)
@@ -95,7 +101,7 @@ class BestRows:
 
 
 class BestStructs(BestRows):
-    """The same, of whole rows: a list of structs."""
+    """The first rows as a list of structs, for rows of several columns."""
 
     def result(self, columns: Columns, offsets: Int64s) -> pa.Array:
         """See `Fold`."""
@@ -132,7 +138,9 @@ def _top(name: str, order: Order) -> AggregateFunction:
 
     def check(arguments: AggregateArguments) -> None:
         if not isinstance(arguments.n, int) or arguments.n < 1:
-            raise PipelineError(f"top_n of {arguments.n!r} rows", remedy='Give a number: top_n("price", 3)')
+            raise PipelineError(
+                f"top_n cannot keep {arguments.n!r} rows", remedy='Pass a positive integer: top_n("price", 3)'
+            )
 
     return AggregateFunction(
         name=name,
@@ -150,11 +158,13 @@ def _rows(name: str, order: Order) -> AggregateFunction:
         return RowLog(aggregation, BestStructs(aggregation, order, is_list=True), is_list=True)
 
     def refuse(arguments: AggregateArguments) -> None:
-        raise PipelineError(f"{name} is not offered", remedy='Write group_by("shop").top_n(3, by="price")')
+        raise PipelineError(
+            f"{name} cannot be used as an aggregate", remedy='Write group_by("shop").top_n(3, by="price")'
+        )
 
     return AggregateFunction(
         name=name,
-        result_type=lambda types, _: None,  # `.top_n(...)` says it: the rows keep the names of its columns
+        result_type=lambda types, _: None,  # `.top_n(...)` sets it, because the rows keep the names of its columns
         state_schema=kept_rows,
         accumulator=accumulator,
         check=refuse,

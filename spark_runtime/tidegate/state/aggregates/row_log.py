@@ -1,8 +1,8 @@
-"""Aggregates that keep rows: what is added is appended, and folded whenever that has doubled it (S5.1).
+"""Aggregates that keep rows: new rows are appended, and folded when their number has doubled (S5.1).
 
-Rows are Arrow columns that never change, so a frozen version is a reference to them. A `Fold` says what is kept of the
-rows of an entry: the best of them, the distinct ones, their sum, or what a user's own aggregate makes of them. It works
-on whole columns, for all entries at once.
+Rows are Arrow columns that never change, so a frozen version is a reference to them. A `Fold` decides which rows of an
+entry are kept: the best of them, the distinct ones, their sum, or the states of a user aggregate. It works on whole
+columns, for all entries at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidegate.state.keys.key_bytes import CANONICAL_NAN_BITS, Int64s, fixed_valu
 from tidegate.state.keys.key_types import stored_array, stored_type
 
 FOLD_ROWS = 1 << 16
-"""Rows are folded when as many have come since, or as many as were left by the last time if that is more."""
+"""New rows that cause a fold; more are needed if the last fold left more rows."""
 _SIGN = np.int64(-(2**63))
 
 Columns = list[pa.Array]
@@ -34,38 +34,47 @@ Rows = tuple[Entries, Columns]
 
 
 class Fold(Protocol):
-    """What is kept of rows, and what comes of them."""
+    """Decides which rows are kept, and computes results from them."""
 
     def rows(self, entries: Entries, columns: Sequence[pa.Array]) -> Rows:
-        """What is to be kept of rows of a batch."""
+        """Return the rows to keep from the rows of a batch."""
 
     def fold(self, entries: Entries, columns: Columns) -> Rows:
-        """As few rows as stand for these, ascending by entry; earlier ones come first. There is at least one."""
+        """Return the fewest rows that represent these, ascending by entry; earlier rows come first. There is at least
+        one.
+        """
 
     def result(self, columns: Columns, offsets: Int64s) -> pa.Array:
-        """A result for each of some entries; entry i has the folded rows offsets[i]:offsets[i + 1]."""
+        """Return a result for each of some entries; entry i has the folded rows offsets[i]:offsets[i + 1]."""
 
 
 @dataclass(frozen=True)
 class LoggedValues:
-    """The columns of an aggregate, of some rows of a batch."""
+    """Columns of an aggregate, for some rows of a batch."""
 
     columns: tuple[pa.Array, ...]
 
     def part(self, start: int, stop: int) -> LoggedValues:
-        """Rows start..stop."""
+        """Return rows start..stop."""
         return LoggedValues(tuple(column.slice(start, stop - start) for column in self.columns))
 
 
 class RowLog:
-    """See the module and `Accumulating`. State columns are lists where an entry may have several rows; else they are
-    null where it has none."""
+    """See the module and `AggregateState`.
+
+    State columns are lists if an entry may have several rows; else they are null for an entry without a row.
+    """
 
     reads = "columns"
 
     def __init__(self, aggregation: Aggregation, fold: Fold, *, is_list: bool, state_may_be_null: bool = False) -> None:
-        """Args: fold: what is kept of rows. is_list: an entry may have several rows. state_may_be_null: a row of the
-        state counts, though all its columns are null."""
+        """Create an empty log.
+
+        Args:
+            fold: decides which rows are kept.
+            is_list: an entry may have several rows.
+            state_may_be_null: a row of the state counts even if all its columns are null.
+        """
         self.state_schema = aggregation.state_schema()
         self._name = aggregation.name
         self._fold = fold
@@ -77,15 +86,15 @@ class RowLog:
         self._more_rows = 0
 
     def read(self, columns: Sequence[pa.Array]) -> LoggedValues:
-        """The columns as they are."""
+        """Return the columns unchanged."""
         return LoggedValues(tuple(columns))
 
     def add(self, entries: Entries, values: LoggedValues, known: int) -> None:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         self._append(self._fold.rows(entries, values.columns))
 
     def merge(self, entries: Entries, columns: Sequence[pa.Array], known: int) -> None:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         if self._is_list:
             lengths = columns[0].value_lengths().fill_null(0).to_numpy()
             self._append((np.repeat(entries, lengths), [column.flatten() for column in columns]))
@@ -99,16 +108,16 @@ class RowLog:
             self._append((entries[there], [column.filter(pa.array(there)) for column in columns]))
 
     def state(self, entries: Selection) -> list[pa.Array]:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         columns, offsets = _selected(self._rows_of(entries), entries)
         return self._state_columns(columns, offsets)
 
     def result(self, entries: Selection) -> pa.Array:
-        """See `Accumulating`."""
+        """See `AggregateState`."""
         return self._fold.result(*_selected(self._rows_of(entries), entries))
 
     def freeze(self) -> StateColumns:
-        """See `Accumulating`. Folded by who reads it."""
+        """See `AggregateState`. The reader folds the rows."""
         folded, more, lock = [self._folded], list(self._more), threading.Lock()
 
         def read(arrays: object, start: int, stop: int) -> list[pa.Array]:
@@ -131,7 +140,7 @@ class RowLog:
             self._all()
 
     def _rows_of(self, entries: Selection) -> Rows:
-        """Folded rows, at least those of some entries. Few entries do not cost a fold of all."""
+        """Return folded rows of some entries, and perhaps of others. For few entries, it does not fold all rows."""
         if isinstance(entries, slice) or not self._more or not len(entries):
             return self._all()
         wanted = np.unique(entries)
@@ -150,7 +159,7 @@ class RowLog:
         return self._folded
 
     def _together(self, folded: Rows, more: Sequence[Rows]) -> Rows:
-        """Rows that were folded, and what came after them, folded."""
+        """Return the fold of folded rows and the rows added since."""
         every = [folded, *more] if len(folded[0]) else list(more)
         entries = np.concatenate([entries for entries, _ in every])
         try:
@@ -159,9 +168,9 @@ class RowLog:
             ]
         except pa.ArrowInvalid as error:
             raise ArrayTooLarge(
-                f"The rows that the aggregate {self._name!r} keeps do not fit into one array",
-                cause=f"{error}; they are those of all keys of one window",
-                remedy="Cast text and binary columns to large ones first: pc.field(...).cast(pa.large_string())",
+                f"the rows that aggregate {self._name!r} keeps do not fit into one array",
+                cause=f"{error}; the rows of all keys of one window must fit",
+                remedy="Cast text and binary columns to large types first: pc.field(...).cast(pa.large_string())",
             ) from error
         return self._fold.fold(entries, columns)
 
@@ -177,17 +186,17 @@ class RowLog:
 
 
 def kept_columns(aggregation: Aggregation) -> pa.Schema:
-    """State of one row for each entry: its value, then what rows are ordered by. Null where there is none."""
+    """Return the columns of a state of one row for each entry: its value, then the ordering columns. Null: no row."""
     return _kept(aggregation, [f"{aggregation.function.name}:{aggregation.name}"], is_list=False)
 
 
 def kept_lists(aggregation: Aggregation) -> pa.Schema:
-    """The same, of several rows for each entry: lists."""
+    """Return the columns of a state of several rows for each entry: lists."""
     return _kept(aggregation, [f"{aggregation.function.name}:{aggregation.name}"], is_list=True)
 
 
 def kept_rows(aggregation: Aggregation) -> pa.Schema:
-    """The same, of rows of several columns."""
+    """Return the columns of a state of several rows of several columns for each entry: lists."""
     prefix = f"{aggregation.function.name}:{aggregation.name}"
     return _kept(aggregation, [f"{prefix}:{column}" for column in aggregation.columns], is_list=True)
 
@@ -200,8 +209,10 @@ def _kept(aggregation: Aggregation, names: list[str], *, is_list: bool) -> pa.Sc
 
 
 def order_keys(array: pa.Array) -> Int64s:
-    """Larger where the value is larger, equal where it is equal: NaN is greatest, -0.0 is 0.0. Comparable within this
-    call. Anything where null."""
+    """Return keys that are larger where the value is larger, and equal where it is equal: NaN is greatest, -0.0 is 0.0.
+
+    Keys are comparable within one call only. Arbitrary where null.
+    """
     array = stored_array(array)
     type_ = array.type
     if pt.is_floating(type_):
@@ -227,7 +238,7 @@ def _of_floats(array: pa.Array) -> Int64s:
 
 
 def without_nulls(entries: Entries, arrays: Columns, wanted: Sequence[pa.Array]) -> Rows:
-    """The rows in which none of `wanted` is null."""
+    """Return the rows in which none of `wanted` is null."""
     if not any(array.null_count for array in wanted):
         return entries, arrays
     keep: npt.NDArray[np.bool_] = np.ones(len(entries), np.bool_)
@@ -237,13 +248,13 @@ def without_nulls(entries: Entries, arrays: Columns, wanted: Sequence[pa.Array])
 
 
 def one_or_null(values: pa.Array, offsets: Int64s) -> pa.Array:
-    """The one value of each entry, null where there is none."""
+    """Return the one value of each entry, null for an entry without one."""
     there = np.diff(offsets) > 0
     return values if there.all() else values.take(pa.array(offsets[:-1], mask=~there))
 
 
 def as_lists(values: pa.Array, offsets: Int64s, type_: pa.DataType) -> pa.Array:
-    """A list of the values of each entry, of `type_`."""
+    """Return a list of the values of each entry, of type `type_`."""
     lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
     return lists if lists.type == type_ else pc.cast(lists, type_)
 
@@ -253,7 +264,7 @@ def _types(schema: pa.Schema, is_list: bool) -> list[pa.DataType]:
 
 
 def _selected(rows: Rows, entries: Selection) -> tuple[Columns, Int64s]:
-    """Rows of some entries, one entry after the other, and where each entry's begin and end among them."""
+    """Return the rows of some entries, one entry after the other, and the bounds of each entry among them."""
     held, columns = rows
     if isinstance(entries, slice):
         first, last = np.searchsorted(held, [entries.start, entries.stop])

@@ -1,4 +1,4 @@
-"""`user_aggregate`: an `ArrowAggregate` of the user's own, whose states are kept as rows."""
+"""`user_aggregate`: an `ArrowAggregate` written by the user, whose states are kept as rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidegate.state.keys.key_bytes import Int64s
 
 
 class UserStates:
-    """States of a user's own aggregate. What it gives is held against what it declares."""
+    """States of a user aggregate. Checks that its results have the declared types."""
 
     def __init__(self, name: str, user: ArrowAggregate, output: pa.DataType) -> None:
         self._user, self._output = user, output
@@ -49,25 +49,26 @@ class UserStates:
         if found is None:
             found = pa.nulls(0, self._output)
         if not isinstance(found, pa.Array) or found.type != self._output or len(found) != count:
-            given = f"{found.type} of {len(found)}" if isinstance(found, pa.Array) else type(found).__name__
-            raise self._refused("result", f"it gave {given}, wanted are {count} of {self._output}")
+            actual = f"{found.type} of {len(found)}" if isinstance(found, pa.Array) else type(found).__name__
+            raise self._refused("result", f"it returned {actual}; expected {count} values of type {self._output}")
         return one_or_null(found, offsets)
 
     def _checked(self, states: object, method: str, count: int) -> Columns:
         if not isinstance(states, pa.RecordBatch):
-            raise self._refused(method, f"it gave a {type(states).__name__}")
+            raise self._refused(method, f"it returned a {type(states).__name__}")
         if states.schema.names != self._user.state.names or states.schema.types != self._user.state.types:
-            raise self._refused(method, f"its columns are {states.schema}, declared are {self._user.state}")
+            raise self._refused(method, f"it returned columns {states.schema}; declared columns: {self._user.state}")
         if states.num_rows != count:
-            raise self._refused(method, f"it gave {states.num_rows} rows for {count} groups")
+            raise self._refused(method, f"it returned {states.num_rows} rows for {count} groups")
         return list(states.columns)
 
     def _refused(self, method: str, cause: str) -> PipelineError:
         return PipelineError(
-            f"{method} of a user's aggregate broke its contract",
+            f"{method}() of a user aggregate returned an invalid value",
             where=self._where,
             cause=cause,
-            remedy="Give one row of `state` for each group, and of the result one value for each state",
+            remedy="Return one row of `state` for each group from accumulate() and merge(), and one "
+            "value for each state from result()",
         )
 
 
@@ -97,17 +98,19 @@ def _check(arguments: AggregateArguments) -> None:
     if not isinstance(user, ArrowAggregate):
         raise PipelineError(
             f"user_aggregate needs an ArrowAggregate, got {user!r}",
-            remedy="Give an instance of a subclass of tidegate.ArrowAggregate",
+            remedy="Pass an instance of a subclass of tidegate.ArrowAggregate",
         )
     kind = type(user).__name__
     if not isinstance(getattr(user, "state", None), pa.Schema) or not len(user.state):
         remedy = 'Set it in the class: state = pa.schema([("total", pa.float64())])'
-        raise PipelineError(f"{kind} declares no state", remedy=remedy)
+        raise PipelineError(f"{kind} does not declare a state", remedy=remedy)
     if not isinstance(getattr(user, "result_type", None), pa.DataType):
         remedy = "Set it in the class: result_type = pa.float64()"
-        raise PipelineError(f"{kind} declares no result_type", remedy=remedy)
+        raise PipelineError(f"{kind} does not declare a result_type", remedy=remedy)
     if not arguments.columns:
-        raise PipelineError(f"{kind} has no columns", remedy='Name them: user_aggregate(MyMean(), "delay")')
+        raise PipelineError(
+            f"{kind} is used without columns", remedy='Name its columns: user_aggregate(MyMean(), "delay")'
+        )
 
 
 USER = AggregateFunction(

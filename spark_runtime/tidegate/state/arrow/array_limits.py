@@ -1,7 +1,7 @@
-"""What one Arrow array holds: offsets of strings, binary, lists and maps have 32 bits, but for the large types.
+"""Size limits of one Arrow array: offsets of strings, binary, lists and maps have 32 bits, except in the large types.
 
-Values of a state that do not fit together into one array are found out before they are gathered. Where it does not
-matter in how many arrays they come, they come in several.
+Values of a state that do not fit into one array are detected before they are gathered. Where the number of arrays does
+not matter, they are returned in several.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.types as pt
 from tidegate.errors import PipelineError
 
 MAX_ARRAY_BYTES = 2**31 - 1
-"""Bytes or elements that the values of one array have together, if it is not of a large type."""
+"""Most bytes or elements of the values of one array together, unless it has a large type."""
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class ArrayTooLarge(PipelineError):
 
 
 def is_large(type_: pa.DataType) -> bool:
-    """Offsets have 64 bits."""
+    """Return whether offsets have 64 bits."""
     return bool(pt.is_large_string(type_) or pt.is_large_binary(type_) or pt.is_large_list(type_))
 
 
@@ -34,15 +34,16 @@ def require_fits(type_: pa.DataType, size: int) -> None:
     """Refuse `size` bytes or elements for one array. Raises ArrayTooLarge."""
     if size > MAX_ARRAY_BYTES and not is_large(type_):
         raise ArrayTooLarge(
-            f"Values of type {type_} in state do not fit into one batch",
-            cause=f"those that are read at once have {size} bytes or elements, Arrow's limit is {MAX_ARRAY_BYTES}",
-            remedy=f"Declare the column as large_{type_}, where that is a type, or make the batches smaller",
+            f"values of type {type_} in state do not fit into one batch",
+            cause=f"the values of one read have {size} bytes or elements; Arrow's limit is {MAX_ARRAY_BYTES}",
+            remedy=f"Declare the column as large_{type_}, if that type exists, or make the batches smaller",
         )
 
 
 def in_parts(make: Callable[[Any], T], numbers: Any, size: int | None = None) -> Iterator[T]:
-    """What `make` gives for all numbers; or for each half of them, and so on, where it raises ArrayTooLarge. A single
-    value fits, as it came in an array.
+    """Yield the results of `make` for all numbers; if it raises ArrayTooLarge, for each half of them, and so on.
+
+    A single value always fits, because it arrived in an array.
 
     Args:
         numbers: an array; or a slice that `make` understands as all numbers from 0 to `size` - 1.

@@ -1,4 +1,4 @@
-"""Between Arrow arrays and plain ones: raw values, ranges and validity."""
+"""Conversion between Arrow arrays and plain ones: raw values, ranges and validity."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tidegate.state.compiler import kernel
 from tidegate.state.keys.key_bytes import valid_mask
 
 MAX_VALUE_BYTES = 2**31 - 1
-"""Bytes or elements of one value in state."""
+"""Most bytes or elements of one value in state."""
 
 
 def fixed_width(type_: pa.DataType) -> int | None:
-    """Bytes of a value where all have the same; 1 for booleans."""
+    """Return the bytes of a value if all values have the same number, 1 for booleans; else None."""
     if pt.is_boolean(type_):
         return 1
     if pt.is_primitive(type_) or pt.is_decimal(type_) or pt.is_fixed_size_binary(type_):
@@ -28,7 +28,7 @@ def fixed_width(type_: pa.DataType) -> int | None:
 
 
 def raw_fixed(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Raw values of a column of a fixed width; anything where null. No copy but for booleans."""
+    """Return the raw values of a column of a fixed width; arbitrary where null. Copies only booleans."""
     if pt.is_boolean(array.type):
         array = array.cast(pa.uint8())
     buffer = array.buffers()[1]
@@ -38,8 +38,11 @@ def raw_fixed(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def ranges_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], Any]:
-    """Starts, lengths (-1 where null) and the values they point into: bytes, or an array of elements. Raises
-    PipelineError: a value is larger than `MAX_VALUE_BYTES`."""
+    """Return starts, lengths (-1 where null) and the values they point into: bytes, or an array of elements.
+
+    Raises:
+        PipelineError: a value is larger than `MAX_VALUE_BYTES`.
+    """
     wide = is_large(array.type)
     dtype = np.dtype(np.int64 if wide else np.int32)
     buffer = array.buffers()[1]
@@ -52,9 +55,9 @@ def ranges_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
         sizes[~valid_mask(array)] = -1
     if wide and sizes.max(initial=0) > MAX_VALUE_BYTES:
         raise PipelineError(
-            f"A value of type {array.type} is too large for state",
+            f"a value of type {array.type} is too large for state",
             cause=f"it has {sizes.max()} bytes or elements, the limit is {MAX_VALUE_BYTES}",
-            remedy="Keep it in several values, or its place in a store instead of it",
+            remedy="Divide it into several values, or store it elsewhere and keep its URL in state",
         )
     lengths = sizes.astype(np.int32)
     first, end = int(offsets[0]), int(offsets[-1])
@@ -78,7 +81,7 @@ def ranged_array(type_: pa.DataType, lengths: npt.NDArray[np.int64], values: Any
 
 
 def expand_ranges(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """All numbers of each range start..start + length, one range after the other."""
+    """Return all numbers of each range start..start + length, one range after the other."""
     out = np.empty(int(lengths.sum()), np.int64)
     _expand(starts, lengths, out)
     return out
@@ -87,14 +90,14 @@ def expand_ranges(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64])
 def gather_bytes(
     source: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint8]:
-    """The bytes of each range of `source`, one range after the other."""
+    """Return the bytes of each range of `source`, one range after the other."""
     out = np.empty(int(lengths.sum()), np.uint8)
     _gather(source, starts, lengths, out)
     return out
 
 
 def bitmap(valid: npt.NDArray[Any]) -> pa.Buffer | None:
-    """Arrow's validity of 0 and not 0; None where all are valid."""
+    """Return Arrow's validity bitmap of zeros and non-zeros; None if all are valid."""
     return None if valid.all() else pa.py_buffer(np.packbits(valid != 0, bitorder="little"))
 
 
@@ -106,12 +109,12 @@ def fixed_column_array(type_: pa.DataType, values: npt.NDArray[Any], valid: npt.
 
 
 def is_binary_like(type_: pa.DataType) -> bool:
-    """Strings and binary, but for those of a fixed width."""
+    """Return whether the type is string or binary of variable width."""
     return bool(pt.is_string(type_) or pt.is_large_string(type_) or pt.is_binary(type_) or pt.is_large_binary(type_))
 
 
 def has_offsets(type_: pa.DataType) -> bool:
-    """Values are ranges of bytes or elements."""
+    """Return whether values are ranges of bytes or elements."""
     return is_binary_like(type_) or bool(pt.is_list(type_) or pt.is_large_list(type_) or pt.is_map(type_))
 
 

@@ -1,8 +1,8 @@
-"""Arrow columns kept in flat arrays, so that any entry can be read and written, many in one call.
+"""Arrow columns kept in flat arrays: any entry can be read and written, many in one call.
 
 A column of a fixed width is an array of its raw values. Strings, binary, lists and maps are two arrays, start and
-length, into a log of bytes or elements that is only ever appended to: a frozen version keeps the log it saw. What is
-overwritten or forgotten stays in the log until more than half of it is dead; then the log is written anew. A struct is
+length, into a log of bytes or elements that only grows: a frozen version keeps the log it saw. Overwritten and
+forgotten values stay in the log until they are more than half of it; then the log is rewritten. A struct consists of
 its fields. Every column has its arrays in a `CopyOnWriteArrays` of the owner, under names that begin with the column's.
 """
 
@@ -34,20 +34,20 @@ from tidegate.state.cells import Arrays, CopyOnWriteArrays
 from tidegate.state.keys.key_bytes import valid_mask
 
 COMPACT_BYTES = 1 << 20
-"""Logs with less dead than this, in bytes or elements, are not written anew."""
+"""Logs with fewer dead bytes or elements than this are not rewritten."""
 COPIED_ROWS = 256 * 1024
 """Rows copied at a time from log to log."""
 ABSENT = -1
-"""Entry number for which a column gives null."""
+"""Entry number for which a column returns null."""
 
 Positions: TypeAlias = npt.NDArray[Any]
 """Entry numbers, int32 or int64; distinct where they are written."""
 ALL = slice(None)
-"""Every entry of arrays, in their order; without a copy where values are of a fixed width."""
+"""Every entry of arrays, in their order; without a copy for values of a fixed width."""
 Chosen: TypeAlias = Positions | slice
 """Entry numbers, or `ALL`."""
 Take: TypeAlias = Callable[[Arrays, Chosen], pa.Array]
-"""Gives the values of some entries of arrays; `ABSENT` gives null."""
+"""Returns the values of some entries of arrays; null for `ABSENT`."""
 Gather: TypeAlias = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Any]
 
 
@@ -60,31 +60,31 @@ class Column(Protocol):
         """Set entries that were touched."""
 
     def forget(self, positions: Positions) -> None:
-        """The entries' values are needed no more; they may be set again."""
+        """Release the values of entries; the entries may be set again."""
 
     def take(self, arrays: Arrays, positions: Chosen) -> pa.Array:
-        """The values of entries of `arrays`: the live ones."""
+        """Return the values of entries of `arrays`, which are the live arrays."""
 
     def pin(self) -> Take:
-        """`take` for the arrays of a version frozen now; for any thread."""
+        """Return `take` for the arrays of a version that is frozen now; for any thread."""
 
     def clear(self) -> None:
-        """All values are needed no more."""
+        """Release all values."""
 
     @property
     def logged_bytes(self) -> int:
-        """About how many bytes it has outside of `cells`, those needed no more too."""
+        """Return the approximate number of bytes outside of `cells`, including released ones."""
 
 
 def new_column(cells: CopyOnWriteArrays, name: str, type_: pa.DataType, *, compacts: bool = True) -> Column:
-    """A column in new arrays of `cells`.
+    """Return a column in new arrays of `cells`.
 
     Args:
-        name: the arrays' names begin with it.
+        name: prefix of the arrays' names.
         compacts: entries are overwritten; False: each is written once.
 
     Raises:
-        PipelineError: state cannot hold such a type.
+        PipelineError: state cannot hold this type.
     """
     if pt.is_struct(type_):
         return StructColumn(cells, name, type_, compacts)
@@ -93,9 +93,10 @@ def new_column(cells: CopyOnWriteArrays, name: str, type_: pa.DataType, *, compa
     if (width := fixed_width(type_)) is not None:
         return FixedColumn(cells, name, type_, width)
     raise PipelineError(
-        f"State column {name!r} cannot be of type {type_}",
-        cause="states hold numbers, booleans, times, decimals, strings, binary, and lists, maps and structs of these",
-        remedy="Cast it to one of these types",
+        f"state column {name!r} cannot have type {type_}",
+        cause="states can hold numbers, booleans, times, decimals, strings, binary, and lists, maps and "
+        "structs of these",
+        remedy="Cast the column to one of these types",
     )
 
 
@@ -259,7 +260,7 @@ class StructColumn:
 
 
 class _ByteLog:
-    """Bytes, appended."""
+    """Log of bytes that only grows."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -287,10 +288,10 @@ class _ByteLog:
 
 
 class RowLog:
-    """Rows of some columns; each is written once, and never changes where a range of it was given out.
+    """Rows of some columns; each row is written once and never changes afterwards.
 
     Attributes:
-        size: rows there are.
+        size: number of rows.
     """
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
@@ -300,11 +301,11 @@ class RowLog:
 
     @property
     def held_bytes(self) -> int:
-        """About how many bytes there are."""
+        """Return the approximate number of bytes."""
         return self.size * self._cells.entry_bytes + sum(column.logged_bytes for column in self._columns)
 
     def reserve(self, rows: int) -> int:
-        """Room for `rows` rows at the end; gives the first one's number."""
+        """Make room for `rows` rows at the end, and return the number of the first one."""
         start, self.size = self.size, self.size + rows
         if self.size > self._cells.capacity:
             self._cells.grow(max(self.size, 2 * self._cells.capacity))
@@ -316,11 +317,11 @@ class RowLog:
             column.put(positions, array)
 
     def take(self, positions: Positions) -> list[pa.Array]:
-        """Rows by number."""
+        """Return rows by number."""
         return [column.take(self._cells.arrays, positions) for column in self._columns]
 
     def last(self, positions: Positions) -> pa.Array:
-        """The last column alone of rows by number."""
+        """Return only the last column of rows by number."""
         return self._columns[-1].take(self._cells.arrays, positions)
 
     def copy(self, source: RowLog, positions: Positions, to: Positions) -> None:
@@ -331,13 +332,13 @@ class RowLog:
                 self.write(to[rows], arrays)
 
     def pin(self) -> Callable[[Positions], list[pa.Array]]:
-        """`take` for the rows there are; for any thread."""
+        """Return `take` for the present rows; for any thread."""
         arrays, takes = dict(self._cells.arrays), [column.pin() for column in self._columns]
         return lambda positions: [take(arrays, positions) for take in takes]
 
 
 class _ElementLog:
-    """Elements of one type, appended."""
+    """Log of elements of one type that only grows."""
 
     def __init__(self, type_: pa.DataType) -> None:
         self._rows = RowLog([type_])

@@ -1,6 +1,6 @@
-"""Null as pandas and numpy write it: `NaT` and `NA`, which pyarrow takes for dates of the year 1, or not at all.
+"""Nulls of pandas and numpy, `NaT` and `NA`, which pyarrow reads as dates of the year 1 or refuses.
 
-NaN is no null here: it is a number of its own (S5.1).
+NaN is not null here: it is a number (S5.1).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pyarrow as pa
 PLAIN_TYPES = frozenset(
     {type(None), bool, int, float, str, bytes, bytearray, decimal.Decimal, dt.date, dt.datetime, dt.time, dt.timedelta}
 )
-"""Python's own values, of which only None is null."""
+"""Python's own types, of which only None is null."""
 _FINER_UNITS = ("ns", "ps", "fs", "as")
 
 
 def is_missing(value: Any) -> bool:
-    """Whether it is None, `pandas.NaT`, `pandas.NA`, or a `NaT` of numpy. Needs no pandas."""
+    """Return whether the value is None, `pandas.NaT`, `pandas.NA`, or a `NaT` of numpy. Needs no pandas."""
     if value is None:
         return True
     if isinstance(value, np.datetime64 | np.timedelta64):
@@ -30,13 +30,13 @@ def is_missing(value: Any) -> bool:
 
 
 def python_time(value: np.datetime64 | np.timedelta64) -> Any:
-    """As Python has it, which ends at microseconds: finer ones are cut off, as pandas cuts them."""
+    """Return the Python value, which has microseconds; finer units are cut off, as in pandas."""
     unit = np.datetime_data(value.dtype)[0]
     return value.astype(f"{value.dtype.kind}8[us]").item() if unit in _FINER_UNITS else value.item()
 
 
 def arrow_array(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """`pa.array(values, type_)` in which missing values are null, in nested ones too. Raises what that raises."""
+    """Return `pa.array(values, type_)` with missing values as null, also nested ones. Raises what `pa.array` raises."""
     if any(type(value) not in PLAIN_TYPES for value in values):
         values = [_without_missing(value) for value in values]
     return pa.array(values, type_)
@@ -51,5 +51,5 @@ def _without_missing(value: Any) -> Any:
         return [_without_missing(one) for one in value]
     if is_missing(value):
         return None
-    # pyarrow refuses a column in which times of numpy and others are mixed, as the rows of several calls may have them.
+    # pyarrow refuses a column that mixes times of numpy with others, and rows of several calls may do so.
     return python_time(value) if isinstance(value, np.datetime64 | np.timedelta64) else value

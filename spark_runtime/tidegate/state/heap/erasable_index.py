@@ -1,8 +1,8 @@
-"""Indexes from keys to entry numbers that keys can leave again; their numbers come back for other keys.
+"""Indexes from keys to entry numbers whose keys can be erased; their numbers are reused for other keys.
 
-They read keys as `keyindex` does, but take distinct keys, and in two steps: `find`, then `add` for those that were not
-there. Erased keys leave no trace: the slots after them move back. Entry numbers stay dense, since the last that was
-given back is given out first.
+They read keys as `key_index` does, but accept distinct keys, and work in two steps: `find`, then `add` for missing
+keys. Erased keys leave no marks: the slots after them move back. Entry numbers stay dense, because the number that was
+freed last is reused first.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tidegate.state.keys.key_index import MAX_ENTRIES, BytesKeys, FixedKeys, Key
 from tidegate.state.keys.key_index_kernels import find_fixed, same_bytes, slot_of
 
 MIN_CAPACITY = 64
-"""Entries a new index has room for."""
+"""Number of entries that a new index has room for."""
 
 
 class ErasableIndex(Protocol):
-    """What both indexes do. Rows are of `keys`.
+    """Interface of both indexes. Rows are rows of `keys`.
 
     Attributes:
-        size: entry numbers 0..size - 1 are, or were, given out.
-        capacity: entries there is room for.
-        count: keys there are.
+        size: entry numbers 0..size - 1 are, or were, in use.
+        capacity: number of entries there is room for.
+        count: number of keys.
     """
 
     size: int
@@ -37,22 +37,22 @@ class ErasableIndex(Protocol):
     count: int
 
     def find(self, keys: Any) -> Entries:
-        """Entry of each row, or -1."""
+        """Return the entry of each row, or -1."""
 
     def add(self, keys: Any, rows: Int64s) -> Entries:
-        """New entries for `rows`, whose keys are distinct and not there. `size` and `capacity` may grow."""
+        """Return new entries for `rows`, whose keys are distinct and missing. `size` and `capacity` may grow."""
 
     def erase(self, entries: Entries) -> None:
-        """Forget the keys of these distinct entries."""
+        """Erase the keys of these distinct entries."""
 
 
 def new_erasable(reader: KeyReader) -> ErasableIndex:
-    """An empty index for the keys that `reader` reads."""
+    """Return an empty index for the keys of `reader`."""
     return ErasableFixed() if reader.is_fixed else ErasableBytes()
 
 
 class _Slots:
-    """Entry numbers by the 64 bits that place them."""
+    """Entry numbers by the 64 bits that determine their slot."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -65,11 +65,11 @@ class _Slots:
 
     def _allocate(self, count: int) -> Entries:
         entries = np.empty(count, np.int32)
-        again = min(count, self._freed)
-        entries[:again] = self._free[self._freed - again : self._freed][::-1]
-        self._freed -= again
-        entries[again:] = np.arange(self.size, self.size + count - again)
-        self.size += count - again
+        reused = min(count, self._freed)
+        entries[:reused] = self._free[self._freed - reused : self._freed][::-1]
+        self._freed -= reused
+        entries[reused:] = np.arange(self.size, self.size + count - reused)
+        self.size += count - reused
         self.count += count
         if self.size > self.capacity:
             self._grow()
@@ -99,7 +99,7 @@ class _Slots:
 
 
 class ErasableFixed(_Slots):
-    """Over int64 values; see `ErasableIndex`."""
+    """Index over int64 values; see `ErasableIndex`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class ErasableFixed(_Slots):
 
 
 class ErasableBytes(_Slots):
-    """Over canonical bytes; see `ErasableIndex`."""
+    """Index over canonical bytes; see `ErasableIndex`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ def _longer(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
 
 @kernel("void(i8[], i4[], i4[]!)")
 def insert_entries(known: Any, entries: Any, slots: Any) -> None:
-    """Enter entries that are not there."""
+    """Insert entries that are not in the slots."""
     mask = len(slots) - 1
     for i in range(len(entries)):
         at = slot_of(known[entries[i]], mask)
@@ -211,8 +211,10 @@ def insert_entries(known: Any, entries: Any, slots: Any) -> None:
 
 @kernel("void(i8[], i4[], i4[]!)")
 def erase_entries(known: Any, entries: Any, slots: Any) -> None:
-    """Take out entries that are there. What stands behind one, up to the next free slot, moves back into the gap where
-    its own place is not after it."""
+    """Remove entries from the slots.
+
+    Each following entry, up to the next free slot, moves into the gap unless its own place is after the gap.
+    """
     mask = len(slots) - 1
     for i in range(len(entries)):
         gap = slot_of(known[entries[i]], mask)
@@ -232,7 +234,7 @@ def erase_entries(known: Any, entries: Any, slots: Any) -> None:
 def find_ranges(
     data: Any, offsets: Any, hashes: Any, slots: Any, known: Any, starts: Any, lengths: Any, held: Any, out: Any
 ) -> None:
-    """Entry of each row's bytes, or -1; entry e has held[starts[e]:starts[e] + lengths[e]]."""
+    """Write the entry of each row's bytes, or -1; entry e has held[starts[e]:starts[e] + lengths[e]]."""
     mask = len(slots) - 1
     for i in range(len(hashes)):
         h = hashes[i]

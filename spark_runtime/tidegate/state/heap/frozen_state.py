@@ -14,22 +14,22 @@ from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
 from tidegate.state.cells import CHUNK_ENTRIES
 
 INLINE_ENTRIES = 64 * 1024
-"""States with no more entries, and not of more bytes than `INLINE_BYTES`, are written whole each time, as one table."""
+"""States with no more entries, and no more bytes than `INLINE_BYTES`, are written whole each time, as one table."""
 INLINE_BYTES = 64 * 2**20
-"""Far below what one array of strings holds, as the rows of the table are sorted."""
+"""Far below the limit of one array of strings, because the rows of the table are sorted."""
 
 
 @dataclass(frozen=True)
 class FrozenState:
-    """One state as it was at a freeze. For any thread.
+    """One state at the time of a freeze. For any thread.
 
     Attributes:
-        name: of the state.
-        schema: of its rows.
-        size: entries there were, those without a row too.
-        stamps: of each chunk; see `FrozenArrays`.
-        rows: gives the rows of a chunk, once for each.
-        entry_bytes: about how many bytes the rows of an entry have; 0: not known.
+        name: name of the state.
+        schema: schema of its rows.
+        size: number of entries, including entries without a row.
+        stamps: stamp of each chunk; see `FrozenArrays`.
+        rows: returns the rows of a chunk; call it once for each.
+        entry_bytes: approximate number of bytes of an entry's rows; 0: unknown.
     """
 
     name: str
@@ -40,17 +40,17 @@ class FrozenState:
     entry_bytes: int = 0
 
     def tables(self) -> Iterator[pa.Table]:
-        """All rows, chunk by chunk; once."""
+        """Return all rows, chunk by chunk. Call it once."""
         return map(self.rows, range(len(self.stamps)))
 
     def table(self, tables: Iterable[pa.Table] | None = None) -> pa.Table:
-        """All rows, sorted by key group; those that `tables` has given already, if given."""
+        """Return all rows, sorted by key group. If `tables` is passed, the rows are read from it."""
         table = pa.concat_tables([self.schema.empty_table(), *(self.tables() if tables is None else tables)])
         order = np.argsort(table.column(KEY_GROUP_COLUMN).to_numpy(), kind="stable")
         return table.take(pa.array(order))
 
     def part(self) -> StatePart:
-        """The part."""
+        """Return the part of the snapshot."""
         if self.size <= INLINE_ENTRIES and self.size * self.entry_bytes <= INLINE_BYTES:
             return StatePart(self.name, "keyed", self.table())
         blobs = tuple(

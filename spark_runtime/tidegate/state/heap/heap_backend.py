@@ -1,8 +1,8 @@
 """The heap back end: all state in memory, in copy-on-write columns (S5.2).
 
-`snapshot` marks what there is, in time that does not depend on its size; the returned function writes it while the
-back end goes on. States of more than `heap_snapshot.INLINE_ENTRIES` entries are written as one blob for each chunk,
-and a chunk that was not written to since an earlier snapshot has the same blob.
+`snapshot` freezes the present state in time that does not depend on its size. The returned function writes it while the
+back end continues. States of more than `frozen_state.INLINE_ENTRIES` entries are written as one blob for each chunk,
+and a chunk that has not been written to since an earlier snapshot has the same blob.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from tidegate.state.state_layout import (
 )
 
 SWEPT_ENTRIES = 1024
-"""Entries of each state with a TTL that are looked at, and removed where they have expired, for every batch."""
+"""Entries of each state with a TTL that are checked for every batch, and removed if they have expired."""
 
 TIMER_KINDS: tuple[TimerKind, ...] = ("event", "processing")
 
 _AnyState = HeapValue | HeapList | HeapMap
 _State = TypeVar("_State", HeapValue, HeapMerging, HeapList, HeapMap)
 MAX_SNAPSHOT_BYTES = 5 * 2**20
-"""What a subtask's keyed state and timers may take in a snapshot, uncompressed: it travels as one message."""
+"""Most uncompressed bytes of a subtask's keyed state and timers in a snapshot, which travels as one message."""
 
 
 class HeapBackend(KeyedStateBackend):
@@ -66,7 +66,7 @@ class HeapBackend(KeyedStateBackend):
         self._timers = {kind: ColumnarTimers(kind, self._keyed) for kind in TIMER_KINDS}
 
     def keys(self, batch: pa.RecordBatch) -> KeyBatch:
-        """See `KeyedStateBackend`. Sweeps, too."""
+        """See `KeyedStateBackend`. Also removes expired entries."""
         for state in self._states.values():
             state.sweep(SWEPT_ENTRIES)
         return self._keyed.of(batch)
@@ -149,7 +149,7 @@ class MemoryBackend(HeapBackend):
     """See the module and `KeyedStateBackend`."""
 
     def __init__(self, limit_bytes: int = MAX_SNAPSHOT_BYTES) -> None:
-        """Args: limit_bytes: see `MAX_SNAPSHOT_BYTES`."""
+        """Create the back end. Args: limit_bytes: see `MAX_SNAPSHOT_BYTES`."""
         super().__init__()
         self._limit_bytes = limit_bytes
 
@@ -157,7 +157,7 @@ class MemoryBackend(HeapBackend):
         """See `KeyedStateBackend`. No part has blobs.
 
         Raises:
-            SnapshotError: from what is returned: the parts are larger than the limit.
+            SnapshotError: raised by the returned function: the parts are larger than the limit.
         """
         frozen = self._freeze()
 
@@ -178,9 +178,9 @@ class MemoryBackend(HeapBackend):
 
     def _too_large(self, checkpoint_id: int, name: str, taken_bytes: int) -> SnapshotError:
         return SnapshotError(
-            f"The state of a subtask takes at least {taken_bytes} bytes, and the back end 'memory' puts at most "
-            f"{self._limit_bytes} into a snapshot",
+            f"the state of a subtask takes at least {taken_bytes} bytes, but a snapshot of the back end 'memory' "
+            f"holds at most {self._limit_bytes} bytes",
             where=f"checkpoint {checkpoint_id}, operator {self._ctx.uid!r}, state {name!r}",
-            cause="its snapshots travel whole in one message",
+            cause="the 'memory' back end sends a snapshot in one message",
             remedy="Use state_backend='heap'",
         )

@@ -19,13 +19,13 @@ USED = "used"
 
 
 class HeapTable:
-    """Rows by key. Entry numbers of removed rows are given out again.
+    """Rows by key. Entry numbers of removed rows are reused.
 
     Attributes:
-        cells: what a row has for good: `GROUP` uint16, `LIVE` uint8, its key.
-        values: what is overwritten: `USED` int64 milliseconds where there is a TTL, all other columns. Apart, since a
-            write to a frozen chunk copies all arrays of a `CopyOnWriteArrays`.
-        version: another number whenever a row came or went: entries found before may be wrong then.
+        cells: columns that never change in a row: `GROUP` uint16, `LIVE` uint8, its key.
+        values: columns that are overwritten: `USED` int64 milliseconds if there is a TTL, and all others. They are
+            separate, because a write to a frozen chunk copies all arrays of a `CopyOnWriteArrays`.
+        version: changes whenever a row is added or removed: entries found before may then be wrong.
     """
 
     def __init__(
@@ -36,7 +36,13 @@ class HeapTable:
         *,
         has_ttl: bool,
     ) -> None:
-        """Args: reader: reads the keys. key_types, value_types: of the columns. has_ttl: keep `USED`."""
+        """Create an empty table.
+
+        Args:
+            reader: reads the keys.
+            key_types, value_types: types of the columns.
+            has_ttl: keep `USED`.
+        """
         self.version = 0
         self.index: ErasableIndex = new_erasable(reader)
         self.cells = CopyOnWriteArrays(self.index.capacity)
@@ -50,27 +56,27 @@ class HeapTable:
 
     @property
     def size(self) -> int:
-        """Rows have entries below."""
+        """Return the bound of the rows' entry numbers."""
         return self.index.size
 
     @property
     def row_bytes(self) -> int:
-        """About how many bytes a row has, on average."""
+        """Return the approximate number of bytes of a row, on average."""
         logged = sum(column.logged_bytes for column in (*self._keys, *self._others))
         return self.cells.entry_bytes + self.values.entry_bytes + logged // max(self.size, 1)
 
     def find(self, keys: Keys) -> Entries:
-        """Entry of each key, or -1."""
+        """Return the entry of each key, or -1."""
         return self.index.find(keys)
 
     def add(
         self, keys: Keys, rows: npt.NDArray[np.int64], key_arrays: Sequence[pa.Array], groups: npt.NDArray[np.uint16]
     ) -> Entries:
-        """New rows; their other columns are to be put next.
+        """Add rows; the caller sets their other columns next.
 
         Args:
-            keys: distinct.
-            rows: of `keys`; those are not in the table.
+            keys: distinct keys.
+            rows: rows of `keys` that are not in the table.
             key_arrays: a row for each of `keys`.
             groups: key group of each of `keys`.
         """
@@ -87,13 +93,13 @@ class HeapTable:
         return entries
 
     def put(self, entries: Positions, values: Sequence[pa.Array]) -> None:
-        """Set the columns that are not of the key, of distinct rows. `values` are touched then."""
+        """Set the columns that do not belong to the key, of distinct rows. Touches `values`."""
         self.values.touch(entries)
         for column, array in zip(self._others, values, strict=True):
             column.put(entries, array)
 
     def remove(self, entries: Entries) -> None:
-        """Take out distinct rows."""
+        """Remove distinct rows."""
         if not len(entries):
             return
         self.cells.touch(entries)
@@ -107,18 +113,18 @@ class HeapTable:
         self.version += 1
 
     def take(self, first: int, stop: int | None, entries: Positions) -> list[pa.Array]:
-        """Columns first..stop of some rows, those of the key first; null where the entry is -1."""
+        """Return columns first..stop of some rows, key columns first; null where the entry is -1."""
         keys = [(column, self.cells) for column in self._keys]
         others = [(column, self.values) for column in self._others]
         return [column.take(cells.arrays, entries) for column, cells in [*keys, *others][first:stop]]
 
     def live(self, start: int, stop: int) -> Entries:
-        """Entries of the rows there are among start..stop."""
+        """Return the entries of the rows in start..stop."""
         stop = min(stop, self.size)
         return (np.flatnonzero(self.cells.arrays[LIVE][start:stop]) + start).astype(np.int32)
 
     def freeze(self) -> FrozenTable:
-        """The rows as they are now."""
+        """Return the present rows."""
         takes = [column.pin() for column in (*self._keys, *self._others)]
         return FrozenTable(self.cells.freeze(self.size), self.values.freeze(self.size), takes)
 
@@ -128,27 +134,27 @@ class FrozenTable:
 
     Attributes:
         size: number of entries.
-        stamps: of each chunk; see `FrozenArrays`.
-        takes: read each column of a chunk's arrays, those of the key first.
+        stamps: stamp of each chunk; see `FrozenArrays`.
+        takes: read each column of a chunk's arrays, key columns first.
     """
 
     def __init__(self, cells: FrozenArrays, values: FrozenArrays, takes: Sequence[Take]) -> None:
         self.size = cells.size
-        self.stamps = cells.stamps + values.stamps  # neither ever falls, so equal sums mean that both are equal
+        self.stamps = cells.stamps + values.stamps  # stamps never decrease, so equal sums mean that both are equal
         self.takes = takes
         self._cells, self._values = cells, values
 
     @property
     def chunks(self) -> int:
-        """Number of chunks."""
+        """Return the number of chunks."""
         return len(self.stamps)
 
     def read(self, chunk: int) -> Arrays:
-        """The arrays of a chunk; see `FrozenArrays`."""
+        """Return the arrays of a chunk; see `FrozenArrays`."""
         return {**self._cells.read(chunk), **self._values.read(chunk)}
 
 
 def live_rows(arrays: Arrays) -> Chosen:
-    """Positions of the rows of a chunk."""
+    """Return the positions of the rows of a chunk."""
     live = arrays[LIVE]
     return ALL if live.all() else np.flatnonzero(live)

@@ -1,11 +1,11 @@
-"""Timers in columns, for millions of them; what back ends compose (S5.1).
+"""Timers in columns, for millions of them, as a component of back ends (S5.1).
 
-A timer is a time and the entry number of its key in a table of the keys that have timers: the key goes with its last
-timer. Some 40 bytes a timer, and a row of the table for each key. Registering, deleting and taking the due ones are
-loops without the interpreter (`timer_kernels`); asking for the earliest is one read.
+A timer is a time and the entry number of its key in a table of the keys with timers; a key is removed with its last
+timer. A timer needs about 40 bytes, plus a row of the table for each key. Registering, deleting and removing due timers
+are loops without the interpreter (`timer_kernels`); the earliest time is one read.
 
-`freeze` gives a `FrozenState` as other states of the heap back end have it: rows as in `layout`, in chunks, an
-unchanged chunk with the same stamp. One thread writes and freezes, any may read what was frozen.
+`freeze` returns a `FrozenState` like other states of the heap back end: rows as in `state_layout`, in chunks, and an
+unchanged chunk with the same stamp. One thread writes and freezes; any thread may read the frozen state.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from tidegate.state.keys.key_sets import DistinctKeyRows, KeyBatch
 from tidegate.state.state_layout import TIME_COLUMN, timer_part, timer_schema
 
 MIN_TIMERS = 64
-"""Timers there is room for from the beginning; a power of two."""
+"""Initial room for timers; a power of two."""
 MAX_TIMERS = 2**29
-"""Timers of one kind in one subtask: numbers are int32, and there are twice as many slots."""
+"""Most timers of one kind in one subtask: numbers are int32, and there are twice as many slots."""
 
 _TIMES = "time"
 _OWNERS = "owner"
@@ -50,10 +50,10 @@ _OF = pa.schema([(TIME_COLUMN, pa.int64())])
 
 
 class ColumnarTimers:
-    """See `TimerService` and the module. Takes key sets of any back end."""
+    """See `TimerService` and the module. Accepts key sets of any back end."""
 
     def __init__(self, kind: TimerKind, keyed: DistinctKeyRows) -> None:
-        """Args: kind: names the part. keyed: of the back end's context."""
+        """Create without timers. Args: kind: determines the name of the part. keyed: of the back end's context."""
         self.kind = kind
         self._keyed = keyed
         self.schema = timer_schema(keyed.schema)
@@ -64,7 +64,7 @@ class ColumnarTimers:
         self._cells.add(_OWNERS, np.int32, -1)
         self._slots = np.full(2 * MIN_TIMERS, -1, np.int32)
         self._links = _Links(MIN_TIMERS)
-        self._size = 0  # numbers below are, or were, given out
+        self._size = 0  # numbers below are, or were, in use
         self._count = 0
         self._freed = 0
 
@@ -129,14 +129,14 @@ class ColumnarTimers:
         return DueTimers(keys, owners.astype(np.int32), times)
 
     def freeze(self) -> FrozenState:
-        """The timers as they are now."""
+        """Return the present timers."""
         timers = self._cells.freeze(self._size)
         rows = _FrozenRows(self.schema, timers, self._keys.freeze())
         entry_bytes = self._cells.entry_bytes + self._keys.row_bytes
         return FrozenState(timer_part(self.kind), self.schema, self._size, timers.stamps, rows.chunk, entry_bytes)
 
     def take_back(self, keys: KeySet, batch: pa.RecordBatch) -> None:
-        """Timers of a snapshot: row i of `batch`, with the columns of `schema`, is of key `keys.rows[i]`."""
+        """Register timers of a snapshot: row i of `batch`, in the columns of `schema`, is for key `keys.rows[i]`."""
         self.register(keys, keys.rows, batch.column(TIME_COLUMN).to_numpy())
 
     def _read(self, keys: KeySet) -> KeyBatch:
@@ -156,7 +156,7 @@ class ColumnarTimers:
         return of_owners
 
     def _candidates(self, count: int) -> Entries:
-        """Numbers for as many timers, the last freed first; there is room for them."""
+        """Return numbers for as many timers, the last freed first, and make room for them."""
         again = min(count, self._freed)
         fresh = np.arange(self._size, self._size + count - again, dtype=np.int32)
         if self._size + len(fresh) > self._cells.capacity:
@@ -175,7 +175,7 @@ class ColumnarTimers:
         fill_slots(held, arrays[_TIMES], arrays[_OWNERS], self._slots)
 
     def _forget(self, numbers: Entries) -> None:
-        """Timers that are no longer in the queue."""
+        """Remove timers that are no longer in the queue."""
         if not len(numbers):
             return
         arrays, links = self._cells.arrays, self._links
@@ -191,7 +191,7 @@ class ColumnarTimers:
 
 
 class _Links:
-    """The arrays that snapshots do not have; see `timer_kernels`."""
+    """Arrays that are not part of snapshots; see `timer_kernels`."""
 
     def __init__(self, capacity: int) -> None:
         self.following, self.former = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
@@ -205,7 +205,7 @@ class _Links:
 
 
 class _FrozenRows:
-    """Rows of frozen timers. The keys of all of them are read with the first chunk: any chunk may name any key."""
+    """Rows of frozen timers. The first chunk reads the keys of all timers, because any chunk may refer to any key."""
 
     def __init__(self, schema: pa.Schema, timers: FrozenArrays, keys: FrozenTable) -> None:
         self._schema = schema
@@ -215,7 +215,7 @@ class _FrozenRows:
         self._lock = threading.Lock()
 
     def chunk(self, chunk: int) -> pa.Table:
-        """Rows of a chunk; once for each."""
+        """Return the rows of a chunk; call it once for each."""
         arrays = self._timers.read(chunk)
         owners = arrays[_OWNERS]
         with self._lock:
@@ -229,7 +229,7 @@ class _FrozenRows:
         return pa.concat_tables(in_parts(made, np.flatnonzero(owners >= 0)))
 
     def _read_keys(self) -> Arrays:
-        """The arrays of all entries of the keys."""
+        """Return the arrays of all entries of the keys."""
         if not self._keys:
             chunks = [self._frozen_keys.read(chunk) for chunk in range(self._frozen_keys.chunks)]
             self._keys = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}

@@ -1,4 +1,4 @@
-"""List states of the heap back end: for each key a range of a log of elements, with room to grow."""
+"""List states of the heap back end: each key has a range of a log of elements, with room to grow."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from tidegate.state.keys.key_sets import DistinctKeyRows, KeyBatch
 
 START, LENGTH, ROOM = "start", "length", "room"
 COMPACT_ROWS = 64 * 1024
-"""Logs with fewer dead rows are not written anew."""
+"""Logs with fewer dead rows are not rewritten."""
 
 
 class HeapList(HeapState):
-    """See `ListState`. Elements are never changed in place: a frozen version reads the log meanwhile. A list that has
-    no room left moves to the end of the log, into twice the room it needs."""
+    """See `ListState`. Elements are never changed in place, because a frozen version may read the log.
+
+    A list without room moves to the end of the log, into twice the room it needs.
+    """
 
     def __init__(self, descriptor: StateDescriptor, keyed: DistinctKeyRows, now_ms: Callable[[], int]) -> None:
         super().__init__(descriptor, keyed, now_ms, HeapTable(keyed.reader, keyed.schema.types, has_ttl=False))
@@ -60,11 +62,11 @@ class HeapList(HeapState):
         self._remove(entries[entries >= 0 if where is None else (entries >= 0) & where])
 
     def take_back(self, keys: KeyBatch, columns: pa.RecordBatch, used: Used) -> None:
-        """Rows of a snapshot: row i of key `keys.rows[i]`."""
+        """Add rows of a snapshot: row i belongs to key `keys.rows[i]`."""
         self._append(keys, keys.rows, columns.columns[1 + self.key_width :][: len(self.columns)], used)
 
     def freeze(self) -> FrozenState:
-        """The state as it is now."""
+        """Return the present state."""
         frozen = self.table.freeze()
         elements = self._log.pin()
 
@@ -150,7 +152,7 @@ class HeapList(HeapState):
         self._log, self._dead = log, 0
 
     def _elements(self, entries: Entries) -> tuple[npt.NDArray[np.int64], list[pa.Array]]:
-        """How many live elements each entry has, and their columns."""
+        """Return how many live elements each entry has, and their columns."""
         at = np.maximum(entries, 0)
         lengths = np.where(entries >= 0, self.table.values.arrays[LENGTH][at], 0)
         arrays = self._log.take(expand_ranges(self.table.values.arrays[START][at], lengths))
@@ -174,7 +176,7 @@ class HeapList(HeapState):
         return np.bincount(np.repeat(np.arange(len(entries)), lengths)[alive], minlength=len(entries)) > 0
 
     def _sweep(self, entries: Entries) -> None:
-        """Dead elements at the front of a list become room in front of it, which is lost until the list moves."""
+        """Remove expired elements at the front of a list. Their place is lost until the list moves."""
         if not len(entries):
             return
         assert self.lifetime is not None

@@ -1,4 +1,4 @@
-"""Map states of the heap back end: a row for each pair of key and map key, and the rows of each key in a chain."""
+"""Map states of the heap back end: a row for each pair of key and map key, and a chain of the rows of each key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEAD = "head"
 
 
 class HeapMap(HeapState):
-    """See `MapState`. The table of the keys has the first row of each key's chain; chains are no part of snapshots."""
+    """See `MapState`. The table of the keys holds the head of each key's chain; chains are not part of snapshots."""
 
     def __init__(self, descriptor: StateDescriptor, keyed: DistinctKeyRows, now_ms: Callable[[], int]) -> None:
         super().__init__(descriptor, keyed, now_ms, HeapTable(keyed.reader, keyed.schema.types, has_ttl=False))
@@ -34,7 +34,7 @@ class HeapMap(HeapState):
             self._reader, self._pair_schema.types, self.columns.types, has_ttl=descriptor.ttl is not None
         )
         self._pair_width = len(self._pair_schema)
-        self._links = np.zeros((3, 0), np.int32)  # of each row: its key's entry, next, previous
+        self._links = np.zeros((3, 0), np.int32)  # for each row: the entry of its key, next row, previous row
 
     def get(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> Found:
         """See `MapState`."""
@@ -76,7 +76,7 @@ class HeapMap(HeapState):
         self.table.remove(entries)
 
     def take_back(self, keys: KeyBatch, columns: pa.RecordBatch, used: Used) -> None:
-        """Rows of a snapshot: row i of key `keys.rows[i]`."""
+        """Add rows of a snapshot: row i belongs to key `keys.rows[i]`."""
         arrays = columns.columns[1 + self.key_width :]
         width = len(self.descriptor.map_key)
         map_keys = pa.RecordBatch.from_arrays(arrays[:width], schema=self.descriptor.map_key)
@@ -84,7 +84,7 @@ class HeapMap(HeapState):
         self._put(keys, keys.rows, map_keys, values, used)
 
     def freeze(self) -> FrozenState:
-        """The state as it is now."""
+        """Return the present state."""
         return frozen_table(self._rows, self.descriptor.name, self.schema)
 
     def sweep(self, limit: int) -> None:
@@ -152,7 +152,7 @@ class HeapMap(HeapState):
         self.table.remove(mine[heads[mine] < 0])
 
     def _chains(self, entries: Entries) -> tuple[npt.NDArray[np.int64], Entries]:
-        """How many rows each key has, and which, dead ones too."""
+        """Return the number of rows of each key, and the rows, including expired ones."""
         heads = np.where(entries >= 0, self.table.values.arrays[_HEAD][entries], np.int32(-1))
         counts = np.zeros(len(heads), np.int64)
         _count(heads, self._links[1], counts)
@@ -191,7 +191,7 @@ def _link(rows: Any, heads: Any, owners: Any, following: Any, former: Any) -> No
 
 @kernel("void(i4[], i4[]!, i4[], i4[]!, i4[]!)")
 def _unlink(rows: Any, heads: Any, owners: Any, following: Any, former: Any) -> None:
-    """Take rows out of their owners' chains."""
+    """Remove rows from their owners' chains."""
     for i in range(len(rows)):
         row = rows[i]
         before = former[row]

@@ -1,9 +1,9 @@
-"""The loops of the timers. Timers have numbers; arrays are indexed by them.
+"""Kernels of the timers. Timers have numbers; arrays are indexed by them.
 
-`times` and `owners` are a timer's time and the entry number of its key, -1 where there is no such timer. `slots` is an
+`times` and `owners` are a timer's time and the entry number of its key, -1 if the timer does not exist. `slots` is an
 open-addressing table of timer numbers by (owner, time). `heads`, by key, `following` and `former` chain the timers of a
-key. `queue` is a heap of four children each, ordered by time: the numbers, `queue_times` their times, `places` where
-each timer stands in it.
+key. `queue` is a heap with four children per node, ordered by time. It holds timer numbers; `queue_times` are their
+times, `places` are the positions of timers in it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _place(owner: Any, time: Any, mask: Any) -> Any:
 
 @kernel("i8(i4[], i8[], i4[], i4[]!, i8[]!, i4[]!)")
 def enter_timers(new_owners: Any, new_times: Any, numbers: Any, slots: Any, times: Any, owners: Any) -> Any:
-    """Enter timers that are not there yet: the first gets numbers[0] and so on. Gives how many there were."""
+    """Insert timers that do not exist yet: the first gets numbers[0] and so on. Returns how many were inserted."""
     mask = len(slots) - 1
     entered = 0
     for i in range(len(new_times)):
@@ -46,7 +46,7 @@ def enter_timers(new_owners: Any, new_times: Any, numbers: Any, slots: Any, time
 
 @kernel("i8(i4[], i8[], i4[], i8[], i4[], i4[]!)")
 def find_timers(asked_owners: Any, asked_times: Any, slots: Any, times: Any, owners: Any, out: Any) -> Any:
-    """Numbers of those that are there, one for each asked. Gives how many."""
+    """Write the numbers of existing timers among the requested ones. Returns how many were found."""
     mask = len(slots) - 1
     found = 0
     for i in range(len(asked_times)):
@@ -65,7 +65,7 @@ def find_timers(asked_owners: Any, asked_times: Any, slots: Any, times: Any, own
 
 @kernel("void(i4[], i8[], i4[], i4[]!)")
 def fill_slots(numbers: Any, times: Any, owners: Any, slots: Any) -> None:
-    """Enter distinct timers into empty slots."""
+    """Insert distinct timers into empty slots."""
     mask = len(slots) - 1
     for i in range(len(numbers)):
         at = _place(owners[numbers[i]], times[numbers[i]], mask)
@@ -76,7 +76,10 @@ def fill_slots(numbers: Any, times: Any, owners: Any, slots: Any) -> None:
 
 @inlined
 def _leave(number: Any, slots: Any, times: Any, owners: Any) -> None:
-    """What stands behind the timer, up to the next free slot, moves back where its place is not after the gap."""
+    """Remove a timer from the slots.
+
+    Each following timer, up to the next free slot, moves into the gap unless its own place is after the gap.
+    """
     mask = len(slots) - 1
     gap = _place(owners[number], times[number], mask)
     while slots[gap] != number:
@@ -106,7 +109,7 @@ def chain_timers(numbers: Any, owners: Any, heads: Any, following: Any, former: 
 
 @kernel("void(i4[], i4[]!, i8[], i4[]!, i4[]!, i4[]!, i4[]!)")
 def forget_timers(numbers: Any, slots: Any, times: Any, owners: Any, heads: Any, following: Any, former: Any) -> None:
-    """Take distinct timers out of slots and chains; they have no owner then."""
+    """Remove distinct timers from slots and chains; they have no owner then."""
     for i in range(len(numbers)):
         number = numbers[i]
         _leave(number, slots, times, owners)
@@ -122,7 +125,7 @@ def forget_timers(numbers: Any, slots: Any, times: Any, owners: Any, heads: Any,
 
 @kernel("void(i4[], i4[], i8[]!)")
 def count_chains(heads: Any, following: Any, counts: Any) -> None:
-    """Timers of each chain; heads are -1 where there is none."""
+    """Count the timers of each chain; heads are -1 for keys without timers."""
     for i in range(len(heads)):
         number = heads[i]
         while number >= 0:
@@ -132,7 +135,7 @@ def count_chains(heads: Any, following: Any, counts: Any) -> None:
 
 @kernel("void(i4[], i4[], i8[], i8[]!)")
 def walk_chains(heads: Any, following: Any, times: Any, out: Any) -> None:
-    """Times of each chain, one after the other."""
+    """Write the times of each chain, one after the other."""
     at = 0
     for i in range(len(heads)):
         number = heads[i]
@@ -185,7 +188,7 @@ def queue_timers(numbers: Any, times: Any, size: Any, queue: Any, queue_times: A
 
 @kernel("void(i4[], i8, i4[]!, i8[]!, i4[]!)")
 def unqueue_timers(numbers: Any, size: Any, queue: Any, queue_times: Any, places: Any) -> None:
-    """Take distinct timers out of a queue of `size`."""
+    """Remove distinct timers from a queue of `size`."""
     for i in range(len(numbers)):
         size -= 1
         at = np.int64(places[numbers[i]])
@@ -199,7 +202,7 @@ def unqueue_timers(numbers: Any, size: Any, queue: Any, queue_times: Any, places
 
 @kernel("i8(i8, i8, i4[]!, i8[]!, i4[]!, i4[]!)")
 def pop_timers(until: Any, size: Any, queue: Any, queue_times: Any, places: Any, out: Any) -> Any:
-    """Take the earliest timers with time <= `until` out of a queue of `size`, at most len(out). Gives how many."""
+    """Remove the earliest timers with time <= `until` from a queue of `size`, at most len(out). Returns how many."""
     popped = 0
     while popped < len(out) and size > 0 and queue_times[0] <= until:
         out[popped] = queue[0]

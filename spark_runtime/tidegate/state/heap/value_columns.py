@@ -20,9 +20,9 @@ from tidegate.state.keys.key_sets import DistinctKeyRows, KeyBatch
 from tidegate.state.state_layout import part_schema, result_schema
 
 Numbers: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
-"""Numbers of keys in a set, distinct."""
+"""Numbers of distinct keys in a set."""
 Used: TypeAlias = npt.NDArray[np.int64] | None
-"""When restored rows were used last; None: now."""
+"""Times of the last use of restored rows; None: now."""
 
 
 class Lifetime:
@@ -34,16 +34,13 @@ class Lifetime:
         self.now_ms = now_ms
 
     def alive(self, used_ms: npt.NDArray[Any]) -> Mask:
-        """Of rows that were used last at these times."""
+        """Return whether rows that were last used at these times are alive."""
         alive: Mask = used_ms.astype(np.int64, copy=False) > self.now_ms() - self._duration_ms
         return alive
 
 
 class HeapState:
-    """What all states of the heap back end have: a table with a row for each key, and a lifetime.
-
-    Subclasses say by `_rows_of` what a chunk of it is in a snapshot.
-    """
+    """Base of the states of the heap back end: a table with a row for each key, and a lifetime."""
 
     def __init__(
         self, descriptor: StateDescriptor, keyed: DistinctKeyRows, now_ms: Callable[[], int], table: HeapTable
@@ -58,7 +55,7 @@ class HeapState:
         self._swept = 0
 
     def entries_of(self, keys: KeySet) -> Entries:
-        """Entry of each key, or -1; dead ones too."""
+        """Return the entry of each key, or -1; includes expired entries."""
         assert isinstance(keys, KeyBatch), "keys of another back end"
         version, entries = keys.found.get(id(self.table), (-1, None))
         if entries is None or version != self.table.version:
@@ -67,7 +64,7 @@ class HeapState:
         return entries
 
     def find_or_add(self, keys: KeySet, numbers: Numbers) -> Entries:
-        """Entries of some keys of the set; those that have none get one, with nothing but the key."""
+        """Return the entries of some keys of the set; a key without one gets an entry that holds only the key."""
         assert isinstance(keys, KeyBatch)
         entries = self.entries_of(keys)
         missing = numbers[entries[numbers] < 0].astype(np.int64)
@@ -77,7 +74,7 @@ class HeapState:
         return entries[numbers]
 
     def all_keys(self, limit: int) -> Iterator[KeyBatch]:
-        """Keys with something alive."""
+        """Yield the keys with live rows."""
         for start in range(0, self.table.size, limit):
             entries = self.table.live(start, start + limit)
             entries = entries[self._holds(entries)]
@@ -86,7 +83,7 @@ class HeapState:
                 yield self.keyed.same(pa.RecordBatch.from_arrays(columns, schema=self.keyed.schema))
 
     def sweep(self, limit: int) -> None:
-        """Remove what has expired among the next `limit` entries."""
+        """Remove expired rows among the next `limit` entries."""
         if self.lifetime is None or not self.table.size:
             return
         start = self._swept if self._swept < self.table.size else 0
@@ -137,20 +134,20 @@ class HeapValue(HeapState):
         self.table.remove(entries[entries >= 0 if where is None else (entries >= 0) & where])
 
     def write(self, keys: KeySet, numbers: Numbers, arrays: Sequence[pa.Array], used: Used = None) -> None:
-        """Set the rows of some keys of the set; `used` now, if not given."""
+        """Set the rows of some keys of the set; without `used`, the time of use is now."""
         entries = self.find_or_add(keys, numbers)
         self.table.put(entries, arrays)
         if self.lifetime is not None:
             self.table.values.arrays[USED][entries] = self.lifetime.now_ms() if used is None else used
 
     def take_back(self, keys: KeyBatch, columns: pa.RecordBatch, used: Used) -> None:
-        """Rows of a snapshot: row i of key `keys.rows[i]`; no key twice."""
-        assert keys.size == columns.num_rows, f"a key comes twice in state {self.descriptor.name!r}"
+        """Add rows of a snapshot: row i belongs to key `keys.rows[i]`; keys are unique."""
+        assert keys.size == columns.num_rows, f"duplicate key in state {self.descriptor.name!r}"
         values = columns.columns[1 + self.key_width :][: len(self.columns)]
         self.write(keys, keys.rows, values, used)
 
     def freeze(self) -> FrozenState:
-        """The state as it is now."""
+        """Return the present state."""
         return frozen_table(self.table, self.descriptor.name, self.schema)
 
     def _use(self, entries: Entries) -> None:
@@ -169,7 +166,7 @@ class HeapMerging(HeapValue):
 
 
 def frozen_table(table: HeapTable, name: str, schema: pa.Schema) -> FrozenState:
-    """A state that has a row for each row of a table."""
+    """Return a frozen state with a row for each row of a table."""
     frozen = table.freeze()
 
     def rows(chunk: int) -> pa.Table:

@@ -1,7 +1,8 @@
-"""Decimals as canonical key bytes (S5.1): equal numbers give equal bytes, whatever their precision and scale.
+"""Decimals as canonical key bytes (S5.1): equal numbers have equal bytes, whatever their precision and scale.
 
-A decimal is m * 10^-s where m is no multiple of ten, or both are 0. Its bytes are s as int16, little endian, then the
-fewest bytes that hold m in two's complement, little endian; none for 0. Here numbers are 256 bits wide: four words.
+A decimal is m * 10^-s where m is not a multiple of ten, or both are 0. Its bytes are s as int16, little endian, then
+the fewest bytes that hold m in two's complement, little endian; none for 0. In this module, numbers are 256 bits wide:
+four words.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ Bytes = npt.NDArray[np.uint8]
 
 WORDS = 4
 MAX_BYTES = 2 + 8 * WORDS
-"""Of one decimal."""
+"""Most bytes of one decimal."""
 MAX_PRECISION = 76
 
 
 def decimal_bytes(array: pa.Array, valid: npt.NDArray[np.bool_]) -> tuple[Bytes, Int64s]:
-    """The bytes of each row, none where null: row i is data[offsets[i]:offsets[i + 1]]."""
+    """Return the bytes of each row, none where null: row i is data[offsets[i]:offsets[i + 1]]."""
     wide = array.cast(pa.decimal256(MAX_PRECISION, array.type.scale))
     buffer = wide.buffers()[1]
     rows = len(wide)
@@ -39,7 +40,7 @@ def decimal_bytes(array: pa.Array, valid: npt.NDArray[np.bool_]) -> tuple[Bytes,
 def decimal_array(
     data: Bytes, starts: Int64s, lengths: Int64s, is_null: npt.NDArray[np.bool_] | None, type_: pa.DataType
 ) -> pa.Array:
-    """Inverse of `decimal_bytes`: row i is data[starts[i]:starts[i] + lengths[i]], anything where null."""
+    """Inverse of `decimal_bytes`: row i is data[starts[i]:starts[i] + lengths[i]], arbitrary where null."""
     words = np.zeros(WORDS * len(starts), np.int64)
     lengths = lengths if is_null is None else np.where(is_null, 0, lengths)
     read_decimals(data, starts, lengths, type_.scale, words)
@@ -59,7 +60,7 @@ def _negate(words: Any, first: Any) -> None:
 
 @inlined
 def _tenth(words: Any, first: Any, out: Any) -> Any:
-    """A tenth of a number that is not negative into `out`; gives the rest."""
+    """Write a tenth of a non-negative number to `out`, and return the remainder."""
     rest = np.uint64(0)
     for k in range(4):
         word = np.uint64(words[first + 3 - k])
@@ -83,7 +84,7 @@ def _times_ten(words: Any, first: Any) -> None:
 
 @kernel("void(i8[], u1[], i8, u1[]!, i8[]!)")
 def write_decimals(source: Any, valid: Any, scale: Any, data: Any, offsets: Any) -> None:
-    """Bytes of decimals; source[4 * i:4 * i + 4] is row i, its lowest word first."""
+    """Write the bytes of decimals; source[4 * i:4 * i + 4] is row i, its lowest word first."""
     words, tenth = np.empty(4, np.int64), np.empty(4, np.int64)
     at = np.int64(0)
     for i in range(len(valid)):
@@ -122,7 +123,7 @@ def write_decimals(source: Any, valid: Any, scale: Any, data: Any, offsets: Any)
 
 @kernel("void(u1[], i8[], i8[], i8, i8[]!)")
 def read_decimals(data: Any, starts: Any, lengths: Any, scale: Any, out: Any) -> None:
-    """Inverse of `write_decimals`, at a scale that is fine enough; length 0 leaves a row as it is."""
+    """Inverse of `write_decimals`, at a sufficient scale; a row of length 0 stays unchanged."""
     for i in range(len(starts)):
         length = lengths[i] - 2
         if length > 0:

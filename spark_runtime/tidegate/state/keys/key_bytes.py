@@ -1,6 +1,6 @@
-"""Canonical key bytes, version 1 (S5.1): equal keys give equal bytes, whatever their width, unit or batch.
+"""Canonical key bytes, version 1 (S5.1): equal keys have equal bytes, whatever their width, unit or batch.
 
-Per key column, one after the other::
+Key columns follow one another, each in this form::
 
     null                           00
     integer of any width           01  int64, little endian
@@ -18,9 +18,9 @@ Per key column, one after the other::
     binary                         11  length as uint32, bytes
     decimal                        12  length as uint32, bytes as in `decimal_keys`
 
-The format is fixed: key groups in snapshots were made from it (`snapshot.streams.KEY_BYTES_VERSION`). Types may be
-added, with tags of their own: from 10 on a length follows, below it eight bytes. Time zones do not enter: a timestamp
-is an instant. Dictionaries and views have the bytes of their values. A key column of another type is refused.
+The format is fixed, because key groups in snapshots depend on it (`snapshot.streams.KEY_BYTES_VERSION`). Types may be
+added with new tags: a length follows tags from 10 on, eight bytes follow lower tags. Time zones have no effect: a
+timestamp is an instant. Dictionaries and views have the bytes of their values. A key column of another type is refused.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class FixedKeyColumn:
     """A key column with eight bytes a row.
 
     Attributes:
-        tag: of every row that is not null and has no tag of its own.
-        values: the eight bytes as int64; anything where null.
+        tag: tag of every row that is not null and has no tag of its own.
+        values: the eight bytes as int64; arbitrary where null.
         tags: a tag for each row; None: all have `tag`.
     """
 
@@ -84,7 +84,7 @@ class FixedKeyColumn:
 
 @dataclass(frozen=True)
 class VariableColumn:
-    """A key column of strings or bytes: row i is data[offsets[i]:offsets[i + 1]], unless tags[i] is null's."""
+    """A key column of strings or bytes: row i is data[offsets[i]:offsets[i + 1]], unless tags[i] is the tag of null."""
 
     tags: Bytes
     offsets: Int64s
@@ -92,8 +92,7 @@ class VariableColumn:
 
 
 def fixed_column(array: pa.Array) -> FixedKeyColumn:
-    """The eight bytes of each row of a column for which `is_fixed_key_type` holds. No copy for int64 and
-    timestamp[us]."""
+    """Return the eight bytes of each row of a column with `is_fixed_key_type`. No copy for int64 and timestamp[us]."""
     type_ = array.type
     own: npt.NDArray[np.bool_] | None = None
     own_tag = NULL_TAG
@@ -125,7 +124,7 @@ def fixed_column(array: pa.Array) -> FixedKeyColumn:
 
 
 def variable_column(array: pa.Array) -> VariableColumn:
-    """Offsets and bytes of a string, binary or decimal column. Only those of decimals are made."""
+    """Return offsets and bytes of a string, binary or decimal column. Only for decimals, new bytes are computed."""
     if pt.is_decimal(array.type):
         valid = valid_mask(array)
         data, offsets = decimal_bytes(array, valid)
@@ -147,7 +146,7 @@ def variable_column(array: pa.Array) -> VariableColumn:
 
 
 def canonical_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> tuple[Bytes, Int64s]:
-    """The canonical bytes of each row's key: row i is data[offsets[i]:offsets[i + 1]].
+    """Return the canonical bytes of each row's key: row i is data[offsets[i]:offsets[i + 1]].
 
     Args:
         batch: any batch.
@@ -182,27 +181,30 @@ def canonical_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> tuple[Byte
 
 
 def key_array(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Column `name` of `batch`, in its stored type. Raises PipelineError when its type cannot be a key."""
+    """Return column `name` of `batch`, in its stored type. Raises PipelineError if the type cannot be a key."""
     array = batch.column(name)
     if not is_key_type(array.type):
         raise PipelineError(
-            f"Column {name!r} of type {array.type} cannot be a key",
-            cause=f"keys are {KEY_TYPES_TEXT}",
-            remedy=f"Cast {name!r} to one of these first",
+            f"column {name!r} of type {array.type} cannot be a key",
+            cause=f"keys can be {KEY_TYPES_TEXT}",
+            remedy=f"Cast {name!r} to one of these types first",
         )
     return stored_array(array)
 
 
 def raw_values(array: pa.Array) -> Int64s:
-    """Eight bytes a row that are equal exactly where two keys of this column are: the value itself, a float's
-    normalised bits. For a column for which `is_fixed_key_type` holds; anything where null."""
+    """Return eight bytes a row that are equal exactly where two keys of this column are equal.
+
+    They are the value itself, or a float's normalised bits. For a column with `is_fixed_key_type`; arbitrary where
+    null.
+    """
     if pt.is_floating(array.type):
         return _normalised_floats(array)
     return fixed_values(array.cast(pa.int8()) if pt.is_boolean(array.type) else array)
 
 
 def fixed_array(raw: Int64s, is_null: npt.NDArray[np.bool_] | None, type_: pa.DataType) -> pa.Array:
-    """Inverse of `raw_values`; copies where `type_` is narrower than eight bytes."""
+    """Inverse of `raw_values`; copies if `type_` is narrower than eight bytes."""
     if pt.is_floating(type_):
         return pa.array(raw.view(np.float64), mask=is_null).cast(type_, safe=False)
     if pt.is_boolean(type_):
@@ -215,7 +217,7 @@ def fixed_array(raw: Int64s, is_null: npt.NDArray[np.bool_] | None, type_: pa.Da
 
 
 def _of_time(type_: pa.DataType) -> tuple[int, int, pa.DataType]:
-    """Tags of whole microseconds and of others, and the type that has microseconds."""
+    """Return the tags of whole microseconds and of other values, and the type with microseconds."""
     if pt.is_timestamp(type_):
         return TIMESTAMP_TAG, NANOSECOND_TAG, pa.timestamp("us", type_.tz)
     if pt.is_time(type_):

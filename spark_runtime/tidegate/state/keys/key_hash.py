@@ -1,4 +1,4 @@
-"""Key -> xxh64 over canonical bytes -> key group -> subtask (S5.1), and batches cut by it."""
+"""Hashing of keys: key -> xxh64 over canonical bytes -> key group -> subtask (S5.1), and division of batches by it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ KeyGroups = npt.NDArray[np.uint16]
 
 
 def hash_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> Hashes:
-    """xxh64 (seed 0) of the canonical bytes of each row's key.
+    """Return xxh64 (seed 0) of the canonical bytes of each row's key.
 
-    A single column of numbers, booleans or times is hashed without making the bytes.
+    A single column of numbers, booleans or times is hashed without creating the bytes.
 
     Args:
         batch: n rows.
@@ -52,7 +52,7 @@ def hash_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> Hashes:
 
 
 def key_groups(hashes: Hashes, max_parallelism: int) -> KeyGroups:
-    """Key group of each hash: hash modulo `max_parallelism`, as uint16[n]."""
+    """Return the key group of each hash: hash modulo `max_parallelism`, as uint16[n]."""
     assert 0 < max_parallelism <= MAX_KEY_GROUPS, f"max_parallelism {max_parallelism} is not in 1..{MAX_KEY_GROUPS}"
     out = np.empty(len(hashes), np.uint16)
     _key_groups(hashes, np.uint64(max_parallelism), out)
@@ -60,7 +60,7 @@ def key_groups(hashes: Hashes, max_parallelism: int) -> KeyGroups:
 
 
 def subtask_of_key_groups(parallelism: int, max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """The subtask that owns each key group, by `key_group_range`. Entry per group."""
+    """Return the subtask that owns each key group, by `key_group_range`; one entry per group."""
     assert 0 < parallelism <= max_parallelism <= MAX_KEY_GROUPS, f"parallelism {parallelism} > {max_parallelism}"
     owned = [len(key_group_range(index, parallelism, max_parallelism)) for index in range(parallelism)]
     return np.repeat(np.arange(parallelism, dtype=np.uint16), owned)
@@ -69,7 +69,7 @@ def subtask_of_key_groups(parallelism: int, max_parallelism: int) -> npt.NDArray
 def partition_hash(
     batch: pa.RecordBatch, columns: Sequence[str], parallelism: int, max_parallelism: int
 ) -> list[pa.RecordBatch | None]:
-    """One batch for each subtask, None where it gets no row. Rows of one subtask keep their order.
+    """Return one batch for each subtask, None if it receives no row. Rows of one subtask keep their order.
 
     Args:
         batch: any batch.
@@ -78,7 +78,7 @@ def partition_hash(
         max_parallelism: number of key groups.
 
     Returns:
-        `parallelism` entries; slices of one copy, or `batch` itself where all rows go to one subtask.
+        `parallelism` entries; slices of one copy, or `batch` itself if all rows go to one subtask.
 
     Raises:
         PipelineError: a column's type cannot be a key.
@@ -93,7 +93,7 @@ def partition_hash(
 
 
 def scatter_index(groups: npt.NDArray[np.uint16], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    """Row numbers ordered by group, stable: a counting sort.
+    """Return row numbers ordered by group, stable: a counting sort.
 
     Args:
         groups: group of each row, 0 <= group < len(counts).
@@ -108,10 +108,10 @@ def scatter_index(groups: npt.NDArray[np.uint16], counts: npt.NDArray[np.int64])
 def cut_by_target(
     batch: pa.RecordBatch, targets: npt.NDArray[np.uint16], counts: npt.NDArray[np.int64]
 ) -> list[pa.RecordBatch | None]:
-    """One batch, or None, for each target; rows keep their order.
+    """Return one batch, or None, for each target; rows keep their order.
 
     Args:
-        targets: of each row.
+        targets: target of each row.
         counts: rows for each target.
     """
     out: list[pa.RecordBatch | None] = [None] * len(counts)
@@ -130,7 +130,7 @@ def cut_by_target(
 
 @lru_cache(maxsize=64)
 def _owners(parallelism: int, max_parallelism: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """The subtask of each key group, and the first key group of each subtask."""
+    """Return the subtask of each key group, and the first key group of each subtask."""
     owners = subtask_of_key_groups(parallelism, max_parallelism)
     owners.flags.writeable = False
     return owners, np.searchsorted(owners, np.arange(parallelism)).astype(np.int64)
@@ -138,14 +138,14 @@ def _owners(parallelism: int, max_parallelism: int) -> tuple[npt.NDArray[np.uint
 
 @inlined
 def key_group(h: Any, groups: Any) -> Any:
-    """hash modulo groups; a mask where groups is a power of two."""
+    """Return hash modulo groups; by a mask if groups is a power of two."""
     rest = groups - np.uint64(1)
     return h & rest if (groups & rest) == np.uint64(0) else h % groups
 
 
 @inlined
 def hash_tagged_value(tag: Any, value: Any) -> Any:
-    """xxh64 of a tag byte and eight bytes, little endian."""
+    """Return xxh64 of a tag byte and eight bytes, little endian."""
     word = np.uint64(value)
     h = mix_8(begin_short(9), (word << np.uint64(8)) | np.uint64(tag))
     return avalanche(mix_1(h, word >> np.uint64(56)))
@@ -166,7 +166,7 @@ def _hash_tagged(tags: Any, values: Any, out: Any) -> None:
 
 @kernel("void(u1[], i8[], u8[]!)")
 def hash_rows(data: Any, offsets: Any, out: Any) -> None:
-    """xxh64 of data[offsets[i]:offsets[i + 1]] for each i."""
+    """Compute xxh64 of data[offsets[i]:offsets[i + 1]] for each i."""
     for i in range(len(out)):
         out[i] = xxh64(data, offsets[i], offsets[i + 1])
 
@@ -179,7 +179,8 @@ def _key_groups(hashes: Any, groups: Any, out: Any) -> None:
 
 @kernel("void(u8[], u8, u2[], u2[]!, i8[]!)")
 def _targets(hashes: Any, groups: Any, owners: Any, targets: Any, in_group: Any) -> None:
-    for i in range(len(hashes)):  # counted by group: two targets alone would wait for each other's last addition
+    # counted by group: with counters per target, additions to the same few counters would wait for each other
+    for i in range(len(hashes)):
         group = key_group(hashes[i], groups)
         targets[i] = owners[group]
         in_group[group] += 1

@@ -1,8 +1,8 @@
-"""Open-addressing indexes from keys to dense entry numbers 0, 1, 2, ... in order of first sight.
+"""Open-addressing indexes from keys to dense entry numbers 0, 1, 2, ... in order of first occurrence.
 
-Whoever keeps state per key holds plain columns indexed by entry number. `FixedIndex` is for one key column of eight
-bytes a row, `BytesIndex` for everything else; both stand behind `KeyIndex`. Not safe for several threads; `freeze`
-gives what a snapshot writer may read while the index goes on.
+State per key is kept in plain columns indexed by entry number. `FixedIndex` is for one key column of eight bytes a row,
+`BytesIndex` for all other keys; both implement `KeyIndex`. Not safe for several threads. A snapshot writer may use the
+result of `freeze` while the index continues to change.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from tidegate.state.keys.key_types import stored_field
 Entries = npt.NDArray[np.int32]
 
 MIN_ENTRIES = 32
-"""Entries a new index has room for."""
+"""Number of entries that a new index has room for."""
 MAX_ENTRIES = 2**30
-"""Entries an index can hold: entry numbers are int32."""
+"""Most entries of an index: entry numbers are int32."""
 FrozenKeys: TypeAlias = Callable[[int, int], pa.RecordBatch]
-"""Gives the key columns of entries start..stop; for any thread."""
+"""Returns the key columns of entries start..stop; for any thread."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class FixedKeys:
 
 @dataclass(frozen=True)
 class BytesKeys:
-    """Keys of a batch as canonical bytes, with their hashes and the key columns they came from."""
+    """Keys of a batch as canonical bytes, with their hashes and the key columns they were read from."""
 
     data: Bytes
     offsets: Int64s
@@ -70,38 +70,45 @@ Keys: TypeAlias = FixedKeys | BytesKeys
 
 
 class KeyIndex(Protocol):
-    """What both indexes do."""
+    """Interface of both indexes."""
 
     size: int
     capacity: int
 
     def find_or_add(self, keys: Any, start: int, stop: int, out: Entries) -> None:
-        """Entry numbers of rows start..stop of `keys` into out[:stop - start]; keys not seen before get the next
-        numbers. Equal keys get one number, null is a key. `size` and `capacity` may grow."""
+        """Write entry numbers of rows start..stop of `keys` into out[:stop - start]; new keys get the next numbers.
+
+        Equal keys have one number, null is a key. `size` and `capacity` may grow.
+        """
 
     def find(self, keys: Any, start: int, stop: int, out: Entries) -> None:
-        """As `find_or_add`, but -1 for keys that are not there."""
+        """Do as `find_or_add`, but write -1 for missing keys."""
 
     def key_columns(self, start: int, stop: int) -> pa.RecordBatch:
-        """Key columns of entries start..stop."""
+        """Return the key columns of entries start..stop."""
 
     def freeze(self) -> FrozenKeys:
-        """The keys of all entries there are now; copies nothing."""
+        """Return a reader of the keys of all present entries; copies nothing."""
 
 
 class KeyReader:
-    """Reads the keys of batches of one schema and makes the indexes that fit them."""
+    """Reads the keys of batches of one schema, and creates matching indexes."""
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str], *, canonical: bool = False) -> None:
-        """Args: schema: of the batches. columns: key columns, in order; at least one. canonical: always canonical
-        bytes, so that keys of two schemas whose types differ in width or unit can be compared. The reader's own schema
-        has the stored types of the key columns."""
+        """Create a reader. Its schema has the stored types of the key columns.
+
+        Args:
+            schema: schema of the batches.
+            columns: key columns, in order; at least one.
+            canonical: always use canonical bytes, so that keys of two schemas whose types differ in width or unit can
+                be compared.
+        """
         self.schema = pa.schema([stored_field(schema.field(name)) for name in columns])
         self._columns = tuple(columns)
         self.is_fixed = not canonical and len(self.schema) == 1 and is_fixed_key_type(self.schema.field(0).type)
 
     def read(self, batch: pa.RecordBatch) -> Keys:
-        """Keys of every row. Raises PipelineError when a column's type cannot be a key."""
+        """Return the keys of every row. Raises PipelineError if a column's type cannot be a key."""
         if self.is_fixed:
             array = key_array(batch, self._columns[0])
             return FixedKeys(raw_values(array), valid_mask(array).view(np.uint8) if array.null_count else None)
@@ -113,7 +120,7 @@ class KeyReader:
         return BytesKeys(data, offsets, hashes, keys)
 
     def new_index(self, expected: int = 0) -> KeyIndex:
-        """An empty index with room for `expected` entries."""
+        """Return an empty index with room for `expected` entries."""
         return FixedIndex(self.schema, expected) if self.is_fixed else BytesIndex(self.schema, expected)
 
 
@@ -121,7 +128,7 @@ class FixedIndex:
     """Index over int64 values; see `KeyIndex`."""
 
     def __init__(self, schema: pa.Schema, expected: int = 0) -> None:
-        """Args: schema: the one key column. expected: entries to have room for."""
+        """Create an empty index. Args: schema: the one key column. expected: number of entries to have room for."""
         self._schema = schema
         self.size = 0
         self.capacity = _capacity(expected)
@@ -156,7 +163,7 @@ class FixedIndex:
 
     def freeze(self) -> FrozenKeys:
         """See `KeyIndex`."""
-        values, null_entry = self._values[: self.size], int(self._cursor[2])  # known values never change
+        values, null_entry = self._values[: self.size], int(self._cursor[2])  # values of existing entries never change
         return lambda start, stop: _fixed_batch(self._schema, values[start:stop], null_entry - start)
 
     def _grow(self) -> None:
@@ -167,16 +174,16 @@ class FixedIndex:
 
 
 class BytesIndex:
-    """Index over canonical bytes; see `KeyIndex`. Keeps the key columns of first-seen rows as Arrow batches."""
+    """Index over canonical bytes; see `KeyIndex`. Keeps the key columns of first occurrences as Arrow batches."""
 
     def __init__(self, schema: pa.Schema, expected: int = 0) -> None:
-        """Args: schema: the key columns. expected: entries to have room for."""
+        """Create an empty index. Args: schema: the key columns. expected: number of entries to have room for."""
         self._schema = schema
         self.size = 0
         self.capacity = _capacity(expected)
         self._slots = np.full(2 * self.capacity, -1, np.int32)
         self._hashes = np.empty(self.capacity, np.uint64)
-        self._ends = np.zeros(self.capacity + 1, np.int64)  # entry e's bytes: arena[ends[e]:ends[e + 1]]
+        self._ends = np.zeros(self.capacity + 1, np.int64)  # bytes of entry e: arena[ends[e]:ends[e + 1]]
         self._arena = np.empty(self.capacity * 16, np.uint8)
         self._cursor = np.zeros(2, np.int64)  # next row, size
         self._chunks: list[pa.RecordBatch] = []
@@ -259,7 +266,7 @@ def _one_batch(chunks: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Record
 
 
 def _slices(chunks: Sequence[pa.RecordBatch], start: int, stop: int) -> list[pa.RecordBatch]:
-    """Rows start..stop of batches one after the other."""
+    """Return rows start..stop of concatenated batches."""
     slices: list[pa.RecordBatch] = []
     first = 0
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""The loops of the key indexes. Slots are int32 entry numbers, -1 where free; a power of two, at most half full."""
+"""Kernels of the key indexes. Slots are int32 entry numbers, -1 if free; a power of two, at most half full."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from tidegate.state.compiler import inlined, kernel
 
 @inlined
 def slot_of(h: Any, mask: Any) -> Any:
-    # Not the hash that key groups are made from: all keys of one subtask agree in some of that one's bits.
+    # Not the hash of key groups: all keys of one subtask have some bits of that hash in common.
     mixed = np.uint64(h) * np.uint64(0x9E3779B97F4A7C15)
     return np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(mask))
 
 
 @kernel("void(i8[], i4[]!, i8[]!, i8[]!, i4[]!)")
 def add_fixed(values: Any, slots: Any, known: Any, cursor: Any, out: Any) -> None:
-    """Entry of each value from row cursor[0] on; new values get entry cursor[1] and up. Stops where `known` is full."""
+    """Write the entry of each value from row cursor[0] on; new values get entry cursor[1] and up. Stops when `known` is
+    full.
+    """
     mask = len(slots) - 1
     limit = len(known)
     size = cursor[1]
@@ -45,7 +47,7 @@ def add_fixed(values: Any, slots: Any, known: Any, cursor: Any, out: Any) -> Non
 
 @kernel("void(i8[], u1[], i4[]!, i8[]!, i8[]!, i4[]!)")
 def add_fixed_or_null(values: Any, valid: Any, slots: Any, known: Any, cursor: Any, out: Any) -> None:
-    """As `add_fixed`; rows with valid[i] = 0 share entry cursor[2], which is -1 until the first comes."""
+    """Do as `add_fixed`; rows with valid[i] = 0 share entry cursor[2], which is -1 until the first one."""
     mask = len(slots) - 1
     limit = len(known)
     for i in range(cursor[0], len(values)):
@@ -78,7 +80,7 @@ def add_fixed_or_null(values: Any, valid: Any, slots: Any, known: Any, cursor: A
 
 @kernel("void(i8[], i4[], i8[], i4[]!)")
 def find_fixed(values: Any, slots: Any, known: Any, out: Any) -> None:
-    """Entry of each value, or -1."""
+    """Write the entry of each value, or -1."""
     mask = len(slots) - 1
     for i in range(len(values)):
         at = slot_of(values[i], mask)
@@ -91,7 +93,7 @@ def find_fixed(values: Any, slots: Any, known: Any, out: Any) -> None:
 
 @kernel("void(i8[], i8, i4[]!)")
 def fill_fixed(known: Any, null_entry: Any, slots: Any) -> None:
-    """Enter all known values but the null key's into empty slots."""
+    """Insert all known values except the null key into empty slots."""
     mask = len(slots) - 1
     for entry in range(len(known)):
         if entry != null_entry:
@@ -124,8 +126,10 @@ def add_bytes(
     out: Any,
     added: Any,
 ) -> None:
-    """Entry of each row's bytes from row cursor[0] on; rows that get a new one are listed in `added`. Stops where
-    `known` or `arena` is full."""
+    """Write the entry of each row's bytes from row cursor[0] on, and list rows with new entries in `added`.
+
+    Stops when `known` or `arena` is full.
+    """
     mask = len(slots) - 1
     limit = len(known)
     size = cursor[1]
@@ -162,7 +166,7 @@ def add_bytes(
 
 @kernel("void(u1[], i8[], u8[], i4[], u8[], i8[], u1[], i4[]!)")
 def find_bytes(data: Any, offsets: Any, hashes: Any, slots: Any, known: Any, ends: Any, arena: Any, out: Any) -> None:
-    """Entry of each row's bytes, or -1."""
+    """Write the entry of each row's bytes, or -1."""
     mask = len(slots) - 1
     for i in range(len(hashes)):
         h = hashes[i]
@@ -178,7 +182,7 @@ def find_bytes(data: Any, offsets: Any, hashes: Any, slots: Any, known: Any, end
 
 @kernel("void(u8[], i4[]!)")
 def fill_bytes(known: Any, slots: Any) -> None:
-    """Enter all known hashes into empty slots."""
+    """Insert all known hashes into empty slots."""
     mask = len(slots) - 1
     for entry in range(len(known)):
         at = slot_of(known[entry], mask)

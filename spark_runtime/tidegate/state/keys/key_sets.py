@@ -1,4 +1,4 @@
-"""The distinct keys of a batch, as the back ends in memory take them."""
+"""Distinct keys of a batch, in the form for the back ends in memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tidegate.state.keys.key_index import BytesKeys, KeyReader, Keys
 
 @dataclass
 class KeyBatch:
-    """See `KeySet`.
+    """Implementation of `KeySet`.
 
     Attributes:
-        keys: as indexes take them, a row for each key.
-        found: where tables remember the entries of these keys: (state of the table, entries) by table.
+        keys: keys in the form for indexes, a row for each key.
+        found: cache of the tables for the entries of these keys: (version of the table, entries) by table.
     """
 
     size: int
@@ -38,7 +38,7 @@ class KeyBatch:
 
 
 class DistinctKeyRows:
-    """Turns batches into key sets."""
+    """Converts batches to key sets."""
 
     def __init__(self, ctx: BackendContext) -> None:
         self.schema = ctx.key_schema
@@ -48,11 +48,11 @@ class DistinctKeyRows:
         self._group_columns = ctx.group_columns
 
     def of(self, batch: pa.RecordBatch) -> KeyBatch:
-        """The distinct keys of a batch's key columns."""
+        """Return the distinct keys of a batch's key columns."""
         return self.distinct([key_array(batch, name) for name in self._columns])
 
     def distinct(self, arrays: list[pa.Array]) -> KeyBatch:
-        """The distinct keys of these columns."""
+        """Return the distinct keys of these columns."""
         columns = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         keys: Any = self.reader.read(columns)
         index = self.reader.new_index(columns.num_rows)
@@ -64,7 +64,7 @@ class DistinctKeyRows:
         return KeyBatch(columns.num_rows, rows, self._groups(columns, keys), keys, columns)
 
     def same(self, columns: pa.RecordBatch) -> KeyBatch:
-        """A set of keys that are distinct already."""
+        """Return a set of keys that are distinct already."""
         keys = self.reader.read(columns)
         rows = np.arange(columns.num_rows, dtype=np.int32)
         return KeyBatch(columns.num_rows, rows, self._groups(columns, keys), keys, columns)
@@ -76,7 +76,7 @@ class DistinctKeyRows:
 
 
 def first_rows(numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """The first row of each number, where numbers are given in order of first sight."""
+    """Return the first row of each number; numbers must be in order of first occurrence."""
     if not len(numbers):
         return np.zeros(0, np.int64)
     highest = np.maximum.accumulate(numbers)

@@ -1,4 +1,4 @@
-"""Values of Arrow columns as numpy arrays, without a kernel: a pipeline is drawn with them, and loads no numba."""
+"""Values of Arrow columns as numpy arrays, without kernels: building a pipeline uses them, and must not load numba."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ Int64s = npt.NDArray[np.int64]
 
 
 def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """True where `array` is not null."""
+    """Return True where `array` is not null."""
     mask: npt.NDArray[np.bool_] = pc.is_valid(array).to_numpy(zero_copy_only=False)
     return mask
 
 
 def fixed_values(array: pa.Array) -> Int64s:
-    """The raw values of an integer, date, time, timestamp or duration column as int64; anything where null; no copy
-    where they are so wide. uint64 wraps around."""
+    """Return the raw values of an integer, date, time, timestamp or duration column as int64; arbitrary where null.
+
+    No copy if they are 64 bits wide. uint64 wraps around.
+    """
     dtype: np.dtype[Any] = np.dtype(array.type.to_pandas_dtype()) if pt.is_integer(array.type) else width_of(array.type)
     buffer = array.buffers()[1]
     if buffer is None:
@@ -31,5 +33,5 @@ def fixed_values(array: pa.Array) -> Int64s:
 
 
 def width_of(type_: pa.DataType) -> np.dtype[Any]:
-    """The integer as which a date, time, timestamp or duration is stored."""
+    """Return the integer type in which a date, time, timestamp or duration is stored."""
     return np.dtype(np.int32 if type_.bit_width == 32 else np.int64)

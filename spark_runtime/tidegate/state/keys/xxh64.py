@@ -20,13 +20,13 @@ _ZERO = np.uint64(0)
 
 @inlined
 def rotate_left(x: Any, bits: Any) -> Any:
-    """`x` rotated left; `bits` from 1 to 63."""
+    """Return `x` rotated left; `bits` from 1 to 63."""
     return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
 
 
 @inlined
 def avalanche(h: Any) -> Any:
-    """The final mixing."""
+    """Do the final mixing."""
     h ^= h >> np.uint64(33)
     h *= _P2
     h ^= h >> np.uint64(29)
@@ -36,31 +36,31 @@ def avalanche(h: Any) -> Any:
 
 @inlined
 def mix_lane(accumulator: Any, lane: Any) -> Any:
-    """One round."""
+    """Do one round."""
     return rotate_left(accumulator + lane * _P2, 31) * _P1
 
 
 @inlined
 def mix_8(h: Any, lane: Any) -> Any:
-    """Eight bytes of the tail."""
+    """Mix in eight bytes of the tail."""
     return rotate_left(h ^ mix_lane(_ZERO, lane), 27) * _P1 + _P4
 
 
 @inlined
 def mix_1(h: Any, byte: Any) -> Any:
-    """One byte of the tail."""
+    """Mix in one byte of the tail."""
     return rotate_left(h ^ (np.uint64(byte) * _P5), 11) * _P1
 
 
 @inlined
 def begin_short(length: Any) -> Any:
-    """Start of the hash of fewer than 32 bytes."""
+    """Return the initial hash of fewer than 32 bytes."""
     return _P5 + np.uint64(length)
 
 
 @inlined
 def read_u32(data: Any, at: Any) -> Any:
-    """Four bytes, little endian."""
+    """Return four bytes, little endian."""
     value = _ZERO
     for i in range(4):
         value |= np.uint64(data[at + i]) << np.uint64(8 * i)
@@ -69,7 +69,7 @@ def read_u32(data: Any, at: Any) -> Any:
 
 @inlined
 def read_u64(data: Any, at: Any) -> Any:
-    """Eight bytes, little endian."""
+    """Return eight bytes, little endian."""
     return read_u32(data, at) | (read_u32(data, at + 4) << np.uint64(32))
 
 
@@ -81,7 +81,7 @@ def merge_lane(h: Any, lane: Any) -> Any:
 
 @inlined
 def xxh64(data: Any, start: Any, end: Any) -> Any:
-    """xxh64 of data[start:end]."""
+    """Return xxh64 of data[start:end]."""
     length = end - start
     at = start
     if length >= 32:

@@ -1,5 +1,7 @@
-"""Many byte strings in one buffer: keys and rows on their way into and out of a key-value store, without a Python
-object for each but where the store's call wants one."""
+"""Many byte strings in one buffer: keys and rows on the way to and from a key-value store.
+
+A Python object per row is created only where a call of the store needs it.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ _NO_BYTES = np.zeros(0, np.uint8)
 
 @dataclass(frozen=True)
 class ByteRows:
-    """Row i is data[starts[i]:starts[i] + lengths[i]]; it is missing where starts[i] < 0.
+    """Rows of bytes: row i is data[starts[i]:starts[i] + lengths[i]]; it is missing if starts[i] < 0.
 
     Attributes:
-        data: shared; whoever holds rows must not write below what they cover.
+        data: shared buffer; its owner must not write to the bytes of existing rows.
         starts: int64.
         lengths: int64; 0 where missing.
     """
@@ -33,12 +35,12 @@ class ByteRows:
 
     @classmethod
     def of(cls, data: Bytes, offsets: Int64s) -> ByteRows:
-        """Row i is data[offsets[i]:offsets[i + 1]]."""
+        """Return rows where row i is data[offsets[i]:offsets[i + 1]]."""
         return cls(data, np.ascontiguousarray(offsets[:-1]), np.diff(offsets))
 
     @classmethod
     def of_list(cls, rows: Sequence[bytes | None]) -> ByteRows:
-        """From Python objects; None is missing."""
+        """Return rows from Python objects; None is missing."""
         lengths = np.fromiter((-1 if row is None else len(row) for row in rows), np.int64, len(rows))
         is_missing = lengths < 0
         lengths[is_missing] = 0
@@ -48,7 +50,7 @@ class ByteRows:
 
     @classmethod
     def missing(cls, size: int) -> ByteRows:
-        """`size` missing rows."""
+        """Return `size` missing rows."""
         return cls(_NO_BYTES, np.full(size, -1, np.int64), np.zeros(size, np.int64))
 
     def __len__(self) -> int:
@@ -56,15 +58,15 @@ class ByteRows:
 
     @property
     def present(self) -> npt.NDArray[np.bool_]:
-        """Which are not missing."""
+        """Return which rows are not missing."""
         return self.starts >= 0
 
     def take(self, rows: Any) -> ByteRows:
-        """The rows of these numbers, or where this mask is true; the bytes are not copied."""
+        """Return the rows of these numbers, or where this mask is true; the bytes are not copied."""
         return ByteRows(self.data, self.starts[rows], self.lengths[rows])
 
     def packed(self) -> tuple[Bytes, Int64s]:
-        """A copy with one row behind the other, and offsets, one more than rows. Missing ones are empty."""
+        """Return a copy of the bytes without gaps, and offsets, one more than rows. Missing rows are empty."""
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(self.lengths, out=offsets[1:])
         data = np.empty(int(offsets[-1]), np.uint8)
@@ -72,21 +74,21 @@ class ByteRows:
         return data, offsets
 
     def to_list(self) -> list[bytes]:
-        """As Python objects; missing ones are empty."""
+        """Return the rows as Python objects; missing rows are empty."""
         data, offsets = self.packed()
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         objects: list[bytes] = pa.Array.from_buffers(pa.large_binary(), len(self), buffers).to_pylist()
         return objects
 
     def order(self) -> npt.NDArray[np.int64]:
-        """Row numbers in about the order of the bytes: by the first sixteen."""
+        """Return row numbers in approximate order of the bytes: by the first sixteen."""
         first, second = np.empty(len(self), np.uint64), np.empty(len(self), np.uint64)
         _leading(self.data, self.starts, self.lengths, first, second)
         return np.lexsort((second, first))
 
 
 def join_bytes(*columns: ByteRows) -> ByteRows:
-    """Row i of each, one behind the other. None may be missing."""
+    """Return row i of all columns, concatenated. No row may be missing."""
     offsets = np.zeros(len(columns[0]) + 1, np.int64)
     for column in columns:
         offsets[1:] += column.lengths
@@ -98,7 +100,7 @@ def join_bytes(*columns: ByteRows) -> ByteRows:
 
 
 def interleave(*parts: ByteRows) -> ByteRows:
-    """The rows of each part after those of the former."""
+    """Return the rows of all parts, one part after the other."""
     starts, base = [], 0
     for part in parts:
         starts.append(np.where(part.starts < 0, part.starts, part.starts + base))
@@ -108,17 +110,17 @@ def interleave(*parts: ByteRows) -> ByteRows:
 
 
 def fixed_width_bytes(values: npt.NDArray[Any]) -> ByteRows:
-    """Each element of an array of fixed width as its bytes."""
+    """Return each element of an array of fixed width as its bytes."""
     raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
     width = values.dtype.itemsize
     return ByteRows(raw, np.arange(len(values), dtype=np.int64) * width, np.full(len(values), width, np.int64))
 
 
 def frame(rows: ByteRows, offsets: Int64s) -> ByteRows:
-    """Rows in groups, one byte string for each group: of every row its length as uint32, then its bytes.
+    """Return one byte string for each group of rows: for every row its length as uint32, then its bytes.
 
     Args:
-        rows: none missing.
+        rows: rows, none missing.
         offsets: group g has the rows offsets[g]:offsets[g + 1].
     """
     sizes = fixed_width_bytes(rows.lengths.astype("<u4"))
@@ -127,7 +129,7 @@ def frame(rows: ByteRows, offsets: Int64s) -> ByteRows:
 
 
 def unframe(groups: ByteRows) -> tuple[ByteRows, Int64s]:
-    """Inverse of `frames`: the rows, sharing the groups' bytes, and the offsets. A missing group has none."""
+    """Inverse of `frame`: return the rows, which share the groups' bytes, and offsets. A missing group has no rows."""
     counts = np.empty(len(groups) + 1, np.int64)
     counts[0] = 0
     _count_frames(groups.data, groups.starts, groups.lengths, counts)

@@ -1,17 +1,17 @@
-"""What a snapshot holds of a RocksDB: its files, those that never change as blobs (S5.2).
+"""RocksDB's files in a snapshot: files that never change are blobs (S5.2).
 
 Format "rocksdb", version 1: one part `rocksdb` of kind "keyed" for all states and timers of a subtask. Its table has a
-row for each file, but the log, which is empty, and RocksDB's options, which are those of whoever opens them::
+row for each file, except the log, which is empty, and RocksDB's options, which each opener sets itself::
 
-    __key_group    uint16, lowest in the file, 0 where not known; not told of files of timers by time
-    last_group     uint16, highest in it, 65535 where not known
+    __key_group    uint16, lowest in the file, 0 if unknown; not recorded for files of timers by time
+    last_group     uint16, highest in the file, 65535 if unknown
     name           string, in the database's directory
     bytes          int64
-    blob           string, the id of the blob with the content; null of small files
-    content        binary, of small files
+    blob           string, the id of the blob with the content; null for small files
+    content        binary, for small files
 
-and in its schema's metadata, under `tidegate.rocksdb`, JSON: `version`, `key_groups` [first, end] of the subtask, and
-of each state `name` and `schema`, base64 of the Arrow schema its rows have in format "rows" (`layout`).
+Its schema's metadata has JSON under `tidegate.rocksdb`: `version`, `key_groups` [first, end] of the subtask, and for
+each state `name` and `schema`, base64 of the Arrow schema of its rows in format "rows" (`state_layout`).
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ FrozenRows = tuple[RocksTable, ByteRows, ByteRows]
 
 
 class CheckpointFolder:
-    """A folder of hard links; deleted when nobody holds this object any more."""
+    """A folder of hard links, which is deleted when this object is no longer referenced."""
 
     def __init__(self, path: Path) -> None:
-        """Args: path: need not be there yet."""
+        """Create without I/O. Args: path: folder, which need not exist yet."""
         self.path = path
 
     def __del__(self) -> None:
@@ -67,13 +67,19 @@ class CheckpointFolder:
 
 
 class UnwrittenCheckpoint:
-    """The state at a barrier: what the caches had not written then, and, once settled, a folder of files with it all.
+    """State at a barrier: the rows that the caches had not written then and, once settled, a folder of all files.
 
-    Settled by whoever comes first: the snapshot writer thread, or the slot's loop before it writes to the database.
+    The first caller settles it: the snapshot writer thread, or the slot's loop before it writes to the database.
     """
 
     def __init__(self, database: RocksDatabase, rows: Sequence[FrozenRows], path: Path) -> None:
-        """Args: database: that of the rows. rows: frozen, not written yet. path: for the folder."""
+        """Create an unsettled checkpoint.
+
+        Args:
+            database: database of the rows.
+            rows: frozen rows that are not written yet.
+            path: path for the folder.
+        """
         self._database = database
         self._rows = list(rows)
         self._lock = threading.Lock()
@@ -83,16 +89,19 @@ class UnwrittenCheckpoint:
         self._wanted = True
 
     def give_up(self) -> None:
-        """Nobody will ask for the folder."""
+        """Record that the folder is not needed."""
         self._wanted = False
 
     def written(self) -> None:
-        """The database has the rows, and nothing later is in the folder. Raises what a write raises; may come twice."""
+        """Write the rows to the database, and create the folder before anything later is written.
+
+        Raises the error of a failed write; may be called twice.
+        """
         with self._lock:
             self._settle()
 
     def folder(self) -> CheckpointFolder:
-        """The folder. Raises SnapshotError or EnvironmentProblemError where it could not be made."""
+        """Return the folder. Raises SnapshotError or EnvironmentProblemError if it could not be created."""
         with self._lock:
             self._settle()
             if self._failure is not None:
@@ -125,14 +134,14 @@ def file_part(
     states: Mapping[str, pa.Schema],
     key_groups: range,
 ) -> StatePart:
-    """The part of format "rocksdb" with the files of `folder`, which lives as long as the blobs.
+    """Return the part of format "rocksdb" with the files of `folder`, which exists as long as the blobs.
 
     Args:
-        folder: of a checkpoint.
-        database_files: RocksDB's descriptions of its files, for their key groups; may lack some.
-        id_of: the blob's id for a file's name and size.
+        folder: folder of a checkpoint.
+        database_files: RocksDB's descriptions of its files, for their key groups; may be incomplete.
+        id_of: returns the blob id for a file's name and size.
         states: name -> schema of its rows.
-        key_groups: of the subtask.
+        key_groups: key groups of the subtask.
     """
     described = {str(one["name"]).lstrip("/"): one for one in database_files}
     rows: list[dict[str, Any]] = []
@@ -161,10 +170,10 @@ def file_part(
 
 @dataclass(frozen=True)
 class FilesOfPart:
-    """What a part of format "rocksdb" says.
+    """Content of a part of format "rocksdb".
 
     Attributes:
-        key_groups: of the subtask that wrote it.
+        key_groups: key groups of the subtask that wrote it.
         states: name -> schema of its rows.
     """
 
@@ -174,24 +183,25 @@ class FilesOfPart:
 
     @classmethod
     def of(cls, part: StatePart, uid: str) -> FilesOfPart:
-        """Read the part's metadata. Raises SnapshotError: another version."""
+        """Read the part's metadata. Raises SnapshotError for another version."""
         document = json.loads((part.table.schema.metadata or {}).get(_METADATA, b"{}"))
         if document.get("version") != FORMAT_VERSION:
             raise SnapshotError(
-                f"The RocksDB files of state have format version {document.get('version')}",
+                f"the RocksDB files of the snapshot have format version {document.get('version')}",
                 where=f"operator {uid!r}",
                 cause=f"this version of tidegate reads version {FORMAT_VERSION}",
-                remedy="Restore with the version that wrote them, and take a savepoint",
+                remedy="Restore with the version of tidegate that wrote them, and take a savepoint",
             )
         states = {one["name"]: _schema_of(one["schema"]) for one in document["states"]}
         return cls(part, range(*document["key_groups"]), states)
 
     def write_to(self, directory: Path, uid: str) -> dict[str, str]:
-        """Make `directory` the database; one file in memory at a time. Returns file name -> blob id, as the
-        snapshot has it: under that one the writer knows the file again.
+        """Write the database's files to `directory`; one file in memory at a time.
+
+        Returns file name -> blob id as in the snapshot, by which later snapshots recognise an unchanged file.
 
         Raises:
-            SnapshotError: a file is missing or of another size than when it was written.
+            SnapshotError: a file is missing, or its size differs from the recorded size.
         """
         directory.mkdir(parents=True, exist_ok=True)
         blobs = self._by_own_id()
@@ -202,7 +212,7 @@ class FilesOfPart:
             if content is None or len(content) != row["bytes"]:
                 found = "it is missing" if content is None else f"it has {len(content)} bytes, not {row['bytes']}"
                 raise SnapshotError(
-                    f"The RocksDB file {row['name']} of the snapshot is damaged",
+                    f"RocksDB file {row['name']} of the snapshot is damaged",
                     where=f"operator {uid!r}",
                     cause=found,
                     remedy="Restore another snapshot",
@@ -213,8 +223,10 @@ class FilesOfPart:
         return ids
 
     def _by_own_id(self) -> dict[str, Blob]:
-        """The blobs by the ids that the part's rows know. Whoever writes a snapshot may put something and "-" in front
-        of an id, so that no other subtask and no other run has it too."""
+        """Return the blobs by the ids in the part's rows.
+
+        The writer of a snapshot may add a prefix and "-" to an id, to make it unique over subtasks and runs.
+        """
         own = {row for row in self.part.table.column("blob").to_pylist() if row is not None}
         found: dict[str, Blob] = {}
         for blob in self.part.blobs:
@@ -228,7 +240,7 @@ class FilesOfPart:
 
 def _reader(folder: CheckpointFolder, path: Path) -> Callable[[], bytes]:
     def read() -> bytes:
-        assert folder.path == path.parent  # holds the folder
+        assert folder.path == path.parent  # keeps the folder alive
         with failures(path):
             return path.read_bytes()
 

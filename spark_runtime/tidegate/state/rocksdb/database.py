@@ -1,7 +1,8 @@
-"""One RocksDB on local disk, by batch: a column family for each state, memory bounded, no write-ahead log (S5.2).
+"""One RocksDB on local disk, accessed by batch: a column family for each state, bounded memory, no write-ahead log
+(S5.2).
 
-What is written is as durable as the last checkpoint: a crash loses the rest, and the job goes back to its last snapshot
-anyway. Reads and writes may come from the slot's loop and from a snapshot writer thread at the same time.
+Writes are durable only in a checkpoint. A crash loses later writes, but the job then restores its last snapshot anyway.
+Reads and writes may come from the slot's loop and from a snapshot writer thread at the same time.
 """
 
 from __future__ import annotations
@@ -23,39 +24,44 @@ if TYPE_CHECKING:
     from rocksdict import Options, Rdict
 
 SCAN_BYTES = 2**20
-"""What one step of a scan holds of keys and rows, about."""
+"""Approximate bytes of keys and rows in one step of a scan."""
 SCAN_ROWS = 8192
-"""What one step of a scan holds of them at most."""
+"""Most keys in one step of a scan."""
 READ_ROWS = 512
-"""Keys in one multi-get: RocksDB holds on to the blocks of all of them until it returns."""
+"""Keys in one multi-get, because RocksDB keeps the blocks of all of them in memory until it returns."""
 BLOCK_BYTES = 4096
 WRITE_ROWS = 16384
 """Rows in one write batch."""
 MIN_WRITE_BUFFER_BYTES = 2**20
 MAX_FILE_BYTES = 16 * 2**20
-"""RocksDB's files are about so large: each is read into memory whole when it enters a snapshot."""
+"""Approximate size of RocksDB's files, each of which is read into memory whole for a snapshot."""
 OPEN_FILES = 256
-"""Files it holds open at once, each with some ten KiB of its index."""
+"""Files that RocksDB keeps open at once, each with about ten KiB of its index."""
 
 
 def require_rocksdict() -> None:
-    """Raise PipelineError, naming the extra, when `rocksdict` is not installed."""
+    """Raise PipelineError with the name of the extra if `rocksdict` is not installed."""
     try:
         import rocksdict  # noqa: F401
     except ImportError as error:
         raise PipelineError(
-            "The state back end rocksdb needs the package rocksdict",
+            "the state back end 'rocksdb' needs the package rocksdict",
             cause=str(error),
-            remedy=f"Run: {installation('rocksdb')}, on driver and executors, or use state_backend='heap'",
+            remedy=f"Run `{installation('rocksdb')}` on the driver and the executors, or use state_backend='heap'",
         ) from error
 
 
 class RocksDatabase:
-    """A database in one directory. Opened, and made where it is not there, by the first use of a table."""
+    """A database in one directory. The first use of a table opens it, and creates it if needed."""
 
     def __init__(self, directory: Path, memory_bytes: int, *, read_only: bool = False) -> None:
-        """Args: directory: of its own. memory_bytes: of block cache, index and filter blocks and write buffers
-        together. read_only: open an existing one and never write."""
+        """Create without I/O.
+
+        Args:
+            directory: directory of this database alone.
+            memory_bytes: limit of block cache, index and filter blocks and write buffers together.
+            read_only: open an existing database and never write.
+        """
         self.directory = directory
         self._memory_bytes = memory_bytes
         self._read_only = read_only
@@ -66,12 +72,14 @@ class RocksDatabase:
         self._closed = False
 
     def table(self, name: str) -> RocksTable:
-        """The column family `name`; made when the database is opened, or when it is first used afterwards."""
+        """Return the column family `name`, which is created when the database is opened, or at its first use
+        afterwards.
+        """
         self._asked_for[name] = None
         return RocksTable(self, name)
 
     def table_names(self) -> list[str]:
-        """Of all column families in the directory, opened or not."""
+        """Return the names of all column families in the directory, whether the database is open or not."""
         from rocksdict import Options, Rdict
 
         with failures(self.directory):
@@ -79,7 +87,7 @@ class RocksDatabase:
         return [name for name in names if name != "default"]
 
     def family(self, name: str) -> Rdict:
-        """The open column family `name`. Raises EnvironmentProblemError once it is closed."""
+        """Return the open column family `name`. Raises EnvironmentProblemError after `close`."""
         found = self._families.get(name)
         if found is None:
             with self._opening, failures(self.directory):
@@ -90,52 +98,54 @@ class RocksDatabase:
         return found
 
     def drop(self, name: str) -> None:
-        """Remove the column family `name` with its rows. Nobody may use it any more."""
+        """Remove the column family `name` with its rows. It must not be used any more."""
         with self._opening, failures(self.directory):
             self._families.pop(name, None)
             self._asked_for.pop(name, None)
             self.opened().drop_column_family(name)
 
     def opened(self) -> Rdict:
-        """The database, open. Raises EnvironmentProblemError once it is closed: another one, made by a thread that
-        comes late, would be empty."""
+        """Return the open database. Raises EnvironmentProblemError after `close`.
+
+        A late thread must not reopen it, because the new database would be empty.
+        """
         with self._opening:
             if self._closed:
                 raise EnvironmentProblemError(
-                    "The database of keyed state is closed",
+                    "the database of keyed state is closed",
                     where=str(self.directory),
                     cause="its subtask has ended, and a snapshot was still being written",
-                    remedy="Nothing is to be done: that snapshot counts for nothing",
+                    remedy="Do nothing: that snapshot is ignored",
                 )
             if self._database is None:
                 self._database = self._open()
             return self._database
 
     def files(self) -> list[dict[str, Any]]:
-        """RocksDB's description of each of its table files."""
+        """Return RocksDB's description of each of its table files."""
         with failures(self.directory):
             described: list[dict[str, Any]] = self.opened().live_files()
         return described
 
     def checkpoint(self, directory: Path) -> None:
-        """Write out what is in memory, and make `directory` another database of the same files, by hard links."""
+        """Flush memory to files, and make `directory` another database of the same files, by hard links."""
         from rocksdict import Checkpoint
 
         with failures(self.directory):
             Checkpoint(self.opened()).create_checkpoint(str(directory))
 
     def close(self) -> None:
-        """Close it for good; may come twice. The files stay."""
+        """Close the database finally; may be called twice. The files stay."""
         with self._opening:
             self._closed = True
             self._families.clear()
             database, self._database = self._database, None
         if database is not None:
-            with suppress(Exception):  # it flushes first, and whoever closes wants no file any more
+            with suppress(Exception):  # it flushes first, but no file is needed any more
                 database.close()
 
     def remove(self) -> None:
-        """Close it and delete its files."""
+        """Close the database and delete its files."""
         self.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -158,12 +168,12 @@ class RocksTable:
     """One column family."""
 
     def __init__(self, database: RocksDatabase, name: str) -> None:
-        """Args: database: open or not. name: of the column family."""
+        """Create without I/O. Args: database: open or not. name: name of the column family."""
         self._database = database
         self.name = name
 
     def get(self, keys: ByteRows) -> ByteRows:
-        """The row of each key; missing where there is none."""
+        """Return the row of each key; missing if there is none."""
         order = keys.order()
         with failures(self._database.directory):
             family: Any = self._database.family(self.name)
@@ -176,15 +186,17 @@ class RocksTable:
         return rows.take(back)
 
     def write(self, keys: ByteRows, rows: ByteRows) -> None:
-        """Set the row of each key, or remove it where the row is missing. No key may come twice."""
+        """Set the row of each key, or remove it if the row is missing. Keys must be unique."""
         order = keys.order()
         for start in range(0, len(order), WRITE_ROWS):
             some = order[start : start + WRITE_ROWS]
             self._write(keys.take(some), rows.take(some))
 
     def scan(self, lower: bytes = b"", upper: bytes | None = None) -> Iterator[tuple[ByteRows, ByteRows]]:
-        """Keys and rows with lower <= key < upper in order, some at a time, never none. Holds nothing open between two
-        steps, so that old files can go; what is written meanwhile may be seen."""
+        """Yield keys and rows with lower <= key < upper in order, some at a time, never none.
+
+        Nothing is held open between two steps, so that old files can be deleted. Concurrent writes may be seen.
+        """
         limit = 256
         while True:
             found = self._some(lower, upper, limit)
@@ -199,7 +211,7 @@ class RocksTable:
             limit = min(SCAN_ROWS, 1 + SCAN_BYTES // max(size, 1))
 
     def scan_prefixes(self, prefixes: Sequence[bytes]) -> tuple[ByteRows, ByteRows, list[int]]:
-        """All keys and rows that begin with each of `prefixes`, and how many each has."""
+        """Return all keys and rows that begin with each of `prefixes`, and the number for each."""
         keys: list[bytes] = []
         rows: list[bytes] = []
         counts = []
@@ -217,7 +229,7 @@ class RocksTable:
         return ByteRows.of_list(keys), ByteRows.of_list(rows), counts
 
     def first_from(self, lowers: Sequence[bytes]) -> list[bytes | None]:
-        """The first key at or behind each of `lowers`; None where there is none."""
+        """Return the first key that is not less than each of `lowers`; None if there is none."""
         found: list[bytes | None] = []
         with failures(self._database.directory):
             cursor = self._database.family(self.name).iter()
@@ -228,7 +240,7 @@ class RocksTable:
         return found
 
     def file_bytes(self) -> int:
-        """Size of its files."""
+        """Return the size of its files."""
         with failures(self._database.directory):
             return int(self._database.family(self.name).property_int_value("rocksdb.total-sst-files-size") or 0)
 
@@ -264,7 +276,7 @@ class RocksTable:
 
 @contextmanager
 def failures(directory: Path) -> Iterator[None]:
-    """What RocksDB raises, as ours: SnapshotError for damaged files, EnvironmentProblemError for the rest."""
+    """Convert RocksDB's errors: SnapshotError for damaged files, EnvironmentProblemError for others."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, TypeError):
@@ -275,16 +287,16 @@ def failures(directory: Path) -> Iterator[None]:
         text = str(error)
         if any(sign in text for sign in ("Corruption", "No such file", "does not exist", "Invalid argument")):
             raise SnapshotError(
-                "The files of keyed state are damaged",
+                "the RocksDB files of keyed state are damaged",
                 where=str(directory),
                 cause=text,
-                remedy="Restore from another snapshot; look at the local disk if it happens again",
+                remedy="Restore another snapshot. If it happens again, check the local disk",
             ) from error
         raise EnvironmentProblemError(
             "RocksDB cannot read or write its files",
             where=str(directory),
             cause=text,
-            remedy="Free space on the executor's local disk, or choose another directory for it",
+            remedy="Free space on the executor's local disk, or choose another directory for scratch files",
         ) from error
 
 
@@ -297,8 +309,12 @@ def _unlogged() -> Any:
 
 
 def _options(memory_bytes: int) -> Options:
-    """Half of the memory for write buffers, which are charged to the block cache, the rest for blocks. Index and filter
-    blocks are in the cache, in partitions, so that they grow with what is looked at, not with the state."""
+    """Return options with half of the memory for write buffers, which count towards the block cache, and the rest for
+    blocks.
+
+    Index and filter blocks are in the cache, in partitions, so that their memory depends on the keys that are read and
+    not on the size of the state.
+    """
     from rocksdict import (
         BlockBasedIndexType,
         BlockBasedOptions,

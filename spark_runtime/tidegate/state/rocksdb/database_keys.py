@@ -1,6 +1,6 @@
-"""The keys of a batch as RocksDB has them: two bytes key group, highest first, then the canonical key bytes.
+"""Database keys of a batch: two bytes key group, highest first, then the canonical key bytes.
 
-Keys of one group are neighbours: a database can be cut at key groups.
+Keys of one group are adjacent, so a database can be divided at key groups.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ class RocksKeys:
     """A KeySet of known database keys."""
 
     def __init__(self, ids: ByteRows, rows: KeyNumbers, groups: KeyGroups, schema: pa.Schema) -> None:
-        """Args: ids: of each distinct key. rows, groups: see `KeySet`. schema: of the key columns."""
+        """Create the set.
+
+        Args:
+            ids: database key of each distinct key.
+            rows, groups: see `KeySet`.
+            schema: schema of the key columns.
+        """
         self.ids = ids
         self.size = len(ids)
         self.rows = rows
@@ -33,7 +39,7 @@ class RocksKeys:
 
     @classmethod
     def of_ids(cls, ids: ByteRows, schema: pa.Schema) -> RocksKeys:
-        """Keys read from a database, all different, each with a row of its own."""
+        """Return the set of distinct keys read from a database, each with a row of its own."""
         return cls(ids, np.arange(len(ids), dtype=np.int32), groups_of(ids), schema)
 
     def columns(self) -> pa.RecordBatch:
@@ -42,7 +48,7 @@ class RocksKeys:
 
 
 def read_keys(columns: pa.RecordBatch, ctx: BackendContext) -> RocksKeys:
-    """The distinct keys of the rows of key columns, in order of first sight."""
+    """Return the distinct keys of the rows of key columns, in order of first occurrence."""
     found, rows, hashes = distinct(ByteRows.of(*canonical_bytes(columns, columns.schema.names)))
     if ctx.namespace_columns:
         hashes = hash_keys(columns, ctx.group_columns)[first_rows(rows)]
@@ -51,7 +57,7 @@ def read_keys(columns: pa.RecordBatch, ctx: BackendContext) -> RocksKeys:
 
 
 def distinct(keys: ByteRows) -> tuple[ByteRows, KeyNumbers, Hashes]:
-    """The distinct ones of `keys` in order of first sight, the number of each row's, and the hash of each."""
+    """Return the distinct `keys` in order of first occurrence, the number of each row's key, and each key's hash."""
     data, offsets = keys.packed()
     hashes = np.empty(len(keys), np.uint64)
     hash_rows(data, offsets, hashes)
@@ -65,17 +71,17 @@ def distinct(keys: ByteRows) -> tuple[ByteRows, KeyNumbers, Hashes]:
 
 
 def ids_of(keys: KeySet) -> ByteRows:
-    """The database keys of a KeySet of this back end."""
+    """Return the database keys of a KeySet of this back end."""
     assert isinstance(keys, RocksKeys), "keys come from the back end that they are used with"
     return keys.ids
 
 
 def groups_of(ids: ByteRows) -> npt.NDArray[np.uint16]:
-    """Key group of each database key."""
+    """Return the key group of each database key."""
     high = ids.data[ids.starts].astype(np.uint16)
     return (high << 8 | ids.data[ids.starts + 1]).astype(np.uint16)
 
 
 def group_key(group: int) -> bytes:
-    """Below all database keys of `group` and above those of `group` - 1."""
+    """Return a bound below all database keys of `group` and above all keys of `group` - 1."""
     return group.to_bytes(GROUP_BYTES, "big")

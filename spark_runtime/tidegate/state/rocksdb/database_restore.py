@@ -1,8 +1,8 @@
-"""State of snapshots back into RocksDB: its own files where it can, rows of any back end otherwise (S5.5).
+"""Restore of snapshots into RocksDB: from its own files where possible, else from rows of any back end (S5.5).
 
-Files of one subtask that covers all of this one's key groups become the database, cut to these; of further subtasks
-the rows in these key groups are copied into it, one subtask after the other. Where columns have changed since, the
-files are read as rows, which take the columns of now.
+The files of the subtask that covers most of this one's key groups become the database, and other key groups are
+removed. Rows of further subtasks in these key groups are copied into it, one subtask after the other. If columns have
+changed since, the files are read as rows, which are converted to the declared columns.
 """
 
 from __future__ import annotations
@@ -39,8 +39,16 @@ class DatabaseRestore:
         scratch: Path,
         new_backend: NewBackend,
     ) -> None:
-        """Args: ctx: the place. database: not opened yet. stored: what the operator declares, by name. lists: its list
-        states. scratch: for databases that are copied from. new_backend: for files whose columns have changed."""
+        """Create the restore.
+
+        Args:
+            ctx: context of the back end.
+            database: database, not opened yet.
+            stored: declared states and timers, by name.
+            lists: list states of the operator.
+            scratch: folder for databases that are copied from.
+            new_backend: creates a back end to read files whose columns have changed.
+        """
         self._ctx = ctx
         self._database = database
         self._stored = stored
@@ -67,7 +75,7 @@ class DatabaseRestore:
         return inherited
 
     def _is_as_declared(self, files: FilesOfPart) -> bool:
-        """They have the columns that the operator declares. Raises SnapshotError: a state that it does not declare."""
+        """Return whether the files have the declared columns. Raises SnapshotError for an undeclared state."""
         for name, schema in files.states.items():
             if name not in self._ctx.forgotten:
                 declared = self._declared(name).schema
@@ -76,7 +84,9 @@ class DatabaseRestore:
         return True
 
     def _restore_changed(self, files: FilesOfPart) -> None:
-        """Files whose columns have changed since, as rows (S5.5). Raises SnapshotError: these cannot become those."""
+        """Restore files whose columns have changed since, as rows (S5.5). Raises SnapshotError if they cannot be
+        converted.
+        """
         ctx = self._ctx
         for name, schema in files.states.items():
             if name not in ctx.forgotten:
@@ -89,7 +99,9 @@ class DatabaseRestore:
                     self._restore_rows(self._evolved(part))
 
     def _evolved(self, part: StatePart) -> StatePart:
-        """A part of rows with the columns of now. Raises SnapshotError: it cannot have them; names both, and why."""
+        """Return a part of rows with the declared columns. Raises SnapshotError, with both schemas and the reason, if
+        it cannot.
+        """
         ctx = self._ctx
         descriptors = [stored.descriptor for stored in self._stored.values() if stored.descriptor is not None]
         how = {"fills": ctx.fills, "drops": ctx.drops}
@@ -110,7 +122,7 @@ class DatabaseRestore:
         return self._stored[name]
 
     def _restore_files(self, files: Sequence[FilesOfPart]) -> dict[str, str]:
-        """Files whose columns are those of now; see `run`."""
+        """Restore files with the declared columns; see `run`."""
         mine = self._ctx.key_groups
         theirs = [one for one in files if one.key_groups.start < mine.stop and mine.start < one.key_groups.stop]
         if not theirs:
@@ -178,7 +190,7 @@ def _common(theirs: range, mine: range) -> int:
 
 
 def _by_time(keys: ByteRows) -> ByteRows:
-    """Timers by time, from those by key."""
+    """Return the keys of timers by time for keys of timers by key."""
     ids = ByteRows(keys.data, keys.starts, keys.lengths - TIME_BYTES)
     times = ByteRows(keys.data, keys.starts + ids.lengths, keys.lengths - ids.lengths)
     return join_bytes(times, ids)

@@ -1,5 +1,7 @@
-"""The rows of states in files of RocksDB, for whoever looks into a checkpoint, or restores it with other columns: the
-files are put into a database of their own, in a temporary folder, which gives rows as for a savepoint (S5.2)."""
+"""Rows of states in RocksDB's files, to inspect a checkpoint or restore it with other columns.
+
+The files are put into a separate database, in a temporary folder, which returns rows as for a savepoint (S5.2).
+"""
 
 from __future__ import annotations
 
@@ -18,25 +20,27 @@ from tidegate.state.state_layout import KEY_PREFIX, MAP_PREFIX, TTL_COLUMN, VALU
 READING_BYTES = 32 * 2**20
 """Memory of that database."""
 READING = "snapshot"
-"""Stands for the operator in errors; the caller knows which."""
+"""Placeholder for the operator in errors; the caller knows the operator."""
 
 
 NewBackend = Callable[[], KeyedStateBackend]
-"""Makes a RocksDB back end, not opened. The back end restores by this module, so it is passed in."""
+"""Creates a RocksDB back end, not opened. It is passed in, because the back end itself imports this module."""
 
 
 class RocksFiles(BackendFiles):
-    """Format "rocksdb"."""
+    """Reader of format "rocksdb"."""
 
     def __init__(self, new_backend: NewBackend) -> None:
         self._new_backend = new_backend
 
     def schemas(self, part: StatePart) -> Mapping[str, pa.Schema]:
-        """States and timers by name. Needs no rocksdict."""
+        """Return the schemas of states and timers by name. Needs no rocksdict."""
         return FilesOfPart.of(part, READING).states
 
     def tables(self, part: StatePart, state: str, max_parallelism: int) -> Iterator[pa.Table]:
-        """The rows of one state; writes the files to a temporary folder. Raises PipelineError without rocksdict."""
+        """Yield the rows of one state; writes the files to a temporary folder. Raises PipelineError if rocksdict is
+        missing.
+        """
         with rows_of_files(part, max_parallelism, self._new_backend) as parts:
             for rows in parts:
                 if rows.name == state:
@@ -47,10 +51,10 @@ class RocksFiles(BackendFiles):
 def rows_of_files(
     part: StatePart, max_parallelism: int, new_backend: NewBackend, folder: str | None = None
 ) -> Iterator[Sequence[StatePart]]:
-    """The states and timers in a part of format "rocksdb" as parts of rows, to be read before it is left.
+    """Yield the states and timers in a part of format "rocksdb" as parts of rows. Read them within the context.
 
     Args:
-        folder: where the temporary folder is made; None: the system's.
+        folder: where the temporary folder is created; None: in the system's.
 
     Raises:
         PipelineError: `rocksdict` is not installed.
@@ -72,7 +76,7 @@ def rows_of_files(
 
 
 def _declare(backend: KeyedStateBackend, name: str, schema: pa.Schema) -> None:
-    """Ask for the state as the operator has."""
+    """Declare the state as the operator did."""
     if name == timer_part("event"):
         backend.timers("event")
         return

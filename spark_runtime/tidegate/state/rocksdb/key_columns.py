@@ -1,5 +1,7 @@
-"""Key columns from canonical key bytes: the inverse of `keybytes.canonical_bytes`, up to what equal keys share (a NaN
-is the NaN, -0.0 is 0.0)."""
+"""Key columns from canonical key bytes: the inverse of `key_bytes.canonical_bytes`.
+
+Values that are equal as keys become one value: every NaN becomes the canonical NaN, -0.0 becomes 0.0.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,7 @@ from tidegate.state.rocksdb.byte_rows import ByteRows
 
 
 def key_columns(rows: ByteRows, schema: pa.Schema, skip: int = 0) -> tuple[pa.RecordBatch, Int64s]:
-    """The key columns of `schema` that stand in each row from byte `skip` on, and the position in `rows.data` of what
-    follows them."""
+    """Return the key columns of `schema` in each row from byte `skip` on, and the position in `rows.data` after it."""
     cursor = rows.starts + skip
     arrays = []
     for field in schema:
@@ -36,7 +37,7 @@ def key_columns(rows: ByteRows, schema: pa.Schema, skip: int = 0) -> tuple[pa.Re
 
 
 def key_ends(rows: ByteRows, columns: int, skip: int = 0) -> Int64s:
-    """Position in `rows.data` behind the first `columns` key columns, which stand from byte `skip` of each row on."""
+    """Return the position after the first `columns` key columns in `rows.data`. They begin at byte `skip` of a row."""
     cursor = rows.starts + skip
     tags, values = np.empty(len(rows), np.uint8), np.empty(len(rows), np.int64)
     for _ in range(columns):
@@ -66,7 +67,7 @@ def _column(data: Bytes, ends: Int64s, tags: Bytes, values: Int64s, type_: pa.Da
 
 
 def _native(tags: Bytes, values: Int64s, type_: pa.DataType) -> Int64s:
-    """The eight bytes as `raw_values` has them for this type."""
+    """Return the eight bytes in the form of `raw_values` for this type."""
     if pt.is_timestamp(type_) or pt.is_time(type_) or pt.is_duration(type_):
         if type_.unit == "ns":
             return np.where(np.isin(tags, NANOSECOND_TAGS), values, values * 1000)
@@ -78,7 +79,7 @@ def _native(tags: Bytes, values: Int64s, type_: pa.DataType) -> Int64s:
 
 @kernel("void(u1[], i8[]!, u1[]!, i8[]!)")
 def read_key(data: Any, cursor: Any, tags: Any, values: Any) -> None:
-    """Tag of the key column at each cursor and its eight bytes or its length; moves the cursors behind it."""
+    """Read the tag of the key column at each cursor and its eight bytes or its length; move the cursors after it."""
     for i in range(len(cursor)):
         at = cursor[i]
         tag = data[at]

@@ -1,8 +1,11 @@
-"""List states in RocksDB (S5.1). A key's last elements are in its open chunk, which an append rewrites; one that has
-grown beyond `CHUNK_BYTES` is closed and never touched again, so that an append costs the same however long the list is.
+"""List states in RocksDB (S5.1), in chunks, so that an append costs the same for any length of the list.
 
-Closed chunk n of a key: its database key, n as uint32, highest byte first; the open chunk: with FFFFFFFF, so that the
-chunks are in order. A chunk: of the open one how many closed there are, else 0, as uint32; then its elements as frames.
+The last elements of a key are in its open chunk, which an append rewrites. A chunk that exceeds `CHUNK_BYTES` is closed
+and never rewritten.
+
+Key of closed chunk n: the database key, then n as uint32, highest byte first. Key of the open chunk: with FFFFFFFF as
+number, so that chunks are in order. A chunk begins with a uint32: in the open chunk the number of closed chunks, else
+0. Its elements follow as frames.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from tidegate.state.rocksdb.database_keys import ids_of
 from tidegate.state.rocksdb.state_rows import Expiry, StateRows
 
 CHUNK_BYTES = 4096
-"""An open chunk that has grown larger is closed."""
+"""Size at which an open chunk is closed."""
 NUMBER_BYTES = 4
 _OPEN = 2**32 - 1
 
@@ -28,7 +31,7 @@ class RocksList:
     """See `ListState`."""
 
     def __init__(self, cells: StateRows) -> None:
-        """Args: cells: of the state; a row of them is an element."""
+        """Create the state. Args: cells: rows of the state; each row is an element."""
         self._cells = cells
 
     def get(self, keys: KeySet) -> Elements:
@@ -51,7 +54,7 @@ class RocksList:
         self.append_rows(keys, owners, self._cells.expiry.encoded(columns))
 
     def append_rows(self, keys: KeySet, owners: KeyNumbers, rows: ByteRows) -> None:
-        """As `append`, of encoded rows."""
+        """Append encoded rows; see `append`."""
         if not len(rows):
             return
         order = np.argsort(owners, kind="stable")
@@ -86,7 +89,7 @@ class RocksList:
             self._write(ids.take(filled), join_bytes(_numbers(closed), content), closed)
 
     def _write(self, ids: ByteRows, open_chunks: ByteRows, closed: Int64s) -> None:
-        """Write open chunks, closing those that are too large."""
+        """Write open chunks, and close those that are too large."""
         full = open_chunks.lengths > CHUNK_BYTES
         self._cells.cache.put(_chunk_ids(ids.take(~full), np.full(len(ids), _OPEN)[~full]), open_chunks.take(~full))
         if full.any():
@@ -110,20 +113,23 @@ class RocksList:
 
 
 def chunk_elements(chunks: ByteRows) -> tuple[ByteRows, Int64s]:
-    """The elements in chunks, and offsets by chunk."""
+    """Return the elements in chunks, and offsets by chunk."""
     return unframe(_content(chunks))
 
 
 def live_chunks(chunks: ByteRows, expiry: Expiry) -> Mask:
-    """Which chunks hold an element that is not over, or how many closed ones there are."""
+    """Return which chunks hold a live element, or the number of closed chunks."""
     elements, offsets = chunk_elements(chunks)
     alive: Mask = np.diff(np.concatenate([[0], np.cumsum(expiry.alive(elements))])[offsets]) > 0
     return alive | (_closed(chunks) > 0)
 
 
 def stale_heads(table: RocksTable, keys: ByteRows, chunks: ByteRows, expiry: Expiry) -> ByteRows:
-    """Of chunks that `live_chunks` lets stay, the database keys of open ones that hold nothing and have no closed one
-    in the table any more: the list is over, and the next one of its key begins anew."""
+    """Return the keys of open chunks that are no longer needed, although `live_chunks` keeps them.
+
+    They hold no live element, and the table has no closed chunk of their list any more: the list has expired, and the
+    next list of the key starts again.
+    """
     elements, offsets = chunk_elements(chunks)
     empty = np.diff(np.concatenate([[0], np.cumsum(expiry.alive(elements))])[offsets]) == 0
     heads = keys.take(empty).to_list()
@@ -140,7 +146,7 @@ def _chunk_ids(ids: ByteRows, numbers: npt.NDArray[np.int64]) -> ByteRows:
 
 
 def _content(chunks: ByteRows) -> ByteRows:
-    """The frames of each chunk; empty where missing."""
+    """Return the frames of each chunk; empty if missing."""
     there = chunks.present
     return ByteRows(
         chunks.data,
@@ -150,7 +156,7 @@ def _content(chunks: ByteRows) -> ByteRows:
 
 
 def _closed(heads: ByteRows) -> Int64s:
-    """How many closed chunks there are beside each open one; 0 where that is missing."""
+    """Return the number of closed chunks for each open one; 0 if that is missing."""
     closed = np.zeros(len(heads), np.int64)
     there = heads.present
     for byte in range(NUMBER_BYTES):
@@ -159,7 +165,7 @@ def _closed(heads: ByteRows) -> Int64s:
 
 
 def _all_chunks(ids: ByteRows, closed: Int64s) -> tuple[ByteRows, Int64s]:
-    """The database keys of all chunks, and of which of `ids` each is."""
+    """Return the database keys of all chunks, and the number of each one's list in `ids`."""
     owners = np.repeat(np.arange(len(ids)), closed + 1)
     numbers = np.arange(len(owners)) - np.repeat(np.cumsum(closed + 1) - closed - 1, closed + 1)
     numbers[np.cumsum(closed + 1) - 1] = _OPEN

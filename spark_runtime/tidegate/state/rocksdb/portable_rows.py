@@ -1,4 +1,4 @@
-"""Rows of RocksDB tables as every back end reads them (`layout`), piece by piece, and such rows on their way in."""
+"""Rows of RocksDB tables in the form that every back end reads (`state_layout`), by piece, and the reverse."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from tidegate.state.rocksdb.timer_tables import time_bytes, times_of
 from tidegate.state.state_layout import KEY_PREFIX, MAP_PREFIX, TIME_COLUMN, VALUE_PREFIX
 
 PIECE_BYTES = 8 * 2**20
-"""A piece has about so many bytes in RocksDB's files; uncompressed it may be some times as large."""
+"""Approximate bytes of a piece in RocksDB's files; uncompressed, it may be several times as large."""
 READING_BYTES = 16 * 2**20
-"""Block cache of a database that is opened to be written out."""
+"""Block cache of a database that is opened to be exported."""
 RESTORED_ROWS = 65536
 """Rows that are restored at a time."""
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """How the rows of one state, or of one kind of timers, lie in a table whose keys begin with the key group.
+    """Location of the rows of one state, or of one kind of timers, in a table whose keys begin with the key group.
 
     Attributes:
-        name: of the part.
+        name: name of the part.
         table: name of the column family.
-        schema: of the rows in snapshots.
+        schema: schema of the rows in snapshots.
         key_schema: the key columns.
-        descriptor: None: timers.
-        expiry: of the state's rows; None: timers.
+        descriptor: descriptor of the state; None: timers.
+        expiry: expiry of the state's rows; None: timers.
     """
 
     name: str
@@ -51,7 +51,7 @@ class TableRows:
     expiry: Expiry | None = None
 
     def to_table(self, keys: ByteRows, rows: ByteRows) -> pa.Table:
-        """What some keys and rows of the table hold and is not over."""
+        """Return the live content of some keys and rows of the table."""
         if self.descriptor is not None and self.descriptor.kind == "list":
             elements, offsets = chunk_elements(rows)
             keys, rows = keys.take(np.repeat(np.arange(len(keys)), np.diff(offsets))), elements
@@ -69,13 +69,13 @@ class TableRows:
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def ids(self, batch: pa.RecordBatch) -> ByteRows:
-        """The database keys of the keys in rows of `schema`."""
+        """Return the database keys of the keys in rows of `schema`."""
         names = [KEY_PREFIX + name for name in self.key_schema.names]
         groups = fixed_width_bytes(batch.column(KEY_GROUP_COLUMN).to_numpy().astype(">u2"))
         return join_bytes(groups, ByteRows.of(*canonical_bytes(batch, names)))
 
     def cells(self, batch: pa.RecordBatch) -> tuple[ByteRows, ByteRows]:
-        """Keys and rows for the table, of all kinds but lists."""
+        """Return keys and rows for the table, for all kinds except lists."""
         ids = self.ids(batch)
         if self.descriptor is None:
             times = batch.column(TIME_COLUMN).to_numpy()
@@ -86,7 +86,7 @@ class TableRows:
         return ids, self.rows(batch)
 
     def rows(self, batch: pa.RecordBatch) -> ByteRows:
-        """The encoded values."""
+        """Return the encoded values."""
         assert self.expiry is not None, "timers have no values"
         codec = self.expiry.codec
         names = [VALUE_PREFIX + field.name for field in list(codec.schema)[: self.expiry.column]]
@@ -96,22 +96,24 @@ class TableRows:
 
 
 class CheckpointExport:
-    """The database in a checkpoint folder, open to be read; both are let go when nobody holds this object."""
+    """The database in a checkpoint folder, open for reading. Both are released when this object is no longer
+    referenced.
+    """
 
     def __init__(self, folder: CheckpointFolder) -> None:
-        """Args: folder: with the database."""
+        """Open the database. Args: folder: folder with the database."""
         self._folder = folder
         self._database = RocksDatabase(folder.path, READING_BYTES, read_only=True)
         self._database.opened()
         self._names = set(self._database.table_names())
 
     def part(self, stored: TableRows, key_groups: range, id_of: Callable[[int], str]) -> StatePart:
-        """The rows of one state as a part whose blobs are read from the database one at a time.
+        """Return the rows of one state as a part whose blobs are read from the database one at a time.
 
         Args:
-            stored: which.
-            key_groups: of the subtask.
-            id_of: id of the blob with a piece's number.
+            stored: location of the state's rows.
+            key_groups: key groups of the subtask.
+            id_of: returns the blob id for a piece's number.
         """
         empty = stored.schema.empty_table()
         if stored.table not in self._names:
@@ -132,8 +134,11 @@ class CheckpointExport:
             database.close()
 
     def _bounds(self, table: RocksTable, key_groups: range) -> list[bytes]:
-        """Where the pieces begin, and where the last one ends: at key groups, which hold about as much each, and for
-        the sake of keys that hold much more than others, at first keys of RocksDB's files, which are of one size."""
+        """Return the bounds of the pieces.
+
+        They are at key groups, which are of similar size. Because some keys are much larger than others, they are also
+        at first keys of RocksDB's files, which all have about the same size.
+        """
         pieces = 1 + table.file_bytes() // PIECE_BYTES
         low, high = group_key(key_groups.start), group_key(key_groups.stop)
         if pieces == 1:
@@ -150,7 +155,7 @@ class CheckpointExport:
 
 
 def rows_in_key_groups(part: StatePart, key_groups: range) -> Iterator[pa.RecordBatch]:
-    """The rows of a part of format "rows" whose key group is one of `key_groups`, some at a time."""
+    """Yield the rows of a part of format "rows" whose key group is one of `key_groups`, some at a time."""
     for table in part.tables():
         groups = table.column(KEY_GROUP_COLUMN).to_numpy()
         mask = (groups >= key_groups.start) & (groups < key_groups.stop)
@@ -159,11 +164,11 @@ def rows_in_key_groups(part: StatePart, key_groups: range) -> Iterator[pa.Record
 
 
 def prefixed_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The key columns of rows, under their own names."""
+    """Return the key columns of rows, under their own names."""
     arrays = [batch.column(KEY_PREFIX + name) for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def schemas(stored: Sequence[TableRows]) -> Mapping[str, pa.Schema]:
-    """Name -> schema of its rows."""
+    """Return name -> schema of its rows."""
     return {one.name: one.schema for one in stored}

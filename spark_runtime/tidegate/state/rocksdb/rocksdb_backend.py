@@ -1,7 +1,7 @@
 """The back end `rocksdb`: keyed state larger than memory, in a RocksDB on local disk (S5.2).
 
-The synchronous part of a snapshot takes hold of what the caches have not written yet; writing that, flushing and
-linking the files is left to the snapshot writer thread, or to the loop where it must write to the database earlier.
+The synchronous part of a snapshot only freezes the rows that the caches have not written yet. The snapshot writer
+thread writes them, flushes and links the files; or the loop does so, if it must write to the database earlier.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from tidegate.state.rocksdb.timer_tables import BY_TIME, RocksTimers
 from tidegate.state.state_layout import part_schema, timer_part, timer_schema
 
 DATABASE_SHARE = 2
-"""The database gets this part of the memory: 1/2. The rest is for caches, for the rows under way and for growth."""
+"""Divisor of the memory for the database: 1/2. The rest is for caches, for rows in progress and for growth."""
 CACHE_SHARE = 8
-"""Rows in all caches together get this part: 1/8; their arrays are at most twice as large."""
+"""Divisor of the memory for the rows of all caches: 1/8; their arrays are at most twice as large."""
 MIN_CACHE_BYTES = 2**16
 
 
@@ -54,12 +54,12 @@ class RocksDBBackend(KeyedStateBackend):
     """See the module and `KeyedStateBackend`."""
 
     def open(self, ctx: BackendContext) -> None:
-        """See `KeyedStateBackend`. Raises PipelineError where `rocksdict` is not installed."""
+        """See `KeyedStateBackend`. Raises PipelineError if `rocksdict` is not installed."""
         require_rocksdict()
         self._ctx = ctx
         self._scratch = Path(ctx.scratch or tempfile.mkdtemp(prefix="tidegate-rocksdb-"))
         self._scratch.mkdir(parents=True, exist_ok=True)
-        _empty(self._scratch)  # what a killed process left
+        _empty(self._scratch)  # left by a killed process
         self._database = RocksDatabase(self._scratch / "database", ctx.memory_bytes // DATABASE_SHARE)
         self._nonce = uuid.uuid4().hex[:16]
         self._inherited: dict[str, str] = {}
@@ -162,7 +162,7 @@ class RocksDBBackend(KeyedStateBackend):
         return max(MIN_CACHE_BYTES, self._ctx.memory_bytes // CACHE_SHARE // len(self._caches))
 
     def _settle(self) -> None:
-        """Nothing of the last snapshot is left to be written: later changes may go to the database."""
+        """Write the rest of the last snapshot, so that later changes may go to the database."""
         if self._pending is not None:
             self._pending.written()
             self._pending = None
@@ -184,7 +184,7 @@ class RocksDBBackend(KeyedStateBackend):
 
 
 class _UnwrittenSnapshot:
-    """Held by a snapshot that has not been written yet; without it nobody will ask for the folder."""
+    """Held by a snapshot that has not been written yet. When it is dropped, the folder is not needed any more."""
 
     def __init__(self, pending: UnwrittenCheckpoint) -> None:
         self.pending = pending
@@ -194,7 +194,7 @@ class _UnwrittenSnapshot:
 
 
 def _alive_ids(stored: TableRows, keys: ByteRows, rows: ByteRows, last: bytes) -> tuple[ByteRows, bytes]:
-    """The distinct database keys among neighbours that hold something, but for `last`; and the last of them."""
+    """Return the distinct keys among adjacent rows with live content, without `last`; and the last of these keys."""
     if stored.expiry is not None:
         if stored.descriptor is not None and stored.descriptor.kind == "list":
             elements, offsets = chunk_elements(rows)

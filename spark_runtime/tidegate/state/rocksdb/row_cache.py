@@ -1,8 +1,7 @@
-"""A bounded write-back cache in front of a RocksDB table: a busy key costs RocksDB one write for many updates.
+"""A bounded write-back cache of a RocksDB table: many updates of a busy key cost RocksDB one write.
 
-Rows lie one behind the other in a growing buffer; a changed row of the same length is overwritten in place, another is
-appended. What is below the mark that `freeze` sets is never written again, so that a snapshot reads it while the cache
-goes on.
+Rows are in a growing buffer. A changed row of the same length is overwritten in place; any other is appended. Bytes
+below the mark that `freeze` sets are never overwritten, so a snapshot can read them while the cache continues.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from tidegate.state.rocksdb.byte_rows import ByteRows
 from tidegate.state.rocksdb.database import RocksTable
 
 MAX_CHANGES = 2**17
-"""Changed rows are written when there are more: to take hold of these at a snapshot costs the loop some 10 ns each."""
+"""Changed rows at which they are written: freezing them for a snapshot costs the loop about 10 ns each."""
 ENTRY_BYTES = 48
-"""What an entry takes beside its key and its row."""
+"""Bytes of an entry besides its key and its row."""
 _ABSENT = -1
 _UNKNOWN = -2
 
@@ -38,10 +37,15 @@ class RowCache:
         before_write: Callable[[], None],
         after_write: Callable[[int], None] | None = None,
     ) -> None:
-        """Args: table: behind it. quota: bytes it may hold, about; asked anew each time. before_write: called before
-        the table is written, so that a snapshot that is being made gets its files first. after_write: told how many
-        rows were written since it was told last, by a flush or by whoever froze them; the table then holds what the
-        cache does."""
+        """Create an empty cache.
+
+        Args:
+            table: table of the rows.
+            quota: returns the approximate limit in bytes; called each time.
+            before_write: called before the table is written, so that a snapshot in progress gets its files first.
+            after_write: called with the number of rows written since its last call, by a flush or by the caller of
+                `freeze`. The table then has all rows of the cache.
+        """
         self._table = table
         self._quota = quota
         self._before_write = before_write
@@ -51,16 +55,16 @@ class RowCache:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes in use, about."""
+        """Return the approximate number of bytes in use."""
         return int(self._cursor[1]) * ENTRY_BYTES + int(self._ends[self.size]) + int(self._used[0])
 
     @property
     def size(self) -> int:
-        """Entries."""
+        """Return the number of entries."""
         return int(self._cursor[1])
 
     def get(self, keys: ByteRows) -> ByteRows:
-        """The row of each key, missing where there is none; valid until the next call."""
+        """Return the row of each key, missing if there is none; valid until the next call."""
         entries = self._entries(keys)
         unknown = np.unique(entries[self._at[entries] == _UNKNOWN])
         if len(unknown):
@@ -72,7 +76,7 @@ class RowCache:
         return rows
 
     def put(self, keys: ByteRows, rows: ByteRows) -> None:
-        """Set the row of each key, or remove it where the row is missing; the last of equal keys stays."""
+        """Set the row of each key, or remove it if the row is missing; of equal keys, the last wins."""
         entries = self._entries(keys)
         self._changes += self._place(entries, rows, True)
         _touch(entries, self._hits)
@@ -86,14 +90,17 @@ class RowCache:
         frozen = self.freeze()
         if frozen is not None:
             self._table.write(*frozen)
-            self._used[1] = 0  # nobody else holds them
+            self._used[1] = 0  # no snapshot refers to them
         if self._after_write is not None and self._untold:
             rows, self._untold = self._untold, 0
             self._after_write(rows)
 
     def freeze(self) -> tuple[ByteRows, ByteRows] | None:
-        """Keys and rows of all changes since the last call; whoever calls writes them to the table. They stay as they
-        are, and may be read by any thread. None: there are none."""
+        """Return keys and rows of all changes since the last call; the caller writes them to the table. None: no
+        changes.
+
+        They do not change any more, and any thread may read them.
+        """
         changed = np.flatnonzero(self._dirty[: self.size])
         if not len(changed):
             return None
@@ -115,7 +122,7 @@ class RowCache:
         self._hits: Bytes = np.zeros(MIN_ENTRIES, np.uint8)
         self._arena = np.empty(4096, np.uint8)
         self._changes = 0
-        self._used = np.zeros(2, np.int64)  # bytes, and how many of them are frozen
+        self._used = np.zeros(2, np.int64)  # bytes in use, and how many of them are frozen
 
     def _entries(self, keys: ByteRows) -> Entries:
         data, offsets = keys.packed()
@@ -155,7 +162,7 @@ class RowCache:
         return ByteRows(self._key_bytes, starts, self._ends[1:][entries] - starts)
 
     def _place(self, entries: Any, rows: ByteRows, dirty: bool) -> int:
-        """Returns how many of them had no change before."""
+        """Store rows, and return how many of them were unchanged before."""
         needed = int(self._used[0]) + int(rows.lengths.sum())
         if needed > len(self._arena):
             self._arena = _grown(self._arena, max(needed, len(self._arena) * 3 // 2))
@@ -167,8 +174,7 @@ class RowCache:
         )  # fmt: skip
 
     def _shrink(self) -> None:
-        """Keep to the quota: leave out what rows replaced, and if that is not enough, entries that were not asked for
-        again since they came."""
+        """Keep to the quota: drop replaced rows and, if needed, entries that were not read after they were added."""
         quota = self._quota()
         if self.held_bytes <= quota:
             return

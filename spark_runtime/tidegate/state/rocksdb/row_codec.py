@@ -1,13 +1,13 @@
-"""Rows of Arrow columns as byte strings, made and read a column at a time. Version 1 of a row::
+"""Rows of Arrow columns as byte strings, encoded and decoded a column at a time. Version 1 of a row::
 
     version        1 byte, 1
     nulls          a bit for each column, set where null, lowest bit first; whole bytes
-    fixed area     of each column in order: its value, little endian, as wide as its type (boolean: a byte);
-                   of a string, binary or nested column the length of its bytes as uint32
-    variable area  the bytes of those, in order
+    fixed area     for each column in order: its value, little endian, as wide as its type (boolean: a byte);
+                   for a string, binary or nested column the length of its bytes as uint32
+    variable area  these bytes, in order
 
-A struct is the row of its fields; a list the rows of its elements, each after its length as uint32; a map is a list of
-(key, value). What stands at a null is not defined. The format is durable: it is what RocksDB's files in snapshots hold.
+A struct is the row of its fields. A list is the rows of its elements, each after its length as uint32. A map is a list
+of (key, value). Bytes of a null are undefined. The format is durable: RocksDB's files in snapshots hold it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a column stands in a row: `at` bytes from its start; `width` 0: variable."""
+    """Place of a column in a row: `at` bytes from its start; `width` 0: variable."""
 
     at: int
     width: int
 
 
 class RowCodec:
-    """Encodes batches of one schema and decodes them again."""
+    """Encodes and decodes batches of one schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        """Raises PipelineError: a column's type cannot be kept."""
+        """Create a codec. Raises PipelineError if a column's type is not supported."""
         self.schema = schema
         self._head = 1 + (len(schema) + 7) // 8
         at = self._head
@@ -53,7 +53,7 @@ class RowCodec:
         self._fixed = at
 
     def encode(self, batch: pa.RecordBatch) -> ByteRows:
-        """A byte string for each row of a batch with the columns of `schema`."""
+        """Return a byte string for each row of a batch with the columns of `schema`."""
         arrays = [_stored(array) for array in batch.columns]
         variable = [_bytes_of(array) for array, place in zip(arrays, self._places, strict=True) if not place.width]
         offsets = np.full(batch.num_rows + 1, self._fixed, np.int64)
@@ -75,16 +75,16 @@ class RowCodec:
         return ByteRows.of(data, offsets)
 
     def decode(self, rows: ByteRows) -> pa.RecordBatch:
-        """Inverse of `encode`; of a missing row all columns are zero or empty.
+        """Inverse of `encode`; for a missing row, all columns are zero or empty.
 
         Raises:
             SnapshotError: rows of another version.
         """
         if not _all_of_version(rows.data, rows.starts, ROW_VERSION):
             raise SnapshotError(
-                "State holds rows that this version cannot read",
+                "the state has rows that this version of tidegate cannot read",
                 cause="another version of tidegate wrote them, or they are damaged",
-                remedy="Restore with the version that wrote them, and take a savepoint",
+                remedy="Restore with the version of tidegate that wrote them, and take a savepoint",
             )
         variable_at = rows.starts + self._fixed
         arrays = []
@@ -104,13 +104,13 @@ class RowCodec:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def numbers(self, rows: ByteRows, column: int) -> Int64s:
-        """Column `column`, of eight bytes, as int64; 0 of missing rows."""
+        """Return column `column`, of eight bytes, as int64; 0 for missing rows."""
         raw = np.zeros(len(rows) * 8, np.uint8)
         _get_fixed(rows.data, rows.starts, self._places[column].at, 8, raw)
         return raw.view(np.int64)
 
     def with_numbers(self, rows: ByteRows, column: int, values: Int64s) -> ByteRows:
-        """A copy with other values in column `column`, of eight bytes. No row may be missing."""
+        """Return a copy with other values in column `column`, of eight bytes. No row may be missing."""
         data, offsets = rows.packed()
         _put_fixed(values.view(np.uint8), 8, data, offsets[:-1] + self._places[column].at)
         return ByteRows.of(data, offsets)
@@ -146,9 +146,9 @@ def _width(field: pa.Field) -> int:
         width = 0
     if not width:
         raise PipelineError(
-            f"Column {field.name!r} of type {field.type} cannot be kept in state on RocksDB",
+            f"the state back end 'rocksdb' cannot store column {field.name!r} of type {field.type}",
             cause="its type is neither of fixed width nor text, binary, list, struct or map",
-            remedy=f"Cast {field.name!r} first, or use state_backend='heap'",
+            remedy=f"Cast {field.name!r} to one of these types first, or use state_backend='heap'",
         )
     return int(width)
 
@@ -177,7 +177,7 @@ def _raw(array: pa.Array, width: int) -> Bytes:
 
 
 def _bytes_of(array: pa.Array) -> ByteRows:
-    """The bytes of each row of a variable column; empty where null."""
+    """Return the bytes of each row of a variable column; empty where null."""
     type_ = array.type
     if _is_text(type_):
         wide = pt.is_large_string(type_) or pt.is_large_binary(type_)

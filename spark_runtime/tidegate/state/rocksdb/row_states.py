@@ -18,7 +18,7 @@ class RocksValue:
     """See `ValueState`."""
 
     def __init__(self, cells: StateRows) -> None:
-        """Args: cells: of the state."""
+        """Create the state. Args: cells: rows of the state."""
         self._cells = cells
 
     def get(self, keys: KeySet) -> Found:
@@ -42,7 +42,7 @@ class RocksMerging:
     """See `MergingState`."""
 
     def __init__(self, cells: StateRows, descriptor: StateDescriptor) -> None:
-        """Args: cells: of the state. descriptor: how it folds."""
+        """Create the state. Args: cells: rows of the state. descriptor: how it folds."""
         self._cells = cells
         self._descriptor = descriptor
 
@@ -67,10 +67,16 @@ class RocksMerging:
 
 
 class RocksMap:
-    """See `MapState`. Entries of a key are neighbours in the database: its key, then the canonical map key."""
+    """See `MapState`. Entries of a key are adjacent in the database: its key, then the canonical map key."""
 
     def __init__(self, cells: StateRows, descriptor: StateDescriptor, key_columns_: int) -> None:
-        """Args: cells: of the state. descriptor: its map key. key_columns_: how many columns a key has."""
+        """Create the state.
+
+        Args:
+            cells: rows of the state.
+            descriptor: descriptor with the map key.
+            key_columns_: number of columns of a key.
+        """
         self._cells = cells
         self._map_key = descriptor.map_key
         self._key_columns = key_columns_

@@ -1,4 +1,4 @@
-"""Rows of one state in RocksDB: encoded, cached, and gone when their time to live is over (S5.1)."""
+"""Rows of one state in RocksDB: encoded, cached, and removed when their time to live has passed (S5.1)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tidegate.state.state_layout import TTL_COLUMN, result_schema
 
 
 class Expiry:
-    """Whether rows are over; the clock may be set back, an expired row stays expired."""
+    """Expiry of rows. An expired row stays expired, even if the clock is set back."""
 
     def __init__(self, descriptor: StateDescriptor, now_ms: Callable[[], int]) -> None:
-        """Args: descriptor: with or without a TTL. now_ms: the clock."""
+        """Create the expiry. Args: descriptor: with or without a TTL. now_ms: the clock."""
         fields = list(result_schema(descriptor))
         self.ttl = descriptor.ttl
         self.column = len(fields)
@@ -30,44 +30,44 @@ class Expiry:
         self._latest_ms = 0
 
     def now_ms(self) -> int:
-        """Never less than before."""
+        """Return the time, which never decreases."""
         self._latest_ms = max(self._latest_ms, self._now_ms())
         return self._latest_ms
 
     def encoded(self, columns: pa.RecordBatch) -> ByteRows:
-        """Rows of the state's columns, used now."""
+        """Return encoded rows of the state's columns, with the present as time of use."""
         if self.ttl is None:
             return self.codec.encode(_as(columns, self.codec.schema))
         used = pa.array(np.full(columns.num_rows, self.now_ms(), np.int64))
         return self.codec.encode(pa.RecordBatch.from_arrays([*columns.columns, used], schema=self.codec.schema))
 
     def decoded(self, rows: ByteRows) -> pa.RecordBatch:
-        """The state's columns."""
+        """Return the state's columns."""
         columns = self.codec.decode(rows)
         return columns if self.ttl is None else columns.select(range(self.column))
 
     def alive(self, rows: ByteRows) -> Mask:
-        """Which are there and not over."""
+        """Return which rows exist and have not expired."""
         if self.ttl is None:
             return rows.present
         return rows.present & (self.codec.numbers(rows, self.column) + self.ttl.duration_ms > self.now_ms())
 
     def refresh(self, rows: ByteRows) -> ByteRows:
-        """A copy of rows, none missing, that counts as written now."""
+        """Return a copy of rows, none missing, with the present as time of writing."""
         return self.codec.with_numbers(rows, self.column, np.full(len(rows), self.now_ms(), np.int64))
 
 
 class StateRows:
-    """One row for each database key; of values, accumulators and map entries."""
+    """One row for each database key, for values, accumulators and map entries."""
 
     def __init__(self, table: RocksTable, cache: RowCache, expiry: Expiry) -> None:
-        """Args: table: of the state. cache: in front of it. expiry: of its rows."""
+        """Create the rows. Args: table: table of the state. cache: cache of the table. expiry: expiry of its rows."""
         self.table = table
         self.cache = cache
         self.expiry = expiry
 
     def get(self, ids: ByteRows) -> ByteRows:
-        """The row of each key, missing where there is none or it is over; valid until the next call."""
+        """Return the row of each key, missing if there is none or it has expired; valid until the next call."""
         rows = self.cache.get(ids)
         if self.expiry.ttl is None:
             return rows
@@ -81,7 +81,7 @@ class StateRows:
         return rows
 
     def put(self, ids: ByteRows, columns: pa.RecordBatch) -> None:
-        """Set the row of each key; the last of equal keys stays."""
+        """Set the row of each key; of equal keys, the last wins."""
         self.cache.put(ids, self.expiry.encoded(columns))
 
     def remove(self, ids: ByteRows) -> None:
@@ -90,7 +90,7 @@ class StateRows:
 
 
 class ExpirySweep:
-    """Removes rows that are over and that nobody reads: for every row that is written one is looked at, in turn."""
+    """Removes expired rows that are never read: for every row that is written, it checks one row, in turn."""
 
     def __init__(
         self,
@@ -98,15 +98,21 @@ class ExpirySweep:
         alive: Callable[[ByteRows], Mask],
         left_over: Callable[[RocksTable, ByteRows, ByteRows], ByteRows] | None = None,
     ) -> None:
-        """Args: table: of a state with a TTL. alive: which of its rows must stay. left_over: for keys and rows that had
-        to stay, the keys of those that need not, now that the others are gone."""
+        """Create the sweep.
+
+        Args:
+            table: table of a state with a TTL.
+            alive: returns which of its rows must stay.
+            left_over: for keys and rows that had to stay, returns the keys that need not stay after the others are
+                removed.
+        """
         self._table = table
         self._alive = alive
         self._left_over = left_over
         self._next = b""
 
     def __call__(self, rows: int) -> None:
-        """Look at about `rows` rows of a table whose cache has nothing that the table has not."""
+        """Check about `rows` rows. The table's cache must have no unwritten changes."""
         left = rows
         for keys, found in self._table.scan(self._next):
             alive = self._alive(found)

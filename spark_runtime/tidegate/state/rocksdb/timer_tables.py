@@ -1,7 +1,7 @@
-"""Timers in RocksDB, as many as the disk holds: once by time, to find those that are due, and once by key (S5.1).
+"""Timers in RocksDB, limited only by the disk: once by time, to find due timers, and once by key (S5.1).
 
-By time: the time as eight bytes that sort as it does, then the database key; by key: the database key, then the time.
-In memory is only the time of the earliest.
+By time: the time as eight bytes that sort in its order, then the database key; by key: the database key, then the time.
+Only the earliest time is in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.state.state_layout import TIME_COLUMN
 
 TIME_BYTES = 8
 BY_TIME = ":by_time"
-"""End of the names of column families whose keys begin with a time, not with the key group."""
+"""Suffix of column families whose keys begin with a time, not with the key group."""
 _SIGN = np.uint64(1 << 63)
 _LATEST = 2**63 - 1
 _SCHEMA = pa.schema([pa.field(TIME_COLUMN, pa.int64())])
@@ -32,7 +32,7 @@ class RocksTimers:
     """See `TimerService`."""
 
     def __init__(self, tables: tuple[RocksTable, RocksTable], caches: tuple[RowCache, RowCache], schema: pa.Schema):
-        """Args: tables: by time, by key. caches: in front of them. schema: of the key columns."""
+        """Create the timers. Args: tables: by time, by key. caches: their caches. schema: schema of the key columns."""
         self._by_time, self._by_key = tables
         self._time_cache, self._key_cache = caches
         self._schema = schema
@@ -113,12 +113,12 @@ class RocksTimers:
 
 
 def time_bytes(times_us: npt.NDArray[np.int64]) -> ByteRows:
-    """Eight bytes each that sort as the times do."""
+    """Return eight bytes for each time that sort in the order of times."""
     return fixed_width_bytes((times_us.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8"))
 
 
 def times_of(rows: ByteRows) -> Int64s:
-    """The times in the last eight bytes of each row."""
+    """Return the times in the last eight bytes of each row."""
     ends = rows.starts + rows.lengths - TIME_BYTES
     raw = rows.data[ends[:, None] + np.arange(TIME_BYTES)[None, :]] if len(rows) else np.zeros((0, 8), np.uint8)
     times: Int64s = (np.ascontiguousarray(raw).reshape(-1).view(">u8").astype(np.uint64) ^ _SIGN).view(np.int64)

@@ -1,4 +1,4 @@
-"""Files being written by a file sink, whatever their format: the format's part is a `FileEncoding`."""
+"""Files that a file sink is writing, in any format: a `FileEncoding` implements the format."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _threads: list[ThreadPoolExecutor] = []
 
 
 def begin_on_encoder_thread(work: Callable[[], None]) -> Future[None]:
-    """Do `work` there, behind what was begun before; the future raises what it raises. From any thread, does not block.
+    """Run `work` on the encoder thread, after the work that was begun before. Does not block; from any thread.
 
-    Encoding is CPU work and a slot has one core, while writer threads are many, so that they can wait for disk or
-    network side by side. Arrow's allocator sets up memory of its own for every thread that encodes: ending the files of
-    six sinks on eight fresh threads took three times as long as on one (benchmarks/end_of_job.py).
+    The returned future raises what `work` raises. There is one encoder thread: encoding is CPU work and a slot has one
+    core, while the many writer threads wait for disk or network side by side. Arrow's allocator sets up its own memory
+    for every thread that encodes: closing the files of six sinks on eight fresh threads took three times as long as on
+    one (benchmarks/end_of_job.py).
     """
     return _threads[0].submit(work)
 
 
 def _restart_thread() -> None:
-    """Threads do not survive a fork."""
+    """Create the encoder thread; again in a forked process, because threads do not survive a fork."""
     _threads[:] = [ThreadPoolExecutor(1, thread_name_prefix="file-encoder")]
 
 
@@ -38,13 +39,13 @@ class OpenEncoding(Protocol):
     """One file being encoded to local disk."""
 
     def write(self, table: pa.Table) -> None:
-        """Encode records behind those that are there."""
+        """Append records to the file."""
 
     def size_bytes(self) -> int:
-        """Written to disk so far, about."""
+        """Return the approximate number of bytes written to disk so far."""
 
     def close(self) -> None:
-        """Write what ends the file."""
+        """Write the end of the file."""
 
 
 class FileEncoding(Protocol):
@@ -52,30 +53,31 @@ class FileEncoding(Protocol):
 
     @property
     def suffix(self) -> str:
-        """Of file names, from the first dot on: `.csv.gz`."""
+        """Return the suffix of file names, from the first dot on: `.csv.gz`."""
 
     @property
     def group_rows(self) -> int:
-        """Records wait in memory until there are so many ..."""
+        """Return the number of waiting rows at which they are encoded on the slot's loop."""
 
     @property
     def group_bytes(self) -> int:
-        """... or until they take so many bytes; they are encoded on the slot's loop."""
+        """Return the number of waiting bytes at which they are encoded on the slot's loop."""
 
     def open(self, path: str, schema: pa.Schema) -> OpenEncoding:
         """Begin a file."""
 
 
 class EncodedFile:
-    """One file being written to local disk. Records wait until a group of them is worth encoding.
+    """One file being written to local disk. Records wait in memory until a group of them is worth encoding.
 
     Args:
-        name: in the staging folder.
-        folder: of the published file within the sink's, with a slash behind it; empty: right in it.
+        name: name in the staging folder.
+        folder: folder of the published file below the sink's, with a trailing slash; empty: directly in the sink's
+            folder.
 
     Attributes:
-        rows: written so far, those that wait included.
-        waiting_bytes: of records that wait in memory.
+        rows: rows written so far, including those that wait.
+        waiting_bytes: size of the records that wait in memory.
     """
 
     def __init__(self, path: str, name: str, schema: pa.Schema, encoding: FileEncoding, folder: str = "") -> None:
@@ -102,21 +104,24 @@ class EncodedFile:
             self.write_group()
 
     def write_group(self) -> None:
-        """Encode what waits."""
+        """Encode the records that wait."""
         if self._waiting:
-            assert self._open is not None, "written to behind its end"
+            assert self._open is not None, "written after its end"
             with with_path(self.path):
                 self._open.write(pa.Table.from_batches(self._waiting, self._schema))
             self._waiting, self._waiting_rows, self.waiting_bytes = [], 0, 0
 
     def size_bytes(self) -> int:
-        """Written to disk so far, about; without what waits. Not after `close`."""
+        """Return the approximate number of bytes on disk, without records that wait. Not allowed after `close`."""
         assert self._open is not None, "the file is closed"
         return self._open.size_bytes()
 
     def close(self) -> None:
-        """Encode what waits, and end the file; may be called again. Memory that the encoder held is free for the next
-        file: new memory costs more than encoding (benchmarks/end_of_job.py)."""
+        """Encode the records that wait, and end the file; may be called again.
+
+        This frees the encoder's memory for the next file: new memory costs more than encoding
+        (benchmarks/end_of_job.py).
+        """
         if self._open is not None:
             self.write_group()
             with with_path(self.path):
@@ -124,24 +129,27 @@ class EncodedFile:
             self._open = None
 
     def start_closing(self) -> None:
-        """Have the encoder thread `close` the file; nothing is written to it from now on. Does not block; may be called
-        again."""
+        """Make the encoder thread `close` the file. Nothing is written to it from now on. Does not block; may be called
+        again.
+        """
         if self._ending is None:
             self._ending = begin_on_encoder_thread(self.close)
 
     def finish_closing(self) -> None:
-        """Wait until the encoder thread has closed the file; raises what that raised. Not from that thread."""
+        """Wait until the encoder thread has closed the file. Raises the error of the close. Not for use on the encoder
+        thread.
+        """
         self.start_closing()
         assert self._ending is not None
         self._ending.result()
 
     def entry(self) -> dict[str, Any]:
-        """What the transaction's handle says of the file, after `end`."""
+        """Return the file's entry in the transaction's handle, after `finish_closing`."""
         folder = {"folder": self._folder} if self._folder else {}
         return {"staged": self.name, "rows": self.rows, "bytes": os.stat(self.path).st_size, **folder}
 
     def drop(self) -> None:
-        """Remove the file, whatever state it is in; waits for the encoder thread, should it be at it."""
+        """Remove the file in any state. Waits for the encoder thread if it is closing the file."""
         if self._ending is not None and not self._ending.cancel():
             wait([self._ending])
         self._waiting = []

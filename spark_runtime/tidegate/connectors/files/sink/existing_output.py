@@ -1,4 +1,4 @@
-"""What lies in a file sink's folder when a job starts afresh: refused, added to, or replaced (`if_exists`)."""
+"""Existing files in a file sink's folder when a job starts fresh: refused, kept, or replaced (`if_exists`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IfExists = Literal["error", "append", "overwrite"]
 
 
 def check_if_exists(value: str, name: str) -> IfExists:
-    """The option `if_exists` of sink `name`. Raises OptionError."""
+    """Return the checked option `if_exists` of sink `name`. Raises OptionError."""
     for known in get_args(IfExists):
         if value == known:
             return known
@@ -31,17 +31,21 @@ def check_if_exists(value: str, name: str) -> IfExists:
 
 
 def is_output(path: str, suffixes: Sequence[str]) -> bool:
-    """Whether readers of the format take the file: by its suffix, and its name does not hide it from them."""
+    """Return whether readers of the format accept the file: it has a matching suffix, and its name does not hide it
+    from them.
+    """
     name = path.rsplit("/", 1)[-1]
     return name.lower().endswith(tuple(suffixes)) and not name.startswith((".", "_"))
 
 
 class ExistingOutput:
-    """The files of one format below a sink's folder that another job or another lineage of this job published, or
-    that were there before any of them. Every sink of this job and lineage is spared.
+    """Files of one format below a sink's folder that another job or another lineage of this job published, or that are
+    older.
+
+    Files of this job and lineage are excluded, whichever sink wrote them.
 
     Args:
-        format_name: what readers take for the same format counts, whatever its suffix (`.json`, `.jsonl.gz`).
+        format_name: every file that readers accept for this format counts, whatever its suffix (`.json`, `.jsonl.gz`).
     """
 
     def __init__(
@@ -54,35 +58,41 @@ class ExistingOutput:
         self._is_settled = False
 
     def check_absent(self) -> None:
-        """Raise PipelineError when there is such a file, naming the ways out."""
+        """Raise PipelineError if such a file exists; the message lists the remedies."""
         found = next(self._foreign(), None)
         if found is not None:
             raise PipelineError(
-                "the sink's folder holds files already",
+                "the folder of the sink already holds files",
                 where=f"sink {self._ctx.uid!r}, {found}",
-                cause="the job starts afresh, so its rows would be added to those of an earlier job",
-                remedy='Write to another folder; or say what happens to these files: if_exists="append" keeps them, '
-                'if_exists="overwrite" removes them with the first commit',
+                cause="the job starts fresh, so its rows would be added to the rows of an earlier job",
+                remedy='Write to another folder, or set if_exists="append", which keeps these files, or '
+                'if_exists="overwrite", which removes them with the first commit',
             )
 
     def begin(self) -> None:
-        """Record that this lineage starts afresh and is to replace them. Without the record nothing is removed: a
-        restore, also under another id or with a changed pipeline, keeps what is there."""
+        """Record that this lineage starts fresh and replaces existing files.
+
+        Without the record, nothing is removed: a restore keeps existing files, also under another job id or with a
+        changed pipeline.
+        """
         if not self._fs.exists(self._layout.replaces):
             self._fs.makedirs(os.path.dirname(self._layout.replaces), exist_ok=True)
             self._fs.pipe_file(self._layout.replaces, b'{"version": 1}')
 
     @property
     def is_due(self) -> bool:
-        """Whether this lineage is to replace them and has not. What comes to the folder after that stays."""
+        """Return whether this lineage still has to replace existing files. Files that arrive after the replacement
+        stay.
+        """
         if not self._is_settled:
             self._is_settled = self._fs.exists(self._layout.replaced) or not self._fs.exists(self._layout.replaces)
         return not self._is_settled
 
     def replace(self, write_marker: Callable[[str, dict[str, int]], None]) -> None:
-        """Remove them, once in the life of a lineage. Idempotent, also when several subtasks do it at once; to be
-        repeated after a failure. Called when the first transaction's files are in their place, so that a commit that
-        fails before has removed nothing.
+        """Remove the existing files, once in the life of a lineage.
+
+        Idempotent, also when several subtasks do it at once; the caller repeats it after a failure. Call it when the
+        first transaction's files are in place: a commit that fails earlier has then removed nothing.
 
         Args:
             write_marker: writes a small record durably at a path.
@@ -91,10 +101,11 @@ class ExistingOutput:
             return
         removed, folders = 0, set()
         for path in list(self._foreign()):
-            with suppress(FileNotFoundError):  # another subtask was quicker
+            with suppress(FileNotFoundError):  # another subtask may have removed it
                 self._fs.rm_file(path)
                 removed += 1
             folders.add(os.path.dirname(path))
+        # The removals must be durable before the marker states that they are done.
         if is_local(self._fs):
             os.makedirs(os.path.dirname(self._layout.replaced), exist_ok=True)
             for folder in folders:
@@ -103,7 +114,9 @@ class ExistingOutput:
         self._is_settled = True
 
     def _foreign(self) -> Iterator[str]:
-        """Their paths: in the folder and in those of its partitions, however it is partitioned."""
+        """Yield the paths of the existing files, in the folder and in the folders of its partitions, under any
+        partitioning.
+        """
         files, folders = list_folder(self._fs, self._layout.root)
         for folder in folders:
             if "=" in folder.rsplit("/", 1)[-1]:

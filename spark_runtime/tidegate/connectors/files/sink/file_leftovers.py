@@ -1,7 +1,7 @@
-"""Removing what file sinks keep for nobody: staged files of lineages that are over, commit markers (S2.3, ADR 0018).
+"""Deletion of files that no snapshot needs: staged files of ended lineages, and commit markers (S2.3, ADR 0018).
 
-Markers are put together into packs, by which a commit is as idempotent as by the marker, and a rewind finds what is
-missing. May be broken off anywhere and repeated, by two at once, and beside a running job.
+Markers are combined into packs. With a pack, a commit is as idempotent as with the marker, and a rewind still finds
+missing files. The collection may be interrupted anywhere, repeated, run twice at once and run in parallel with a job.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tidegate.connectors.storage import list_folder
 from tidegate.connectors.transactions import parse_transaction_id
 
 MARKERS_AT_ONCE = 20_000
-"""Markers in a pack before all are put together; what a crash may leave to do again."""
+"""Most markers in one step of packing; limits the work that a crash makes necessary again."""
 REQUESTS_AT_ONCE = 16
 UNFINISHED_SUFFIX = ".tmp"
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
-"""Where file systems tell in a listing when a file was written."""
+"""Keys under which file systems list the time when a file was written."""
 _Made = TypeVar("_Made")
 
 
@@ -44,7 +44,7 @@ class _Stored:
 
 
 class FileLeftovers:
-    """Those of one file sink in one job and lineage."""
+    """Leftovers of one file sink in one job and lineage."""
 
     def __init__(self, filesystem: AbstractFileSystem, layout: FileLayout, needed: NeededTransactions) -> None:
         self._fs = filesystem
@@ -53,7 +53,7 @@ class FileLeftovers:
         self._packs = MarkerPacks(filesystem, layout.committed)
 
     def collect(self, *, dry_run: bool) -> LeftoverReport:
-        """Remove them, or only tell what would go. Blocks."""
+        """Remove the leftovers; with `dry_run`, only report them. Blocks."""
         staged, young = self._staged()
         markers, unfinished = self._markers()
         if not dry_run:
@@ -68,7 +68,9 @@ class FileLeftovers:
         return LeftoverReport(tuple(found), young)
 
     def _staged(self) -> tuple[list[_Stored], int]:
-        """Staged files that nobody needs and that are old enough; how many are not."""
+        """Return the staged files that nothing needs and that are old enough, and the number of those that are too
+        young.
+        """
         if self._needed.handles is None:
             return [], 0
         kept = {
@@ -86,7 +88,7 @@ class FileLeftovers:
         return old, len(found) - len(old)
 
     def _markers(self) -> tuple[list[_Stored], list[_Stored]]:
-        """Commit markers that are old enough, and what crashes left of some."""
+        """Return the commit markers that are old enough, and unfinished markers that crashes left."""
         ours = (one for one in self._files_in(self._layout.commits) if one.name.startswith(self._layout.markers_begin))
         old = [one for one in ours if self._is_old(one)]
         return (
@@ -95,19 +97,20 @@ class FileLeftovers:
         )
 
     def _pack(self, markers: Sequence[_Stored]) -> set[str]:
-        """Remove markers, each once a pack stands for it, or nobody can ask for it; the paths of those that went."""
+        """Remove markers that are packed, or that no restore can need. Returns the paths of the removed markers."""
         gone: set[str] = set()
         for first in range(0, len(markers), MARKERS_AT_ONCE):
             wanted: list[tuple[str, tuple[int, int]]] = []
             unasked: list[tuple[str, tuple[int, int]]] = []
             for one in markers[first : first + MARKERS_AT_ONCE]:
                 made = self._layout.marked_by(one.name)
-                assert made is not None, "it is a marker of this sink"
+                assert made is not None, "the name is a marker of this sink"
                 (wanted if made[1] >= self._needed.markers_from else unasked).append((one.path, made))
             read = list(self._at_once(self._files_of, [path for path, _ in wanted]))
             kept = [(path, made, files) for (path, made), files in zip(wanted, read, strict=True) if files is not None]
             if kept:
                 columns: list[list[Any]] = [[made[0] for _, made, _ in kept], [made[1] for _, made, _ in kept]]
+                # The pack is durable before the markers are removed, so that no commit is forgotten.
                 self._packs.add(pa.Table.from_arrays([*columns, [files for *_, files in kept]], schema=PACK_SCHEMA))
             removed = [path for path, *_ in kept] + [path for path, _ in unasked]
             self._remove(removed)
@@ -116,7 +119,7 @@ class FileLeftovers:
         return gone
 
     def _files_of(self, marker: str) -> int | None:
-        """How many files its transaction published; None: it cannot be told, and the marker stays."""
+        """Return how many files the marker's transaction published; None: unknown, so the marker stays."""
         try:
             return len(json.loads(self._fs.cat_file(marker)).get("files", ()))
         except (FileNotFoundError, ValueError, AttributeError, TypeError):
@@ -144,16 +147,16 @@ class FileLeftovers:
 
 
 def _written(filesystem: AbstractFileSystem, entry: dict[str, Any]) -> datetime | None:
-    """When a listed file was written; None: the file system does not tell."""
-    told = next((entry[name] for name in _TIMES if entry.get(name) is not None), None)
-    if isinstance(told, int | float):
-        return datetime.fromtimestamp(told, UTC)
-    if isinstance(told, str):
+    """Return when a listed file was written; None: the file system does not report it."""
+    stamp = next((entry[name] for name in _TIMES if entry.get(name) is not None), None)
+    if isinstance(stamp, int | float):
+        return datetime.fromtimestamp(stamp, UTC)
+    if isinstance(stamp, str):
         with suppress(ValueError):
-            told = datetime.fromisoformat(told)
-    if not isinstance(told, datetime):
+            stamp = datetime.fromisoformat(stamp)
+    if not isinstance(stamp, datetime):
         with suppress(NotImplementedError, FileNotFoundError):
-            told = filesystem.modified(entry["name"])
-    if not isinstance(told, datetime):
+            stamp = filesystem.modified(entry["name"])
+    if not isinstance(stamp, datetime):
         return None
-    return told if told.tzinfo is not None else told.replace(tzinfo=UTC)
+    return stamp if stamp.tzinfo is not None else stamp.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Taking back what a file sink published behind a snapshot (S9.3)."""
+"""Removal of files that a file sink published after a snapshot (S9.3)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import TidegateError
 
 NAMED_FILES = 3
-"""In an error."""
+"""Most file names in an error."""
 
 
 class FileRewind:
-    """The published transactions of one sink behind snapshot `checkpoint_id`, up to and without checkpoint `before`: of
-    all its subtasks, in `ctx`'s job and lineage; of other jobs, lineages and sinks in the same folder none.
+    """Published transactions of one sink between snapshot `checkpoint_id` and checkpoint `before`, both excluded.
 
-    Markers go first, then files. So one that still has its marker has all its files, unless a reader took some; and
-    what a crash leaves has no marker and is found by its name, as is a transaction whose commit a crash cut short. Of
-    markers that were packed a note says that they count no more.
+    It covers all subtasks of the sink in `ctx`'s job and lineage, and no other job, lineage or sink in the same folder.
+
+    Markers are removed first, then files. So a transaction that still has its marker has all its files, unless a reader
+    removed some. Files that a crash leaves have no marker and are found by name, as are the files of an unfinished
+    commit. For packed markers, a record states that they are no longer valid.
     """
 
     def __init__(
@@ -41,29 +42,32 @@ class FileRewind:
         self._packs = MarkerPacks(filesystem, layout.committed)
 
     def check(self) -> None:
-        """Whether everything can be taken back.
+        """Check that all these transactions can be removed.
 
         Raises:
-            TidegateError: published files are gone: what readers moved or removed cannot be taken back from them.
+            TidegateError: published files are missing: a reader that moved or copied them keeps their rows.
         """
         there = set(self._files())
         gone = [path for marker in self._markers() for path in self._files_of(marker) if path not in there]
         gone += self._gone_of_packed(there)
         if gone:
             raise TidegateError(
-                f"The sink cannot take back what it published behind checkpoint {self._checkpoint_id}",
+                f"the sink cannot rewind to checkpoint {self._checkpoint_id}",
                 where=f"job {self._ctx.job_id}, sink {self._ctx.uid!r}, {self._layout.root}",
-                cause=f"{len(gone)} published files were moved or removed by someone: {gone[:NAMED_FILES]}",
-                remedy="Bring them back; or restore with on_committed_after=accept_duplicates, and see to their rows",
+                cause=f"{len(gone)} files published after it were moved or removed: {gone[:NAMED_FILES]}",
+                remedy="Put these files back; or restore with on_committed_after=accept_duplicates, and remove "
+                "duplicate rows yourself",
             )
 
     def take_back(self) -> None:
-        """Remove markers, then files. Idempotent; to be repeated after a failure."""
+        """Remove markers, then files. Idempotent; the caller repeats it after a failure."""
         markers = self._markers()
+        # Recorded before any removal: a crash in between must not leave packed markers of removed files valid.
         if (newest := self._newest(markers, self._files())) is not None:
             self._packs.rewind(self._checkpoint_id, newest + 1)
         for marker in markers:
             self._remove(marker)
+        # Without a durable removal of the markers, a crash could leave a marker whose files are removed.
         if is_local(self._fs) and os.path.isdir(self._layout.commits):
             sync_to_disk(self._layout.commits)
         files = list(self._files())
@@ -74,7 +78,7 @@ class FileRewind:
                 sync_to_disk(folder)
 
     def _markers(self) -> list[str]:
-        """Paths of the markers of transactions to take back."""
+        """Return the paths of the markers of transactions to remove."""
         found = list_folder(self._fs, self._layout.commits)[0]
         return [path for path in found if self._is_between(self._layout.marked_by(path.rsplit("/", 1)[-1]))]
 
@@ -82,7 +86,7 @@ class FileRewind:
         return made is not None and self._checkpoint_id < made[1] < self._before
 
     def _newest(self, markers: Iterable[str], files: Iterable[str]) -> int | None:
-        """Checkpoint of the newest transaction to take back; None: there is none."""
+        """Return the checkpoint of the newest transaction to remove; None: there is none."""
         packed = pc.max(self._packs.between(self._checkpoint_id, self._before)["checkpoint_id"]).as_py()
         marked = [self._layout.marked_by(path.rsplit("/", 1)[-1]) for path in markers]
         published = [self._layout.published_by(path.rsplit("/", 1)[-1]) for path in files]
@@ -90,7 +94,9 @@ class FileRewind:
         return max([*ids, *([] if packed is None else [packed])], default=None)
 
     def _gone_of_packed(self, there: Iterable[str]) -> list[str]:
-        """What is missing of transactions whose markers are packed: these tell no names, but how many files."""
+        """Return descriptions of missing files of packed transactions. Packs hold only the number of files, not their
+        names.
+        """
         counted = Counter(self._layout.published_by(path.rsplit("/", 1)[-1]) for path in there)
         marked = {self._layout.marked_by(path.rsplit("/", 1)[-1]) for path in self._markers()}
         lacking = []
@@ -105,11 +111,11 @@ class FileRewind:
         return [self._layout.target(file["path"]) for file in record["files"]]
 
     def _files(self) -> Iterator[str]:
-        """Paths of the published files to take back, found by their names."""
+        """Yield the paths of the published files to remove, found by their names."""
         right_here, folders = list_folder(self._fs, self._layout.root)
         yield from filter(self._is_behind, right_here)
         for folder in folders:
-            # A folder of a partition; however the sink is partitioned by now.
+            # A partition's folder, under the present or an earlier partitioning.
             if "=" in folder.rsplit("/", 1)[-1]:
                 yield from filter(self._is_behind, self._fs.find(folder))
 

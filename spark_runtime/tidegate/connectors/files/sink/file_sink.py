@@ -1,4 +1,4 @@
-"""FileSink: what the sinks share that write a folder of files with two-phase commit."""
+"""FileSink: base of the sinks that write a folder of files with two-phase commit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tidegate.units import ByteSize, parse_size
 
 DEFAULT_TARGET_FILE_ROWS = 1_000_000
 DEFAULT_TARGET_FILE_SIZE = "256 MiB"
-OTHER_FOLDER = "Write to another folder, or remove what is there"
+OTHER_FOLDER = "Write to another folder, or remove the existing files"
 _EFFECTS: Mapping[IfExists, str] = {
     "error": "refuses the start if there are files",
     "append": "keeps the files that are there",
@@ -40,14 +40,15 @@ _EFFECTS: Mapping[IfExists, str] = {
 
 
 class FileSink(Sink):
-    """Writes records to `<path>/part-*`, or `<path>/<column>=<value>/part-*`. A format gives its encoding, and says
-    which types it takes.
+    """Sink that writes records to `<path>/part-*`, or `<path>/<column>=<value>/part-*`.
 
-    Args, raises: as the subclasses say.
+    A subclass of each format defines its encoding and the accepted types.
+
+    Args, raises: see the subclasses.
     """
 
     _format_name: ClassVar[FormatName]
-    """Of the files; other files of it in the folder count for `if_exists`."""
+    """Format of the files; existing files of this format in the folder count for `if_exists`."""
 
     def __init__(
         self,
@@ -69,13 +70,18 @@ class FileSink(Sink):
         self.if_exists = check_if_exists(if_exists, name)
 
     def check(self, schema: pa.Schema) -> None:
-        """Whether the format has these types and the folder can be used, before anything runs. Changes nothing.
+        """Check, before anything runs, that the format has these types and the folder can be used. Changes nothing.
 
         Raises:
-            PipelineError: a column's name or type, the folder, or files of another schema or partitioning in it.
+            PipelineError: a column's name or type, the folder, or existing files with another schema or partitioning.
         """
         if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
-            raise PipelineError("Column names repeat", where=self._url, cause=f"{twice}", remedy="Rename with select()")
+            raise PipelineError(
+                "column names are not unique",
+                where=self._url,
+                cause=f"{twice}",
+                remedy="Rename the columns with select()",
+            )
         check_partition_columns(schema, self._partition_by, self._url)
         in_files = pa.schema([field for field in schema if field.name not in self._partition_by])
         self._check_types(in_files)
@@ -88,8 +94,11 @@ class FileSink(Sink):
             self._check_same(filesystem, found, in_files)
 
     def check_fresh_start(self, ctx: SinkContext) -> None:
-        """With `if_exists="error"`: whether the folder and its partitions are free of files of others. With
-        "overwrite", in the driver: a record that the first commit is to remove them."""
+        """Check or prepare the folder for a fresh start.
+
+        With `if_exists="error"`, check that the folder and its partitions hold no files of others. With "overwrite", in
+        the driver, record that the first commit removes them.
+        """
         filesystem, root = open_filesystem(self._url, self._storage_options)
         existing = ExistingOutput(filesystem, FileLayout(root, ctx), ctx, self._format_name)
         if self.if_exists == "error":
@@ -98,23 +107,23 @@ class FileSink(Sink):
             existing.begin()
 
     def existing_output(self) -> str:
-        """What `if_exists` says of files that are there."""
+        """Describe what `if_exists` does with existing files."""
         return f"{_EFFECTS[self.if_exists]} (if_exists={self.if_exists})"
 
     @property
     @abstractmethod
     def _suffixes(self) -> tuple[str, ...]:
-        """Of all files of the format, however compressed."""
+        """Return the suffixes of all files of the format, under any compression."""
 
     @abstractmethod
     def _check_types(self, schema: pa.Schema) -> None:
-        """Raise PipelineError naming the column that cannot be written."""
+        """Raise PipelineError with the name of a column that cannot be written."""
 
     def _check_same(self, filesystem: AbstractFileSystem, path: str, schema: pa.Schema) -> None:
-        """Raise PipelineError unless the file, which is there already, has this schema, as far as its format tells."""
+        """Raise PipelineError unless the existing file has this schema, as far as its format shows."""
 
     def _file_there(self, filesystem: AbstractFileSystem, root: str) -> str | None:
-        """A file of the format that is there already, where files of this sink would be too."""
+        """Return an existing file of the format at a place where this sink writes files."""
         folder = root
         for column in (*self._partition_by, None):
             files, folders = list_folder(filesystem, folder)
@@ -125,7 +134,7 @@ class FileSink(Sink):
                 strange += files
             if strange:
                 raise PipelineError(
-                    "The sink's folder is partitioned in another way",
+                    "the folder of the sink is partitioned differently",
                     where=strange[0],
                     cause=f"partition_by={list(self._partition_by)}",
                     remedy=OTHER_FOLDER,
@@ -138,7 +147,7 @@ class FileSink(Sink):
         return None
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
-        """A writer into this subtask's staging folder."""
+        """Return a writer into this subtask's staging folder."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
         layout, existing = FileLayout(root, ctx), None
         if self.if_exists == "overwrite":
@@ -153,13 +162,13 @@ class FileSink(Sink):
         *,
         before: int = NO_CHECKPOINT,
     ) -> Callable[[], None]:
-        """Removes published files behind the snapshot, in the folder and all its partitions."""
+        """Return the function that removes files published after the snapshot, in the folder and all its partitions."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
         rewind = FileRewind(filesystem, FileLayout(root, ctx), ctx, checkpoint_id, before)
         rewind.check()
 
         def take_back() -> None:
-            # Before the published files go, so that a zombie finds nothing to publish in their place.
+            # Before the published files are removed, so that a zombie finds no staged file to publish in their place.
             writer = self.create_writer(ctx)
             writer.recover(checkpoint_id, pending)
             writer.close()
@@ -168,28 +177,28 @@ class FileSink(Sink):
         return take_back
 
     def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
-        """Moves the staged files."""
+        """Move the staged files to quarantine."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
         quarantine_files(filesystem, FileLayout(root, ctx), ctx, committables, into)
 
     def collect(self, ctx: SinkContext, needed: NeededTransactions, *, dry_run: bool = False) -> LeftoverReport:
-        """Removes staged files, and packs commit markers."""
+        """Remove staged files that nothing needs, and pack commit markers."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
         return FileLeftovers(filesystem, FileLayout(root, ctx), needed).collect(dry_run=dry_run)
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
-        """The files in the staging folder."""
+        """Return the files in the staging folder."""
         root = open_filesystem(self._url, self._storage_options)[1]
         return staged_files(self._url, FileLayout(root, ctx), ctx.uid, checkpoint_id, handle)
 
     def identity(self) -> SinkIdentity:
-        """The path and how it is partitioned."""
+        """Return the path and its partitioning."""
         by = {"partition_by": list(self._partition_by)} if self._partition_by else {}
         return SinkIdentity(type(self).__name__, (self._url,), by)
 
 
 def file_cut(target_file_rows: int, target_file_size: str | ByteSize, name: str) -> FileCut:
-    """When sink `name` begins the next file. Raises OptionError."""
+    """Return when sink `name` closes a file and begins the next. Raises OptionError."""
     size = parse_size(target_file_size, where=f"{name}(target_file_size=...)")
     for option, value in (("target_file_rows", target_file_rows), ("target_file_size", size)):
         if value < 1:

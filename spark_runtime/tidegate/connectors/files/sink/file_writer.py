@@ -33,40 +33,39 @@ from tidegate.errors import SinkConflictError, TidegateError
 
 MARKER_VERSION = 1
 OPEN_FILES = 64
-"""Partitions written at a time; with more, the file longest without rows is closed."""
+"""Most partitions that are written at a time; beyond it, the file that has been without new rows longest is closed."""
 WAITING_BYTES = 128 * 2**20
-"""Of all open files together, before they encode what they hold."""
+"""Most bytes that wait in all open files together before they are encoded."""
 
 
 @dataclass(frozen=True)
 class FileCut:
-    """When a file is closed and the next begun: at about so many rows, or bytes on disk, whichever comes first."""
+    """Limits at which a file is closed and the next begun: approximate rows or bytes on disk, whichever comes first."""
 
     rows: int
     size_bytes: int
 
     def reached(self, file: EncodedFile) -> bool:
-        """Whether the file is long enough."""
+        """Return whether the file has reached a limit."""
         return file.rows >= self.rows or file.size_bytes() >= self.size_bytes
 
 
 class FileWriter(SinkWriter):
-    """Two-phase writer of one subtask. A transaction is what was written between two barriers; its handle names its
-    files.
+    """Two-phase-commit writer of one subtask. A transaction is what was written between two barriers; its handle lists
+    its files.
 
-    - `write`: encodes to a file that no reader looks at: in the staging folder of a local target, else in scratch
-      space; one file for each partition at a time.
-    - pre-commit (asynchronous): the files' ends, then fsync or upload to the staging folder. Behind the last record
-      the files are ended at once: while the job agrees on its last snapshot, slots have nothing else to do.
-    - `commit`: every file is renamed into place (local: atomic) or copied and its staged copy removed (object stores:
-      an object appears whole); the transaction's marker follows. Repeating any part is harmless. With a marker, be it
-      packed: nothing to do, also when readers have moved the files since. Without marker: a staged file is published, a
-      published one accepted;
-      neither there: `TidegateError`.
-    - `recover`: removes what earlier runs of this subtask, and of those of a higher parallelism that it looks after,
-      left staged, never what this run or a newer generation stages.
+    - `write`: encodes to a file that no reader reads: in the staging folder of a local target, else in scratch space.
+      One file is open for each partition.
+    - pre-commit (asynchronous): closes the files, then syncs or uploads them to the staging folder. After the last
+      record, the files are closed at once: slots have nothing else to do while the job completes its last snapshot.
+    - `commit`: renames every file into place (local: atomic), or copies it and removes the staged copy (object stores:
+      an object appears whole), then writes the transaction's marker. Every step may be repeated. With a marker, packed
+      or not, `commit` does nothing, also when readers have moved the files since. Without a marker, it publishes a
+      staged file and accepts a published one; if a file is at neither place, it raises `TidegateError`.
+    - `recover`: removes files that earlier runs of this subtask, and of the subtask indices it cleans up, left staged;
+      never files that this run or a newer generation stages.
 
-    `commit`, `abort`, `recover` touch no state shared with `write`, so they may run on another thread.
+    `commit`, `abort`, `recover` share no state with `write`, so they may run on another thread.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class FileWriter(SinkWriter):
         partition_by: Sequence[str] = (),
         existing: ExistingOutput | None = None,
     ) -> None:
-        """Args: existing: files that the first commit replaces; None: none are."""
+        """Create the writer. Args: existing: files that the first commit replaces; None: no files are replaced."""
         self._fs = filesystem
         self._existing = existing
         self._local = is_local(filesystem)
@@ -110,7 +109,7 @@ class FileWriter(SinkWriter):
                 file.write_group()
 
     def _file_of(self, values: PartitionValues) -> EncodedFile:
-        """The open file of a partition, which becomes the last to be closed."""
+        """Return the open file of a partition, and make it the last one to be closed."""
         file = self._open.pop(values, None)
         if file is not None and self._cut.reached(file):
             file.close()
@@ -128,7 +127,7 @@ class FileWriter(SinkWriter):
         return EncodedFile(*self._next_file(), self._in_files, self._encoding, folder)
 
     def _next_file(self) -> tuple[str, str]:
-        """Path and name of the running transaction's next file."""
+        """Return path and name of the running transaction's next file."""
         name = self._layout.staged_name(self._number, len(self._files), self._encoding.suffix)
         return self._encoding_path(name), name
 
@@ -140,16 +139,16 @@ class FileWriter(SinkWriter):
         return os.path.join(self._scratch, name)
 
     def end_input(self) -> None:
-        """Encode what waits on the encoder thread, ahead of the pre-commit."""
+        """Close the files on the encoder thread, ahead of the pre-commit."""
         self._open = {}
         for file in self._files:
             file.start_closing()
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
-        """Close the running transaction; the returned function makes its files durable in the staging folder."""
+        """Close the running transaction. The returned function makes its files durable in the staging folder."""
         files, self._files, self._open = self._files, [], {}
         number, self._number = self._number, self._number + 1
-        # Without rows, too: the first commit removes what was there before, also of a job that has no results.
+        # Also without rows: the first commit removes existing files even if the job has no results.
         replaces = self._existing is not None and self._existing.is_due
         if not files and not replaces:
             return tuple
@@ -177,22 +176,22 @@ class FileWriter(SinkWriter):
             os.remove(file.path)
 
     def commit(self, committables: Sequence[Committable]) -> None:
-        """Publish, idempotently.
+        """Publish transactions, idempotently.
 
         Raises:
-            TidegateError: a transaction is lost (no marker, no staged and no published file), is of another lineage, or
-                a file of another origin has its name.
+            TidegateError: a transaction is lost (no marker, no staged and no published file), belongs to another
+                lineage, or a file of another origin has its name.
         """
         for handle in committables:
             check_writer(self._ctx, handle)
             if not self._is_marked(handle):
                 self._commit(handle)
                 if self._local:
-                    continue  # files that were renamed are staged no more
+                    continue  # a rename removed the staged file
             self._remove_staged(handle)
 
     def _is_marked(self, handle: Committable) -> bool:
-        # In this order: a marker is packed before it is removed.
+        # In this order, because a marker is packed before it is removed.
         made = parse_transaction_id(handle.transaction_id)
         return self._fs.exists(self._marker(handle)) or self._packs.holds(made.subtask, made.checkpoint_id)
 
@@ -200,20 +199,21 @@ class FileWriter(SinkWriter):
         return self._layout.marker(handle.transaction_id)
 
     def _commit(self, handle: Committable) -> None:
-        """Publish the transaction, which has no marker, and write its marker."""
+        """Publish a transaction that has no marker, and write its marker."""
         targets = self._move_files(handle)
         if handle.data.get("replaces") and self._existing is not None:
+            # The new files must be durable before the existing ones are removed.
             if self._local:
                 for folder in self._layout.folders_of(targets):
                     sync_to_disk(folder)
             self._existing.replace(self._write_marker)
         rows = [file["rows"] for file in handle.data["files"]]
         files = [{"path": target, "rows": n} for target, n in zip(targets, rows, strict=True)]
-        told = {"transaction_id": handle.transaction_id, "files": files}
-        self._write_marker(self._marker(handle), told, self._layout.folders_of(targets))
+        record = {"transaction_id": handle.transaction_id, "files": files}
+        self._write_marker(self._marker(handle), record, self._layout.folders_of(targets))
 
     def _publish_files(self, handle: Committable) -> Sequence[str]:
-        """Bring every staged file to its place, durably; the paths there, relative to the sink's folder."""
+        """Move every staged file to its place, durably. Returns the paths there, relative to the sink's folder."""
         targets = self._move_files(handle)
         if self._local:
             for folder in self._layout.folders_of(targets):
@@ -221,7 +221,7 @@ class FileWriter(SinkWriter):
         return targets
 
     def _move_files(self, handle: Committable) -> Sequence[str]:
-        """See `_publish_files`; durable only when the folders have been synchronised."""
+        """Move the files as `_publish_files` does; durable only after the folders have been synchronised."""
         made = parse_transaction_id(handle.transaction_id)
         files = handle.data["files"]
         targets = [file.get("folder", "") + target_name(made, n, file["staged"]) for n, file in enumerate(files)]
@@ -234,37 +234,41 @@ class FileWriter(SinkWriter):
         return targets
 
     def _publish(self, staged: str, target: str, transaction: str) -> None:
-        # In this order: another run of this subtask, holding the same permit, may publish in between.
+        # In this order, because another run of this subtask with the same permit may publish in between.
         if self._fs.exists(target):
             is_staged = self._fs.exists(staged)
             if is_staged and (self._local or self._fs.size(staged) != self._fs.size(target)):
                 raise SinkConflictError(
-                    "A file that this transaction did not write has the name it needs",
+                    "a file of another origin has the name that a file of this transaction needs",
                     where=target,
-                    cause=f"transaction {transaction} is still staged",
-                    remedy="Move that file away and restore the job, which repeats the commit",
+                    cause=f"transaction {transaction} has not published its file yet",
+                    remedy="Move that file away, then restore the job, which repeats the commit",
                 )
             return
         try:
             if self._local:
-                # Who removes unknown files from a folder goes by their age (Delta's VACUUM).
+                # Tools such as Delta's VACUUM remove unknown files by age, so the file must look new.
                 os.utime(staged)
                 os.replace(staged, target)
             else:
                 self._fs.cp_file(staged, target)
         except FileNotFoundError as e:
-            # Unless that run was quicker.
+            # An error only if no other run has published the file.
             if not self._fs.exists(target):
                 raise TidegateError(
-                    "A transaction that was to be committed is lost",
+                    "a pre-committed transaction is lost",
                     where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {transaction}",
-                    cause=f"no commit marker, and neither {staged} nor {target} is there; someone removed staged files",
-                    remedy="Bring the staged file back, or restore an earlier snapshot",
+                    cause=f"it has no commit marker, and neither {staged} nor {target} exists, so another process "
+                    "removed staged files",
+                    remedy="Put the staged file back, or restore an earlier snapshot",
                 ) from e
 
     def _write_marker(self, marker: str, what: Mapping[str, Any], published: Sequence[str] = ()) -> None:
-        """Durably, behind the entries of the folders `published`. Those are synchronised when the marker's bytes have
-        been: with these a journaling file system wrote the renames, too, and has nothing left to do."""
+        """Write the marker durably, after the entries of the folders `published`.
+
+        The folders are synchronised after the marker's bytes: with these bytes, a journaling file system has already
+        written the renames, so that the folders cost nothing more.
+        """
         record = {"version": MARKER_VERSION, **what}
         content = json.dumps(record, sort_keys=True).encode()
         if not self._local:
@@ -281,7 +285,7 @@ class FileWriter(SinkWriter):
         sync_to_disk(os.path.dirname(marker))
 
     def abort(self, committables: Sequence[Committable]) -> None:
-        """Remove staged files; published ones stay."""
+        """Remove staged files; published files stay."""
         for handle in committables:
             check_writer(self._ctx, handle)
             self._remove_staged(handle)
@@ -296,7 +300,9 @@ class FileWriter(SinkWriter):
             self._fs.rm_file(path)
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
-        """Remove what earlier runs of the subtasks this one looks after left staged and `pending` does not name."""
+        """Remove staged files that earlier runs left and `pending` does not name, of all subtask indices this one
+        cleans up.
+        """
         kept = {
             (parse_transaction_id(handle.transaction_id).subtask, file["staged"])
             for handle in pending
@@ -319,7 +325,7 @@ class FileWriter(SinkWriter):
         return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def close(self) -> None:
-        """Drop the running transaction; what was pre-committed stays."""
+        """Drop the running transaction; pre-committed data stays."""
         for file in self._files:
             file.drop()
         self._files, self._open = [], {}

@@ -1,4 +1,4 @@
-"""Records by partition: a batch taken apart by the values of columns, and the folders that stand for those values."""
+"""Partitions of records: splitting a batch by the values of columns, and the folder names for these values."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ PartitionValues = tuple[str | None, ...]
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 MAX_NAME_BYTES = 255
-"""Of a folder on the usual file systems."""
+"""Limit of a folder name on common file systems."""
 
 _ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
-"""What Hive and Spark escape. They leave blanks and other alphabets as they are, and would misread those escaped."""
+"""Characters that Hive and Spark escape. They do not escape blanks and other alphabets, and would misread them escaped.
+"""
 
 
 def partition_columns(given: str | Sequence[str], where: str) -> tuple[str, ...]:
-    """The user's `partition_by`, one name or several. Raises OptionError when one comes twice."""
+    """Return the columns of the user's `partition_by`, one name or several. Raises OptionError for a repeated name."""
     columns = (given,) if isinstance(given, str) else tuple(given)
     if len(set(columns)) < len(columns):
-        raise OptionError("a column is named twice", where=where, cause=f"{columns}", remedy="Name it once")
+        raise OptionError("a column is named twice", where=where, cause=f"{columns}", remedy="Name each column once")
     return columns
 
 
 def check_partition_columns(schema: pa.Schema, columns: Sequence[str], url: str) -> None:
-    """Whether records can be kept in folders by `columns`.
+    """Check that records can be stored in folders by `columns`.
 
     Raises:
         PipelineError: a column is missing, has no usable type, its folders would be hidden, or no column is left.
@@ -40,34 +41,34 @@ def check_partition_columns(schema: pa.Schema, columns: Sequence[str], url: str)
     for name in columns:
         if name not in schema.names:
             raise PipelineError(
-                f"There is no column {name!r} to partition by",
+                f"partition column {name!r} does not exist",
                 where=url,
                 cause=f"the columns are {', '.join(schema.names)}",
-                remedy="Check partition_by=",
+                remedy="Name existing columns in partition_by=",
             )
         kind = schema.field(name).type
         if not is_partition_type(kind):
             raise PipelineError(
-                f"Column {name!r} of type {kind} cannot be partitioned by",
+                f"column {name!r} of type {kind} cannot be a partition column",
                 where=url,
-                cause="folder names hold strings, integers, booleans and dates",
+                cause="folder names can hold only strings, integers, booleans and dates",
                 remedy="Add such a column with with_columns(), or leave it out of partition_by=",
             )
         if name.startswith(("_", ".")):
             raise PipelineError(
-                f"Column {name!r} cannot be partitioned by",
+                f"column {name!r} cannot be a partition column",
                 where=url,
-                cause="readers pass over folders whose names begin with _ or .",
+                cause="readers skip folders whose names begin with _ or .",
                 remedy="Rename it with select()",
             )
     if columns and len(columns) == len(schema.names):
         raise PipelineError(
-            "All columns are partition columns", where=url, remedy="Leave at least one out of partition_by="
+            "all columns are partition columns", where=url, remedy="Leave at least one column out of partition_by="
         )
 
 
 def is_partition_type(kind: pa.DataType) -> bool:
-    """Whether values of this type may be in folder names."""
+    """Return whether values of this type may be in folder names."""
     if pt.is_dictionary(kind):
         return is_partition_type(kind.value_type)
     text = pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind)
@@ -75,8 +76,10 @@ def is_partition_type(kind: pa.DataType) -> bool:
 
 
 def by_partition(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
-    """The batch's rows by the values of `columns`, in their order within each partition; without those columns. An
-    empty string counts as null, so that a partition may come twice."""
+    """Yield the batch's rows by the values of `columns`, without those columns, in their order within each partition.
+
+    An empty string counts as null, so a partition may appear twice.
+    """
     if not columns:
         yield (), batch
         return
@@ -87,7 +90,7 @@ def by_partition(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tupl
         plain = column.dictionary_decode() if pt.is_dictionary(column.type) else column
         encoded = plain.dictionary_encode(null_encoding="encode")
         codes = codes * (len(encoded.dictionary) + 1) + encoded.indices.to_numpy(zero_copy_only=False)
-        # Dense again, so that no number of columns overflows.
+        # Make the codes dense again, so that they do not overflow, whatever the number of columns.
         codes = np.unique(codes, return_inverse=True)[1]
     order = np.argsort(codes, kind="stable")
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
@@ -97,7 +100,7 @@ def by_partition(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tupl
 
 
 def _text(value: Any) -> str | None:
-    """A value as a text. An empty string and null are the same, in folder names as in Delta's log."""
+    """Return a value as text. An empty string counts as null, in folder names as in Delta's log."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -106,11 +109,12 @@ def _text(value: Any) -> str | None:
 
 
 def hive_folder(columns: Sequence[str], values: PartitionValues) -> str:
-    """Folder of a partition, with a slash behind it: `day=2026-11-21/shop=7/`; empty without columns. Readers find the
-    values in it.
+    """Return the folder of a partition, with a trailing slash: `day=2026-11-21/shop=7/`; empty without columns.
+
+    Readers parse the values from it.
 
     Raises:
-        DataError: a value is too long for a folder's name.
+        DataError: a value is too long for a folder name.
     """
     return "".join(f"{_hive_name(name, value)}/" for name, value in zip(columns, values, strict=True))
 
@@ -119,10 +123,10 @@ def _hive_name(column: str, value: str | None) -> str:
     name = f"{_escaped(column)}={NULL_FOLDER if value is None else _escaped(value)}"
     if len(name.encode()) > MAX_NAME_BYTES:
         raise DataError(
-            f"A value of partition column {column!r} is too long for a folder's name",
+            f"a value of partition column {column!r} is too long for a folder name",
             where=f"{name[:80]}...",
-            cause=f"{len(name.encode()):,} bytes; {MAX_NAME_BYTES} are possible",
-            remedy="Partition by a shorter column",
+            cause=f"{len(name.encode()):,} bytes; a folder name has at most {MAX_NAME_BYTES}",
+            remedy="Partition by a column with shorter values",
         )
     return name
 

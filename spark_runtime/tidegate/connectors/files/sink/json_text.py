@@ -1,7 +1,7 @@
 """Record batches as JSON lines, column by column.
 
-Each column becomes a column of JSON texts; one kernel joins them, with the member names between, into lines. No Python
-per row.
+Each column becomes a column of JSON texts. One kernel joins them, with the member names in between, to lines. No Python
+code runs per row.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import pyarrow.types as pt
 
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _ESCAPES |= {chr(code): f"\\u{code:04x}" for code in range(32) if chr(code) not in _ESCAPES}
-"""The backslash first: the others bring more of them. Source: RFC 8259, section 7."""
+"""The backslash comes first, because the other escapes add backslashes. Source: RFC 8259, section 7."""
 _NEVER_PLAIN_FROM = 1e15
-"""Arrow writes floats from here on with an exponent."""
+"""Absolute value from which Arrow writes floats with an exponent."""
 _TEXT_BYTES = 2**28
-"""Of records turned into lines at a time: the lines must fit 2 GiB."""
+"""Bytes of records converted to lines at a time: the lines must fit 2 GiB."""
 
 
 def json_type_problem(kind: pa.DataType) -> str:
-    """Why a column of this type cannot be written as JSON, or an empty string."""
+    """Return why a column of this type cannot be written as JSON, or an empty string."""
     if pt.is_dictionary(kind):
         return json_type_problem(kind.value_type)
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
@@ -33,35 +33,35 @@ def json_type_problem(kind: pa.DataType) -> str:
     if pt.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
         if len({field.name for field in fields}) < len(fields):
-            return "members of the same name"
+            return "the struct has several fields of the same name"
         return next(filter(None, (json_type_problem(field.type) for field in fields)), "")
-    return "" if is_text_type(kind) else f"JSON has no {kind}"
+    return "" if is_text_type(kind) else f"JSON has no type for {kind}"
 
 
 def is_text_type(kind: pa.DataType) -> bool:
-    """Whether single values of this type have a text that readers of CSV and JSON agree on."""
+    """Return whether single values of this type have a text form that readers of CSV and JSON agree on."""
     text = pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind)
     number = pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind) or pt.is_boolean(kind)
     return text or number or pt.is_date(kind) or pt.is_time(kind) or pt.is_timestamp(kind) or pt.is_null(kind)
 
 
 def json_lines(batch: pa.RecordBatch) -> Sequence[pa.Buffer]:
-    """The records as lines, in order; several pieces when they are large."""
+    """Return the records as lines, in order; as several buffers if they are large."""
     rows = max(1, batch.num_rows * _TEXT_BYTES // max(_TEXT_BYTES, batch.nbytes))
     parts = (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
     return [_bytes_of(_objects(part.schema.names, part.columns, "\n")) for part in parts]
 
 
 def time_texts(column: pa.Array) -> pa.Array:
-    """Timestamps as ISO 8601: `2026-11-21T16:48:50.000000`; of those with a zone the UTC time, with a Z."""
+    """Return timestamps as ISO 8601: `2026-11-21T16:48:50.000000`. Timestamps with a zone are in UTC, with a Z."""
     zone = column.type.tz
-    # Arrow's own text of a zone's times is forty times slower to make.
+    # Arrow's own conversion of timestamps with a zone is forty times slower.
     texts = pc.replace_substring(column.cast(pa.timestamp(column.type.unit)).cast(pa.string()), " ", "T")
     return texts if zone is None else pc.binary_join_element_wise(texts, "Z", "")
 
 
 def _objects(names: Sequence[str], columns: Sequence[pa.Array], end: str = "") -> pa.Array:
-    """One JSON object for each row."""
+    """Return one JSON object for each row."""
     pieces: list[Any] = []
     literal = "{"
     for name, column in zip(names, columns, strict=True):
@@ -77,7 +77,7 @@ def _objects(names: Sequence[str], columns: Sequence[pa.Array], end: str = "") -
 
 
 def _json_texts(column: pa.Array) -> tuple[str, pa.Array]:
-    """The quotation mark to put around them, or none, and the column's values as JSON texts; null stays null."""
+    """Return the quotation mark to put around the values, or "", and the values as JSON texts; null stays null."""
     kind = column.type
     if pt.is_dictionary(kind):
         return _json_texts(column.dictionary_decode())
@@ -104,7 +104,7 @@ def _struct_texts(column: pa.StructArray) -> pa.Array:
 
 
 def _list_texts(column: pa.Array) -> pa.Array:
-    """Elements are made texts all at once, then joined list by list."""
+    """Convert the elements of all lists to text at once, then join them list by list."""
     lists = column.cast(pa.list_(column.type.value_type))
     first, last = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
     quote, texts = _json_texts(lists.values.slice(first, last - first))
@@ -120,8 +120,10 @@ def _nulls_of(column: pa.Array, texts: pa.Array) -> pa.Array:
 
 
 def _float_texts(column: pa.Array) -> pa.Array:
-    """JSON has neither NaN nor infinities: null. A whole number keeps its `.0`, so that readers who guess take it for a
-    float."""
+    """Return floats as texts. NaN and infinities become null, because JSON has neither.
+
+    A whole number keeps its `.0`, so that readers that guess types recognise a float.
+    """
     finite = pc.is_finite(column)
     if not pc.all(finite, min_count=0).as_py():
         column = pc.if_else(finite, column, pa.scalar(None, column.type))
@@ -134,7 +136,7 @@ def _float_texts(column: pa.Array) -> pa.Array:
 
 
 def _escaped(texts: pa.StringArray) -> pa.StringArray:
-    """Only what occurs is replaced. In UTF-8 a byte below 128 is that character and nothing else."""
+    """Replace only characters that occur. In UTF-8, a byte below 128 always is the character of that code."""
     data = np.frombuffer(_bytes_of(texts), np.uint8)
     if not ((data < 32) | (data == ord('"')) | (data == ord("\\"))).any():
         return texts
@@ -145,7 +147,7 @@ def _escaped(texts: pa.StringArray) -> pa.StringArray:
 
 
 def _bytes_of(texts: pa.StringArray) -> pa.Buffer:
-    """The texts' bytes, one behind the other."""
+    """Return the bytes of the texts, concatenated."""
     _, offsets, data = texts.buffers()
     if not len(texts) or data is None:
         return pa.py_buffer(b"")

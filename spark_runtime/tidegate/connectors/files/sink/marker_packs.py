@@ -1,13 +1,14 @@
-"""Commit markers of a file sink that have been put together: which transactions are committed, in a few files (ADR
+"""Packs: commit markers of a file sink combined into a few files that record which transactions are committed (ADR
 0018).
 
     <path>/_tidegate/committed/<job>/<lineage>/<uid>/pack-<first>-<last>-<nonce>.parquet   checkpoints first to last
-    <path>/_tidegate/committed/<job>/<lineage>/<uid>/rewound-<after>-<before>.json          taken back: those between
+    <path>/_tidegate/committed/<job>/<lineage>/<uid>/rewound-<after>-<before>.json         a rewind: checkpoints between
 
-A pack has a row for each committed transaction: its subtask, its checkpoint, and how many files it published. Packs are
-never changed. What is known is what all of them say together, without what was taken back, so that a pack may be
-written twice, by two at once, or beside a rewind. A pack is durable before the markers and packs that it stands for
-are removed; so whoever looks for a marker first, and then into the packs, finds every committed transaction.
+A pack has a row for each committed transaction: its subtask, its checkpoint, and the number of files it published.
+Packs are never changed. The committed transactions are the union of all packs without rewound ones, so a pack may be
+written twice, by two processes at once, or in parallel with a rewind. A pack is durable before the markers and packs
+that it replaces are removed. So a reader that checks first for a marker, then in the packs, finds every committed
+transaction.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ PACK_SCHEMA = pa.schema(
     {"tidegate_markers": str(PACK_VERSION)},
 )
 LISTINGS = 10
-"""Of the packs, until a reading finds all that it lists: another collection may put them together meanwhile."""
+"""Most listings of the packs until every listed pack can be read: another collection may combine them meanwhile."""
 ROWS_PER_GROUP = 64 * 1024
-"""Read at a time by who looks for one transaction."""
+"""Rows read at a time by a search for one transaction."""
 
 _PACK = re.compile(r"pack-(\d+)-(\d+)-[0-9a-f]+\.parquet")
 _REWOUND = re.compile(r"rewound-(\d+)-(\d+)\.json")
@@ -50,25 +51,25 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True)
 class PackListing:
-    """What is in the folder: (path, first, last) of packs; (after, before) of what was taken back, both excluded."""
+    """Content of the folder: (path, first, last) of packs; (after, before) of rewinds, both bounds excluded."""
 
     packs: tuple[tuple[str, int, int], ...]
     rewound: tuple[tuple[int, int], ...]
 
     def is_rewound(self, checkpoint_id: int) -> bool:
-        """Whether what was committed for it has been taken back."""
+        """Return whether a rewind has removed the output of this checkpoint."""
         return any(after < checkpoint_id < before for after, before in self.rewound)
 
 
 class MarkerPacks:
-    """Those of one sink in one job and lineage. Args: folder: `FileLayout.committed`."""
+    """Packs of one sink in one job and lineage. Args: folder: `FileLayout.committed`."""
 
     def __init__(self, filesystem: AbstractFileSystem, folder: str) -> None:
         self._fs = filesystem
         self._folder = folder
 
     def listed(self) -> PackListing:
-        """What is there now; one request."""
+        """Return the present content of the folder; one request."""
         found = [(path, path.rsplit("/", 1)[-1]) for path in list_folder(self._fs, self._folder)[0]]
         packs = [(path, match) for path, name in found if (match := _PACK.fullmatch(name))]
         rewound = [match for _, name in found if (match := _REWOUND.fullmatch(name))]
@@ -78,8 +79,10 @@ class MarkerPacks:
         )
 
     def holds(self, subtask: int, checkpoint_id: int) -> bool:
-        """Whether the subtask's transaction of this checkpoint is committed. For a checkpoint newer than all packs,
-        as that of a job at work is, one request."""
+        """Return whether the subtask's transaction of this checkpoint is committed.
+
+        For a checkpoint newer than all packs, as in a running job, this takes one request.
+        """
 
         def look(listed: PackListing) -> bool:
             if listed.is_rewound(checkpoint_id):
@@ -91,7 +94,7 @@ class MarkerPacks:
         return self._read_stable(look)
 
     def between(self, after: int, before: int) -> pa.Table:
-        """Committed transactions of the checkpoints between, both excluded: one row each."""
+        """Return one row for each committed transaction of the checkpoints between, both excluded."""
 
         def look(listed: PackListing) -> pa.Table:
             asked = [("checkpoint_id", ">", after), ("checkpoint_id", "<", before)]
@@ -105,10 +108,10 @@ class MarkerPacks:
             with suppress(FileNotFoundError):
                 return look(self.listed())
         raise OutageError(
-            f"The packed commit markers changed {LISTINGS} times while they were read",
+            f"the packed commit markers changed {LISTINGS} times while they were read",
             where=self._folder,
-            cause="several collections at once, or a listing that shows what was removed",
-            remedy="Try again",
+            cause="several collections ran at once, or the store lists files that were removed",
+            remedy="Run the command again",
         )
 
     def _read(self, path: str, filters: list[tuple[str, str, int]] | None = None) -> pa.Table:
@@ -116,12 +119,14 @@ class MarkerPacks:
             version = (pq.read_schema(file).metadata or {}).get(b"tidegate_markers", b"0")
             if int(version) > PACK_VERSION:
                 remedy = "Upgrade tidegate"
-                raise EnvironmentProblemError("Commit markers of a newer version", where=path, remedy=remedy)
+                raise EnvironmentProblemError(
+                    "a newer version of tidegate wrote these commit markers", where=path, remedy=remedy
+                )
             file.seek(0)
             return pq.read_table(file, columns=PACK_SCHEMA.names, filters=filters).cast(PACK_SCHEMA)
 
     def add(self, markers: pa.Table) -> None:
-        """Write a pack of these, durably. Args: markers: of `PACK_SCHEMA`, at least one row."""
+        """Write a pack of these markers, durably. Args: markers: table of `PACK_SCHEMA`, at least one row."""
         ordered = markers.sort_by([("checkpoint_id", "ascending"), ("subtask", "ascending")])
         ids = ordered["checkpoint_id"]
         name = f"pack-{ids[0].as_py()}-{ids[-1].as_py()}-{secrets.token_hex(8)}.parquet"
@@ -137,8 +142,10 @@ class MarkerPacks:
         self._put(name, sink.getvalue().to_pybytes())
 
     def compact(self, needed_from: int) -> None:
-        """Make one pack of all, without what was taken back and what is older than checkpoint `needed_from`. What a
-        rival removes first was already part of his pack."""
+        """Combine all packs into one, without rewound rows and rows older than checkpoint `needed_from`.
+
+        If another process removes a pack first, its own new pack already holds the rows.
+        """
         listed = self.listed()
         old = [path for path, _, _ in listed.packs]
         if len(old) < 2 and all(first >= needed_from for _, first, _ in listed.packs):
@@ -155,8 +162,12 @@ class MarkerPacks:
                 self._fs.rm_file(path)
 
     def rewind(self, after: int, before: int) -> None:
-        """Note that what was committed for the checkpoints between, both excluded, is taken back, before it is: a
-        collection beside it may still write a pack that holds it. None of them is ever claimed again."""
+        """Record that a rewind removes the output of the checkpoints between, both excluded. Call it before the
+        removal.
+
+        A collection in parallel may still write a pack that holds these checkpoints. None of their ids is ever used
+        again.
+        """
         record = {"version": PACK_VERSION, "after": after, "before": before}
         self._put(f"rewound-{after}-{before}.json", json.dumps(record, sort_keys=True).encode())
 
@@ -172,12 +183,13 @@ class MarkerPacks:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
+        # The folders above may be new, too: each entry on the path must survive a crash.
         for folder in (self._folder, *(self._folder.rsplit("/", n)[0] for n in (1, 2, 3, 4))):
             sync_to_disk(folder)
 
 
 def merge_packs(packs: Sequence[pa.Table], listed: PackListing) -> pa.Table:
-    """One row for each committed transaction of several packs."""
+    """Return one row for each committed transaction of several packs."""
     found = pa.concat_tables([PACK_SCHEMA.empty_table(), *packs])
     for after, before in listed.rewound:
         field = pc.field("checkpoint_id")

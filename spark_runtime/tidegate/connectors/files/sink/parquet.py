@@ -1,4 +1,4 @@
-"""Parquet: a folder of Parquet files, written with two-phase commit."""
+"""Parquet: a sink that writes a folder of Parquet files with two-phase commit."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ from tidegate.units import ByteSize
 
 
 class Parquet(FileSink):
-    """Writes records to `<path>/part-*.parquet`, for pandas, pyarrow, DuckDB (`<path>/*.parquet`) and Spark to read.
+    """Writes records to `<path>/part-*.parquet`, for readers such as pandas, pyarrow, DuckDB (`<path>/*.parquet`) and
+    Spark.
 
-    Guarantee: exactly once, end to end, for readers of those files: each record in front of a completed checkpoint's
-    barrier is in one published file, once, whatever fails (S7.4). Files appear one by one within a commit, not all at
-    one instant. One or more files per subtask, partition and checkpoint that had records. How transactions are staged
-    and published: `FileWriter`.
+    Guarantee: exactly once, end to end, for readers of those files. Each record before a completed checkpoint's barrier
+    is in one published file, once, whatever fails (S7.4). Files appear one by one within a commit, not all at one
+    instant. There are one or more files per subtask, partition and checkpoint that had records. `FileWriter` describes
+    how transactions are staged and published.
 
     Args:
-        path: folder or fsspec URL of one; made when missing. Several jobs may share it, with one schema and
+        path: path or fsspec URL of a folder; created when missing. Several jobs may share it, with one schema and
             partitioning and `if_exists="append"`.
         partition_by: columns whose values become folders (`day=2026-11-21/`) and are left out of the files: strings,
             integers, booleans or dates.
         storage_options: fsspec options; values may be references to secrets.
-        target_file_rows: a file is closed, and the next begun, at about this many rows,
-        target_file_size: or at about this size on disk, as text: "256 MiB".
-        if_exists: what a fresh start does where the folder holds Parquet files already: "error" refuses it before
-            anything runs; "append" keeps them; "overwrite" removes them with the first commit, so that a start that
-            fails removes nothing. It spares what the job published itself, before a restore or a restart. What was
-            removed does not come back with a restore to an earlier snapshot. With "overwrite" the files may have
-            another schema or partitioning.
+        target_file_rows: approximate number of rows at which a file is closed and the next begun.
+        target_file_size: approximate size on disk at which a file is closed and the next begun, as text: "256 MiB".
+        if_exists: what a fresh start does if the folder already holds Parquet files. "error" refuses the start before
+            anything runs; "append" keeps the files; "overwrite" removes them with the first commit, so that a start
+            that fails removes nothing. A restore or restart keeps what the job itself published. A restore to an
+            earlier snapshot does not bring removed files back. With "overwrite", the existing files may have another
+            schema or partitioning.
 
     Raises:
-        OptionError: `target_file_rows` or `target_file_size` < 1, a column twice in `partition_by`, or an unknown
+        OptionError: `target_file_rows` or `target_file_size` < 1, a repeated column in `partition_by`, or an unknown
             `if_exists`.
     """
 
@@ -81,7 +82,7 @@ class Parquet(FileSink):
                 _round_trip(pa.schema([field]))
             except (pa.ArrowException, OSError) as e:
                 raise PipelineError(
-                    f"Column {field.name!r} of type {field.type} cannot be written to Parquet",
+                    f"column {field.name!r} of type {field.type} cannot be written to Parquet",
                     where=self._url,
                     cause=str(e),
                     remedy="Cast it with with_columns(), or leave it out with select()",
@@ -93,14 +94,14 @@ class Parquet(FileSink):
                 there = pq.read_schema(file)
         except (pa.ArrowException, OSError) as e:
             raise PipelineError(
-                "A file in the sink's folder is not readable as Parquet", where=path, cause=str(e), remedy=OTHER_FOLDER
+                "a file in the sink's folder is not readable as Parquet", where=path, cause=str(e), remedy=OTHER_FOLDER
             ) from e
         ours, theirs = [(f.name, f.type) for f in _round_trip(schema)], [(f.name, f.type) for f in there]
         if ours != theirs:
             raise PipelineError(
-                "The sink's folder holds files of another schema",
+                "the folder of the sink holds files of another schema",
                 where=path,
-                cause=f"there: {_columns(theirs)}; to be written: {_columns(ours)}",
+                cause=f"existing files: {_columns(theirs)}; this sink: {_columns(ours)}",
                 remedy=OTHER_FOLDER,
             )
 

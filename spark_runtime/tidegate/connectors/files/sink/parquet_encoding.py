@@ -14,9 +14,9 @@ import pyarrow.types as pt
 ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 32 * 2**20
 SAMPLE_ROWS = 1_024
-"""By so many of the rows that a file begins with it is judged which columns a dictionary would shrink."""
+"""Number of a file's first rows that decide which columns a dictionary would shrink."""
 REPEATED = 0.01
-"""Share of a sample's values that are there again, below which the column has no dictionary."""
+"""Share of repeated values in the sample below which a column has no dictionary."""
 
 _AT = np.random.default_rng(0).random(SAMPLE_ROWS)
 _JUDGED = (
@@ -28,12 +28,12 @@ _JUDGED = (
     pt.is_binary,
     pt.is_large_binary,
 )
-"""Types of columns that may go without a dictionary."""
+"""Types of columns that may have no dictionary."""
 
 
 @dataclass(frozen=True)
 class ParquetEncoding:
-    """Parquet files of row groups of at most `ROW_GROUP_ROWS` rows."""
+    """Encoding as Parquet files with row groups of at most `ROW_GROUP_ROWS` rows."""
 
     suffix = ".parquet"
     group_rows = ROW_GROUP_ROWS
@@ -45,7 +45,7 @@ class ParquetEncoding:
 
 
 class OpenParquet:
-    """A Parquet file that has no footer yet. Its first rows decide which columns have dictionaries."""
+    """A Parquet file without a footer yet. Its first rows decide which columns have dictionaries."""
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
         self._file = pa.OSFile(path, "wb")
@@ -53,13 +53,13 @@ class OpenParquet:
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, table: pa.Table) -> None:
-        """One row group, or several."""
+        """Write one or more row groups."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._file, self._schema, use_dictionary=dictionary_columns(table))
         self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
 
     def size_bytes(self) -> int:
-        """Of the row groups."""
+        """Return the size of the row groups."""
         return int(self._file.tell())
 
     def close(self) -> None:
@@ -71,9 +71,11 @@ class OpenParquet:
 
 
 def dictionary_columns(table: pa.Table) -> bool | Sequence[str]:
-    """The columns to write with a dictionary, as ParquetWriter takes them: all but those whose values are as good as
-    all different, which a dictionary makes larger and which take twice as long to encode with one. Nested columns have
-    one: each of their leaves would have to be named."""
+    """Return the columns to write with a dictionary, in the form of ParquetWriter's `use_dictionary`.
+
+    A dictionary makes a column larger, and doubles its encoding time, if almost all its values differ; such columns
+    have none. Nested columns always have one, because each of their leaves would have to be named.
+    """
     if table.num_rows == 0 or any(pt.is_nested(field.type) for field in table.schema):
         return True
     rows = _sample(table.num_rows)
@@ -81,15 +83,17 @@ def dictionary_columns(table: pa.Table) -> bool | Sequence[str]:
 
 
 def _sample(rows: int) -> pa.Array:
-    """Numbers of rows to look at: of many some `SAMPLE_ROWS` at random, since values come again right behind, or at any
-    distance; the same at every call."""
+    """Return the row numbers of a sample: about `SAMPLE_ROWS` at random, the same at every call.
+
+    A random sample finds values that repeat at once and values that repeat at any distance.
+    """
     if rows <= SAMPLE_ROWS:
         return pa.array(np.arange(rows))
     return pa.array(np.unique((_AT * rows).astype(np.int64)))
 
 
 def _repeats(column: pa.ChunkedArray, rows: pa.Array) -> bool:
-    """Whether enough of the values at `rows` are there more than once. Nulls need no dictionary."""
+    """Return whether enough of the values at `rows` are repeated. Nulls need no dictionary."""
     if not any(is_judged(column.type) for is_judged in _JUDGED):
         return True
     sample = column.take(rows)

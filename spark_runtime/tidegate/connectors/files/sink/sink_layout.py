@@ -1,13 +1,13 @@
-"""Where file sinks keep what: every path below a sink's folder is built here.
+"""Folder layout of file sinks: every path below a sink's folder is built here.
 
     <path>/[<column>=<value>/...]part-<job>--<lineage>--<uid>--<subtask>--<checkpoint>--<n>.<suffix>  published
     <path>/_tidegate/staging/<job>/<lineage>/<uid>/<subtask>/<name>.<suffix>.staged   pre-committed or being written
     <path>/_tidegate/commits/<transaction id>.json                                    commit markers
-    <path>/_tidegate/committed/<job>/<lineage>/<uid>/...                              those that were packed
-    <path>/_tidegate/replaced/<job>--<lineage>--<uid>.begun.json      a fresh start is to remove what was there before
-    <path>/_tidegate/replaced/<job>--<lineage>--<uid>.json            it has been removed
+    <path>/_tidegate/committed/<job>/<lineage>/<uid>/...                              packed commit markers
+    <path>/_tidegate/replaced/<job>--<lineage>--<uid>.begun.json      a fresh start will remove existing files
+    <path>/_tidegate/replaced/<job>--<lineage>--<uid>.json            it has removed them
 
-Readers (Spark, pandas, pyarrow datasets, DuckDB on `<path>/*.parquet`) pass over `_tidegate`. A staged name carries
+Readers (Spark, pandas, pyarrow datasets, DuckDB on `<path>/*.parquet`) skip `_tidegate`. A staged name contains
 generation, run, transaction number and file number, so that a zombie never writes to its successor's file (S9.2).
 """
 
@@ -31,8 +31,7 @@ _PUBLISHED_NAME = re.compile(r"part-(.+)--(\d+)--(\d+)--(\d+)(?:\.[a-z0-9]+)+")
 
 @dataclass(frozen=True)
 class StagedName:
-    """Who wrote a staged file: generation, run, transaction number and file number within it; and the file's
-    suffix."""
+    """Writer of a staged file: generation, run, transaction number, file number in it, and the file's suffix."""
 
     generation: int
     run: str
@@ -46,23 +45,23 @@ class StagedName:
 
 
 def parse_staged_name(name: str) -> StagedName | None:
-    """Inverse of `str(StagedName)`; None for a file that is not ours."""
+    """Inverse of `str(StagedName)`; None for a file that no sink staged."""
     match = _STAGED_NAME.fullmatch(name)
     return StagedName(int(match[1]), match[2], int(match[3]), int(match[4]), match[5]) if match else None
 
 
 class FileLayout:
-    """The paths of one subtask's writer below `root`, without a trailing slash.
+    """Paths of one subtask's writer below `root`, without a trailing slash.
 
     Attributes:
         staging: folder of this subtask's staged files.
         staging_of_all: its parent: one folder for each subtask of this sink, named by index.
         commits: folder of the markers.
         committed: folder of the sink's packed markers.
-        markers_begin: what names of the sink's markers begin with.
-        own_files_begin: what names of published files of this job and lineage begin with, whichever sink's.
-        replaces: path of the record that the lineage is to remove what was there before it.
-        replaced: path of the record that it has been removed.
+        markers_begin: prefix of the names of the sink's markers.
+        own_files_begin: prefix of the names of published files of this job and lineage, of all sinks.
+        replaces: path of the record that the lineage will remove the files that existed before it.
+        replaced: path of the record that these files have been removed.
     """
 
     def __init__(self, root: str, ctx: SinkContext) -> None:
@@ -82,23 +81,23 @@ class FileLayout:
         self.markers_begin = "".join(f"{quote(name, safe='')}," for name in (ctx.job_id, ctx.lineage, ctx.uid))
 
     def was_left_by_earlier_run(self, name: StagedName) -> bool:
-        """Whether a run before this one wrote the staged file."""
+        """Return whether an earlier run wrote the staged file."""
         return (name.generation, name.run) < (self._generation, self._run)
 
     def staged_name(self, transaction: int, file: int, suffix: str) -> str:
-        """Name, within `staging`, of a file this run writes."""
+        """Return the name, within `staging`, of a file that this run writes."""
         return str(StagedName(self._generation, self._run, transaction, file, suffix))
 
     def staged(self, name: str, subtask: int | None = None) -> str:
-        """Path of a file staged by `subtask`; None: by this one."""
+        """Return the path of a file staged by `subtask`; None: by this subtask."""
         return f"{self.staging if subtask is None else f'{self.staging_of_all}/{subtask}'}/{name}"
 
     def target(self, name: str) -> str:
-        """Path of a published file."""
+        """Return the path of a published file."""
         return f"{self.root}/{name}"
 
     def folders_of(self, targets: Sequence[str]) -> list[str]:
-        """The folders of published files, and those above them up to the sink's own; the deepest first."""
+        """Return the folders of published files and their parents up to the sink's own folder; the deepest first."""
         found = {self.root}
         for target in targets:
             parts = target.split("/")[:-1]
@@ -106,33 +105,38 @@ class FileLayout:
         return sorted(found, reverse=True)
 
     def published_by(self, name: str) -> tuple[int, int] | None:
-        """The subtask of this sink, in this lineage, that published the file of this name, and for which checkpoint;
-        None: it is none of theirs."""
+        """Return subtask and checkpoint of the published file; None: another sink, lineage or job published it."""
         match = _PUBLISHED_NAME.fullmatch(name)
         return (int(match[2]), int(match[3])) if match and match[1] == self._writers else None
 
     def marked_by(self, name: str) -> tuple[int, int] | None:
-        """Subtask and checkpoint of the transaction whose marker has this name; None: it is no marker of this sink."""
+        """Return subtask and checkpoint of the transaction whose marker has this name; None: it is no marker of this
+        sink.
+        """
         if not (name.startswith(self.markers_begin) and name.endswith(MARKER_SUFFIX)):
             return None
         parts = name[len(self.markers_begin) :].removesuffix(MARKER_SUFFIX).split(",")
         return int(parts[0]), int(parts[1])
 
     def marker(self, transaction_id: str) -> str:
-        """Path of a transaction's commit marker."""
+        """Return the path of a transaction's commit marker."""
         return f"{self.commits}/{transaction_id}{MARKER_SUFFIX}"
 
     def unfinished_marker(self, marker: str) -> str:
-        """Path under which this run's subtask writes a marker before it renames it."""
+        """Return the path under which this run's subtask writes a marker before it renames it."""
         return f"{marker}.g{self._generation}-{self._run}-{self._subtask}.tmp"
 
 
 def target_name(made: TransactionId, file: int, staged: str) -> str:
-    """Name of the published file; unique, because checkpoint ids are claimed once in a lineage. Its suffix is that of
-    the staged file: the sink may write another format, or another compression, by now."""
+    """Return the name of the published file; unique, because each checkpoint id is used once in a lineage.
+
+    It keeps the suffix of the staged file, because the sink's format or compression may have changed since.
+    """
     name = parse_staged_name(staged)
     if name is None:
-        raise SinkConflictError("Not a staged file", where=staged, cause="damaged or foreign state of a sink")
+        raise SinkConflictError(
+            "not a staged file", where=staged, cause="the state of the sink is damaged, or another sink wrote it"
+        )
     parts = [
         file_name_token(made.job_id),
         file_name_token(made.lineage),

@@ -1,4 +1,4 @@
-"""The files that a transaction of a file sink has staged: where they are, and how they go to quarantine (S7.8)."""
+"""Staged files of a file sink's transaction: where they are, and how they move to quarantine (S7.8)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.jobs.client.staged_data import StagedData, StagedFile, staged_file
 
 
 def staged_files(url: str, layout: FileLayout, uid: str, checkpoint_id: int, handle: Committable) -> StagedData:
-    """The transaction's files, all of one format. Args: url: of the sink's folder, as the user gave it."""
+    """Return the transaction's files, all of one format. Args: url: the sink's folder, as the user passed it."""
     subtask = parse_transaction_id(handle.transaction_id).subtask
     files, suffix = [], ""
     for file in handle.data["files"]:
@@ -35,7 +35,7 @@ def quarantine_files(
     committables: Sequence[Committable],
     into: Quarantine,
 ) -> None:
-    """Move the files of transactions, partition folders kept. See `SupportsQuarantine`."""
+    """Move the files of transactions, including their partition folders. See `SupportsQuarantine`."""
     for handle in committables:
         check_writer(ctx, handle)
         made = parse_transaction_id(handle.transaction_id)
@@ -51,12 +51,12 @@ def quarantine_files(
 
 
 def suffix_of(staged: str) -> str:
-    """The suffix that the file will have once published, from its first dot on; empty for what is none of ours."""
+    """Return the suffix of the published file, from its first dot on; empty if no sink staged the file."""
     name = parse_staged_name(staged)
     return name.suffix if name is not None else ""
 
 
 def partition_of(folder: str) -> Mapping[str, str | None]:
-    """The values in a folder's name, `day=2026-11-21/shop=7/`."""
+    """Return the partition values in a folder's name, such as `day=2026-11-21/shop=7/`."""
     pairs = (part.partition("=") for part in folder.split("/") if part)
     return {unquote(name): None if value == NULL_FOLDER else unquote(value) for name, _, value in pairs}

@@ -17,20 +17,20 @@ Compression = Literal["gzip", "zstd"]
 
 COMPRESSION_SUFFIXES: dict[str | None, str] = {None: "", "gzip": ".gz", "zstd": ".zst"}
 GROUP_ROWS = 16_384
-"""So that one group takes the slot's loop some ten milliseconds."""
+"""Small enough that one group occupies the slot's loop for about ten milliseconds."""
 GROUP_BYTES = 2**20
 GZIP_LEVEL = 1
-"""Three times as fast as gzip's own default, for a sixth more bytes. Who wants small files takes zstd."""
+"""Three times as fast as gzip's default level, for about 17 % more bytes. Users who want small files choose zstd."""
 
 
 def compression_of(path: str) -> str | None:
-    """The compression a file's name tells."""
+    """Return the compression by a file's name."""
     return {".gz": "gzip", ".zst": "zstd"}.get(os.path.splitext(path)[1])
 
 
 @dataclass(frozen=True)
 class TextEncoding:
-    """What the two formats share."""
+    """Common part of the two text encodings."""
 
     compression: Compression | None = None
 
@@ -44,7 +44,7 @@ class CsvEncoding(TextEncoding):
 
     @property
     def suffix(self) -> str:
-        """`.csv`, `.csv.gz` or `.csv.zst`."""
+        """Return `.csv`, `.csv.gz` or `.csv.zst`."""
         return f".csv{COMPRESSION_SUFFIXES[self.compression]}"
 
     def open(self, path: str, schema: pa.Schema) -> OpenCsv:
@@ -54,11 +54,11 @@ class CsvEncoding(TextEncoding):
 
 @dataclass(frozen=True)
 class JsonLinesEncoding(TextEncoding):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     @property
     def suffix(self) -> str:
-        """`.jsonl`, `.jsonl.gz` or `.jsonl.zst`."""
+        """Return `.jsonl`, `.jsonl.gz` or `.jsonl.zst`."""
         return f".jsonl{COMPRESSION_SUFFIXES[self.compression]}"
 
     def open(self, path: str, schema: pa.Schema) -> OpenJsonLines:
@@ -67,7 +67,7 @@ class JsonLinesEncoding(TextEncoding):
 
 
 class CompressedFile:
-    """A local file whose bytes are compressed on their way. `stream` takes them."""
+    """A local file that compresses the bytes written to `stream`."""
 
     def __init__(self, path: str, compression: Compression | None) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 - closed by close()
@@ -78,7 +78,7 @@ class CompressedFile:
             self.stream = pa.CompressedOutputStream(pa.PythonFile(self._file, mode="w"), "zstd")
 
     def size_bytes(self) -> int:
-        """Compressed and written so far."""
+        """Return the compressed bytes written so far."""
         return self._file.tell()
 
     def close(self) -> None:
@@ -97,16 +97,16 @@ class OpenJsonLines:
         self.close = file.close
 
     def write(self, table: pa.Table) -> None:
-        """Add lines."""
+        """Append lines."""
         for batch in table.combine_chunks().to_batches():
             for lines in json_lines(batch):
                 self._file.stream.write(lines)
 
 
 class OpenCsv:
-    """A CSV file. Strings are in quotes, null is nothing at all.
+    """A CSV file. Strings are in quotes; null is an empty field without quotes.
 
-    In a file of one column null is `""`: readers pass over an empty line.
+    In a file with one column, null is `""`, because readers skip an empty line.
     """
 
     def __init__(self, file: CompressedFile, schema: pa.Schema) -> None:
@@ -124,7 +124,7 @@ class OpenCsv:
         return kind if as_it_is and not self._alone else pa.string()
 
     def write(self, table: pa.Table) -> None:
-        """Add lines."""
+        """Append lines."""
         for batch in table.combine_chunks().to_batches():
             columns = [self._column(column, field.type) for column, field in zip(batch.columns, self._schema)]
             self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
@@ -136,6 +136,6 @@ class OpenCsv:
         return texts.fill_null("") if self._alone else texts
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the file; may be called again."""
         self._writer.close()
         self._file.close()

@@ -1,4 +1,4 @@
-"""Csv and JsonLines: folders of text files, written with two-phase commit."""
+"""Csv and JsonLines: sinks that write folders of text files with two-phase commit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tidegate.units import ByteSize
 
 
 class TextSink(FileSink):
-    """What the two formats share. Raises OptionError: as `Parquet`; an unknown compression."""
+    """Base of the two text sinks. Raises OptionError as `Parquet`, and for an unknown compression."""
 
     _suffix: ClassVar[str]
     _format: ClassVar[type[CsvEncoding | JsonLinesEncoding]]
@@ -69,29 +69,29 @@ class TextSink(FileSink):
 
     @abstractmethod
     def _problem(self, kind: pa.DataType) -> str:
-        """Why a column of this type cannot be written, or an empty string."""
+        """Return why a column of this type cannot be written, or an empty string."""
 
     def _check_types(self, schema: pa.Schema) -> None:
         for field in schema:
             if problem := self._problem(field.type):
                 raise PipelineError(
-                    f"Column {field.name!r} of type {field.type} cannot be written by {type(self).__name__}",
+                    f"{type(self).__name__} cannot write column {field.name!r} of type {field.type}",
                     where=self._url,
                     cause=problem,
-                    remedy="Make a string of it with map_in_arrow(), cast it, or leave it out with select()",
+                    remedy="Convert it to a string with map_in_arrow(), cast it, or leave it out with select()",
                 )
 
 
 class Csv(TextSink):
     """Writes records to `<path>/part-*.csv`, each file with a header line.
 
-    Guarantee, files, `path`, `partition_by`, `storage_options`, `target_file_rows`, `target_file_size`,
-    `if_exists`: as `Parquet`.
+    Guarantee, files, `path`, `partition_by`, `storage_options`, `target_file_rows`, `target_file_size`, `if_exists`:
+    see `Parquet`.
 
     Values (RFC 4180, UTF-8, lines end with a line feed): strings, dates and times in quotes, `""` for a quotation mark
-    in a string; null is nothing between two commas, an empty string is `""`; in a file of one column both are `""`.
-    Timestamps as ISO 8601, those with a zone in UTC with a `Z`. Floats to the last digit; `nan`, `inf`, `-inf`. Binary,
-    durations, lists and structs are refused.
+    in a string. Null is an empty field without quotes, an empty string is `""`; in a file of one column both are `""`.
+    Timestamps are ISO 8601; timestamps with a zone are in UTC with a `Z`. Floats have all significant digits; `nan`,
+    `inf`, `-inf`. Binary, durations, lists and structs are refused.
 
     Args:
         compression: None, "gzip" or "zstd"; file names then end with `.gz` or `.zst`.
@@ -106,37 +106,38 @@ class Csv(TextSink):
 
     def _problem(self, kind: pa.DataType) -> str:
         plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-        return "" if is_text_type(plain) else f"CSV has no {kind}"
+        return "" if is_text_type(plain) else f"CSV has no type for {kind}"
 
     def _check_same(self, filesystem: AbstractFileSystem, path: str, schema: pa.Schema) -> None:
-        """By its header."""
+        """Compare by the header of the file."""
         try:
             with filesystem.open(path, "rb") as file:
                 stream = pa.input_stream(file, compression=compression_of(path))
                 there = pa_csv.open_csv(stream).schema.names
         except (pa.ArrowException, OSError) as e:
             raise PipelineError(
-                "A file in the sink's folder is not readable as CSV", where=path, cause=str(e), remedy=OTHER_FOLDER
+                "a file in the sink's folder is not readable as CSV", where=path, cause=str(e), remedy=OTHER_FOLDER
             ) from e
         if there != schema.names:
             raise PipelineError(
-                "The sink's folder holds files of another schema",
+                "the folder of the sink holds files of another schema",
                 where=path,
-                cause=f"there: {', '.join(there)}; to be written: {', '.join(schema.names)}",
+                cause=f"existing files: {', '.join(there)}; this sink: {', '.join(schema.names)}",
                 remedy=OTHER_FOLDER,
             )
 
 
 class JsonLines(TextSink):
-    """Writes records to `<path>/part-*.jsonl`, one JSON object a line, members in the order of the columns.
+    """Writes records to `<path>/part-*.jsonl`, one JSON object per line, members in the order of the columns.
 
-    Guarantee, files, `path`, `partition_by`, `storage_options`, `target_file_rows`, `target_file_size`,
-    `if_exists`: as `Parquet`.
+    Guarantee, files, `path`, `partition_by`, `storage_options`, `target_file_rows`, `target_file_size`, `if_exists`:
+    see `Parquet`.
 
-    Values (RFC 8259, UTF-8): null is written, not left out. Lists and structs as arrays and objects. Integers and
-    decimals as numbers with all their digits, also where a reader's own numbers have fewer. Floats to the last digit,
-    whole ones with `.0`; **NaN and infinities, which JSON lacks, as null**. Dates, times and timestamps as ISO 8601
-    strings, timestamps with a zone in UTC with a `Z`. Binary, durations and maps are refused.
+    Values (RFC 8259, UTF-8): null is written, not left out. Lists and structs are arrays and objects. Integers and
+    decimals are numbers with all their digits, also where the numbers of a reader hold fewer. Floats have all
+    significant digits, whole ones with `.0`; **NaN and infinities, which JSON lacks, are null**. Dates, times and
+    timestamps are ISO 8601 strings; timestamps with a zone are in UTC with a `Z`. Binary, durations and maps are
+    refused.
 
     Args:
         compression: None, "gzip" or "zstd"; file names then end with `.gz` or `.zst`.

@@ -1,4 +1,4 @@
-"""Records that cannot be read: what a source does with one, and how one travels."""
+"""Records that cannot be read: what a source does with them, and their form in a side output."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BAD_RECORDS = "bad_records"
 BAD_RECORDS_SCHEMA = pa.schema(
     [("file", pa.string()), ("offset", pa.int64()), ("raw", pa.binary()), ("reason", pa.string())]
 )
-"""Where the record begins, its bytes as they are in the file (decompressed), and why it cannot be read."""
+"""File, offset of the record's first byte, its (decompressed) bytes, and why it cannot be read."""
 MAX_SHOWN_BYTES = 120
-"""Of a record in an error message; a dead letter has all of it."""
+"""Most bytes of a record in an error message; a dead letter has all of them."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class BadRecord:
 
 
 def bad_batch(file: str, records: Sequence[BadRecord]) -> pa.RecordBatch:
-    """Records of one file as rows of the side output."""
+    """Return records of one file as rows of the side output."""
     columns = [
         pa.array([file] * len(records), pa.string()),
         pa.array([record.offset for record in records], pa.int64()),
@@ -50,12 +50,12 @@ def bad_batch(file: str, records: Sequence[BadRecord]) -> pa.RecordBatch:
 
 
 def refused(file: str, record: BadRecord) -> PipelineError:
-    """What `fail` raises."""
+    """Return the error for `on_bad_record="fail"`."""
     raw = record.raw[:MAX_SHOWN_BYTES]
     shown = raw.decode("utf-8", "backslashreplace") + ("..." if len(record.raw) > len(raw) else "")
     return PipelineError(
         "a record of this file cannot be read",
         where=f"{file}, offset {record.offset:,}",
         cause=f"{record.reason}; the record is {shown!r}",
-        remedy='Correct the file or its schema=, or set on_bad_record="skip" or "dead_letter"',
+        remedy='Correct the file or schema=, or set on_bad_record="skip" or "dead_letter"',
     )

@@ -1,4 +1,4 @@
-"""The encoding of text files."""
+"""Character encoding of text files."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pyarrow as pa
 from tidegate.errors import OptionError
 
 Decoder: TypeAlias = Callable[[bytes], bytes]
-"""Whole records to UTF-8; raises RecordError when they are no text."""
+"""Converts whole records to UTF-8. Raises UndecodableRecordError if they are not text."""
 
 
 class UndecodableRecordError(ValueError):
-    """Text that is not what it should be; says why."""
+    """A record's text is invalid; the message gives the reason."""
 
 
 class CharacterEncoding:
-    """One that Python knows.
+    """A character encoding that Python knows.
 
     Attributes:
-        name: as it was given.
-        is_wide: ASCII characters are not single bytes in it, so that records cannot be found before it is decoded.
+        name: name that the user passed.
+        is_wide: ASCII characters are not single bytes in it, so the text must be decoded before records can be found.
 
     Raises:
-        OptionError: it is unknown, or no encoding of text.
+        OptionError: the name is unknown, or is not an encoding of text.
     """
 
     def __init__(self, name: str) -> None:
@@ -37,7 +37,7 @@ class CharacterEncoding:
             ends = False
         if not ends:
             raise OptionError(
-                f"encoding={name!r} is no encoding of text",
+                f"encoding={name!r} is not a known text encoding",
                 where="encoding",
                 remedy='Use a name that Python knows, such as "cp1252"',
             )
@@ -46,7 +46,7 @@ class CharacterEncoding:
         self.is_wide = not all(_is_one_byte(code, name) for code in range(128))
 
     def to_utf8(self, text: bytes) -> bytes:
-        """See `Decoder`. Of a wide encoding the text of a stream that has been decoded."""
+        """Convert records, see `Decoder`. For a wide encoding, `text` comes from a stream that is already in UTF-8."""
         if self._is_utf8 or self.is_wide:
             try:
                 _as_one_string(text).validate(full=True)
@@ -67,7 +67,7 @@ class CharacterEncoding:
                 where = f" (byte 0x{text[error.start]:02x} at {error.start} of the record)"
         except UnicodeError:
             pass
-        return UndecodableRecordError(f"it is not {name} text{where}; encoding= names another encoding")
+        return UndecodableRecordError(f"it is not {name} text{where}; set encoding= if the file has another encoding")
 
 
 def _is_one_byte(code: int, encoding: str) -> bool:

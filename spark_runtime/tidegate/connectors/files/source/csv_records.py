@@ -24,17 +24,17 @@ from tidegate.connectors.files.source.record_blocks import Ends, csv_ends
 _COLUMN = re.compile(r"In CSV column #(\d+): ")
 _ROW = re.compile(r"Row #\d+: ")
 _QUOTED = re.compile(rb'(?:\A|(?<=[,\r\n]))(?:""(?=[,\r\n]|\Z)|("[^"]*(?:""[^"]*)*"))')
-"""A field in quotes; without the group: an empty one."""
+"""A field in quotes; without the group, an empty field in quotes."""
 _TEXT = pa.schema([("text", pa.binary())])
 
 
 def header_names(line: bytes) -> list[str]:
-    """The names in a header line, which is in UTF-8."""
+    """Return the names in a header line, which is in UTF-8."""
     return next(csv.reader([line.decode().strip("\r\n")]), [])
 
 
 class CsvHead:
-    """Gives the text of records itself, of those that have as many values as there are names."""
+    """Parser that returns the text of records itself, and checks that each has as many values as there are names."""
 
     schema = _TEXT
 
@@ -56,13 +56,13 @@ class CsvHead:
 
 
 class CsvParser:
-    """Reads records of files with one header.
+    """Parser of records of files with one header.
 
     Args:
-        names: of the file's columns, in order.
-        schema: of the batches; columns are taken by name, those that the file lacks are null.
+        names: names of the file's columns, in order.
+        schema: schema of the batches. Columns are matched by name; columns that the file lacks are null.
         null_values: texts that mean null.
-        keeps_digits: refuse numbers of which the column's type would lose digits.
+        keeps_digits: refuse numbers that would lose digits in the column's type.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class CsvParser:
         return _reason(error, self._names)
 
     def _with_empty_quotes(self, text: bytes, other: bytes, null_values: Sequence[str]) -> pa.Table:
-        """In quotes nothing is an empty string where the column is text, and null where it is not."""
+        """Read an empty field in quotes as an empty string in text columns, and as null in other columns."""
         table = self._read(text, {name: _text_of(kind) for name, kind in self._types.items()})
         unquoted = read_csv(other, self._names, null_values, {field.name: field.type for field in self._others})
         for field in self._others:
@@ -114,7 +114,7 @@ class CsvParser:
         return table
 
     def _refuse_losses(self, text: bytes) -> None:
-        """Raises RecordError."""
+        """Raise UndecodableRecordError for a number that would lose digits."""
         zeros = self._numbers if self._numbers and may_have_leading_zeros(text) else []
         floats = self._floats if self._floats and may_lose_digits(text) else []
         if not zeros and not floats:
@@ -136,7 +136,11 @@ def read_csv(
     null_values: Sequence[str],
     types: dict[str, pa.DataType] | None = None,
 ) -> pa.Table:
-    """Records as Arrow reads them. Args: types: of the columns to read; None: all, of the types that Arrow finds."""
+    """Return the records as Arrow parses them.
+
+    Args:
+        types: types of the columns to read; None: all columns, with the types that Arrow infers.
+    """
     convert: dict[str, Any] = {}
     if types is not None:
         convert = {"column_types": types, "include_columns": list(types) or list(names[:1])}
@@ -154,7 +158,7 @@ def read_csv(
 
 
 def infer_csv(text: bytes, names: Sequence[str], null_values: Sequence[str]) -> pa.Schema:
-    """The types of records, as Arrow finds them, but for numbers that would lose digits: they are strings."""
+    """Return the types that Arrow infers. Columns of numbers that would lose digits are strings."""
     text, null_values = _empty_quotes_as_null(text, null_values)
     found = read_csv(text, names, null_values).schema
     numbers = [f.name for f in found if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
@@ -171,8 +175,10 @@ def infer_csv(text: bytes, names: Sequence[str], null_values: Sequence[str]) -> 
 
 
 def _empty_quotes_as_null(text: bytes, null_values: Sequence[str]) -> tuple[bytes, Sequence[str]]:
-    """The text with another one in place of each empty text in quotes, and that too among the null values: Arrow takes
-    all of them for null in quotes, or none."""
+    """Replace each empty text in quotes by a marker, and add the marker to the null values.
+
+    Arrow treats either all null values as null inside quotes, or none.
+    """
     if "" not in null_values or b'""' not in text:
         return text, null_values
     null = next(mark for mark in (b"\x1a" * length for length in itertools.count(1)) if mark not in text)
@@ -187,7 +193,7 @@ def _reason(error: Exception, names: Sequence[str]) -> str:
 def _refuse(name: str, number: str | None, lost: str) -> None:
     if number is not None:
         raise UndecodableRecordError(
-            f"column {name!r}: {number!r} would lose {lost} as a number; declare the column in schema=, as a string"
+            f"column {name!r}: {number!r} would lose {lost} as a number; declare the column as a string in schema="
         )
 
 

@@ -1,4 +1,4 @@
-"""Errors of input files, which name them."""
+"""Errors of input files, with the name of the file."""
 
 from __future__ import annotations
 
@@ -19,50 +19,54 @@ _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectory
 
 @contextmanager
 def with_file_name(path: str) -> Iterator[None]:
-    """Turns errors of opening, decompressing and reading into ones that name the file: a PipelineError, or an OSError
-    where another try may go well."""
+    """Convert errors of opening, decompressing and reading into errors that name the file.
+
+    The result is a PipelineError, or an OSError if a retry may succeed.
+    """
     try:
         yield
     except EOFError as e:
         raise PipelineError(
-            "a compressed file ends too early", where=path, cause=one_line(e), remedy="Bring the whole file"
+            "the compressed file is incomplete", where=path, cause=one_line(e), remedy="Copy the whole file again"
         ) from e
     except (zlib.error, lzma.LZMAError, zipfile.BadZipFile) as e:
         raise PipelineError(
-            "a compressed file is damaged", where=path, cause=one_line(e), remedy="Bring the file again"
+            "the compressed file is damaged", where=path, cause=one_line(e), remedy="Copy the file again"
         ) from e
     except (pa.ArrowException, KeyError) as e:
         raise PipelineError(
-            "Cannot read this file", where=path, cause=one_line(e), remedy="Check format=, schema= and columns="
+            "cannot read the file", where=path, cause=one_line(e), remedy="Check format=, schema= and columns="
         ) from e
     except OSError as e:
         raise as_os_error(path, e) from e
 
 
 def as_os_error(path: str, error: OSError) -> PipelineError | OSError:
-    """What an error of the operating system, or of a client of an object store, becomes. One that may pass stays what
-    it is, with the name of the file: another try may go well (S9.1)."""
-    is_plain = type(error) is OSError and error.errno is None  # as decompressors raise it
+    """Convert an error of the operating system, or of an object store's client.
+
+    An error that may be temporary stays an OSError, with the name of the file: a retry may succeed (S9.1).
+    """
+    is_plain = type(error) is OSError and error.errno is None  # decompressors raise such errors
     if is_plain or isinstance(error, _LASTING):
         return PipelineError(
-            "Cannot open this file",
+            "cannot open the file",
             where=path,
             cause=one_line(error),
-            remedy="Check that it is there, whole and readable",
+            remedy="Check that the file exists, is complete, and that this user may read it",
         )
     return OSError(error.errno or errno.EIO, f"{type(error).__name__}: {one_line(error)}", path)
 
 
 def one_line(error: BaseException) -> str:
-    """The text of an error, on one line."""
+    """Return the text of an error on one line."""
     return " ".join(str(error).split())
 
 
 def truncated_file_error(path: str, there: int, read: int) -> PipelineError:
-    """A restored position is beyond the end. Args: there, read: bytes or rows."""
+    """Return the error for a restored position beyond the end. Args: there, read: bytes or rows."""
     return PipelineError(
-        "an input file is shorter than what was read of it",
+        "the input file is shorter than when it was read before",
         where=path,
-        cause=f"it ends at {there:,} where {read:,} had been read",
-        remedy="Bring the file back, or start without the snapshot",
+        cause=f"it ends at position {there:,}, but {read:,} had been read",
+        remedy="Put the original file back, or start without the snapshot",
     )

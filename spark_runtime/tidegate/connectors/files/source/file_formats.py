@@ -1,4 +1,4 @@
-"""Reading one file as record batches: Parquet, CSV, JSON lines."""
+"""Readers of one file as record batches: Parquet, CSV, JSON lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FormatName = Literal["parquet", "csv", "json"]
 
 MAX_BATCH_ROWS = MAX_BLOCK_RECORDS
 INFER_BLOCK_BYTES = 4 * 2**20
-"""Column types of text are found in the first block of this size."""
+"""Size of a text file's first block, in which column types are inferred."""
 HEADER_BLOCK_BYTES = 16 * 2**10
 
 _SUFFIXES: dict[str, FormatName] = {
@@ -42,13 +42,13 @@ _SUFFIXES: dict[str, FormatName] = {
 
 
 def suffixes_of(name: FormatName) -> tuple[str, ...]:
-    """How names of files of a format may end, compressed or not: all that `format_of` takes for it."""
+    """Return the suffixes of files of a format, compressed or not: all that `format_of` assigns to it."""
     plain = [f".{suffix}" for suffix, found in _SUFFIXES.items() if found == name]
     return tuple(suffix + packed for suffix in plain for packed in ("", *(f".{c}" for c in COMPRESSIONS)))
 
 
 def format_of(path: str) -> FormatName | None:
-    """The format a file's name tells (`x.csv.gz` is CSV), or None."""
+    """Return the format by a file's name (`x.csv.gz` is CSV), or None."""
     parts = path.rsplit("/", 1)[-1].lower().split(".")
     if parts[-1] in COMPRESSIONS:
         parts.pop()
@@ -56,8 +56,10 @@ def format_of(path: str) -> FormatName | None:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Without metadata and dictionary encoding, all columns nullable; what has no single value, a
-    column or a part of one, is a string."""
+    """Return the schema without metadata and dictionary encoding, with all columns nullable.
+
+    A column, or a part of one, that has no value becomes a string.
+    """
     return pa.schema([pa.field(f.name, _plain_type(f.type)) for f in schema])
 
 
@@ -66,7 +68,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _without_null_types(kind: pa.DataType) -> pa.DataType:
-    """Also in structs and lists."""
+    """Replace null types by strings, also in structs and lists."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_struct(kind):
@@ -79,20 +81,22 @@ def _without_null_types(kind: pa.DataType) -> pa.DataType:
 
 
 class FileFormat(Protocol):
-    """How files of one format are read. Stateless; errors are PipelineErrors naming the file."""
+    """Reader of files of one format. Stateless; errors are PipelineErrors that name the file."""
 
     def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
-        """The plain schema: from the footer, or from the head of a text file; None: it has no record."""
+        """Return the plain schema: from the footer, or from the head of a text file; None: the file has no record."""
 
     def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
-        """The columns of a file, as far as its head tells, to compare with those of another; None: it has no record
-        that would tell. CSV: names alone, all as strings."""
+        """Return the columns of a file, as far as its head shows them, to compare them with another file's.
+
+        None: the file has no record to infer them from. CSV: names alone, all as strings.
+        """
 
     def first_bad(self, filesystem: AbstractFileSystem, path: str) -> BadRecord | None:
-        """The first record of a text file that cannot be read with any schema."""
+        """Return the first record of a text file that no schema can read."""
 
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
-        """Rows of each part that can be read by itself; empty: the file is one part of unknown length."""
+        """Return the rows of each part that can be read by itself; empty: the file is one part of unknown length."""
 
     def chunks(
         self,
@@ -103,40 +107,44 @@ class FileFormat(Protocol):
         at: int,
         told: FieldDifferenceListener,
     ) -> Iterator[Chunk]:
-        """What follows position `at` (`Chunk.at`, 0: the start) of row groups [first, last) or the whole file, in
-        batches of exactly `columns.emitted` and at most `ROWS_PER_PIECE` rows. Columns are taken by name.
+        """Yield the records after position `at` (`Chunk.at`, 0: the start) of row groups [first, last) or the whole
+        file.
+
+        Batches have exactly the schema `columns.emitted` and at most `MAX_BATCH_ROWS` rows. Columns are matched by
+        name.
 
         Args:
-            told: what the file lacks or has beyond the schema; may raise. Before the chunk in which that shows.
+            `told`: receives what the file lacks or has beyond the schema; may raise. It is called before the chunk that
+                shows the difference.
         """
 
 
 class FieldDifferenceListener(Protocol):
-    """Receives the differences between a file and the schema."""
+    """Receiver of the differences between a file and the schema."""
 
     def __call__(self, path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
-        """Raise where that is not allowed."""
+        """Raise if a difference is not allowed."""
 
 
 @dataclass(frozen=True)
 class ParquetFormat:
-    """Parquet."""
+    """Reader of Parquet files."""
 
     def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema:
-        """From the footer."""
+        """Return the plain schema of the footer."""
         with with_file_name(path), _parquet(filesystem, path) as file:
             return plain_schema(file.schema_arrow)
 
     def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
-        """Those of the footer."""
+        """Return the columns of the footer."""
         return self.infer(filesystem, path)
 
     def first_bad(self, filesystem: AbstractFileSystem, path: str) -> BadRecord | None:
-        """None: the schema is in the footer."""
+        """Return None, because the schema is in the footer."""
         return None
 
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
-        """Rows of each row group."""
+        """Return the rows of each row group."""
         with with_file_name(path), _parquet(filesystem, path) as file:
             return [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
 
@@ -149,7 +157,7 @@ class ParquetFormat:
         at: int,
         told: FieldDifferenceListener,
     ) -> Iterator[Chunk]:
-        """Row groups in order; those before `at`, a number of rows, are not read."""
+        """Yield row groups in order. Row groups before `at`, a number of rows, are not read."""
         with with_file_name(path), _parquet(filesystem, path) as file:
             first, last = groups if groups is not None else (0, file.metadata.num_row_groups)
             before = sum(file.metadata.row_group(i).num_rows for i in range(first))
@@ -161,12 +169,12 @@ class ParquetFormat:
             if unlike.types:
                 name, there, here = unlike.types[0]
                 raise PipelineError(
-                    "the columns of this file have other types than the schema",
+                    "the columns of the file have other types than the schema",
                     where=path,
-                    cause=f"column {name!r} is {there} there and {here} here",
-                    remedy="Give schema= that fits all files, or read them as two sources",
+                    cause=f"column {name!r} has type {there} in the file and {here} in the schema",
+                    remedy="Pass a schema= that fits all files, or read them as two sources",
                 )
-            if groups is None or groups[0] == 0:  # once a file
+            if groups is None or groups[0] == 0:  # once per file
                 told(path, missing=unlike.missing, new=unlike.new)
             present = [name for name in columns.emitted.names if name in file.schema_arrow.names]
             read = file.iter_batches(MAX_BATCH_ROWS, row_groups=list(range(first, last)), columns=present)
@@ -183,12 +191,12 @@ class ParquetFormat:
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """CSV with a header line."""
+    """Reader of CSV files with a header line."""
 
     policy: FilePolicy
 
     def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
-        """From the head of the file."""
+        """Return the plain schema from the head of the file."""
         decode = self.policy.text.to_utf8
         with with_file_name(path):
             names, begin = self._header(filesystem, path, decode)
@@ -200,13 +208,13 @@ class CsvFormat:
             return plain_schema(infer_csv(text, names, self.policy.null_values)) if text.strip() else None
 
     def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
-        """Those of the header."""
+        """Return the names of the header."""
         with with_file_name(path):
             names = self._header(filesystem, path, self.policy.text.to_utf8)[0]
         return pa.schema([pa.field(name, pa.string()) for name in names]) if names else None
 
     def first_bad(self, filesystem: AbstractFileSystem, path: str) -> BadRecord | None:
-        """Of another number of values than the header has names, or no text."""
+        """Return the first record that is not text, or has another number of values than the header has names."""
         decode = self.policy.text.to_utf8
         with with_file_name(path):
             names, begin = self._header(filesystem, path, decode)
@@ -216,7 +224,7 @@ class CsvFormat:
                 return _first_bad(stream, begin, CsvHead(names, self.policy.null_values), decode)
 
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
-        """Unknown."""
+        """Return nothing: the number of rows is unknown."""
         return ()
 
     def chunks(
@@ -228,7 +236,7 @@ class CsvFormat:
         at: int,
         told: FieldDifferenceListener,
     ) -> Iterator[Chunk]:
-        """Block by block, from byte `at`."""
+        """Yield block by block, from byte `at`."""
         decode = self.policy.text.to_utf8
         with with_file_name(path):
             names, begin = self._header(filesystem, path, decode)
@@ -246,7 +254,9 @@ class CsvFormat:
                 yield from text_chunks(stream, parser, at, decode, stop_at_bad=self.policy.stops_at_bad)
 
     def _header(self, filesystem: AbstractFileSystem, path: str, decode: Decoder) -> tuple[list[str], int]:
-        """The names in the first line with something on it, and where the next one begins; no names: there is none."""
+        """Return the names in the first non-blank line, and the offset of the next line; no names: there is no such
+        line.
+        """
         with open_text(filesystem, path, self.policy.text) as stream:
             for block in blocks(*without_bom(stream), csv_ends, HEADER_BLOCK_BYTES):
                 for first, last in itertools.pairwise([0, *block.ends.tolist()]):
@@ -262,16 +272,16 @@ class CsvFormat:
 
 @dataclass(frozen=True)
 class JsonLinesFormat:
-    """One JSON object a line."""
+    """Reader of JSON lines, one object per line."""
 
     policy: FilePolicy
 
     def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
-        """From the head of the file."""
+        """Return the plain schema from the head of the file."""
         return self.fields(filesystem, path)
 
     def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
-        """Those that any object in the head of the file has."""
+        """Return the fields of all objects in the head of the file."""
         decode = self.policy.text.to_utf8
         with with_file_name(path):
             with open_text(filesystem, path, self.policy.text) as stream:
@@ -285,13 +295,13 @@ class JsonLinesFormat:
         return None
 
     def first_bad(self, filesystem: AbstractFileSystem, path: str) -> BadRecord | None:
-        """That is no JSON object."""
+        """Return the first record that is not a JSON object."""
         with with_file_name(path), open_text(filesystem, path, self.policy.text) as stream:
             rest, begin = without_bom(stream)
             return _first_bad(rest, begin, JsonHead(), self.policy.text.to_utf8)
 
     def _that_agree(self, text: bytes, path: str, begin: int, error: Exception) -> bytes:
-        """The objects before the first that has a member of another type than those before it: that one is bad."""
+        """Return the objects before the first one with a member of another type; that object is bad."""
         row = disagreeing_row(error)
         if row is None:
             raise error
@@ -303,7 +313,7 @@ class JsonLinesFormat:
         return b"".join(lines[: min(row, len(lines) - 1)])
 
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
-        """Unknown."""
+        """Return nothing: the number of rows is unknown."""
         return ()
 
     def chunks(
@@ -315,7 +325,7 @@ class JsonLinesFormat:
         at: int,
         told: FieldDifferenceListener,
     ) -> Iterator[Chunk]:
-        """Block by block, from byte `at`. New fields are looked for where all are read, or none is allowed."""
+        """Yield block by block, from byte `at`. New fields are searched if all columns are read or none is allowed."""
         looks = columns.emitted.equals(columns.known) or self.policy.on_new_field == "fail"
         parser = JsonParser(columns, (lambda new: told(path, new=new)) if looks else None)
         with with_file_name(path):
@@ -337,7 +347,7 @@ def _parquet(filesystem: AbstractFileSystem, path: str) -> Iterator[pq.ParquetFi
 def _head(
     stream: ByteStream, offset: int, path: str, parser: TextParser, decode: Decoder, *, stop_at_bad: bool
 ) -> bytes:
-    """The first records that can be read, as UTF-8 text. Raises PipelineError for a bad one with `stop_at_bad`."""
+    """Return the first readable records, as UTF-8 text. With `stop_at_bad`, raise PipelineError for a bad record."""
     texts: list[bytes] = []
     for chunk in text_chunks(stream, parser, offset, decode, stop_at_bad=stop_at_bad, block_bytes=INFER_BLOCK_BYTES):
         if stop_at_bad and chunk.bad:
@@ -365,8 +375,10 @@ def _to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _checked(batch: pa.RecordBatch, at: int, first_row: int) -> Chunk:
-    """Rows of a Parquet file from number `first_row` on, without those that hold text that is none: writers other than
-    Arrow's do not look."""
+    """Return rows of a Parquet file from row number `first_row` on, without rows whose strings are not valid UTF-8.
+
+    Writers other than Arrow's do not validate strings.
+    """
     try:
         batch.validate(full=True)
         return Chunk(batch, (), at)
@@ -393,7 +405,7 @@ def _checked(batch: pa.RecordBatch, at: int, first_row: int) -> Chunk:
 
 
 def _decode_error(row: pa.RecordBatch) -> bytes:
-    """The first value of a row that is no text."""
+    """Return the first value of a row that is not valid UTF-8."""
     for column in row.columns:
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             value: bytes = column.cast(pa.binary())[0].as_py() or b""

@@ -1,4 +1,4 @@
-"""From paths, folders, globs and URLs to a sorted list of files."""
+"""Listing of files: from paths, folders, globs and URLs to a sorted list."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _MAGIC = "*?["
 
 @dataclass(frozen=True)
 class FoundFile:
-    """One file.
+    """One file, as it was listed.
 
     Attributes:
-        given: index of the path the user gave that led to it; its file system is that path's.
-        path: within the file system.
-        size_bytes: when it was listed; a file of another size is another file.
-        mtime: when it was written, as its file system said then; None: it did not, or a snapshot of an older version
-            has not kept it.
-        etag: of the object; None: as before. Where there is one, `mtime` is not compared: listings round it.
+        `given`: index of the user's path that led to it, which determines its file system.
+        path: path within the file system.
+        size_bytes: size when it was listed; a file of another size counts as changed.
+        mtime: time of writing as its file system reported it; None: not reported, or a snapshot of an older version
+            lacks it.
+        etag: ETag of the object; None: as for `mtime`. With an ETag, `mtime` is not compared, because listings round
+            it.
     """
 
     given: int
@@ -35,21 +36,24 @@ class FoundFile:
     etag: str | None = None
 
     def change(self, details: Mapping[str, Any]) -> str:
-        """How a file with these details, of fsspec, differs from the one that was listed; "": it does not."""
+        """Return how a file with these fsspec details differs from the listed one; "": it does not."""
         now = pinned(self.given, self.path, details)
         if now.size_bytes != self.size_bytes:
-            return f"{self.size_bytes:,} bytes when the job started, {now.size_bytes:,} now"
+            return f"it had {self.size_bytes:,} bytes when the job started and has {now.size_bytes:,} now"
         if self.etag is not None and now.etag is not None:
-            return "" if self.etag == now.etag else f"its ETag was {self.etag} when the job started, it is {now.etag}"
+            return (
+                "" if self.etag == now.etag else f"its ETag was {self.etag} when the job started and is {now.etag} now"
+            )
         if self.mtime is not None and now.mtime is not None and self.mtime != now.mtime:
             return (
-                f"it was written at {_for_people(self.mtime)} when the job started, at {_for_people(now.mtime)} since"
+                f"when the job started, it was last written at {_for_people(self.mtime)}; now, at "
+                f"{_for_people(now.mtime)}"
             )
         return ""
 
 
 def pinned(given: int, path: str, details: Mapping[str, Any]) -> FoundFile:
-    """A file as fsspec describes it now. File systems name the same facts differently."""
+    """Return a file as fsspec describes it now. File systems use different names for the same facts."""
     etag = next((details[name] for name in ("ETag", "etag") if details.get(name)), None)
     times = (details.get(name) for name in ("mtime", "LastModified", "last_modified", "updated", "created"))
     mtime = next((time for time in times if time is not None), None)
@@ -63,7 +67,7 @@ def pinned(given: int, path: str, details: Mapping[str, Any]) -> FoundFile:
 
 
 def _for_people(mtime: str) -> str:
-    """Seconds since the epoch, as local file systems give them, as ISO 8601 in UTC."""
+    """Return a time as ISO 8601 in UTC, if it is in seconds since the epoch, as local file systems report it."""
     try:
         return datetime.fromtimestamp(float(mtime), UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
@@ -75,8 +79,9 @@ def _time_text(time: object) -> str:
 
 
 def find_files(urls: Sequence[str], storage_options: Mapping[str, Any]) -> list[FoundFile]:
-    """All files: in the order of `urls`, and by path within each. Folders are searched to the bottom. Below a folder
-    or a glob's fixed part, names that begin with `_` or `.` are passed over, and so are empty files.
+    """Return all files: in the order of `urls`, and by path within each. Folders are searched recursively.
+
+    Below a folder or the fixed part of a glob, names that begin with `_` or `.` are skipped, and so are empty files.
 
     Raises:
         PipelineError: a path leads to no file, or cannot be listed.
@@ -89,11 +94,16 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any]) -> list[
             listed = _list_one(filesystem, path)
         except OSError as e:
             raise PipelineError(
-                "Cannot list input files", where=url, cause=str(e), remedy="Check the path and its access rights"
+                "cannot list input files",
+                where=url,
+                cause=str(e),
+                remedy="Check that the path exists and that this user may read it",
             ) from e
         if not listed:
             raise PipelineError(
-                "No input file matches", where=url, remedy="Check the path; hidden and empty files do not count"
+                "no input file matches the path",
+                where=url,
+                remedy="Check the path. Hidden and empty files are ignored",
             )
         for name, details in sorted(listed.items()):
             if (filesystem.to_json(), name) not in seen:
@@ -114,7 +124,7 @@ def _list_one(filesystem: AbstractFileSystem, path: str) -> dict[str, Mapping[st
 
 
 def _below(filesystem: AbstractFileSystem, path: str, base: str) -> dict[str, Mapping[str, Any]]:
-    """The visible, non-empty files at or below `path`, with what is known of them."""
+    """Return the visible, non-empty files at or below `path`, with their details."""
     if filesystem.isfile(path):
         details = filesystem.info(path)
         return {path: details} if details.get("size") else {}

@@ -1,5 +1,4 @@
-"""What `Files` and `Replay` do with the schema of files: which columns are read, and what follows when a file lacks one
-or has another."""
+"""Schema of the files of `Files` and `Replay`: which columns are read, and what happens if a file has fewer or more."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from tidegate.errors import OptionError, PipelineError
 
 DEFAULT_NULL_VALUES = ("",)
 MAX_NAMED_COLUMNS = 20
-"""In one error message."""
+"""Most columns named in one error message."""
 OnMissingField = Literal["null", "fail"]
 OnNewField = Literal["ignore", "fail"]
 
@@ -29,16 +28,16 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class FilePolicy:
-    """How files are read.
+    """Options for reading files.
 
     Attributes:
         null_values: texts that mean null in CSV, in every type. A string in quotes is never null.
-        encoding: of text files.
-        on_missing_field: a file has no such column (JSON: no record of its head has it): `null`, or `fail`; None:
-            `null` where the user declared the schema, else `fail`.
-        on_new_field: a file has a column that the schema lacks: `ignore` and count it, or `fail`.
-        on_bad_record: a record cannot be read.
-        text: the encoding.
+        encoding: encoding of text files.
+        on_missing_field: what happens if a file lacks a column (JSON: no record of its head has it): `null`, or `fail`;
+        None: `null` if the user declared the schema, else `fail`.
+        on_new_field: what happens if a file has a column that the schema lacks: `ignore` and count it, or `fail`.
+        on_bad_record: what happens if a record cannot be read.
+        text: the encoding, checked.
     """
 
     null_values: Sequence[str] = DEFAULT_NULL_VALUES
@@ -50,7 +49,11 @@ class FilePolicy:
 
     def __post_init__(self) -> None:
         if isinstance(self.null_values, str):
-            raise OptionError("A list of texts is needed, not one text", where="null_values", remedy="Use [...]")
+            raise OptionError(
+                "null_values must be a list of texts, not one text",
+                where="null_values",
+                remedy="Write the text in a list: [...]",
+            )
         for name, known in _CHOICES.items():
             value = getattr(self, name)
             if value not in known:
@@ -60,7 +63,7 @@ class FilePolicy:
 
     @property
     def stops_at_bad(self) -> bool:
-        """A bad record fails the job."""
+        """Return whether a bad record fails the job."""
         return self.on_bad_record == "fail"
 
 
@@ -70,8 +73,8 @@ class FileSchema:
 
     Attributes:
         emitted: schema of the records.
-        known: of all columns that are not new in a file; holds those of `emitted`.
-        inferred: the types were found in the first file, so that they are to keep every digit of the others too.
+        known: schema of all columns that are not new in a file; includes the columns of `emitted`.
+        inferred: the types were found in the first file, so they must keep every digit of other files, too.
     """
 
     emitted: pa.Schema
@@ -81,12 +84,12 @@ class FileSchema:
 
 @dataclass(frozen=True)
 class Differences:
-    """Of a file from a schema, by path of the field (`a.b`: in a struct).
+    """Differences of a file from a schema, by path of the field (`a.b`: in a struct).
 
     Attributes:
-        missing: fields that it lacks.
-        new: fields that only it has.
-        types: (field, type there, type here) of those with another type.
+        missing: fields that the file lacks.
+        new: fields that only the file has.
+        types: (field, type in the file, type in the schema) of fields with another type.
     """
 
     missing: tuple[str, ...] = ()
@@ -95,7 +98,7 @@ class Differences:
 
 
 def differences(there: pa.Schema, here: FileSchema) -> Differences:
-    """Of a file with the schema `there`."""
+    """Return the differences of a file with the schema `there`."""
     missing, new, types = [], [], []
     for kind, path, one, other in _compared(list(there), list(here.known), ""):
         if path.partition(".")[0] in here.emitted.names and kind == "missing":
@@ -129,7 +132,7 @@ def _compared(
 
 
 def _fields_of(kind: pa.DataType) -> list[pa.Field] | None:
-    """Of a struct, or of the structs in a list."""
+    """Return the fields of a struct, or of the structs in a list; None: neither."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _fields_of(kind.value_type)
     return [kind.field(i) for i in range(kind.num_fields)] if pa.types.is_struct(kind) else None
@@ -141,21 +144,21 @@ def _named(names: Sequence[str]) -> str:
 
 
 def missing_columns(path: str, against: str, names: Sequence[str]) -> PipelineError:
-    """A file lacks columns, and that is not allowed."""
+    """Return the error for a file that lacks required columns."""
     return PipelineError(
-        f"a file has no column {names[0]!r}",
+        f"the file has no column {names[0]!r}",
         where=f"{path}, compared with {against}",
-        cause=f"it lacks {_named(names)}",
+        cause=f"missing columns: {_named(names)}",
         remedy='Set on_missing_field="null" to read it as null, or leave the column out with columns=',
     )
 
 
 def refuse_doubled(path: str, names: Sequence[str], wanted: Sequence[str]) -> None:
-    """Raises PipelineError when a column that is read comes twice in a file."""
+    """Raise PipelineError if a file has a column that is read more than once."""
     for name in wanted:
         if names.count(name) > 1:
             raise PipelineError(
-                f"there are {names.count(name)} columns {name!r}",
+                f"{names.count(name)} columns are named {name!r}",
                 where=path,
                 cause=f"the columns are {', '.join(names)}",
                 remedy="Give each column its own name, or leave this one out with columns=",
@@ -163,10 +166,10 @@ def refuse_doubled(path: str, names: Sequence[str], wanted: Sequence[str]) -> No
 
 
 def new_columns(path: str, against: str, names: Sequence[str]) -> PipelineError:
-    """A file has columns that are not known, and that is not allowed."""
+    """Return the error for a file with unknown columns, if they are not allowed."""
     return PipelineError(
-        f"a file has a new column {names[0]!r}" if names else "a file has a new column",
+        f"the file has a new column {names[0]!r}" if names else "the file has a new column",
         where=f"{path}, compared with {against}",
-        cause=f"new in it are {_named(names)}",
-        remedy='Set on_new_field="ignore" to pass over it, or declare it in schema=',
+        cause=f"new columns: {_named(names)}",
+        remedy='Set on_new_field="ignore" to skip it, or declare it in schema=',
     )

@@ -1,4 +1,6 @@
-"""What `Files` and `Replay` share: the user's paths and format arguments, the files they lead to, and their schema."""
+"""Common part of `Files` and `Replay`: paths and format arguments of the user, the files found there, and their schema
+(inferred or declared).
+"""
 
 from __future__ import annotations
 
@@ -41,30 +43,29 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 CHECKED_CHUNKS = 64
-"""A file that is not local is looked at for changes once in so many chunks, and at its end."""
+"""Chunks between two checks whether a file that is not local was changed; it is also checked at its end."""
 
 
 class ColumnDifferenceListener(Protocol):
-    """Receives the columns that a file lacks, or has beyond the schema, where that is allowed."""
+    """Receiver of the columns that a file lacks, or has beyond the schema, where that is allowed."""
 
     def __call__(self, *, missing: Sequence[str], new: Sequence[str]) -> None:
-        """By path of the column."""
+        """Receive the columns by path."""
 
 
 class FileSet:
-    """Files of one format and one schema. No I/O before `schema` or `files` is asked.
+    """Files of one format and one schema. No I/O before `schema` or `files` is called.
 
     Args:
         paths: where the files are.
-        format: None: by the suffix, which all files must then share (`.parquet`, `.csv`, `.json`, `.jsonl`, `.ndjson`;
-            text also
-            compressed: `.csv.gz`).
-        schema: None: from the first file with a record: its footer, or the types in a text file's first 4 MiB. Numbers
-            that would lose digits there, such as `007`, `0xff` or 2**63, make their column a string, and so do JSON
-            times of which only some have a zone.
+        format: format name; None: by the suffix, which all files must then share (`.parquet`, `.csv`, `.json`,
+            `.jsonl`, `.ndjson`; text also compressed: `.csv.gz`).
+        schema: schema; None: from the first file with a record: its footer, or the types in a text file's first 4 MiB.
+            Numbers that would lose digits there, such as `007`, `0xff` or 2**63, make their column a string, and so do
+            JSON times if only some have a zone.
         columns: names to read, in this order, at least one; None: all.
         storage_options: fsspec options; values may be references to secrets.
-        policy: how files are read.
+        policy: options for reading files.
 
     Raises:
         OptionError: an argument is empty or unknown.
@@ -82,16 +83,22 @@ class FileSet:
     ) -> None:
         given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         if not given:
-            raise OptionError("No path was given", where="paths", remedy="Name a file, a folder, a glob or a URL")
+            raise OptionError(
+                "the list of paths is empty", where="paths", remedy="Pass a file, a folder, a glob or a URL"
+            )
         if format is not None and format not in _FORMATS:
             raise OptionError(
                 f"format={format!r} is unknown", where="format", remedy=f"Use one of {', '.join(_FORMATS)}"
             )
         if isinstance(columns, str):
-            raise OptionError("A list of texts is needed, not one text", where="columns", remedy="Use [...]")
+            raise OptionError(
+                "columns must be a list of names, not one text",
+                where="columns",
+                remedy="Write the name in a list: [...]",
+            )
         if columns is not None and not columns:
             raise OptionError(
-                "no column is named", where="columns", remedy="Name columns, or leave columns= out for all"
+                "the list of columns is empty", where="columns", remedy="Name columns, or omit columns= to read all"
             )
         self.urls = tuple(absolute_url(path) for path in given)
         self._format_name = format
@@ -106,14 +113,14 @@ class FileSet:
         self._from = "schema="
 
     def describe(self) -> str:
-        """The paths."""
+        """Return the paths."""
         return ", ".join(self.urls)
 
     def schema(self) -> pa.Schema:
-        """The schema of the records, remembered.
+        """Return the schema of the records. It is found once.
 
         Raises:
-            PipelineError: no file, an unreadable first file, or a name in `columns` that it lacks.
+            PipelineError: no file, an unreadable first file, or a name in `columns` that the file lacks.
         """
         return self._columns_known().emitted
 
@@ -123,7 +130,7 @@ class FileSet:
         return self._found
 
     def with_found_schema(self, found: FoundSchema) -> FileSet:
-        """See `Source.with_found_schema`: then no file is read for the schema."""
+        """See `Source.with_found_schema`; no file is then read to find the schema."""
         if self._given_schema is not None:
             return self
         other = copy.copy(self)
@@ -146,16 +153,16 @@ class FileSet:
             missing = [name for name in self._columns if name not in whole.names]
             if missing:
                 raise PipelineError(
-                    f"There is no column {missing[0]!r}",
+                    f"column {missing[0]!r} does not exist",
                     where=self._listed()[0].path if self._given_schema is not None else self._from,
                     cause=f"the columns are {', '.join(whole.names)}",
-                    remedy="Check columns=",
+                    remedy="Name existing columns in columns=",
                 )
             emitted = pa.schema([whole.field(name) for name in self._columns])
         return FileSchema(emitted, whole, inferred=self._given_schema is None)
 
     def _inferred(self) -> FoundSchema:
-        """Of the first file that has a record."""
+        """Return the schema of the first file that has a record."""
         listed = self._listed()
         for file in listed:
             found = self.format(file.path).infer(*self._at(file))
@@ -167,19 +174,19 @@ class FileSet:
         names = self.format(listed[0].path).fields(*self._at(listed[0]))
         if names is None:
             raise PipelineError(
-                "no file has a record, so that there is no schema",
+                "no file has a record, so the schema is unknown",
                 where=listed[0].path,
-                remedy="Declare schema=, or wait for data",
+                remedy="Declare schema=, or start the job when there is data",
             )
         return FoundSchema(names, listed[0].path)
 
     def _no_good_record(self) -> PipelineError | None:
-        """Of files that have records, all of which are bad."""
+        """Return the error for files whose records are all bad; None: no file has a record."""
         for file in self._listed():
             bad = self.format(file.path).first_bad(*self._at(file))
             if bad is not None:
                 return PipelineError(
-                    "no file has a record that can be read, so that there is no schema",
+                    "no file has a readable record, so the schema is unknown",
                     where=f"{file.path}, offset {bad.offset:,}",
                     cause=f"the first bad record: {bad.reason}",
                     remedy="Correct the file, check format= and encoding=, or declare schema=",
@@ -191,14 +198,14 @@ class FileSet:
         return {BAD_RECORDS: BAD_RECORDS_SCHEMA} if self.policy.on_bad_record == "dead_letter" else {}
 
     def must_be_read(self) -> Mapping[str, str]:
-        """See `Source.must_be_read`."""
+        """See `Source.required_side_outputs`."""
         return dict.fromkeys(self.side_outputs(), 'on_bad_record="dead_letter" sends bad records there')
 
     def files(self) -> Sequence[FoundFile]:
-        """All files now there, each checked to have the schema.
+        """Return all files that exist now, each checked to have the schema.
 
         Raises:
-            PipelineError: a file differs from the first; names both.
+            PipelineError: a file differs from the first; the message names both.
         """
         self._known_files = None
         listed = self._listed()
@@ -209,7 +216,7 @@ class FileSet:
         return listed
 
     def _is_compared(self, file: FoundFile) -> bool:
-        """Of JSON lines a good part must be read for it."""
+        """Return whether a file's columns are compared, which for JSON lines needs a large part of the file."""
         is_json = isinstance(self.format(file.path), JsonLinesFormat)
         return not is_json or self._fails_on_missing or self.policy.on_new_field == "fail"
 
@@ -223,15 +230,15 @@ class FileSet:
         if unlike.types and isinstance(kind, ParquetFormat):
             name, other, own = unlike.types[0]
             raise PipelineError(
-                "Files of one source differ in their schema",
+                "files of one source have different schemas",
                 where=f"{file.path}, compared with {self._from}",
-                cause=f"column {name!r} is {other} there and {own} here",
-                remedy="Read them as two sources, or give schema= or columns= that fit both",
+                cause=f"column {name!r} has type {other} in this file, but {own} is expected",
+                remedy="Read them as two sources, or pass schema= or columns= that fit both",
             )
         self._report(file.path, missing=unlike.missing, new=unlike.new)
 
     def _report(self, path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
-        """Raises where that is not allowed."""
+        """Raise if a difference is not allowed."""
         if missing and self._fails_on_missing:
             raise missing_columns(path, self._from, missing)
         if new and self.policy.on_new_field == "fail":
@@ -245,17 +252,17 @@ class FileSet:
             for path, kind in kinds.items():
                 if kind is None or kind != first:
                     raise PipelineError(
-                        "Cannot tell the format of this file"
+                        "the format of the file is unknown"
                         if kind is None
-                        else "Files of one source differ in their format",
+                        else "files of one source have different formats",
                         where=path if kind is None else f"{path}, compared with {listed[0].path}",
-                        remedy="Give format=, or a glob that leaves the file out",
+                        remedy="Pass format=, or a glob that excludes the file",
                     )
             self._known_files = listed
         return self._known_files
 
     def format(self, path: str) -> FileFormat:
-        """How `path` is read."""
+        """Return the reader for `path`."""
         name = self._format_name or format_of(path)
         if name == "csv":
             return CsvFormat(self.policy)
@@ -275,10 +282,11 @@ class FileSet:
         at: int = 0,
         noted: ColumnDifferenceListener | None = None,
     ) -> Iterator[Chunk]:
-        """The file's records from position `at` on, see `FileFormat.chunks`; opened at the first `next`.
+        """Yield the file's records from position `at` on, see `FileFormat.chunks`; the file is opened at the first
+        `next`.
 
         Raises:
-            PipelineError: the file is gone, or was changed since it was listed; a record is bad and fails the job.
+            PipelineError: the file is missing, or was changed since it was listed; a record is bad and fails the job.
         """
 
         def told(path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
@@ -293,6 +301,7 @@ class FileSet:
             if refusal is not None:
                 raise refusal
 
+        # Each check of an object store is a request, so remote files are checked less often.
         every = 1 if is_local(filesystem) else CHECKED_CHUNKS
         refuse_changed()
         read = self.format(path).chunks(filesystem, path, self._columns_known(), groups, at, told)
@@ -305,7 +314,9 @@ class FileSet:
         refuse_changed()
 
     def why_unreadable(self, file: FoundFile) -> str:
-        """Why the file is not there as it was listed; "": it is. Raises OSError when its system does not answer."""
+        """Return why the file does not exist as it was listed; "": it does. Raises OSError if its system does not
+        answer.
+        """
         try:
             refusal = _refused(self._at(file)[0], file)
         except PipelineError as error:
@@ -318,23 +329,23 @@ class FileSet:
 
 
 def _refused(filesystem: AbstractFileSystem, file: FoundFile) -> PipelineError | None:
-    """Raises OSError when the file system does not answer, which is no word about the file."""
+    """Raise OSError if the file system does not answer, because then nothing is known about the file."""
     try:
         change = file.change(filesystem.info(file.path))
     except FileNotFoundError as e:
         return PipelineError(
-            "An input file is gone",
+            "an input file is missing",
             where=file.path,
             cause=str(e),
-            remedy="Bring it back, or start without the snapshot",
+            remedy="Put the file back, or start without the snapshot",
         )
     except OSError as e:
         raise as_os_error(file.path, e) from e
     if not change:
         return None
     return PipelineError(
-        "An input file was changed while the job was using it",
+        "an input file was changed after the job had started",
         where=file.path,
         cause=change,
-        remedy="Write new data to new files; bring the old file back, or start without the snapshot",
+        remedy="Put the original file back, or start without the snapshot. Write new data to new files",
     )

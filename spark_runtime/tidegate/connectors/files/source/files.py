@@ -1,4 +1,4 @@
-"""Files: Parquet, CSV and JSON lines, read once."""
+"""Files: a source that reads Parquet, CSV and JSON lines once."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tidegate.connectors.found_schema import FoundSchema
 from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
 
 MIN_SPLIT_ROWS = 65_536
-"""A Parquet file is cut into splits of whole row groups, of at least this many rows."""
+"""Least number of rows in a split of a Parquet file, which consists of whole row groups."""
 
 
 @dataclass(frozen=True)
 class FilePosition:
-    """Version 2; version 1 was the number of records emitted, and is still read.
+    """Position in a file. Version 2; version 1 was the number of records emitted, and is still read.
 
     Attributes:
         at: see `Chunk.at`.
         rows: records emitted.
-        bad: records that could not be read; those that were skipped and read again count once, since they are counted
-            with the position behind them.
+        bad: records that could not be read. A record that is skipped and read again counts once, because it is counted
+            together with the position after it.
         missing, new: columns by path, see `FilePolicy`.
-        skip: of version 1 of a text file: records that are read again and dropped before `at` is known.
+        skip: for version 1 in a text file: records to read again and drop until `at` is known.
     """
 
     at: int = 0
@@ -46,7 +46,7 @@ class FilePosition:
 
     @classmethod
     def from_json(cls, position: Any, *, is_text: bool) -> FilePosition:
-        """Of any version. Args: position: None: the start."""
+        """Parse a position of any version. Args: position: None: the start."""
         if position is None:
             return cls()
         if isinstance(position, int):
@@ -61,12 +61,12 @@ class FilePosition:
         )
 
     def to_json(self) -> Any:
-        """The newest version. Only what is not empty: a job has many splits."""
+        """Return the newest version, without empty values, because a job has many splits."""
         found = {"bad": self.bad, "missing": list(self.missing), "new": list(self.new)}
         return {"at": self.at, "rows": self.rows, **{name: value for name, value in found.items() if value}}
 
     def noting(self, missing: Sequence[str], new: Sequence[str]) -> FilePosition:
-        """With columns that the file lacks or has beyond the schema, each once."""
+        """Return the position with columns that the file lacks or has beyond the schema, each once."""
         return replace(
             self,
             missing=tuple(dict.fromkeys((*self.missing, *missing))),
@@ -74,7 +74,9 @@ class FilePosition:
         )
 
     def after(self, chunk: Chunk) -> tuple[FilePosition, pa.RecordBatch, Sequence[BadRecord]]:
-        """The position behind a chunk, and what of it is new. Version 1 counted what is bad now as a record."""
+        """Return the position after a chunk, with its new rows and bad records. Version 1 counted bad records as
+        records.
+        """
         rows = chunk.batch.num_rows
         if not self.skip:
             moved = replace(self, at=chunk.at, rows=self.rows + rows, bad=self.bad + len(chunk.bad))
@@ -87,30 +89,33 @@ class FilePosition:
 
 
 class Files(Source):
-    """Reads the files that are there when the job starts, each record once; bounded. A restart or a restore reads the
-    same files: those that came later need a job of their own.
+    """Reads the files that exist when the job starts, each record once; bounded.
 
-    A split is a file, or some row groups of a Parquet file; its position (S4.2) is the place behind the last record,
-    with the counts of what has been read. Files must not change while the job, or a snapshot of it, uses them: their
-    size, time of change and ETag are kept with the split, and one that differs fails the job. `key=value` folders add
-    no columns.
+    A restart or a restore reads the same files; files that arrive later need a job of their own.
+
+    A split is a file, or some row groups of a Parquet file. Its position (S4.2) is the place after the last record,
+    with counts of what has been read. Files must not change while the job, or a snapshot of it, uses them: their size,
+    time of change and ETag are stored with the split, and a changed file fails the job. `key=value` folders add no
+    columns.
 
     Args:
         paths: files, folders, globs or fsspec URLs.
         format: "parquet", "csv" or "json" (JSON lines); None: by the suffix.
-        schema: of the records; None: found in the first file that has a record. Integers with leading zeros or beyond
-            64 bits, and floats of too many digits, are then strings.
+        schema: schema of the records; None: found in the first file that has a record. Integers with leading zeros or
+            beyond 64 bits, and floats with too many digits, are then strings.
         columns: names to read, in this order; None: all.
-        storage_options: of fsspec; values may be references to secrets.
-        null_values: texts that mean null in CSV; a string in quotes is never null. Default: nothing.
-        encoding: of text. Default: UTF-8.
-        on_missing_field: a file lacks a column: "fail", or "null"; default: "fail", unless `schema` is given.
-        on_new_field: a file has a column beyond the schema: "ignore" it and count the files, or "fail".
-        on_bad_record: a record cannot be read: "fail" the job, "skip" and count it (`bad_records`), or "dead_letter":
-            count it, and emit it to the side output `bad_records` (file, offset, raw, reason), which must be read.
+        storage_options: fsspec options; values may be references to secrets.
+        null_values: texts that mean null in CSV; a string in quotes is never null. Default: the empty text.
+        encoding: encoding of text files. Default: UTF-8.
+        on_missing_field: what happens if a file lacks a column: "fail", or "null"; default: "fail", unless `schema` is
+            passed.
+        on_new_field: what happens if a file has a column beyond the schema: "ignore" it and count it, or "fail".
+        on_bad_record: what happens if a record cannot be read: "fail" the job, "skip" and count it (`bad_records`), or
+        "dead_letter": count it, and emit it to the side output `bad_records` (file, offset, raw, reason), which must
+            have a reader.
 
     Raises:
-        OptionError: an argument is unknown, or `encoding` is no encoding of text.
+        OptionError: an argument is unknown, or `encoding` is not an encoding of text.
     """
 
     def __init__(
@@ -138,33 +143,33 @@ class Files(Source):
 
     @property
     def boundedness(self) -> Boundedness:
-        """Bounded."""
+        """Return `bounded`."""
         return "bounded"
 
     def schema(self) -> pa.Schema:
-        """Given, or found in the first file; see `FileSet.schema`."""
+        """Return the declared schema, or the schema found in the first file; see `FileSet.schema`."""
         return self._files.schema()
 
     def found_schema(self) -> FoundSchema | None:
-        """Of the first file with a record, unless `schema` was passed."""
+        """Return the schema of the first file with a record; None if `schema` was passed."""
         return self._files.found_schema()
 
     def with_found_schema(self, found: FoundSchema) -> Self:
-        """The same files, whose later ones are read with that schema."""
+        """Return the same source, whose files are read with that schema."""
         other = copy.copy(self)
         other._files = self._files.with_found_schema(found)
         return other
 
     def side_outputs(self) -> Mapping[str, pa.Schema]:
-        """`bad_records`, with `on_bad_record="dead_letter"`."""
+        """Return `bad_records` with `on_bad_record="dead_letter"`."""
         return self._files.side_outputs()
 
     def required_side_outputs(self) -> Mapping[str, str]:
-        """The same: a dead letter that nobody reads would be skipped in silence."""
+        """Return the same: without a reader, dead letters would be lost without notice."""
         return self._files.must_be_read()
 
     def discover(self, parallelism: int) -> Sequence[Split]:
-        """One split per file, several for a Parquet file with many rows; in the order of the paths.
+        """Return one split per file, several for a Parquet file with many rows; in the order of the paths.
 
         Raises:
             PipelineError: no file matches, or the files differ.
@@ -185,22 +190,22 @@ class Files(Source):
         return splits
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
-        """A reader that takes its splits one after the other."""
+        """Return a reader that reads its splits one after the other."""
         return FilesReader(self._files)
 
     def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
-        """Those whose file is gone, or was changed."""
+        """Return the splits whose file is missing or was changed."""
         files = {split.split_id: file_of(split) for split in splits}
         found = {split_id: self._files.why_unreadable(file) for split_id, file in files.items()}
         return [(split_id, why) for split_id, why in found.items() if why]
 
     def describe(self) -> str:
-        """The paths."""
+        """Describe the paths."""
         return f"Files({self._files.describe()})"
 
 
 def _cut(rows: Sequence[int], wanted_rows: int) -> list[tuple[int, int]]:
-    """Ranges [first, last) of row groups, as equal as they get, of some `wanted_rows` rows; at least one range."""
+    """Return ranges [first, last) of row groups of about `wanted_rows` rows, of similar size; at least one range."""
     total = sum(rows)
     parts = max(1, round(total / wanted_rows))
     cuts: list[tuple[int, int]] = []
@@ -215,13 +220,13 @@ def _cut(rows: Sequence[int], wanted_rows: int) -> list[tuple[int, int]]:
 
 
 def file_of(split: Split) -> FoundFile:
-    """The file of a split, as it was when it was listed."""
+    """Return the file of a split, as it was when it was listed."""
     data = split.data
     return FoundFile(data["given"], data["path"], data["size_bytes"], data.get("mtime"), data.get("etag"))
 
 
 class FilesReader(SourceReader):
-    """Reader of `Files`: one split after the other, in the order given."""
+    """Reader of `Files`: one split after the other, in order."""
 
     def __init__(self, files: FileSet) -> None:
         self._files = files
@@ -231,12 +236,12 @@ class FilesReader(SourceReader):
         self._reading: Iterator[Chunk] | None = None
 
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """Take splits; nothing is opened yet."""
+        """Accept splits; no file is opened yet."""
         self._splits = {split.split_id: split for split in splits}
         self._left = deque(split.split_id for split in splits if not split.finished)
 
     def poll(self, now_ms: int) -> PollResult:
-        """The next batch of the split being read, or the first of the next."""
+        """Return the next batch of the split being read, or the first of the next."""
         while self._left:
             split = self._splits[self._left[0]]
             if self._reading is None:
@@ -255,7 +260,7 @@ class FilesReader(SourceReader):
                 sides = {BAD_RECORDS: bad_batch(split.data["path"], bad)}
             if batch.num_rows:
                 return PollResult(batch, split.split_id, sides=sides)
-            if chunk.bad:  # one poll is not to go through a whole file of them
+            if chunk.bad:  # one poll must not read a whole file of bad records
                 return PollResult(sides=sides, splits_changed=True)
         return PollResult(state="end")
 
@@ -274,7 +279,7 @@ class FilesReader(SourceReader):
         return replace(self._splits[self._left[0]], position=self._at.to_json(), finished=finished)
 
     def snapshot(self) -> Sequence[Split]:
-        """All splits; the one being read with its position."""
+        """Return all splits; the split being read has its position."""
         now = dict(self._splits)
         if self._reading is not None and not self._at.skip:
             now[self._left[0]] = self._current(finished=False)
@@ -284,12 +289,12 @@ class FilesReader(SourceReader):
         return [FilePosition.from_json(split.position, is_text=True) for split in self.snapshot()]
 
     def progress(self) -> Mapping[str, Any]:
-        """Records emitted over all runs, splits in all and left."""
+        """Return records emitted over all runs, the number of splits, and the number of splits left."""
         rows = sum(position.rows for position in self._positions())
         return {"rows": rows, "splits": len(self._splits), "splits_left": len(self._left)}
 
     def counters(self) -> Mapping[str, int]:
-        """`bad_records`; `missing_fields` and `new_fields`: columns, once for each file."""
+        """Return `bad_records`, `missing_fields` and `new_fields`. The last two count columns, once for each file."""
         positions = self._positions()
         counts = {
             "bad_records": sum(position.bad for position in positions),
@@ -299,7 +304,7 @@ class FilesReader(SourceReader):
         return {name: n for name, n in counts.items() if n}
 
     def close(self) -> None:
-        """Close the open file. What `counters` and `progress` give stays as it was: the last heartbeat comes later."""
+        """Close the open file. `counters` and `progress` keep their values, because the last heartbeat comes later."""
         if self._reading is not None:
             self._splits = {split.split_id: split for split in self.snapshot()}
             self._reading.close()  # type: ignore[attr-defined]

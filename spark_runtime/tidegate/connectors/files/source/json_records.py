@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, by Arrow's reader."""
+"""JSON lines: one object per line, by Arrow's reader."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ from tidegate.connectors.files.source.number_text import all_whole, loses_digits
 from tidegate.connectors.files.source.record_blocks import Ends, line_ends
 
 MAX_NEW_FIELDS = 100
-"""A file that has so many is not searched for more: that reads every block twice."""
+"""Number of new fields at which the search for more stops, because it reads every block twice."""
 
 _UNEXPECTED = "unexpected field"
 _TO_NUMBER = "from string to number"
 _TOO_BIG = "Number too big"
 _CHANGED = re.compile(r"changed from \w+ to \w+ in row (\d+)")
-"""In Arrow's errors: a field that the schema lacks; a number where it has a string; a number beyond a 64-bit
-float, wherever it is; any other type than before."""
+"""Phrases in Arrow's errors: a field that the schema lacks; a number where the schema has a string; a number beyond a
+64-bit float, anywhere; another type than before.
+"""
 
 
 _EPOCH = "1970-01-01T"
 _MAX_DEPTH = 200
-"""Of objects and lists in each other: Python reads some hundreds only, and how many depends on who calls."""
+"""Most nesting of objects and lists. Python parses only some hundreds, depending on the caller's stack."""
 _STRING_OR_POWER = re.compile(rb'"(?:[^"\\]|\\.)*"|(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE]\+?[0-9]+')
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
@@ -50,7 +51,7 @@ _TEXT = pa.schema([("text", pa.binary())])
 
 
 class JsonHead:
-    """Gives the text of objects itself."""
+    """Parser that returns the text of objects itself."""
 
     schema = _TEXT
 
@@ -59,7 +60,7 @@ class JsonHead:
         return line_ends(text, is_last)
 
     def parse(self, text: bytes) -> pa.RecordBatch:
-        """See `TextParser`. That objects do not agree on a type is `infer_json`'s business."""
+        """See `TextParser`. Objects that disagree on a type pass here; `infer_json` handles them."""
         _refuse_other_values(text)
         try:
             _infer(text)
@@ -74,12 +75,12 @@ class JsonHead:
 
 
 class JsonParser:
-    """Reads objects of one file.
+    """Parser of the objects of one file.
 
     Args:
-        columns: of the batches, and all known ones.
-        on_new: called with the paths of fields that no known column has, each once, when a block first has it, up to
-            some `MAX_NEW_FIELDS`; None: new fields are ignored.
+        columns: columns of the batches, and all known columns.
+        on_new: called with the paths of fields that no known column has, each once, with the first block that has it,
+            up to about `MAX_NEW_FIELDS`; None: new fields are ignored.
     """
 
     def __init__(self, columns: FileSchema, on_new: Callable[[Sequence[str]], None] | None) -> None:
@@ -124,7 +125,7 @@ class JsonParser:
         try:
             return _from_texts(_one(read, read.type), field.type)
         except pa.ArrowInvalid as error:
-            remedy = "; declare the field in schema=, as a string" if self._columns.inferred else ""
+            remedy = "; declare the field as a string in schema=" if self._columns.inferred else ""
             raise UndecodableRecordError(f"field {field.name!r}: {str(error).rstrip('.')}{remedy}") from error
 
     def _read(self, text: bytes, *, quoted: bool = False) -> pa.Table:
@@ -139,7 +140,7 @@ class JsonParser:
             if quoted or not self._has_strings or not any(known in str(error) for known in (_TO_NUMBER, _TOO_BIG)):
                 raise
         if self._texts and not self._columns.inferred and not self._has_timestamps:
-            with suppress(pa.ArrowInvalid):  # all dates and times of the block are numbers, as Arrow reads them
+            with suppress(pa.ArrowInvalid):  # all dates and times of the block are numbers, which Arrow can read
                 return self._read_as(text, self._typed)
         return self._read(numbers_quoted(text, self._typed, self._is_text), quoted=True)
 
@@ -147,12 +148,14 @@ class JsonParser:
         return read_json(text, schema, "error" if self._is_strict else "ignore")
 
     def _with_texts(self) -> pa.Schema:
-        """The fields as they are read, before the cast."""
+        """Return the schema in which fields are read before the cast."""
         return pa.schema([f.with_type(_as_text(f.type, self._is_text)) for f in self._typed])
 
     def _look_for_new(self, text: bytes) -> bool:
-        """Report the new fields of a block that were not reported yet; False: the block is not readable as a whole."""
-        assert self._on_new is not None, "nobody asks for new fields"
+        """Report new fields of a block that were not reported yet. Returns False if the block is not readable as a
+        whole.
+        """
+        assert self._on_new is not None, "new fields are ignored"
         try:
             found = _new_fields(text, self._columns)
         except UndecodableRecordError:
@@ -166,18 +169,19 @@ class JsonParser:
         return True
 
     def _refuse_losses(self, text: bytes) -> None:
-        """Raises RecordError."""
+        """Raise UndecodableRecordError for a number that would lose digits."""
         for line in nonblank_lines(text):
             for name, kind, value in members(loads(line), list(self.schema)):
                 if pa.types.is_floating(kind) and isinstance(value, Number) and loses_digits(value):
                     raise UndecodableRecordError(
-                        f"field {name!r}: {str(value)!r} would lose digits as a number; declare the field in schema=, "
-                        "as a string"
+                        f"field {name!r}: {str(value)!r} would lose digits as a number; declare the field "
+                        "as a string in "
+                        "schema="
                     )
 
 
 def read_json(text: bytes, schema: pa.Schema | None, unexpected: str) -> pa.Table:
-    """Objects as Arrow reads them."""
+    """Return the objects as Arrow parses them."""
     return pa_json.read_json(
         pa.BufferReader(text),
         read_options=pa_json.ReadOptions(block_size=len(text) + 1, use_threads=False),
@@ -188,18 +192,19 @@ def read_json(text: bytes, schema: pa.Schema | None, unexpected: str) -> pa.Tabl
 
 
 def disagreeing_row(error: Exception) -> int | None:
-    """Number of the object in which a member has another type than before."""
+    """Return the number of the object in which a member has another type than before."""
     found = _CHANGED.search(str(error))
     return None if found is None else int(found[1])
 
 
 def infer_json(text: bytes) -> pa.Schema:
-    """The types of objects, as Arrow finds them, but for numbers that would lose digits and times of which some have a
-    zone and some have none: they are strings. Times that all have one are times in UTC; dates are dates, and times with
-    fractions of a second are times.
+    """Return the types that Arrow infers, with these exceptions.
+
+    Numbers that would lose digits are strings. Times are strings if some have a zone and some do not; if all have one,
+    they are timestamps in UTC. Dates are dates, and times with fractions of a second are timestamps.
 
     Raises:
-        RecordError, ArrowInvalid: a record is no object, or no JSON.
+        UndecodableRecordError, ArrowInvalid: a record is not an object, or not JSON.
     """
     _refuse_other_values(text)
     read, readable = _infer(text)
@@ -220,8 +225,10 @@ def infer_json(text: bytes) -> pa.Schema:
 
 
 def _infer(text: bytes) -> tuple[pa.Table, bytes]:
-    """Objects with the types that Arrow finds, and the text that was read for it: numbers such as `1e400`, of which it
-    reads no block, are another number there."""
+    """Return objects with the types that Arrow infers, and the text that was read for it.
+
+    Arrow cannot read a block with numbers such as `1e400`; the text has another number in their place.
+    """
     try:
         return read_json(text, None, "infer"), text
     except pa.ArrowInvalid as error:
@@ -261,7 +268,9 @@ def _as_text(kind: pa.DataType, is_text: IsText) -> pa.DataType:
 
 
 def _from_texts(read: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Values of what `_as_text` had read as texts. Arrow has no cast from text to a time of day, but to a timestamp."""
+    """Return the values of texts that `_as_text` has read. Arrow cannot cast text to a time of day, only to a
+    timestamp.
+    """
     if read.type == kind:
         return read
     if pa.types.is_struct(kind):
@@ -281,9 +290,12 @@ def _from_texts(read: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _with_times(texts: pa.Array, kind: pa.DataType) -> pa.DataType:
-    """The type, with dates and times for texts that are all such ones, in UTC where all have a zone, such as `Z`. Arrow
-    takes dates for times, finds no times with fractions of a second, and does not distinguish times with and without a
-    zone."""
+    """Return the type, with dates and times for texts that all are dates or times; in UTC if all have a zone, such as
+    `Z`.
+
+    Arrow itself reads dates as times, recognises no times with fractions of a second, and does not distinguish times
+    with and without a zone.
+    """
     if pa.types.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
         return pa.struct([f.with_type(_with_times(texts.field(f.name), f.type)) for f in fields])
@@ -296,7 +308,8 @@ def _with_times(texts: pa.Array, kind: pa.DataType) -> pa.DataType:
         candidates = tuple(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC"))
     else:
         return kind
-    fitting = (found for found in candidates if _fits(first, found))  # a cast that fails is slow: it goes on to the end
+    # a failing cast is slow, because it continues to the end; so the first value is tried before the rest
+    fitting = (found for found in candidates if _fits(first, found))
     return next((found for found in fitting if _fits(texts, found)), pa.string())
 
 
@@ -312,8 +325,11 @@ def _fits(texts: pa.Array, kind: pa.DataType) -> bool:
 
 
 def _refuse_other_values(text: bytes) -> int:
-    """The number of lines with something on them. RecordError when one does not begin as an object: Arrow would take
-    `null` for a row of nulls, or die of it. Also when one is nested too deeply."""
+    """Return the number of non-blank lines.
+
+    Raise UndecodableRecordError if a line does not begin as an object, because Arrow would read `null` as a row of
+    nulls, or crash. Also raise it if a line is nested too deeply.
+    """
     data = np.frombuffer(text, np.uint8)
     if not len(data):
         return 0
@@ -322,9 +338,7 @@ def _refuse_other_values(text: bytes) -> int:
     opened = np.searchsorted(np.flatnonzero((data | 32) == 123), np.append(begins, len(data)))
     for place in np.flatnonzero(np.diff(opened) > _MAX_DEPTH).tolist():
         if _depth(text[begins[place] : ends[place]]) > _MAX_DEPTH:
-            raise UndecodableRecordError(
-                f"it is nested too deeply: more than {_MAX_DEPTH} objects and lists in each other"
-            )
+            raise UndecodableRecordError(f"it is nested too deeply: more than {_MAX_DEPTH} levels of objects and lists")
     first = data[begins]
     blank = (first == 10) | (first == 13)
     odd = ~blank & (first != 123)
@@ -333,18 +347,18 @@ def _refuse_other_values(text: bytes) -> int:
     lines = list(nonblank_lines(text))
     for line in lines:
         if not line.startswith(b"{"):
-            raise UndecodableRecordError("it is not a JSON object, one of which makes a line")
+            raise UndecodableRecordError("it is not a JSON object; each line must hold one object")
     return len(lines)
 
 
 def _depth(line: bytes) -> int:
-    """The most objects and lists in each other. `[` and `{` differ in one bit only, as do their ends."""
+    """Return the deepest nesting of objects and lists. `[` and `{` differ in one bit only, as do their ends."""
     marks = np.frombuffer(_STRING.sub(b"", line), np.uint8) | 32
     return int(np.cumsum((marks == 123).astype(np.int64) - (marks == 125)).max(initial=0))
 
 
 def _refuse_others_beside(text: bytes) -> None:
-    """Raises RecordError when a line with several values has one that is no object."""
+    """Raise UndecodableRecordError if a line with several values has one that is not an object."""
     decoder = json.JSONDecoder()
     for line in nonblank_lines(text):
         rest = line.decode()
@@ -354,12 +368,12 @@ def _refuse_others_beside(text: bytes) -> None:
             except ValueError as error:
                 raise UndecodableRecordError(str(error)) from error
             if not isinstance(value, dict):
-                raise UndecodableRecordError("it is not a JSON object, one of which makes a line")
+                raise UndecodableRecordError("it is not a JSON object; each line must hold one object")
             rest = rest[end:].lstrip()
 
 
 def _new_fields(text: bytes, columns: FileSchema) -> Sequence[str]:
-    """Paths of fields that no known column has. Raises RecordError: something is no JSON."""
+    """Return paths of fields that no known column has. Raises UndecodableRecordError if a line is not JSON."""
     try:
         return differences(read_json(text, None, "infer").schema, columns).new
     except pa.ArrowInvalid:  # a new field has several types
@@ -376,8 +390,10 @@ def _holds_float(kind: pa.DataType) -> bool:
 
 
 def _reason(error: Exception, text: bytes) -> str:
-    """Arrow takes a line that is cut off within a string for one of invalid encoding: Python says better what is no
-    JSON."""
+    """Return the reason of an error. For invalid JSON, Python's message is used.
+
+    Arrow reports a line that ends within a string as invalid encoding.
+    """
     if not isinstance(error, UndecodableRecordError):
         try:
             json.loads(text.rstrip())

@@ -1,4 +1,4 @@
-"""JSON values as they are written: numbers with all their digits, members of one name apart."""
+"""JSON values in their original text: numbers with all their digits, and all members of the same name."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pyarrow as pa
 from tidegate.connectors.files.source.character_encoding import UndecodableRecordError
 
 IsText = Callable[[pa.DataType], bool]
-"""Whether values of a type are read as texts, and cast."""
+"""Predicate: values of a type are read as texts, then cast."""
 
 
 def nonblank_lines(text: bytes) -> Iterable[bytes]:
-    """Without white space around them."""
+    """Return the non-blank lines, without white space around them."""
     return filter(None, (line.strip() for line in text.splitlines()))
 
 
@@ -26,7 +26,7 @@ class Number(str):
 
 
 class JsonObject(list[tuple[str, Any]]):
-    """Members in order, also those of one name."""
+    """Members in order, including members of the same name."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ _decoder = json.JSONDecoder(
 
 
 def loads(line: bytes) -> list[Any]:
-    """The values of a line."""
+    """Return the values of a line."""
     values, rest = [], line.decode()
     while rest:
         try:
@@ -54,7 +54,9 @@ def loads(line: bytes) -> list[Any]:
 def members(
     values: Iterable[Any], fields: Sequence[pa.Field], prefix: str = ""
 ) -> Iterable[tuple[str, pa.DataType, Any]]:
-    """(path, type, value) of everything in these objects that is in no deeper one."""
+    """Yield (path, type, value) of every member of these objects that is not a struct; members of structs are yielded
+    themselves.
+    """
     types = {field.name: field.type for field in fields}
     for value in values:
         for name, member in value if isinstance(value, JsonObject) else ():
@@ -73,7 +75,7 @@ def _inside(value: Any, kind: pa.DataType, path: str) -> Iterable[tuple[str, pa.
 
 
 def unknown_fields(values: Iterable[Any], fields: Sequence[pa.Field], prefix: str = "") -> Iterator[str]:
-    """Paths of what is in these objects and is none of the fields."""
+    """Yield paths of members of these objects that are none of the fields."""
     types = {field.name: field.type for field in fields}
     for value in values:
         for name, member in value if isinstance(value, JsonObject) else ():
@@ -89,8 +91,10 @@ def unknown_fields(values: Iterable[Any], fields: Sequence[pa.Field], prefix: st
 
 
 def numbers_quoted(text: bytes, schema: pa.Schema, is_text: IsText) -> bytes:
-    """The same objects, with numbers in quotes where the schema has strings, or what is read as such; dates and times
-    that are numbers become texts."""
+    """Return the same objects, with numbers in quotes if the schema has strings, or reads them as strings.
+
+    Numbers that stand for dates and times become texts.
+    """
     whole = pa.struct(list(schema))
     try:
         lines = ["".join(_dumped(value, whole, is_text) for value in loads(line)) for line in nonblank_lines(text)]
@@ -117,29 +121,37 @@ def _dumped(value: Any, kind: pa.DataType | None, is_text: IsText) -> str:
 
 
 def _time_text(number: str, kind: pa.DataType, is_text: IsText) -> str:
-    """Of a date or time of day as Arrow counts it, where the type was declared: in a column of dates that was found in
-    texts, 20240601 is no number of days."""
+    """Return the text of a date or time of day that is a number in Arrow's unit.
+
+    Only for a declared type: in a column of dates that was inferred from texts, 20240601 is not a number of days.
+    """
     if pa.types.is_timestamp(kind) or is_text is is_found_text:
-        raise UndecodableRecordError(f"the number {number} is no {kind}; write it as ISO 8601 text")
+        raise UndecodableRecordError(f"the number {number} is not a {kind}; write it as ISO 8601 text")
     try:
         counted = pa.array([int(number)], pa.int32() if kind.bit_width == 32 else pa.int64())
         return str(counted.cast(kind).cast(pa.string())[0])
     except (ValueError, OverflowError, pa.ArrowException) as error:
-        raise UndecodableRecordError(f"{number} is no {kind}: {error}") from error
+        raise UndecodableRecordError(f"{number} is not a {kind}: {error}") from error
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Also a large one."""
+    """Return whether the type is a string or large string."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def is_declared_text(kind: pa.DataType) -> bool:
-    """Arrow's cast takes ISO 8601 for these, as Spark's reader does. Its reader takes numbers alone for dates and times
-    of day, and shifts or assumes time zones of timestamps in silence."""
+    """Return whether values of a declared type are read as text, then cast.
+
+    Arrow's cast accepts ISO 8601 for these types, as Spark's reader does. Arrow's JSON reader accepts only numbers for
+    dates and times of day, and shifts or assumes time zones of timestamps without notice.
+    """
     return bool(pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind))
 
 
 def is_found_text(kind: pa.DataType) -> bool:
-    """Arrow's reader takes `10:00+02:00` for 08:00 in a column without a zone, and numbers alone for dates; its cast
-    refuses the one and takes ISO 8601."""
+    """Return whether values of an inferred type are read as text, then cast.
+
+    Arrow's JSON reader reads `10:00+02:00` as 08:00 in a column without a zone, and accepts only numbers for dates. Its
+    cast refuses the former and accepts ISO 8601 dates.
+    """
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))

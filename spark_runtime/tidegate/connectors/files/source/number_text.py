@@ -1,5 +1,8 @@
-"""Numbers in text of which a column's type would lose digits. The looks at a whole block are fast, and never wrong when
-they say no; only what they find suspicious is read number by number."""
+"""Numbers in text that would lose digits in a column's type.
+
+The checks of a whole block are fast, and never wrong when they return False. Only suspicious numbers are examined one
+by one.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _LONG = r"[0-9][0-9.]{15,}|[eE][-+]?[0-9]{3}"
-"""A number of more than 15 digits, or with a large exponent: a 64-bit float keeps every other one."""
+"""A number of more than 15 digits, or with a large exponent: a 64-bit float keeps every other number."""
 _LONG_CHARACTERS = 16
 _PIECE_BYTES, _OVERLAP_BYTES = 65_536, 16
-"""The overlap holds every pattern that is looked for, less a byte."""
+"""The overlap of pieces is one byte shorter than the longest pattern, so every pattern lies within one piece."""
 _LARGE_EXPONENT = 5
-"""Least length of a number with one, such as `1e400`."""
+"""Least length of a number with an exponent, such as `1e400`."""
 _NUMBER = r"^[ \t]*[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?[ \t]*$"
-"""With the blanks and tabs around it that Arrow passes over."""
+"""Includes blanks and tabs around the number, which Arrow skips."""
 _LEADING_ZERO = r"^[ \t]*[-+]?0[0-9xX]"
 """Arrow reads `0x00ff` as a hexadecimal number."""
 _PADDED_ZERO = re.compile(rb"""[,\n\r"][ \t]+[-+]?0[0-9xX]""")
 _EXACTLY = Context(prec=1_200)
-"""Digits of any float, and of the difference of two."""
+"""Enough digits for any float, and for the difference of two floats."""
 _INTEGER_DIGITS = 18
-"""Whole numbers of so many digits are 64-bit integers, and powers of ten up to this one are exact as long doubles."""
+"""Whole numbers of this many digits fit 64-bit integers, and powers of ten up to this one are exact long doubles."""
 _SURELY_NEARER = 0.25
-"""Than 0.5, by more than a product of long doubles can be wrong."""
+"""Distance that is below 0.5 by more than the error of a product of long doubles."""
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def may_lose_digits(text: bytes) -> bool:
-    """Some number in it, wherever it stands, is none that a 64-bit float keeps."""
+    """Return whether a number in the text may lose digits as a 64-bit float."""
     data = np.frombuffer(text, np.uint8)
     large = any(map(_any_large_exponent, _pieces(data)))
     if not large and not any(map(_any_long_run, _pieces(data))):
@@ -54,8 +57,10 @@ def may_lose_digits(text: bytes) -> bool:
 
 
 def _pieces(data: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
-    """Small ones, of which each begins with the end of the one before: what is made of one stays in the cache, and the
-    operating system is not asked for memory."""
+    """Yield small pieces, each of which begins with the end of the one before.
+
+    The intermediate arrays of a small piece stay in the cache, and need no new memory of the operating system.
+    """
     for begin in range(0, max(len(data) - _OVERLAP_BYTES, 1), _PIECE_BYTES):
         yield data[begin : begin + _PIECE_BYTES + _OVERLAP_BYTES]
 
@@ -72,7 +77,7 @@ def _any_long_run(data: npt.NDArray[np.uint8]) -> bool:
 
 
 def _any_large_exponent(data: npt.NDArray[np.uint8]) -> bool:
-    """An `e` behind a number with three digits behind it, perhaps with a sign."""
+    """Return whether a number is followed by an `e` and three digits, with or without a sign."""
     digit_or_point = _digit_or_point(data)
     marks = ((data[1:-3] | 32) == 101) & digit_or_point[:-4]
     if not marks.any():
@@ -84,9 +89,12 @@ def _any_large_exponent(data: npt.NDArray[np.uint8]) -> bool:
 
 
 def _kept(characters: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64], texts: pa.Array) -> Mask:
-    """Which of these texts are surely numbers that a float keeps; only of those with digits and one point, at most 18
-    digits, which what a float is printed as has. The number is some M / 10**s, and the float is the nearest to it of
-    so many digits if the float times 10**s is nearer to M than to any other whole number."""
+    """Return which texts are surely numbers that a float keeps.
+
+    It covers texts with digits and one point, at most 18 digits, as in printed floats. Such a number is M / 10**s for
+    some M. The float is the nearest to it with that many digits if the float times 10**s is nearer to M than to any
+    other whole number.
+    """
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     is_point = characters == 46
     points = np.flatnonzero(is_point)
@@ -106,7 +114,7 @@ def _kept(characters: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64], tex
 
 
 def _strings(characters: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) -> pa.Array:
-    """Texts of these lengths, one after the other."""
+    """Return texts of these lengths, cut from consecutive characters."""
     bounds = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=bounds[1:])
     return pa.Array.from_buffers(
@@ -115,7 +123,7 @@ def _strings(characters: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) 
 
 
 def may_have_leading_zeros(text: bytes) -> bool:
-    """Some CSV field begins with a zero and another digit or an `x`, after blanks, tabs and a sign or not."""
+    """Return whether a CSV field may begin with a zero and another digit or an `x`, after blanks, tabs and a sign."""
     lines = b"\n\n" + text
     data = np.frombuffer(lines, np.uint8)
     if any(map(_any_leading_zero, _pieces(data))):
@@ -128,7 +136,7 @@ def _any_leading_zero(data: npt.NDArray[np.uint8]) -> bool:
 
 
 def _any_zero_after_blank(data: npt.NDArray[np.uint8]) -> bool:
-    """Most are the hours in `2026-01-02 03:04`."""
+    """Return whether a zero follows a blank. Most such zeros are the hours in `2026-01-02 03:04`."""
     return _any_zero_after(data, (data == 32) | (data == 9))
 
 
@@ -139,23 +147,26 @@ def _any_zero_after(data: npt.NDArray[np.uint8], begins: Mask) -> bool:
 
 
 def with_leading_zeros(texts: pa.Array) -> str | None:
-    """The first of these texts of whole numbers that has leading zeros, or is hexadecimal."""
+    """Return the first of these texts of whole numbers that has leading zeros, or is hexadecimal."""
     found = texts.filter(pc.match_substring_regex(texts, _LEADING_ZERO).fill_null(False))
     return str(found[0]) if len(found) else None
 
 
 def first_beyond_float(texts: pa.Array) -> str | None:
-    """The first of these texts of numbers of which a 64-bit float loses digits."""
+    """Return the first of these texts of numbers that loses digits as a 64-bit float."""
     return _first_lossy(texts.filter(pc.match_substring_regex(texts, _LONG).fill_null(False)))
 
 
 def all_whole(texts: pa.Array) -> bool:
-    """Only whole numbers: in a column that is no 64-bit integer, some are longer, also where a float keeps them."""
+    """Return whether all are whole numbers.
+
+    If such a column is not a 64-bit integer, some are longer, even if a float keeps them.
+    """
     return bool(pc.all(pc.match_substring_regex(texts, r"^[ \t]*[-+]?[0-9]+[ \t]*$")).as_py())
 
 
 def _first_lossy(texts: pa.Array) -> str | None:
-    """Most long numbers are what a float was printed as: those are known by printing it again."""
+    """Return the first text that loses digits. Most long numbers are printed floats: printing them again shows that."""
     try:
         numbers = texts.cast(pa.float64())
     except pa.ArrowInvalid:
@@ -167,14 +178,17 @@ def _first_lossy(texts: pa.Array) -> str | None:
 
 
 def loses_digits(text: str) -> bool:
-    """A 64-bit float does not keep this number: it is further from the float than half of its last digit's place. What
-    a float was printed as, to however many digits, is kept."""
+    """Return whether a 64-bit float does not keep this number.
+
+    That is so if the number is further from the float than half of its last digit's place. A printed float is kept,
+    whatever its number of digits.
+    """
     if len(text) < _LARGE_EXPONENT:
         return False
     try:
         exact = Decimal(text.strip())
     except InvalidOperation:
-        return False  # no number: another check's
+        return False  # not a number: another check reports it
     if not exact.is_finite():
         return False
     number = float(exact)

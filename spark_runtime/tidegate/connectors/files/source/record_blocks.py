@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_BLOCK_RECORDS = 65_536
-"""So that a block gives one batch, and a position is always between two records."""
+"""Limit at which a block still becomes one batch, so that a position is always between two records."""
 MAX_RECORD_BYTES = 128 * 2**20
-"""A line, or a value in quotes, that goes on for longer is not taken for a record: a slot must hold it in memory."""
+"""Longest record. A longer line, or longer value in quotes, is not accepted, because a slot must hold it in memory."""
 
 Ends = npt.NDArray[np.int64]
 FindEnds = Callable[[bytes, bool], Ends]
-"""(text, whether the stream ends with it) -> where each whole record ends, behind its line end, ascending."""
+"""(text, whether the stream ends with it) -> the position after each whole record and its line end, ascending."""
 
 _LF, _CR, _QUOTE, _COMMA = b'\n\r",'
 _FIELD = rb'(?:"(?:[^"]|"")*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+|)'
@@ -25,10 +25,10 @@ _RECORD = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*+(\r\n|\n|\r|\Z)")
 
 
 class ByteStream(Protocol):
-    """What is read."""
+    """A stream of bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Return at most `size` bytes; none at the end."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class RecordBlock:
     """Whole records.
 
     Attributes:
-        offset: of the first byte, in the stream.
+        offset: offset of the first byte, in the stream.
         data: the records with their line ends.
-        ends: where each ends in `data`.
-        torn: it is the first line of a record that does not end, or not within `MAX_RECORD_BYTES`.
+        ends: where each record ends in `data`.
+        torn: the block is the first line of a record that does not end, or not within `MAX_RECORD_BYTES`.
     """
 
     offset: int
@@ -49,13 +49,15 @@ class RecordBlock:
 
     @property
     def end(self) -> int:
-        """Offset of what follows."""
+        """Return the offset of the byte after the block."""
         return self.offset + len(self.data)
 
 
 def blocks(stream: ByteStream, offset: int, find_ends: FindEnds, block_bytes: int) -> Iterator[RecordBlock]:
-    """The rest of a stream that stands at `offset`, in blocks of some `block_bytes`. One longer record makes a
-    block of its own."""
+    """Yield the rest of a stream at position `offset`, in blocks of about `block_bytes`.
+
+    A longer record is a block of its own.
+    """
     text, over = b"", False
     wanted = block_bytes
     while True:
@@ -85,7 +87,7 @@ def blocks(stream: ByteStream, offset: int, find_ends: FindEnds, block_bytes: in
 
 
 def line_ends(text: bytes, is_last: bool) -> Ends:
-    """Of records of one line. A line ends with LF, CRLF or CR."""
+    """Return the ends of one-line records. A line ends with LF, CRLF or CR."""
     data = np.frombuffer(text, np.uint8)
     is_end = data == _LF
     if b"\r" in text:
@@ -100,8 +102,10 @@ def line_ends(text: bytes, is_last: bool) -> Ends:
 
 
 def csv_ends(text: bytes, is_last: bool) -> Ends:
-    """Of CSV records, whose values may have line ends in quotes. As Arrow reads it, a quotation mark opens a value only
-    where a field begins; in it `""` is one mark."""
+    """Return the ends of CSV records, whose values may have line ends in quotes.
+
+    As in Arrow, a quotation mark opens a value only at the beginning of a field; inside it, `""` is one mark.
+    """
     lines = line_ends(text, is_last)
     if b'"' not in text or not len(lines):
         return lines
@@ -111,7 +115,7 @@ def csv_ends(text: bytes, is_last: bool) -> Ends:
     before = data[np.maximum(opening - 1, 0)]
     opens = (opening == 0) | (before == _COMMA) | (before == _LF) | (before == _CR)
     opens[1:] |= quotes[1:-1:2] + 1 == opening[1:]
-    if not opens.all():  # a mark in the midst of a value, as in 5" disk: marks do not pair up
+    if not opens.all():  # a mark within a value, as in 5" disk: marks do not form pairs
         return _csv_ends_one_by_one(text, is_last)
     return lines[np.searchsorted(quotes, lines) % 2 == 0]
 
@@ -122,7 +126,7 @@ def _csv_ends_one_by_one(text: bytes, is_last: bool) -> Ends:
     while place < len(text):
         found = _RECORD.match(text, place)
         if found is None:
-            break  # a quotation mark that is not closed
+            break  # an unclosed quotation mark
         if found.end() == len(text) and found[1] != b"\n" and found[1] != b"\r\n" and not is_last:
             break  # more of it, or of its line end, may follow
         place = found.end()

@@ -1,4 +1,4 @@
-"""Text files as batches of records: good blocks at once, the records of a bad one each for itself."""
+"""Text files as batches of records: a good block at once, the records of a bad block one by one."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from tidegate.connectors.files.source.character_encoding import Decoder, Undecod
 from tidegate.connectors.files.source.record_blocks import MAX_RECORD_BYTES, ByteStream, Ends, RecordBlock, blocks
 
 READ_BLOCK_BYTES = 2**20
-"""Text is parsed in blocks of this size, so that one poll takes a few milliseconds."""
+"""Size of the blocks in which text is parsed, so that one poll takes a few milliseconds."""
 ISOLATED_RECORDS = 1_024
-"""Of a block with a bad record so many are looked at in one poll."""
+"""Number of records of a block with a bad record that are parsed in one poll."""
 
 
 class TextParser(Protocol):
-    """Records of one text format in one schema."""
+    """Parser of records of one text format in one schema."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the batches."""
+        """Return the schema of the batches."""
 
     def ends(self, text: bytes, is_last: bool) -> Ends:
-        """See `record_blocks.FindEnds`."""
+        """Return the ends of records, see `record_blocks.FindEnds`."""
 
     def parse(self, text: bytes) -> pa.RecordBatch:
-        """Whole records, in UTF-8, in the order of the text. Raises RecordError or ArrowInvalid when one of them cannot
-        be read."""
+        """Parse whole records, in UTF-8, in the order of the text.
+
+        Raises UndecodableRecordError or ArrowInvalid if one of them cannot be read.
+        """
 
     def reason(self, error: Exception, text: bytes) -> str:
-        """Why, for people, from what `parse` raised for a single record with this text."""
+        """Return the reason, for users, from the error that `parse` raised for a single record with this text."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,9 @@ class Chunk:
     """Some of a file's records.
 
     Attributes:
-        batch: those that could be read, perhaps none.
-        bad: the others, in the order of the file.
-        at: where what follows begins: bytes of the (decompressed) text, or rows.
+        batch: readable records, perhaps none.
+        bad: the other records, in the order of the file.
+        at: where the next chunk begins: bytes of the (decompressed) text, or rows.
     """
 
     batch: pa.RecordBatch
@@ -60,11 +62,11 @@ def text_chunks(
     stop_at_bad: bool,
     block_bytes: int = READ_BLOCK_BYTES,
 ) -> Iterator[Chunk]:
-    """All chunks of a stream that stands at `offset`.
+    """Yield all chunks of a stream at position `offset`.
 
     Args:
-        decode: text to UTF-8; RecordError when it cannot be.
-        stop_at_bad: the first bad record is the last thing asked for.
+        decode: converts text to UTF-8; raises UndecodableRecordError if it cannot.
+        stop_at_bad: stop after the first bad record.
     """
     for block in blocks(stream, offset, parser.ends, block_bytes):
         if block.torn:
@@ -96,7 +98,7 @@ def _record_by_record(block: RecordBlock, parser: TextParser, decode: Decoder, s
 def _halves(
     block: RecordBlock, bounds: Sequence[int], first: int, last: int, parser: TextParser, decode: Decoder
 ) -> Iterator[pa.RecordBatch | BadRecord]:
-    """Records [first, last): together when they can be read, else each half."""
+    """Yield records [first, last): together if all are readable, else each half separately."""
     text = block.data[bounds[first] : bounds[last]]
     try:
         batch = parser.parse(decode(text))
@@ -117,5 +119,5 @@ def _none(parser: TextParser) -> pa.RecordBatch:
 
 def _split_error(block: RecordBlock) -> BadRecord:
     limit = MAX_RECORD_BYTES // 2**20
-    why = f"it does not end: a quotation mark in it is not closed, or it is longer than {limit} MiB"
+    why = f"it has no end: a quotation mark is not closed, or the record is longer than {limit} MiB"
     return BadRecord(block.offset, block.data.rstrip(b"\r\n"), why)

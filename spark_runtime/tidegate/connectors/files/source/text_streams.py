@@ -1,4 +1,4 @@
-"""The text of a file as a stream of bytes: decompressed, without a byte order mark, and from anywhere on."""
+"""Text of a file as a stream of bytes: decompressed, without a byte order mark, from any position on."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tidegate.connectors.files.source.file_errors import truncated_file_error
 from tidegate.connectors.files.source.record_blocks import ByteStream
 
 COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "xz": "xz", "zip": "zip", "zst": "zstd"}
-"""Suffix -> what fsspec calls it."""
+"""Suffix -> fsspec's name of the compression."""
 SKIPPED_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
-"""Byte order mark, in front of UTF-8 text."""
+"""Byte order mark at the start of UTF-8 text."""
 _NO_TEXT = "tidegate.no-text"
 codecs.register_error(
     _NO_TEXT, lambda error: ("\udc00", error.end) if isinstance(error, UnicodeDecodeError) else ("", 0)
@@ -27,12 +27,12 @@ codecs.register_error(
 
 @contextmanager
 def open_text(filesystem: AbstractFileSystem, path: str, encoding: CharacterEncoding, at: int = 0) -> Iterator[Any]:
-    """A stream over the file's (decompressed) text from byte `at` on; of a wide encoding in UTF-8."""
+    """Yield a stream of the file's (decompressed) text from byte `at` on; text of a wide encoding is in UTF-8."""
     suffix = path.rsplit(".", 1)[-1].lower()
     compression = COMPRESSIONS.get(suffix)
     with ExitStack() as opened:
         if suffix == "zst":
-            # fsspec needs a package of its own for it.
+            # fsspec would need another package for zstd.
             raw = opened.enter_context(filesystem.open(path, "rb"))
             stream: Any = opened.enter_context(pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd"))
         else:
@@ -56,8 +56,10 @@ def _skip(stream: ByteStream, at: int, path: str) -> None:
 
 
 class _Transcoded:
-    """A stream in UTF-8 over one in another encoding. What cannot be decoded is no UTF-8 there either, so that it is
-    found with the record it is in."""
+    """A stream in UTF-8 over a stream in another encoding.
+
+    Bytes that cannot be decoded become invalid UTF-8, so that the parser finds them with their record.
+    """
 
     def __init__(self, stream: ByteStream, encoding: str) -> None:
         self._stream = stream
@@ -76,18 +78,18 @@ class _Transcoded:
 
 
 class _BufferedStream:
-    """A stream of which something has been read."""
+    """A stream whose first bytes have been read."""
 
     def __init__(self, first: bytes, stream: ByteStream) -> None:
         self._first, self._stream = first, stream
 
     def read(self, size: int, /) -> bytes:
-        """That first."""
+        """Return these bytes first."""
         first, self._first = self._first, b""
         return first or self._stream.read(size)
 
 
 def without_bom(stream: ByteStream) -> tuple[ByteStream, int]:
-    """A stream that stands at its start without a byte order mark, and the offset of what follows."""
+    """Return a stream without its byte order mark, and the offset of its first byte. Call it at the start."""
     first = stream.read(len(_BOM))
     return (stream, len(_BOM)) if first == _BOM else (_BufferedStream(first, stream), 0)
