@@ -133,7 +133,7 @@ def test_a_root_that_cannot_be_written_is_one_clear_message(tidegate: Caller, pi
 
 def test_no_root_names_the_flag_and_the_variable(tidegate: Caller, pipeline: str) -> None:
     answer = tidegate("start", pipeline, "--job-id", "j", root=False)
-    assert answer.code == 2 and "Give --root, or set TIDEGATE_ROOT" in answer.err
+    assert answer.code == 2 and "Pass --root, or set TIDEGATE_ROOT" in answer.err
 
 
 def test_the_root_may_come_from_the_environment(tidegate: Caller, pipeline: str) -> None:
