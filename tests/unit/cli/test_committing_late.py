@@ -179,7 +179,7 @@ def test_what_a_job_without_a_gate_could_not_commit_is_committed(
     """S7.4, S7.7: its snapshot is complete, which permits it; the job stays as it is, and a restore repeats nothing."""
     failed = uncommitted(tidegate, tmp_path, monkeypatch)
     before = failed.shown()
-    assert "what it covers is not committed yet" in tidegate("status", "flights").out
+    assert "the output before it is not committed yet" in tidegate("status", "flights").out
     answer = tidegate("commit-pending", "flights")
     assert (answer.code, answer.out) == (0, "flights: FAILED; committed up to checkpoint 2\n"), answer.err
     shown, view = failed.shown(), failed.client.view()

@@ -71,7 +71,7 @@ def test_status_of_what_has_finished_behind_a_gate_tells_what_to_do(tidegate: Ca
     driver = tidegate.submitted("gated", options={"commit": "on_request"})
     driver.complete(1, "final")
     driver.status("FINISHED_COMMIT_PENDING", reason="checkpoints 1")
-    assert "  next: Approve or reject what waits with `tidegate commit-pending`" in tidegate("status", "gated").out
+    assert "  next: Approve or reject it with `tidegate commit-pending`" in tidegate("status", "gated").out
 
 
 def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: Caller) -> None:
@@ -102,7 +102,7 @@ def test_status_says_that_checkpoints_wait_for_deletions(tidegate: Caller, drive
     driver.status("RUNNING")
     tidegate.script = lambda driver: driver.beat(waits_for_deletions=40)
     driver.beat(waits_for_deletions=40)
-    words = "  no new checkpoint starts: the store has not deleted 40 retired checkpoints yet; see the driver's log"
+    words = "  no new checkpoint starts: the store has not deleted 40 retired checkpoints yet. See the driver's log"
     assert words in tidegate("status", "flights").out
     tidegate.script = lambda driver: driver.beat(waits_for_deletions=0)
     driver.beat(waits_for_deletions=0)

@@ -318,7 +318,7 @@ def test_one_job_that_cannot_be_read_keeps_nobody_else_from_being_launched(
     request_running(world.client, world.spec, by="airflow")
     assert world.agent.round()
     assert world.launches == [(1, 1)]
-    assert world.said[0].startswith("aaa: this is not a readable record 'desired'")
+    assert world.said[0].startswith("aaa: the record 'desired' cannot be read")
 
 
 def test_a_job_that_nobody_wants_or_that_is_over_costs_one_request_a_round(
