@@ -354,8 +354,11 @@ def _failure(current: Sequence[LogEntry]) -> FailureView | None:
 
 
 def _sources(ended: Collection[str], told: Mapping[str, Any]) -> tuple[SourceView, ...]:
-    """Return the sources that the hint or the log contains. A source has ended if the hint or the log records its end, or if
-    the snapshot that the submission started from was taken after the source's end."""
+    """Return the sources that the hint or the log contains.
+
+    A source has ended if the hint or the log records its end, or if the snapshot that the submission started from was
+    taken after the source's end.
+    """
     hints = told.get("sources")
     hints = hints if isinstance(hints, Mapping) else {}
     views: list[SourceView] = []

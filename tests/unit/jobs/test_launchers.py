@@ -219,7 +219,7 @@ def test_the_launch_is_there_before_the_process_and_a_second_attempt_of_its_numb
 def test_spark_submit_in_client_mode_is_not_for_clusters_that_run_the_driver(
     local_client: JobClient, cluster_spec: Spec, master: str
 ) -> None:
-    with pytest.raises(OptionError, match=r"does not go with the launcher spark-submit.*yarn or kubernetes"):
+    with pytest.raises(OptionError, match=r"cannot be used with the launcher spark-submit.*yarn or kubernetes"):
         SparkSubmitLauncher(LauncherSettings()).launch(local_client, replace(cluster_spec, master=master))
     assert local_client.launches() == []
 
