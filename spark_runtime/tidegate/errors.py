@@ -1,20 +1,20 @@
-"""Every error a user of tidegate can meet, each with the place, the likely cause and the next action.
+"""Errors that tidegate raises for its users, each with the place, the likely cause and the next action.
 
-An error that is the user's to mend is a `TidegateError`; anything else that escapes is a bug of ours and says so by
-not being one. The exit code of the command line is a property of the error's class.
+A `TidegateError` is an error that the user can fix. Any other exception that reaches the user is a bug in tidegate. The
+exit code of the command line is an attribute of the error's class.
 """
 
 from __future__ import annotations
 
 
 class TidegateError(Exception):
-    """What happened, where, why, and what to do next.
+    """An error with four parts: what failed, where, why, and the next action.
 
     Args:
-        what: one sentence, no full stop.
-        where: job, checkpoint, operator uid, subtask or path concerned.
-        cause: the likely cause.
-        remedy: the next action, in the imperative.
+        what: what failed, as one sentence without a full stop.
+        where: the job, checkpoint, operator uid, subtask or path concerned; may be empty.
+        cause: the likely cause; may be empty.
+        remedy: the next action, in the imperative; may be empty.
     """
 
     exit_code = 1
@@ -31,7 +31,7 @@ class TidegateError(Exception):
 
 
 class OptionError(TidegateError):
-    """A wrong option name or value; names the nearest right one."""
+    """An option has an unknown name or a wrong value. The message names the nearest valid one."""
 
     exit_code = 2
     code = "option"
@@ -45,14 +45,14 @@ class PipelineError(TidegateError):
 
 
 class JobExistsError(TidegateError):
-    """A running job has this id."""
+    """A job with this id exists, and the request conflicts with it or would lose its state."""
 
     exit_code = 4
     code = "job_exists"
 
 
 class JobNotFoundError(TidegateError):
-    """No job of this id under this root."""
+    """There is no job with this id under this root."""
 
     exit_code = 5
     code = "job_not_found"
@@ -66,7 +66,7 @@ class JobFailedError(TidegateError):
 
 
 class DriverLostError(JobFailedError):
-    """The job's driver died or fell silent; what it had made durable can be restored."""
+    """The job's driver died or stopped responding. The job can be restored from its durable snapshots."""
 
     code = "driver_lost"
 
@@ -79,7 +79,7 @@ class CommandRefusedError(TidegateError):
 
 
 class WaitTimeoutError(TidegateError):
-    """What was waited for did not come in time; nothing was undone."""
+    """The expected change did not happen within the timeout. The wait ends, and the job continues."""
 
     exit_code = 8
     code = "timeout"
@@ -100,53 +100,53 @@ class SnapshotError(TidegateError):
 
 
 class StoreError(TidegateError):
-    """The job directory's store misbehaves or lacks what the contract needs."""
+    """The job directory's store fails, or does not provide an operation that the job directory needs."""
 
     exit_code = 11
     code = "store"
 
 
 class EnvironmentProblemError(TidegateError):
-    """Java, Python or a package is missing or of the wrong version."""
+    """Java, Python or a package is missing or has a wrong version."""
 
     exit_code = 12
     code = "environment"
 
 
 class MissingExtraError(EnvironmentProblemError, ImportError):
-    """An extra of the distribution is not installed. An ImportError too, so that `try: import` works as usual."""
+    """An extra of the distribution is not installed. Also an ImportError, so that `try: import` handles it as usual."""
 
 
 class FencedError(TidegateError):
-    """A newer generation reigns over this job; this process must stop and touch nothing more."""
+    """A newer generation of this job exists. The process must stop, and must not write anything more."""
 
     exit_code = 13
     code = "fenced"
 
 
 class DataError(TidegateError):
-    """Rows that an operator or sink cannot process; the same rows fail in the same way again."""
+    """An operator or sink cannot process some rows. A retry fails with the same rows in the same way."""
 
     exit_code = 6
     code = "data"
 
 
 class SinkConflictError(TidegateError):
-    """A sink finds something at its target that is not what its job left there, or that its job cannot write to."""
+    """A sink's target holds something that the job did not write, or is a place that the job cannot write to."""
 
     exit_code = 6
     code = "sink_conflict"
 
 
 class OutageError(TidegateError):
-    """A service outside did not do what was requested of it; a later attempt may succeed."""
+    """An external service did not carry out a request. A later attempt may succeed."""
 
     exit_code = 6
     code = "outage"
 
 
 def exit_code_of(code: str) -> int | None:
-    """Exit code of the error class with this `code`; None when there is no such class."""
+    """Return the exit code of the error class with this `code`; None when there is no such class."""
     waiting = [TidegateError]
     while waiting:
         kind = waiting.pop()
@@ -157,25 +157,25 @@ def exit_code_of(code: str) -> int | None:
 
 
 class AlreadyExistsError(StoreError):
-    """Create-only found an object there already."""
+    """A create-only write found that the object exists already."""
 
     code = "exists"
 
 
 class NotFoundError(StoreError):
-    """No object at this path."""
+    """There is no object at this path."""
 
     code = "not_found"
 
 
 class RecordError(StoreError):
-    """A durable record cannot be read: damaged, of a newer version, or contradicting another."""
+    """A durable record cannot be read: it is damaged, has a newer version, or contradicts another record."""
 
     code = "record"
 
 
 class UnclearAnswerError(StoreError):
-    """The store left open whether an entry of the decision log was written; the reign that wanted it is over."""
+    """The store did not report whether it wrote an entry of the decision log. The generation that wrote it ends."""
 
     exit_code = 14
     code = "unclear_answer"

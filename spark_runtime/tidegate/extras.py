@@ -1,6 +1,6 @@
-"""The extras of the distribution, and the error for a package that one of them would have installed.
+"""The extras of the distribution, and the error for a package of an extra that is not installed.
 
-`pip install tidegate` is the client. The runtime, the Airflow provider and each connector have an extra of their own.
+`pip install tidegate` installs the client. The runtime, the Airflow provider and each connector have their own extra.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from tidegate.errors import MissingExtraError
 
 RUNTIME = "spark"
-"""The extra of the runtime."""
+"""Name of the extra with the runtime."""
 PACKAGES = {
     RUNTIME: ("numba", "numpy", "pyarrow", "pyspark"),
     "airflow": ("airflow",),
@@ -21,27 +21,27 @@ PACKAGES = {
     "rocksdb": ("rocksdict",),
     "s3": ("s3fs",),
 }
-"""Extra -> import names of the packages that it installs. A test compares it with setup.cfg."""
+"""Import names of the packages that each extra installs. A test compares them with setup.cfg."""
 
 
 def distribution(extra: str) -> str:
-    """The distribution with an extra, as pip takes it."""
+    """Return the distribution with an extra, in the form that pip accepts: `tidegate[spark]`."""
     return f"tidegate[{extra}]"
 
 
 def installation(extra: str) -> str:
-    """The command that installs an extra."""
+    """Return the command that installs an extra."""
     return f'pip install "{distribution(extra)}"'
 
 
 @contextlib.contextmanager
 def extra_required_by(what: str) -> Iterator[None]:
-    """Turn an import within the context that fails for want of an extra into the error that names it.
+    """Replace a failed import in this context by an error that names the missing extra.
 
-    A module that no extra installs passes as it is: the mistake is elsewhere.
+    If no extra installs the missing module, the original ModuleNotFoundError is raised: the mistake is elsewhere.
 
     Args:
-        what: what the user asked for: a verb, a class, a sink.
+        what: the verb, class or sink that the user called, for the error.
 
     Raises:
         MissingExtraError: the extra is not installed.
@@ -57,16 +57,16 @@ def extra_required_by(what: str) -> Iterator[None]:
 
 
 def require_runtime(what: str, *, apart_from: Collection[str] = ()) -> None:
-    """Check that the packages of the runtime are installed. Imports none of them.
+    """Check that the packages of the runtime are installed, without importing them.
 
     Args:
-        what: what needs the runtime, for the error.
-        apart_from: packages that come from elsewhere: spark-submit brings pyspark.
+        what: the verb or class that needs the runtime, for the error.
+        apart_from: packages that are not checked because they come from elsewhere: spark-submit brings pyspark.
 
     Raises:
-        MissingExtraError: one is missing, or pyspark is pyspark-client, which has no Spark in it.
+        MissingExtraError: a package is missing, or pyspark-client, which cannot start Spark, is in pyspark's place.
     """
-    from importlib.util import find_spec  # clients that only read do without
+    from importlib.util import find_spec  # here, because clients that only read job directories do not need it
 
     for package in PACKAGES[RUNTIME]:
         if package in apart_from:
@@ -75,13 +75,13 @@ def require_runtime(what: str, *, apart_from: Collection[str] = ()) -> None:
         if found is None:
             raise _missing(what, RUNTIME, f"the package {package} is not installed")
         if package == "pyspark" and not _starts_spark(found):
-            raise _missing(what, RUNTIME, "pyspark-client is installed in the place of pyspark")
+            raise _missing(what, RUNTIME, "pyspark-client is installed instead of pyspark")
 
 
 def _starts_spark(pyspark: ModuleSpec) -> bool:
-    """Whether it is the whole pyspark: pyspark-client has the same name, without the part that starts Spark.
+    """Check that this is the full pyspark. pyspark-client has the same module name but cannot start Spark.
 
-    Slots find pyspark in a zip, so this asks Python's finders, not the disk.
+    Slots find pyspark in a zip file, so this asks Python's finders instead of the file system.
     """
     return PathFinder.find_spec("pyspark.core", pyspark.submodule_search_locations) is not None
 

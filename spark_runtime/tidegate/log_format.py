@@ -1,7 +1,7 @@
-"""Log lines of the processes that tidegate runs: the message, then its context as key=value; or one JSON object a line.
+"""Log lines of the processes that tidegate starts: text with key=value context, or one JSON object per line.
 
-A package has one logger, `logging.getLogger("tidegate.<package>")`. A call passes what it knows about its place with
-`extra=context(...)`; what is the same for the whole process (job, generation, slot) is passed to `set_up` once.
+Each package has one logger, `logging.getLogger("tidegate.<package>")`. A log call passes the context of one line with
+`extra=context(...)`. The context of the whole process (job, generation, slot) is passed to `set_up` once.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ LogFormat = Literal["text", "json"]
 """Values of the job option `log_format`."""
 ContextValue = str | int
 PACKAGE = "tidegate"
-"""Logger above those of all packages. It logs from INFO on, libraries and the user's code from WARNING on."""
+"""The parent logger of all packages. It logs from INFO on; libraries and the user's code log from WARNING on."""
 
 _CONTEXT = "tidegate_context"
-"""Attribute of a log record: nothing else of a record's extra attributes is written."""
+"""Attribute of a log record that holds its context. Other extra attributes of a record are not written."""
 _SIGNS_TO_QUOTE = frozenset(' ="')
 
 
@@ -34,7 +34,7 @@ def context(
     operator: str | None = None,
     subtask: int | None = None,
 ) -> dict[str, Any]:
-    """The `extra` of a log call. Lines show what is not None, in this order."""
+    """Return the `extra` of a log call. A line shows the values that are not None, in this order."""
     return {
         _CONTEXT: _known(
             job=job,
@@ -51,8 +51,10 @@ def context(
 def set_up(
     log_format: LogFormat, *, job: str | None = None, generation: int | None = None, slot: int | None = None
 ) -> None:
-    """Send all log records of this process to standard error, in this format, with this context. A second call replaces
-    the first. Only for processes that tidegate owns: it configures the root logger."""
+    """Send all log records of this process to standard error, in this format and with this context.
+
+    A second call replaces the first. Call it only in processes that tidegate starts: it configures the root logger.
+    """
     process = _known(job=job, generation=generation, slot=slot)
     handler = StandardError()
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(process))
@@ -64,32 +66,32 @@ def set_up(
 
 
 def set_up_if_nobody_has(log_format: LogFormat) -> None:
-    """As `set_up`, in a process of the user's; where that has configured logging, as pytest does, its set-up stays."""
+    """Call `set_up` unless the user's process has configured logging already, as pytest does."""
     if not logging.getLogger(PACKAGE).hasHandlers():
         set_up(log_format)
 
 
 class StandardError(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is at the time of the record."""
+    """A handler that writes to the current `sys.stderr`, also when that is replaced after the set-up."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler.emit`."""
+        """Write a record. See `logging.Handler.emit`."""
         self.stream = sys.stderr
         super().emit(record)
 
 
 class TextFormatter(logging.Formatter):
-    """`TIME LEVEL LOGGER: MESSAGE key=value ...`; further lines of the message and a traceback follow."""
+    """Text format: `TIME LEVEL LOGGER: MESSAGE key=value ...`, then further lines of the message and the traceback."""
 
     def __init__(self, process: Mapping[str, ContextValue]) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter.format`."""
+        """Format a record. See `logging.Formatter.format`."""
         first, *more = record.getMessage().split("\n")
         pairs = [f"{name}={_quoted(value)}" for name, value in _context_of(record, self._process).items()]
         head = f"{_time(record)} {record.levelname} {record.name}: {first}"
@@ -97,14 +99,14 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object: `time`, `level`, `logger`, `message`, the context, `traceback`."""
+    """JSON format: one object with `time`, `level`, `logger`, `message`, the context, and `traceback` if any."""
 
     def __init__(self, process: Mapping[str, ContextValue]) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter.format`."""
+        """Format a record. See `logging.Formatter.format`."""
         document: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname,
@@ -122,7 +124,7 @@ def _known(**values: ContextValue | None) -> dict[str, ContextValue]:
 
 
 def _context_of(record: logging.LogRecord, process: Mapping[str, ContextValue]) -> dict[str, ContextValue]:
-    """The record's own context goes before that of the process. The order is that of `context`."""
+    """Merge the contexts of the process and the record; the record's values win. The order is as in `context`."""
     both: dict[str, Any] = {**process, **getattr(record, _CONTEXT, {})}
     ordered: dict[str, ContextValue] = context(**both)[_CONTEXT]
     return ordered

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them, with their unit. Bare numbers are refused."""
+"""Durations and sizes in the form that users write, with a unit. Bare numbers are refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ SIZE_FORM = 'a size with its unit, such as "20 KiB", "4 MiB" or "1 GiB"'
 
 
 class ByteSize(int):
-    """A number of bytes that came with its unit."""
+    """A number of bytes that was written with a unit."""
 
     __slots__ = ()
 
@@ -83,16 +83,18 @@ class ByteSize(int):
 
 
 def parse_duration(value: str | timedelta, *, where: str = "", signed: bool = False) -> timedelta:
-    """`value` as a fixed duration, exact to the microsecond: a day has 24 hours, a week 7 days.
+    """Parse a fixed duration, exact to the microsecond. A day has 24 hours, a week has 7 days.
 
     Args:
-        value: timedelta (pendulum's too), or text: numbers with units, added up, or ISO 8601 ("PT10S", "P1D", "P2W").
-        where: what to name in errors.
-        signed: a sign may stand before the text ("-5 min", "-PT5M"), and a timedelta may be negative; else the
-            duration is zero or more.
+        value: timedelta (also pendulum's), text with numbers and units, which are added up, or ISO 8601 ("PT10S",
+            "P1D", "P2W").
+        where: the place that errors name.
+        signed: accept a sign before the text ("-5 min", "-PT5M"), and a negative timedelta. Without it the duration
+            must be zero or more.
 
     Raises:
-        OptionError: anything else; bare numbers too, and months, quarters and years, which have no fixed length.
+        OptionError: the value is anything else. Bare numbers are refused, and so are months, quarters and years,
+            because they have no fixed length.
     """
     sign, amounts = _amounts(value, where)
     for number, unit in amounts:
@@ -101,7 +103,7 @@ def parse_duration(value: str | timedelta, *, where: str = "", signed: bool = Fa
                 f"{value!r} is not a fixed duration",
                 where=where,
                 cause=f"a {unit} has no fixed length",
-                remedy=f"Give {DURATION_FORM}; days for a {unit}",
+                remedy=f"Give {DURATION_FORM}; write a {unit} as a number of days",
             )
     total = sign * sum((number * _FIXED[unit] for number, unit in amounts if unit in _FIXED), Fraction(0))
     if total < 0 and not signed:
@@ -115,10 +117,10 @@ def parse_duration(value: str | timedelta, *, where: str = "", signed: bool = Fa
 
 
 def parse_calendar_span(value: str | timedelta, *, where: str = "") -> tuple[int, CalendarUnit]:
-    """`value` as a whole number of one calendar unit: "1 day", "2 weeks", "P3M", timedelta(days=1).
+    """Parse a whole number of one calendar unit: "1 day", "2 weeks", "P3M", timedelta(days=1).
 
     Raises:
-        OptionError: anything else, such as "1 month 2 days", "1.5 days" or "10 min".
+        OptionError: the value is anything else, such as "1 month 2 days", "1.5 days" or "10 min".
     """
     sign, amounts = _amounts(value, where)
     amounts = [(number, unit) for number, unit in amounts if number]
@@ -135,7 +137,7 @@ def parse_calendar_span(value: str | timedelta, *, where: str = "") -> tuple[int
 
 
 def format_duration(duration: timedelta) -> str:
-    """Text that `parse_duration` turns back into `duration`: "2 h 30 min", "0 s"."""
+    """Format a duration so that `parse_duration` returns it again: "2 h 30 min", "0 s"."""
     rest = duration // timedelta(microseconds=1)
     texts: list[str] = []
     for unit in reversed(_MICROSECONDS):
@@ -146,7 +148,7 @@ def format_duration(duration: timedelta) -> str:
 
 
 def parse_size(value: str | ByteSize, *, where: str = "") -> ByteSize:
-    """`value` as a number of bytes. Raises OptionError for anything but a number with a unit; bare numbers too."""
+    """Parse a number of bytes. Raises OptionError unless `value` is a number with a unit."""
     if isinstance(value, ByteSize):
         return value
     match = _PART.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -159,7 +161,7 @@ def parse_size(value: str | ByteSize, *, where: str = "") -> ByteSize:
 
 
 def format_size(size_bytes: int) -> str:
-    """Text that `parse_size` turns back into `size_bytes`, in the largest unit that fits: "4 MiB"."""
+    """Format a size so that `parse_size` returns it again, in the largest unit that divides it: "4 MiB"."""
     for unit in _BINARY_SIZES:
         if size_bytes % _SIZES[unit] == 0 and size_bytes >= _SIZES[unit]:
             return f"{size_bytes // _SIZES[unit]} {unit}"
@@ -167,14 +169,14 @@ def format_size(size_bytes: int) -> str:
 
 
 def _amounts(value: object, where: str) -> tuple[int, list[tuple[Fraction, str]]]:
-    """The sign, and numbers of units."""
+    """Return the sign of a duration, and its numbers with their units. Raises OptionError."""
     if isinstance(value, timedelta):
         return _of_timedelta(value)
     text = value.strip() if isinstance(value, str) else ""
     sign = -1 if text.startswith("-") else 1
     text = text[1:].strip() if text[:1] in ("+", "-") else text
     if _ISO.fullmatch(text):
-        import pendulum  # not with the module: clients that read a job directory alone have no use for it
+        import pendulum  # here, because clients that only read a job directory do not need it
 
         try:
             parsed = pendulum.parse(text) if "W" not in text or _ISO_WEEKS.fullmatch(text) else None
@@ -198,8 +200,10 @@ def _amounts(value: object, where: str) -> tuple[int, list[tuple[Fraction, str]]
 
 
 def _of_iso(text: str) -> list[tuple[Fraction, str]]:
-    """Numbers of units in a text that pendulum takes. Not from its Duration, which rounds fractions of days and hours,
-    and counts seconds in 32 bits."""
+    """Return the numbers and units of an ISO 8601 text that pendulum accepts.
+
+    pendulum's Duration is not used: it rounds fractions of days and hours, and has 32 bits for seconds.
+    """
     date, _, time = text.removeprefix("P").partition("T")
     found = [(number, _ISO_DATE[letter]) for number, letter in _ISO_PART.findall(date)]
     found += [(number, _ISO_TIME[letter]) for number, letter in _ISO_PART.findall(time)]
@@ -207,7 +211,10 @@ def _of_iso(text: str) -> list[tuple[Fraction, str]]:
 
 
 def _of_timedelta(value: timedelta) -> tuple[int, list[tuple[Fraction, str]]]:
-    """The sign, and numbers of units: of a timedelta whole days or hours as these; pendulum's know months and years."""
+    """Return the sign, and the numbers with their units.
+
+    A timedelta of whole days or hours is returned in days or hours. pendulum's durations also have months and years.
+    """
     total_us = timedelta.__floordiv__(value, timedelta(microseconds=1))  # pendulum's own takes only durations
     months, years = (int(getattr(value, name, 0)) for name in ("months", "years"))
     if months or years:

@@ -58,7 +58,7 @@ class WantedJob(RealJob):
     def agent(self) -> AgentProcess:
         started = AgentProcess(self.root)
         self._agents.append(started)
-        assert "looking after" in started.line()
+        assert "supervises" in started.line()
         return started
 
     def end(self) -> None:
@@ -98,4 +98,4 @@ def test_an_agent_launches_is_killed_finds_its_driver_again_and_launches_anew_wh
     assert view.generation == 2
     assert job.output() == expected(ROWS)
     assert agent.end(signal.SIGTERM) == 0
-    assert "the drivers go on" in agent.line()
+    assert "the drivers keep running" in agent.line()

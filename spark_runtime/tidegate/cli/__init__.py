@@ -1,1 +1,1 @@
-"""The command line: `tidegate ...`. See docs/cli.md."""
+"""The command line `tidegate`. docs/cli.md describes it."""

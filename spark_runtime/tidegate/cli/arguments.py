@@ -1,4 +1,4 @@
-"""From words on the command line to values: `k=v` pairs, JSON documents, durations, and the arguments verbs share."""
+"""Parsing of command-line arguments: `name=value` pairs, JSON, durations, and the options that several verbs have."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tidegate.jobs.options import parse_duration
 from tidegate.jobs.process_environment import STORAGE_OPTIONS_VARIABLE
 
 ROOT_VARIABLE = "TIDEGATE_ROOT"
-"""Environment variable with the default of --root."""
+"""Environment variable that sets the default of --root."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises OptionError instead of printing a usage text and leaving the process, and takes no
-    shortened flags.
+    """An ArgumentParser that raises OptionError instead of printing a usage text and ending the process. It does not
+    accept shortened options.
 
     Attributes:
-        verbs: names of the verbs, for the parser of the whole command line.
+        verbs: names of all verbs; set in the parser of the whole command line only.
     """
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -31,11 +31,11 @@ class Parser(argparse.ArgumentParser):
         self.verbs: tuple[str, ...] = ()
 
     def error(self, message: str) -> NoReturn:
-        """Raise; the remedy names the help of the verb concerned."""
+        """Raise OptionError. The remedy names the help of the verb concerned."""
         raise OptionError(message, where=self.prog, remedy=f"See `{self.prog} --help`")
 
     def check_verb(self, words: Sequence[str]) -> None:
-        """Raise OptionError, naming the nearest verb, when the first word is none."""
+        """Raise OptionError when the first word is not a verb. The remedy names the nearest verb."""
         word = next(iter(words), "--help")
         if word.startswith("-") or word in self.verbs:
             return
@@ -48,25 +48,27 @@ class Parser(argparse.ArgumentParser):
 
 
 def pairs(given: Sequence[str] | None, flag: str) -> dict[str, str]:
-    """`["a=1", "b=x=y"]` to `{"a": "1", "b": "x=y"}`. OptionError without "=" or for a name given twice."""
+    """Parse `["a=1", "b=x=y"]` to `{"a": "1", "b": "x=y"}`. OptionError when "=" is missing or a name repeats."""
     found: dict[str, str] = {}
     for word in given or ():
         name, equals, value = word.partition("=")
         if not equals or not name.strip():
             raise OptionError(f"{word!r} is not name=value", where=flag, remedy=f"Write {flag} name=value")
         if name.strip() in found:
-            raise OptionError(f"{name.strip()!r} is given twice", where=flag, remedy="Give it once")
+            raise OptionError(f"{name.strip()!r} is given twice", where=flag, remedy="Pass each name once")
         found[name.strip()] = value
     return found
 
 
 def json_object(text: str, where: str) -> dict[str, Any]:
-    """A JSON object. Raises OptionError naming line and column of a mistake."""
+    """Parse a JSON object. Raises OptionError with the line and column of a mistake."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise OptionError(
-            f"not JSON: {error.msg}", where=f"{where}, line {error.lineno}, column {error.colno}", remedy="Correct it"
+            f"not JSON: {error.msg}",
+            where=f"{where}, line {error.lineno}, column {error.colno}",
+            remedy="Correct the JSON text",
         ) from error
     if not isinstance(document, dict):
         raise OptionError("not a JSON object", where=where, remedy='Write {"name": value, ...}')
@@ -74,7 +76,7 @@ def json_object(text: str, where: str) -> dict[str, Any]:
 
 
 def json_file(path: str, flag: str) -> dict[str, Any]:
-    """The JSON object in a file. Raises OptionError when it cannot be read."""
+    """Read a JSON object from a file. Raises OptionError when the file cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:
             return json_object(file.read(), f"{flag} {path}")
@@ -85,44 +87,44 @@ def json_file(path: str, flag: str) -> dict[str, Any]:
 
 
 def duration(text: str | None, flag: str) -> timedelta | None:
-    """A duration with its unit; None stays None."""
+    """Parse a duration with its unit; None stays None. Raises OptionError."""
     return None if text is None else parse_duration(text, where=flag)
 
 
 def storage_options(args: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The root's storage options: --storage-option, else the environment's. Raises OptionError."""
+    """Return the root's storage options: --storage-option, or else the environment variable. Raises OptionError."""
     given = pairs(args.storage_option, "--storage-option")
     text = environment.get(STORAGE_OPTIONS_VARIABLE)
     return json_object(text, STORAGE_OPTIONS_VARIABLE) if text and not given else dict(given)
 
 
 def root(args: argparse.Namespace, environment: Mapping[str, str]) -> str:
-    """--root, else the environment's. Raises OptionError when neither is given."""
+    """Return --root, or else the root from the environment. Raises OptionError when neither is set."""
     found: str | None = args.root or environment.get(ROOT_VARIABLE)
     if not found:
         raise OptionError(
             "no root is given",
             where="--root",
             cause="the root is the folder or URL that holds the job directories",
-            remedy=f"Give --root, or set {ROOT_VARIABLE}",
+            remedy=f"Pass --root, or set {ROOT_VARIABLE}",
         )
     return found
 
 
 def job_id(args: argparse.Namespace) -> str:
-    """The job's id, given before the options or as --job-id; OptionError when two are given, or none."""
+    """Return the job id, from the positional argument or --job-id. Raises OptionError unless exactly one is named."""
     words = {word for word in (getattr(args, "job", None), args.job_id) if word is not None}
     if len(words) != 1:
         raise OptionError(
             "no job is named" if not words else f"two jobs are named: {' and '.join(sorted(words))}",
             where="--job-id",
-            remedy="Name one, for example --job-id flight-delays; `tidegate list` shows what is there",
+            remedy="Name one job, for example --job-id flight-delays; `tidegate list` shows the jobs of a root",
         )
     return str(words.pop())
 
 
 def add_root(parser: argparse.ArgumentParser) -> None:
-    """Arguments of every verb that looks into a root."""
+    """Add the arguments of every verb that reads a root."""
     parser.add_argument("--root", help=f"folder or URL of the job directories (default: ${ROOT_VARIABLE})")
     parser.add_argument(
         "--storage-option",
@@ -134,13 +136,13 @@ def add_root(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job(parser: argparse.ArgumentParser, *, positional: bool = True) -> None:
-    """Arguments of every verb that concerns one job."""
+    """Add the arguments of every verb that concerns one job."""
     if positional:
-        parser.add_argument("job", nargs="?", metavar="JOB", help="job id; --job-id does the same")
+        parser.add_argument("job", nargs="?", metavar="JOB", help="job id; the same as --job-id")
     parser.add_argument("--job-id", metavar="JOB", help="job id: letters, digits, '.', '_' and '-'")
     add_root(parser)
 
 
 def add_timeout(parser: argparse.ArgumentParser, default: str | None, what: str) -> None:
-    """--timeout. With `default` None the verb has another default of its own, told in `what`."""
+    """Add --timeout. If `default` is None, the verb chooses the default, and `what` describes it."""
     parser.add_argument("--timeout", default=default, metavar="DURATION", help=what)

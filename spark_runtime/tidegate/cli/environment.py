@@ -1,4 +1,4 @@
-"""What verbs need of the world around them, so that tests can give them another one."""
+"""The process, clock and output that verbs use, in one object, so that tests can replace them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tidegate.jobs.records import Launch, Spec
 Job = TypeVar("Job", bound=JobDirectory)
 
 POLL_S = 0.25
-"""Pause between two looks at a job while a person waits, seconds."""
+"""Pause between two reads of a job's status while a verb waits, in seconds."""
 
 
 @dataclass(frozen=True)
 class CliEnvironment:
-    """The world of one call.
+    """The environment of one call of the command line.
 
     Attributes:
-        output: where words go.
-        environment: variables.
+        output: where results, notes and errors are written.
+        environment: environment variables.
         launch: starts the driver of a submission; None: `launch_local`.
-        require: checks what a driver needs of this machine, before a submission; None: `require_machine`.
-        sleep: pause, seconds.
-        monotonic: seconds.
-        poll_s: pause between two looks at a job, seconds.
+        require: checks before a submission that a driver can run on this machine; None: `require_machine`.
+        sleep: pauses for a number of seconds.
+        monotonic: returns seconds of a clock that nobody sets.
+        poll_s: pause between two reads of a job's status, in seconds.
     """
 
     output: Output
@@ -44,16 +44,18 @@ class CliEnvironment:
     poll_s: float = POLL_S
 
     def connect(self, kind: type[Job], root: str, job_id: str, storage_options: Mapping[str, Any]) -> Job:
-        """A job of a root, to read it or, as a JobClient, to command it. Raises OptionError for a bad job id,
-        StoreError for a bad root."""
+        """Open a job of a root. `kind` is JobDirectory to read the job, or JobClient to send commands to it.
+
+        Raises OptionError for a wrong job id, StoreError for a root that cannot be opened.
+        """
         return kind(root, job_id, storage_options, sleep=self.sleep, monotonic=self.monotonic)
 
     @property
     def caller(self) -> str:
-        """Who calls, for the job directory's readers: what TIDEGATE_CALLER says, else user and host."""
-        if told := self.environment.get(CALLER_VARIABLE):
-            return told
-        import getpass  # loads the terminal's settings too, and verbs that only read need no name
+        """The caller's name for the job directory: the value of TIDEGATE_CALLER, or else user and host."""
+        if caller := self.environment.get(CALLER_VARIABLE):
+            return caller
+        import getpass  # here, because it also loads terminal modules, and verbs that only read need no name
 
         try:
             user = getpass.getuser()

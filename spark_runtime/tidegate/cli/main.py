@@ -1,4 +1,4 @@
-"""Entry point of the command line. Exit codes: docs/cli.md."""
+"""Entry point of the command line. docs/cli.md lists the exit codes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from tidegate.cli.verb_registry import VERBS, add_arguments
 from tidegate.errors import OptionError, TidegateError
 
 EXIT_BUG = 70
-"""An error that tidegate has no words for: a bug."""
+"""Exit code for an exception that is not a TidegateError: a bug in tidegate."""
 EXIT_INTERRUPTED = 130
-"""Ctrl-C. Jobs are not touched by it."""
+"""Exit code after Ctrl-C. Running jobs continue."""
 EXIT_PIPE_CLOSED = 141
-"""Whoever read the output has gone."""
+"""Exit code when the reader of the output has closed the pipe."""
 
 
 def parser(words: Sequence[str] = ()) -> Parser:
-    """The grammar for these words: every verb by name and help line, and the arguments of the verb that they call."""
+    """Return the parser for these words. It knows all verbs by name and help line, but only the arguments of the verb
+    that is called: loading one verb's module is faster than loading all.
+    """
     whole = Parser(
         prog="tidegate",
         description="Stateful jobs on Spark with checkpoints, savepoints, drain and restore.",
-        epilog="`tidegate VERB --help` tells more. Exit codes: 0 done, 2 wrong option, 3 pipeline, 4 job exists, 5 no "
-        "such job, 6 job failed, 7 refused, 8 timeout, 9 slots, 10 snapshot, 11 store, 12 environment, 13 fenced.",
+        epilog="`tidegate VERB --help` shows the options of a verb. Exit codes: 0 done, 2 wrong option, 3 pipeline, "
+        "4 job exists, 5 no such job, 6 job failed, 7 refused, 8 timeout, 9 slots, 10 snapshot, 11 store, "
+        "12 environment, 13 fenced.",
     )
     whole.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     added = whole.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
@@ -43,7 +46,7 @@ def parser(words: Sequence[str] = ()) -> Parser:
 
 
 class _Version(argparse.Action):
-    """argparse's own action needs the version before a user requests it."""
+    """The option --version. argparse's own action would need the version before a user requests it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(f"{parser.prog} {version()}")
@@ -51,12 +54,12 @@ class _Version(argparse.Action):
 
 
 def version() -> str:
-    """Of the installed distribution."""
+    """Return the version of the installed distribution."""
     import importlib.metadata  # loads 30 modules, and few calls need it
 
     try:
         return importlib.metadata.version("tidegate")
-    except importlib.metadata.PackageNotFoundError:  # a source tree on the path
+    except importlib.metadata.PackageNotFoundError:  # the package runs from a source tree
         return "unknown"
 
 
@@ -66,11 +69,11 @@ def main(
     """Run one verb.
 
     Args:
-        argv: words after `tidegate`; None: the process's.
-        make_surroundings: the world for an output; None: the real one.
+        argv: words after `tidegate`; None: the arguments of this process.
+        make_surroundings: makes the environment for an output; None: the environment of this process.
 
     Returns:
-        The exit code. Only `--help` and `--version` leave by SystemExit(0).
+        The exit code. Only `--help` and `--version` end with SystemExit(0).
     """
     words = list(sys.argv[1:] if argv is None else argv)
     output = Output(sys.stdout, sys.stderr, as_json="--json" in words)
@@ -88,14 +91,15 @@ def main(
         output.error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        output.note("interrupted; jobs that run go on")
+        output.note("interrupted; running jobs continue")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
+        # Python flushes standard output when it exits, and would fail again; from here on it writes to the null device.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE_CLOSED
     except Exception:
-        import traceback  # for this case alone
+        import traceback  # only this branch needs it
 
         output.wipe()
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""Where a verb's words go: results to stdout, as text or as one JSON document; progress and errors to stderr."""
+"""Output of the verbs: results go to stdout, as text or as one JSON document; progress and errors go to stderr."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tidegate.errors import TidegateError
 
 
 class Output:
-    """Writes for people, or for programs when `as_json`.
+    """Writes text for users, or one JSON document for programs when `as_json` is set.
 
-    The progress line is drawn only for people and only when standard error is a terminal; it is wiped before anything
-    else is written.
+    The progress line is shown only without `as_json`, and only when standard error is a terminal. Every other output
+    removes it first.
 
     Args:
-        stdout, stderr: streams.
-        as_json: one JSON document on stdout, nothing else there.
+        stdout, stderr: streams to write to.
+        as_json: write one JSON document to stdout, and nothing else.
         columns: width of the terminal; None: ask the system.
     """
 
@@ -30,7 +30,7 @@ class Output:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether `progress` draws."""
+        """Return whether `progress` shows anything."""
         return not self.as_json and self._stderr.isatty()
 
     def progress(self, text: str) -> None:
@@ -50,29 +50,29 @@ class Output:
             self._drawn = False
 
     def print(self, text: str) -> None:
-        """A line for people; nothing with `as_json`."""
+        """Write a line of text; nothing with `as_json`."""
         if not self.as_json:
             self.wipe()
             print(text, file=self._stdout, flush=True)
 
     def raw(self, text: str) -> None:
-        """Text as it is, in either form: logs."""
+        """Write text unchanged, with or without `as_json`. For logs."""
         self.wipe()
         self._stdout.write(text)
         self._stdout.flush()
 
     def document(self, document: Mapping[str, Any] | Sequence[Any]) -> None:
-        """The answer for programs; nothing without `as_json`. To be called once."""
+        """Write the result as JSON; nothing without `as_json`. Call it once."""
         if self.as_json:
             print(json.dumps(document, indent=2, sort_keys=False, default=str), file=self._stdout, flush=True)
 
     def note(self, text: str) -> None:
-        """A line beside the result, to stderr."""
+        """Write a line to stderr, beside the result."""
         self.wipe()
         print(text, file=self._stderr, flush=True)
 
     def error(self, error: TidegateError) -> None:
-        """One clear message to stderr; with `as_json` the same as a document on stdout."""
+        """Write one error message to stderr; with `as_json` also as a document to stdout."""
         self.note(f"tidegate: {error}")
         self.document(
             {
@@ -90,7 +90,7 @@ class Output:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> list[str]:
-    """Lines of a table with aligned columns, two blanks between them; columns named in `right` are flush right."""
+    """Format a table with aligned columns and two spaces between them; columns in `right` are aligned to the right."""
     widths = [max(len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
     lines = []
     for row in [headings, *rows]:

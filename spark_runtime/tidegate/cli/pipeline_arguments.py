@@ -1,4 +1,4 @@
-"""What verbs that take a pipeline are given for it: its function's arguments, and the job's options."""
+"""Options of the verbs that load a pipeline: the arguments of its function, and the job options."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from tidegate.log_format import LogFormat
 
 
 def add_pipeline_settings(parser: argparse.ArgumentParser) -> None:
-    """--arg, --args-json, --option, --options and --code-root."""
+    """Add --arg, --args-json, --option, --options and --code-root."""
     parser.add_argument(
-        "--arg", action="append", metavar="NAME=VALUE", help="argument of the pipeline's function, a text"
+        "--arg", action="append", metavar="NAME=VALUE", help="argument of the pipeline's function, as text"
     )
     parser.add_argument(
-        "--args-json", metavar="JSON", help='arguments as a JSON object: {"rows": 10}; --arg goes before it'
+        "--args-json", metavar="JSON", help='arguments as a JSON object: {"rows": 10}; --arg overrides it'
     )
     parser.add_argument(
         "--option", action="append", metavar="NAME=VALUE", help='job option: --option "checkpoint_interval=10 s"'
     )
-    parser.add_argument("--options", metavar="FILE.json", help="job options from a JSON file; --option goes before it")
+    parser.add_argument("--options", metavar="FILE.json", help="job options from a JSON file; --option overrides it")
     parser.add_argument(
-        "--code-root", metavar="FOLDER", help="folder to pin as a whole (default: the file or its package)"
+        "--code-root", metavar="FOLDER", help="folder to pin as a whole (default: the file, or its package)"
     )
 
 
 def add_log_format(parser: argparse.ArgumentParser) -> None:
-    """--log-format, of verbs that start a driver: the job option of this name."""
+    """Add --log-format, for verbs that start a driver. It sets the job option of the same name."""
     parser.add_argument(
-        "--log-format", choices=get_args(LogFormat), help="how driver and slots log (default: as before, or text)"
+        "--log-format",
+        choices=get_args(LogFormat),
+        help="log format of driver and slots (default: as in the previous submission, or text)",
     )
 
 
 def parse_arguments(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The arguments; None: none were given. Raises OptionError."""
+    """Return the arguments of the pipeline's function; None when none were passed. Raises OptionError."""
     if args.arg is None and args.args_json is None:
         return None
     document = arguments.json_object(args.args_json, "--args-json") if args.args_json is not None else {}
@@ -42,7 +44,7 @@ def parse_arguments(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def parse_options(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The options, that of `add_log_format` among them; None: none were given. Raises OptionError."""
+    """Return the job options, with --log-format; None when none were passed. Raises OptionError."""
     log_format = getattr(args, "log_format", None)
     if args.option is None and args.options is None and log_format is None:
         return None

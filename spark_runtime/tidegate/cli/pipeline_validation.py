@@ -1,4 +1,4 @@
-"""Building a pipeline before it is submitted, so that a mistake in it leaves nothing behind in the job directory."""
+"""Build a pipeline before it is submitted, so that a wrong pipeline changes nothing in the job directory."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def validate_pipeline(
     paths: RelativePaths | None = None,
     pinned: PinnedGraph | None = None,
 ) -> tuple[tuple[str, str], ...]:
-    """Build the pipeline from what would be pinned of it, and plan it, as the driver will. See `built`.
+    """Build and plan the pipeline as the driver will do, from the code that a submission would pin. See `build_plan`.
 
     Args:
-        starts: id of the job that is to start afresh with it: its sinks are asked whether they may write to what is
-            there. Empty: nothing starts afresh.
-        paths: where relative paths lie; None: in the working directory.
-        pinned: the graph of an earlier submission: files that came since do not change the schemas that its sources
-            found.
+        starts: id of a job that would start with this pipeline without a snapshot. Each sink then checks whether it
+            may write to its target. Empty: the pipeline does not start a job in this way.
+        paths: folder of relative paths; None: the working directory.
+        pinned: graph of an earlier submission. Its sources keep the schemas that they found then, also when newer
+            input files differ.
 
     Returns:
-        (uid, text) of each file sink: what a fresh start does with the files that are there.
+        (uid, text) for each file sink whose target has files: what a fresh start does with these files.
     """
     schemas = None if pinned is None else found_schemas(pinned.graph)
     with build_plan(pipeline, code_root, arguments, options, paths, schemas) as (graph, _):
@@ -60,16 +60,18 @@ def build_plan(
     paths: RelativePaths | None = None,
     schemas: FoundSchemas | None = None,
 ) -> Iterator[tuple[JobGraph, ExecutionPlan]]:
-    """The pipeline, built from what would be pinned of it, and planned, as the driver will; its code is there within
-    the context. What the user's code prints goes to standard error.
+    """Build and plan a pipeline as the driver will do, from the code that a submission would pin.
+
+    The code stays importable within the context. Everything that the user's code prints goes to standard error.
 
     Args:
-        paths: where relative paths lie; None: in the working directory.
-        schemas: that the job's sources found before (S5.5); a source without one finds it in its input.
+        paths: folder of relative paths; None: the working directory.
+        schemas: schemas that the job's sources found earlier (S5.5). A source without one finds its schema in its
+            input.
 
     Raises:
-        PipelineError: the code is not there, or the pipeline cannot be built or planned from it, or needs snapshots
-            that the options turn off, or is nothing for its execution mode.
+        PipelineError: the code does not exist, the pipeline cannot be built or planned, it needs snapshots that the
+            options turn off, or it does not fit the execution mode.
     """
     path, target = resolve_pipeline(pipeline, code_root)
     with tempfile.TemporaryDirectory(prefix="tidegate-check-") as folder, contextlib.redirect_stdout(sys.stderr):

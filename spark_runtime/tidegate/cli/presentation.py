@@ -1,4 +1,4 @@
-"""A job's view as text and as JSON. Pure."""
+"""A job's view as text and as JSON. All functions are pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tidegate.jobs.status_text import (
 from tidegate.jobs.stop_outcomes import COMMITS_PENDING, COMMITTED, STOP_OUTCOMES, stop_warning
 
 MAX_IDS = 20
-"""Of checkpoints that a line names."""
+"""The most checkpoint ids that one line lists."""
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def view_document(view: JobView, *, alive: bool | None = None) -> dict[str, Any]:
-    """A job for programs. `alive`: whether its driver was seen to live; None: not looked at, or nothing to look at."""
+    """Return a job as a JSON document. `alive`: whether its driver lives; None: not checked, or the job has ended."""
     return {
         "job_id": view.job_id,
         "status": str(view.status),
@@ -56,7 +56,7 @@ def view_document(view: JobView, *, alive: bool | None = None) -> dict[str, Any]
 
 
 def checkpoint_document(checkpoint: CheckpointView) -> dict[str, Any]:
-    """A snapshot for programs."""
+    """Return a snapshot as a JSON document."""
     return {
         "checkpoint_id": checkpoint.checkpoint_id,
         "kind": checkpoint.kind,
@@ -78,12 +78,12 @@ def checkpoint_document(checkpoint: CheckpointView) -> dict[str, Any]:
 
 
 def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
-    """A job for people."""
+    """Return the lines that `tidegate status` prints for a job."""
     lines = [f"{view.job_id}: {status_text(view)}"]
     if alive is False:
         never = view.status is JobStatus.CREATED
-        gone = "no sign of life; `tidegate restore` goes on, `tidegate cancel` ends it"
-        lines.append(f"  driver: {'never began; start it again' if never else gone}")
+        gone = "no sign of life; `tidegate restore` resumes the job, `tidegate cancel` ends it"
+        lines.append(f"  driver: {'never started; start the job again' if never else gone}")
     lines.append(f"  submission {view.spec_number}, generation {view.generation}, restarts {view.restarts}")
     if view.watermark_us is not None:
         lines.append(f"  watermark {event_time_text(view.watermark_us)}")
@@ -91,7 +91,7 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
         lines.append(f"  source {source.uid}: {_source_text(source)}")
     for uid, counts in sorted(view.counters.items()):
         if counted := ", ".join(f"{n:,} {name}" for name, n in sorted(counts.items())):
-            lines.append(f"  counted by {uid} {counters_period(uid, view)}: {counted}")
+            lines.append(f"  counters of {uid} {counters_period(uid, view)}: {counted}")
     newest = next((c for c in reversed(view.completed) if c.verdict != "rejected" and not c.taken_back), None)
     if newest is not None:
         lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")
@@ -103,17 +103,17 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
     if view.stop is not None:
         lines += [f"  stop: {words}" for words in stop_lines(view.stop)]
     elif _is_stopping(view):
-        lines.append("  stop: its savepoint is complete; the job ends when what that covers is committed")
+        lines.append("  stop: its savepoint is complete; the job ends when the output before it is committed")
     if view.failure is not None:
         lines += [f"  {line}" for line in failure_lines(view.failure, view.status)]
     return lines
 
 
 def _verdict_lines(view: JobView) -> list[str]:
-    """What is behind the commit gate, or was (S7.8)."""
+    """Return lines about checkpoints that wait for a verdict, are approved, or are in quarantine (S7.8)."""
     lines = []
     if view.waiting:
-        pause = "; sources pause until there is one" if view.sources_paused else ""
+        pause = "; sources pause until a verdict" if view.sources_paused else ""
         lines.append(f"waiting for a verdict: {_ids(view.waiting)}{pause}")
     if approved := [c.checkpoint_id for c in view.checkpoints if c.verdict == "approved" and not c.committed]:
         lines.append(f"approved, not committed yet: {_ids(approved)}")
@@ -130,7 +130,7 @@ def _ids(checkpoint_ids: Sequence[int]) -> str:
 
 
 def status_text(view: JobView) -> str:
-    """Status with what explains it, on one line."""
+    """Return the status and its explanation, on one line."""
     if words := waiting_text(view):
         return f"{view.status} ({words})"
     if view.stop is not None and view.status is JobStatus.STOPPED:
@@ -146,7 +146,7 @@ def _is_stopping(view: JobView) -> bool:
 
 
 def stop_lines(stop: Mapping[str, Any]) -> list[str]:
-    """How a stop ended, where that asks for something, and the next action."""
+    """Return lines on how a stop ended and on the next action; empty if the stop needs no action."""
     outcome = str(stop.get("outcome", ""))
     known = STOP_OUTCOMES.get(outcome)
     if outcome == COMMITTED or known is None:
@@ -155,7 +155,7 @@ def stop_lines(stop: Mapping[str, Any]) -> list[str]:
 
 
 def progress_text(view: JobView) -> str:
-    """A job on one line, for the progress line."""
+    """Return a job on one line, for the progress line."""
     parts = [f"{view.job_id} {status_text(view)}"]
     if view.status is JobStatus.RUNNING:
         if (records := records_read(view)) is not None:
@@ -169,10 +169,10 @@ def progress_text(view: JobView) -> str:
 
 
 def checkpoint_lines(checkpoints: tuple[CheckpointView, ...], *, deleted: bool = False) -> list[str]:
-    """The history as a table, oldest first (S2.5).
+    """Return all snapshots as a table, oldest first (S2.5).
 
     Args:
-        deleted: the job has ended, and has deleted its checkpoints (`retention=delete`).
+        deleted: the job has ended and has deleted its checkpoints (`retention=delete`).
     """
     headings = ("id", "kind", "status", "triggered", "duration", "size", "alignment", "committed", "path")
     rows = [
@@ -184,7 +184,7 @@ def checkpoint_lines(checkpoints: tuple[CheckpointView, ...], *, deleted: bool =
             "-" if c.duration_ms is None else f"{c.duration_ms:,} ms",
             size_text(c.metrics.get("bytes")),
             _milliseconds(c.metrics.get("alignment_ms")),
-            "taken back" if c.taken_back else "yes" if c.committed else (c.verdict or "-"),
+            "rewound" if c.taken_back else "yes" if c.committed else (c.verdict or "-"),
             _path_words(c, deleted),
         )
         for c in checkpoints
@@ -201,7 +201,7 @@ def _path_words(checkpoint: CheckpointView, deleted: bool) -> str:
 
 
 def statistics_lines(statistics: CheckpointStatistics) -> list[str]:
-    """Counts and figures of the history, to stand below it (S2.5)."""
+    """Return the counts and figures that `tidegate checkpoints` prints below the table (S2.5)."""
     parts = [f"{statistics.completed} completed ({statistics.savepoints} savepoints)"]
     parts.append(_by_code(sum(statistics.aborted.values()), "aborted", statistics.aborted))
     parts += [f"{statistics.in_progress} in progress", f"{statistics.restored} restored"]
@@ -228,7 +228,7 @@ def _by_code(count: int, what: str, by_code: Mapping[str, int]) -> str:
 
 
 def failure_lines(failure: FailureView, status: JobStatus) -> list[str]:
-    """A failure with its place and the traceback of the user's code."""
+    """Return a failure with its operator, subtask, message, and the traceback of the user's code."""
     place = failure.operator or ""
     if failure.subtask is not None:
         place += f"{', ' if place else ''}subtask {failure.subtask}"
@@ -239,7 +239,7 @@ def failure_lines(failure: FailureView, status: JobStatus) -> list[str]:
 
 
 def size_text(size_bytes: object) -> str:
-    """Bytes to three digits or so: "1.5 MiB"; "-" for what is no number."""
+    """Format bytes with one decimal: "1.5 MiB". Returns "-" for a value that is not a number."""
     if not isinstance(size_bytes, int | float) or isinstance(size_bytes, bool):
         return "-"
     number, unit = float(size_bytes), 0

@@ -1,8 +1,8 @@
-"""The verbs of the command line, each loaded when it is called: one entry here and the module that it names.
+"""The verbs of the command line. Each has one entry here and one module, which is loaded when the verb is called.
 
-`tidegate status` must not pay for what `tidegate snapshot` needs. A verb's module declares its arguments and imports
-what every installation has. What needs the runtime is named in `RUNTIME` and imported when the verb has been parsed, so
-that its `--help` works without the runtime too.
+`tidegate status` must not load the modules of `tidegate snapshot`. A verb's module declares its arguments, and imports
+only what every installation has. The part of a verb that needs the runtime is listed in `RUNTIME`. It is imported after
+the arguments are parsed, so that `--help` works without the runtime too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RUNTIME: Mapping[str, str] = {
     "snapshot check": "tidegate.cli.snapshots.restore_preflight:run",
     "gc": "tidegate.cli.upkeep.job_garbage:run",
 }
-"""What a verb needs of the runtime: "module:function"."""
+"""The function of each verb that needs the runtime, as "module:function"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,9 @@ class Verb:
     """A verb of the command line.
 
     Attributes:
-        arguments: "module:function"; the function gets the verb's parser, declares its description and arguments, and
-            sets the default `run`: a function of the parsed arguments and the Surroundings that returns the exit code.
+        arguments: "module:function". The function receives the verb's parser and declares its description and
+            arguments. It also sets the default `run`: a function of the parsed arguments and the CliEnvironment that
+            returns the exit code.
         help: one line for `tidegate --help`.
     """
 
@@ -51,29 +52,29 @@ VERBS: Mapping[str, Verb] = {
     ),
     "fork": Verb("tidegate.cli.jobs.start:add_fork", "run a bounded job beside another one, from one of its snapshots"),
     "pack": Verb("tidegate.cli.upkeep.pack:add_pack", "put a pipeline and the packages it needs into one file"),
-    "status": Verb("tidegate.cli.jobs.inspection:add_status", "what a job is doing"),
-    "checkpoints": Verb("tidegate.cli.jobs.inspection:add_checkpoints", "a job's snapshots"),
-    "list": Verb("tidegate.cli.jobs.inspection:add_list", "the jobs of a root"),
-    "logs": Verb("tidegate.cli.jobs.inspection:add_logs", "a job's logs"),
+    "status": Verb("tidegate.cli.jobs.inspection:add_status", "show the status of a job"),
+    "checkpoints": Verb("tidegate.cli.jobs.inspection:add_checkpoints", "list a job's snapshots"),
+    "list": Verb("tidegate.cli.jobs.inspection:add_list", "list the jobs of a root"),
+    "logs": Verb("tidegate.cli.jobs.inspection:add_logs", "show a job's logs"),
     "checkpoint": Verb("tidegate.cli.jobs.commands:add_checkpoint", "take a checkpoint now"),
-    "savepoint": Verb("tidegate.cli.jobs.commands:add_savepoint", "take a savepoint; the job goes on"),
-    "stop": Verb("tidegate.cli.jobs.commands:add_stop", "stop with a savepoint"),
+    "savepoint": Verb("tidegate.cli.jobs.commands:add_savepoint", "take a savepoint; the job continues"),
+    "stop": Verb("tidegate.cli.jobs.commands:add_stop", "stop a job with a savepoint"),
     "cancel": Verb("tidegate.cli.jobs.commands:add_cancel", "end the job without a snapshot"),
-    "rescale": Verb("tidegate.cli.jobs.rescale:add_rescale", "go on at another parallelism"),
-    "approve": Verb("tidegate.cli.verdicts.verdict_verbs:add_approve", "commit what waits for a verdict"),
-    "reject": Verb("tidegate.cli.verdicts.verdict_verbs:add_reject", "give up what waits for a verdict"),
-    "staged": Verb("tidegate.cli.verdicts.verdict_verbs:add_staged", "where the data is that waits for a verdict"),
+    "rescale": Verb("tidegate.cli.jobs.rescale:add_rescale", "restart a job from a savepoint at another parallelism"),
+    "approve": Verb("tidegate.cli.verdicts.verdict_verbs:add_approve", "commit output that waits for a verdict"),
+    "reject": Verb("tidegate.cli.verdicts.verdict_verbs:add_reject", "discard output that waits for a verdict"),
+    "staged": Verb("tidegate.cli.verdicts.verdict_verbs:add_staged", "show where the output that waits is stored"),
     "commit-pending": Verb(
-        "tidegate.cli.verdicts.verdict_verbs:add_commit_pending", "commit what is approved, with no job running"
+        "tidegate.cli.verdicts.verdict_verbs:add_commit_pending", "commit approved output of a job that is not running"
     ),
-    "snapshot": Verb("tidegate.cli.snapshots.snapshot_verbs:add_snapshot", "look into a snapshot"),
+    "snapshot": Verb("tidegate.cli.snapshots.snapshot_verbs:add_snapshot", "inspect a snapshot"),
     "gc": Verb("tidegate.cli.upkeep.gc:add_gc", "delete checkpoints and files that nobody needs"),
-    "agent": Verb("tidegate.cli.upkeep.agent:add_agent", "launch the drivers that jobs of the root want launched"),
+    "agent": Verb("tidegate.cli.upkeep.agent:add_agent", "launch the drivers of the jobs below a root"),
     "doctor": Verb(
         "tidegate.cli.upkeep.doctor:add_doctor", "check Java, Python, packages, ports and access to the root"
     ),
 }
-"""By name, in the order of `tidegate --help`."""
+"""Verbs by name, in the order of `tidegate --help`."""
 
 
 def add_arguments(verb: str, parser: Parser) -> None:
@@ -82,13 +83,13 @@ def add_arguments(verb: str, parser: Parser) -> None:
 
 
 def runtime(verb: str) -> Any:
-    """What `verb` needs of the runtime, imported now. Raises MissingExtraError when that is not installed."""
+    """Import the function of `verb` that needs the runtime. Raises MissingExtraError when the runtime is missing."""
     with extra_required_by(f"`tidegate {verb}`"):
         return _loaded(RUNTIME[verb])
 
 
 def with_runtime(verb: str) -> Callable[[argparse.Namespace, CliEnvironment], int]:
-    """A verb's `run` that is of the runtime as a whole."""
+    """Return the `run` of a verb that needs the runtime for everything it does."""
     return lambda args, around: int(runtime(verb)(args, around))
 
 

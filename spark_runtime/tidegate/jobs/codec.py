@@ -1,8 +1,8 @@
-"""How a durable record becomes bytes and comes back: canonical JSON, checked against the record's own field types.
+"""Encoding of durable records: canonical JSON, checked against the field types of the record's class.
 
 A record is a frozen dataclass with class variables `RECORD` (its name) and `VERSION`. Its document is
 `{"record": <name>, "v": <version>, <fields>...}` with sorted keys, no spaces, UTF-8 and a line break at the end.
-Readers accept versions N and N-1; fields they do not know in those are ignored.
+Readers accept versions N and N-1. They ignore unknown fields in these versions.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _DOCUMENTS = _canonical_encoder()
 
 
 class DurableRecord(Protocol):
-    """What `encode` and `decode` work on: a dataclass with these class variables. One whose version is past 1 may have
-    a class method `upgrade(document) -> document` that turns version N-1 into N."""
+    """The form of a record: a dataclass with these class variables. A class with a version above 1 may have a class
+    method `upgrade(document) -> document`, which converts version N-1 to N."""
 
     RECORD: ClassVar[str]
     VERSION: ClassVar[int]
@@ -36,32 +36,32 @@ R = TypeVar("R", bound=DurableRecord)
 
 
 def canonical(document: object) -> bytes:
-    """Canonical JSON: the same document gives the same bytes. Raises RecordError for what JSON cannot hold."""
+    """Return canonical JSON: equal documents give equal bytes. Raises RecordError for a value that is not JSON."""
     return _written(_DOCUMENTS, document)
 
 
 def encode(record: DurableRecord) -> bytes:
-    """The record's bytes."""
+    """Return the bytes of a record."""
     return _written(_RECORDS, {"record": record.RECORD, "v": record.VERSION, **_by_name(record)})
 
 
 def to_document(record: DurableRecord) -> dict[str, Any]:
-    """The record as a JSON document."""
+    """Return a record as a JSON document."""
     document = plain(record)
     return {"record": record.RECORD, "v": record.VERSION, **document}
 
 
 def decode(data: bytes, record_type: type[R], path: str = "") -> R:
-    """The record in `data`.
+    """Decode a record.
 
     Args:
         data: bytes of one document.
-        record_type: which record it must be.
-        path: where it was read, for errors.
+        record_type: expected class of the record.
+        path: place of the record, for errors.
 
     Raises:
-        RecordError: damaged, another record, of a newer or a too old version, or with a field missing or of a wrong
-            type.
+        RecordError: the data is damaged, is another record, has a newer or too old version, or has a field that is
+            missing or of a wrong type.
     """
     try:
         document = json.loads(data.decode())
@@ -71,26 +71,27 @@ def decode(data: bytes, record_type: type[R], path: str = "") -> R:
 
 
 def from_document(document: Any, record_type: type[R], path: str = "") -> R:
-    """Like `decode`, from a JSON document."""
+    """Build a record from a JSON document. Otherwise as `decode`."""
     if not isinstance(document, dict) or document.get("record") != record_type.RECORD:
-        raise _unreadable(record_type, path, "it is something else")
+        raise _unreadable(record_type, path, "it is another kind of record or no record")
     version = document.get("v")
     newest = record_type.VERSION
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise _unreadable(record_type, path, f"its version is {version!r}")
     if version > newest:
         raise RecordError(
-            f"the record {record_type.RECORD!r} has version {version}, this tidegate reads up to {newest}",
+            f"the record {record_type.RECORD!r} has version {version}, but this tidegate reads versions up to {newest}",
             where=path,
             cause="a newer tidegate wrote it",
-            remedy="Upgrade tidegate here",
+            remedy="Upgrade tidegate in this environment",
         )
     if version < newest - 1:
         raise RecordError(
-            f"the record {record_type.RECORD!r} has version {version}, this tidegate reads {newest - 1} and {newest}",
+            f"the record {record_type.RECORD!r} has version {version}, but this tidegate reads {newest - 1} and "
+            f"{newest}",
             where=path,
-            cause="a tidegate that is too old wrote it",
-            remedy="Read it with the release in between",
+            cause="a much older tidegate wrote it",
+            remedy="Read it with a release in between",
         )
     if version < newest:
         upgrade = getattr(record_type, "upgrade", None)
@@ -104,10 +105,10 @@ def from_document(document: Any, record_type: type[R], path: str = "") -> R:
 
 def _unreadable(record_type: type[DurableRecord], path: str, cause: str) -> RecordError:
     return RecordError(
-        f"this is not a readable record {record_type.RECORD!r}",
+        f"the record {record_type.RECORD!r} cannot be read",
         where=path,
         cause=cause,
-        remedy="Something other than tidegate changed the job directory; restore the file or use another job id",
+        remedy="Something other than tidegate changed the job directory. Restore the file, or use another job id",
     )
 
 
@@ -118,7 +119,7 @@ def _written(encoder: json.JSONEncoder, document: object) -> bytes:
         raise RecordError(
             "a value cannot be written as JSON",
             cause=str(error),
-            remedy="Use texts, finite numbers, booleans, null, lists and mappings with text keys",
+            remedy="Use text, finite numbers, booleans, null, lists and mappings with text keys",
         ) from error
 
 
@@ -128,19 +129,19 @@ def _by_name(record: Any) -> dict[str, Any]:
 
 
 def _inside_a_record(value: Any) -> dict[str, Any]:
-    """What JSON does not know and records may hold."""
+    """Convert a dataclass or mapping inside a record for the JSON encoder."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _by_name(value)
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON value")
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
 _RECORDS = _canonical_encoder(default=_inside_a_record)
 
 
 def plain(value: Any) -> Any:
-    """`value` with every dataclass in it as a mapping of its fields, and every tuple as a list."""
+    """Return `value` with each dataclass converted to a mapping of its fields, and each tuple to a list."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: plain(item) for name, item in _by_name(value).items()}
     if isinstance(value, Mapping):
@@ -151,7 +152,7 @@ def plain(value: Any) -> Any:
 
 
 class _Field(typing.NamedTuple):
-    """Of a record: its name, whether a document must hold it, and what makes its value of what the document holds."""
+    """A field of a record: its name, whether a document must have it, and the function that decodes its value."""
 
     name: str
     is_required: bool
@@ -160,7 +161,7 @@ class _Field(typing.NamedTuple):
 
 @functools.cache
 def _fields_of(record_type: Any) -> tuple[_Field, ...]:
-    """The types are taken apart once, not at every record."""
+    """Return the fields of a record's class. Cached, because resolving type hints is slow."""
     hints = typing.get_type_hints(record_type)
     return tuple(
         _Field(
@@ -173,7 +174,7 @@ def _fields_of(record_type: Any) -> tuple[_Field, ...]:
 
 
 def build(record_type: Any, document: Mapping[str, Any]) -> Any:
-    """Inverse of `plain` for a dataclass. Fields that the class does not have are ignored.
+    """Build a dataclass from a document; the inverse of `plain`. Fields that the class does not have are ignored.
 
     Raises:
         TypeError, ValueError: a field is missing or has a wrong type.
@@ -188,7 +189,7 @@ def build(record_type: Any, document: Mapping[str, Any]) -> Any:
 
 
 def _reader(expected: Any, name: str) -> Callable[[Any], Any]:
-    """What gives a value as the declared type of a field, or raises TypeError. Knows the types that records use."""
+    """Return a function that decodes a field's value, or raises TypeError. It supports the types that records use."""
     if expected is Any:
         return lambda value: value
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)

@@ -1,8 +1,8 @@
-"""The decision log: the one linearizable thing of a job (S2.1, S9.2).
+"""The decision log: the only linearizable part of a job (S2.1, S9.2).
 
-Entries are numbered from 1 without gaps and created exclusively, so an append is a compare-and-swap on the next number.
-A driver's reign begins with a fence; from then on an older driver finds the number it wants taken and stops. Entries
-are never deleted, not even when a snapshot of the log holds them: a late zombie must find its number taken.
+Entries are numbered from 1 without gaps. Each is created exclusively, so an append is a compare-and-swap on the next
+number. A generation begins with a fence entry: an older driver then finds its next number in use, and stops. Entries
+are never deleted, even when a snapshot of the log contains them: a late zombie must find its number in use.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from tidegate.jobs.records import Decision, DecisionKind, decode, encode, from_d
 from tidegate.jobs.stores.store import Store
 
 SNAPSHOT_ENTRIES = 256
-"""Entries in one snapshot of the log. A new reader fetches a log of n entries with n/256 requests and at most 255
-more."""
+"""Entries in one snapshot of the log. A new reader fetches a log of n entries with n/256 requests, and at most 255
+single entries."""
 MAX_APPEND_CONFLICTS = 64
-"""Fences of other drivers that one driver lets go first before it gives up."""
+"""How many fences of other drivers a driver accepts before its own, until it gives up."""
 MAX_AMBIGUOUS_WRITES = 5
-"""Attempts at one append when the store gives no clear answer."""
+"""Attempts at one append when the store does not report whether it wrote the entry."""
 FIRST_PAUSE_S = 0.1
-"""Between the first two of them, seconds; doubles from one to the next."""
+"""Pause before the second attempt, in seconds. It doubles before each further attempt."""
 
 
 def retry_delay(attempt: int) -> None:
-    """Sleep before `attempt`, from 1, at an append whose answer was unclear."""
+    """Sleep before attempt `attempt + 1` at an append whose result is unknown."""
     time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionSnapshot:
-    """A run of entries in one object, to be read faster.
+    """Consecutive entries of the log in one object, for faster reading.
 
     Attributes:
         first: number of the first entry.
-        entries: their documents, in order.
+        entries: documents of the entries, in order.
     """
 
     RECORD: ClassVar[str] = "decision_snapshot"
@@ -59,7 +59,7 @@ class DecisionSnapshot:
 
 
 class DecisionLog:
-    """Reads the log of one job, fetching each entry once, and opens reigns. Safe from several threads; blocks on the
+    """Reads the log of one job, fetching each entry once, and begins generations. Thread-safe. Methods block on the
     store."""
 
     def __init__(
@@ -71,9 +71,9 @@ class DecisionLog:
         pause: Callable[[int], None] = retry_delay,
         lock: AbstractContextManager[Any] | None = None,
     ) -> None:
-        """Args: now_iso: the time, for entries. nonce: a new text at every call, never the same in two processes.
-        pause: waits before an append is tried again; told which attempt follows, from 1. lock: reentrant, in place of
-        that of threads."""
+        """Args: now_iso: returns the time, for entries. nonce: returns a new text at each call, unique across
+        processes. pause: waits before a repeated append; receives the number of failed attempts. lock: a reentrant
+        lock instead of a thread lock."""
         self._store = store
         self._layout = layout
         self._now_iso = now_iso
@@ -85,10 +85,10 @@ class DecisionLog:
         self._without_snapshot: list[int] = []
 
     def read(self) -> tuple[Decision, ...]:
-        """All entries, oldest first. When nothing is new this costs one request.
+        """Return all entries, oldest first. Costs one request when there is no new entry.
 
         Raises:
-            RecordError: an entry is damaged, missing, or contradicts the ones before it.
+            RecordError: an entry is damaged, is missing, or contradicts an earlier entry.
         """
         with self._lock:
             listed = 0
@@ -101,22 +101,23 @@ class DecisionLog:
                 fresh.append(entry)
             self._extend(fresh)
             if listed > len(self._entries):
-                raise self._contradiction(len(self._entries) + 1, f"it is missing, while {listed} is there")
+                raise self._contradiction(len(self._entries) + 1, f"it is missing, but entry {listed} exists")
             self._opened = True
             return self._entries
 
     def begin_generation(self, *, spec: int, launch: int, only_commits: bool = False) -> GenerationLog:
-        """Begin a reign: append a fence with the next generation.
+        """Begin a generation: append a fence with the next generation number.
 
         Args:
-            spec: submission the driver runs.
-            launch: its launch's attempt.
-            only_commits: it runs nothing, so that the job's status stays what it is (S7.8).
+            spec: submission that the driver runs.
+            launch: attempt number of the driver's launch.
+            only_commits: the driver runs nothing and only commits, so the job's status does not change (S7.8).
 
         Raises:
-            FencedError: a driver of a newer submission, or of a newer launch of this one, has begun already.
-            UnclearAnswerError: the store gives no clear answer; a fence may be there, of a driver that does not live.
-            StoreError: the log cannot be read, or too many drivers start at once.
+            FencedError: a driver of a newer submission, or of a newer launch of this submission, has begun already.
+            UnclearAnswerError: the store does not report whether it wrote the fence. A fence may exist whose driver
+                has ended.
+            StoreError: the log cannot be read, or too many drivers start at the same time.
         """
         for _ in range(MAX_APPEND_CONFLICTS):
             entries = self.read()
@@ -131,16 +132,16 @@ class DecisionLog:
                     self._write_snapshot(self._without_snapshot.pop())
                 return GenerationLog(self, self._layout.job_id, generation)
         raise StoreError(
-            "other drivers keep fencing this one off",
+            "other drivers keep starting for this job, and fence this driver off",
             where=self._layout.decisions,
-            remedy="Find out who starts drivers for this job over and over",
+            remedy="Find the process that keeps starting drivers; check for a second DAG run, CLI session or agent",
         )
 
     def _read_snapshots(self, ends: set[int], listed: int) -> None:
-        """Take in the entries that snapshots hold, or should hold, up to entry `listed`; for a lost or damaged one, the
-        originals."""
+        """Load the entries up to `listed` that snapshots contain. Load single entries where a snapshot is missing or
+        damaged, and remember that snapshot as missing."""
         if len(self._entries) % SNAPSHOT_ENTRIES:
-            return  # an earlier read came to its end here, and found the log broken
+            return  # an earlier read stopped at a broken entry here
         while (end := len(self._entries) + SNAPSHOT_ENTRIES) <= listed:
             entries = self._snapshot(end) if end in ends else None
             if entries is None:
@@ -180,8 +181,11 @@ class DecisionLog:
     def _append(
         self, number: int, kind: DecisionKind, generation: int, run_id: str, data: Mapping[str, Any]
     ) -> Decision:
-        """Compare-and-swap on `number`. AlreadyExistsError when somebody else's entry is there; an own one, left by an
-        attempt without a clear answer, is success (S9.2). UnclearAnswerError when no attempt got a clear answer."""
+        """Write entry `number` by compare-and-swap (S9.2).
+
+        An own entry from an earlier attempt with an unknown result counts as success. Raises AlreadyExistsError when
+        another driver's entry exists, UnclearAnswerError when the result of every attempt is unknown.
+        """
         entry = Decision(number, kind, generation, run_id, self._now_iso(), self._nonce(), dict(data))
         problem = reason_it_cannot_follow(
             entry, len(self._entries) + 1, self._entries[-1].generation if self._entries else 0
@@ -201,11 +205,11 @@ class DecisionLog:
                 unclear = str(error)
         else:
             raise UnclearAnswerError(
-                f"the store did not tell whether entry {number}, {kind!r}, was written",
+                f"the store did not report whether it wrote entry {number}, {kind!r}",
                 where=path,
                 cause=unclear,
-                remedy="Nothing is lost, but this driver must end. Start the job again from the latest: the new driver "
-                "reads in the log whether the entry is there, and goes on from that",
+                remedy="No data is lost, but this driver must end. Restore the job from its latest recovery point: the "
+                "new driver reads in the log whether the entry exists, and continues from there",
             )
         self._entries += (entry,)
         if number % SNAPSHOT_ENTRIES == 0:
@@ -213,7 +217,7 @@ class DecisionLog:
         return entry
 
     def _create(self, path: str, payload: bytes, entry: Decision) -> None:
-        """Returns when `entry` is there. AlreadyExistsError: another one is. Any other StoreError: it is unclear."""
+        """Create the entry. AlreadyExistsError: another entry exists. Other StoreError: the result is unknown."""
         try:
             self._store.create(path, payload)
         except AlreadyExistsError:
@@ -222,7 +226,7 @@ class DecisionLog:
                 raise
 
     def _write_snapshot(self, end: int) -> None:
-        """For faster readers, by drivers alone; losing it loses nothing, and the next driver makes up for it."""
+        """Write a snapshot of the log, for faster readers. A failure is ignored: the next driver writes it again."""
         entries = self._entries[end - SNAPSHOT_ENTRIES : end]
         snapshot = DecisionSnapshot(entries[0].number, tuple(to_document(entry) for entry in entries))
         with suppress(StoreError):
@@ -233,15 +237,15 @@ class DecisionLog:
             f"entry {number} of the decision log cannot be trusted",
             where=self._layout.decision(number),
             cause=problem,
-            remedy="Something other than tidegate changed the job directory; restore the file or use another job id",
+            remedy="Something other than tidegate changed the job directory. Restore the file, or use another job id",
         )
 
 
 class GenerationLog:
-    """One driver's reign. Safe from several threads; blocks on the store.
+    """The log of one generation's driver. Thread-safe. Methods block on the store.
 
     Attributes:
-        generation: the fencing token.
+        generation: number of the generation, the fencing token.
     """
 
     def __init__(self, log: DecisionLog, job_id: str, generation: int) -> None:
@@ -252,26 +256,26 @@ class GenerationLog:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """All entries up to this reign's latest."""
+        """All entries up to the newest that this driver has read or written."""
         return self._log._entries
 
     def append(self, kind: str, data: Mapping[str, Any], run_id: str = "") -> Decision:
-        """Append an entry; it is durable on return. What it says has happened when and only when this returns it.
+        """Append an entry. It is durable on return. The decision is made when, and only when, this method returns.
 
         Args:
             kind: a `DecisionKind` other than fence.
-            data: JSON values; lists, no tuples, and texts as keys, so that this driver holds what a reader reads. They
-                are kept: not to be changed afterwards.
-            run_id: attempt concerned.
+            data: JSON values. Use lists instead of tuples, and text keys, so that this driver has the same values as
+                readers. The mapping is kept: do not change it afterwards.
+            run_id: run concerned.
 
         Raises:
-            FencedError: a newer generation reigns; nothing was appended, and nothing may be done any more.
-            RecordError: `data` is no JSON, or an entry is there that cannot be.
-            UnclearAnswerError: no clear answer after several attempts. The entry may be there or not: the driver must
-                end its reign, and every later append or check raises the same.
+            FencedError: a newer generation exists. Nothing was appended, and the driver must do nothing more.
+            RecordError: `data` is not JSON, or an entry exists that cannot exist.
+            UnclearAnswerError: the result is unknown after several attempts. The entry may exist. The driver must end,
+                and every later append or check raises the same error.
         """
         log = self._log
-        assert kind != "fence", "a fence begins a reign"
+        assert kind != "fence", "only begin_generation appends a fence"
         with log._lock:
             self._refuse_if_fenced(log._entries)
             number = len(log._entries) + 1
@@ -285,13 +289,17 @@ class GenerationLog:
                 raise log._contradiction(number, f"generation {self.generation} did not write it") from None
 
     def check(self) -> None:
-        """Raise FencedError when a newer generation has begun, UnclearAnswerError after an append that ended the
-        reign. For places that are about to act without an entry; an append needs no check before it."""
+        """Raise FencedError when a newer generation exists, UnclearAnswerError after an append with unknown result.
+
+        Call it before an action that appends no entry. An append needs no check before it.
+        """
         self._refuse_if_fenced(self._log.read())
 
     def check_quietly(self) -> StoreError | None:
-        """`check` for a look now and then: what the store does not tell this time is returned, not raised. RecordError
-        is raised: behind an entry that cannot be read nothing can be appended either."""
+        """Run `check` for a periodic test: return a store's error instead of raising it.
+
+        RecordError is raised, because nothing can be appended after an entry that cannot be read.
+        """
         try:
             self.check()
         except (RecordError, UnclearAnswerError):
@@ -301,8 +309,10 @@ class GenerationLog:
         return None
 
     def _refuse_if_fenced(self, entries: Sequence[Decision]) -> None:
-        """A driver that has read a newer fence must not append behind it: there its number would be free. One that
-        does not know what it wrote must not either."""
+        """Raise when this driver may not append: it has read a newer fence, or the result of an append is unknown.
+
+        After a newer fence the next number would be free, so the compare-and-swap alone would not stop the driver.
+        """
         if self._unclear is not None:
             raise self._unclear
         if entries[-1].generation > self.generation:
@@ -312,32 +322,32 @@ class GenerationLog:
 
 
 def last_fence(entries: Sequence[Decision]) -> Decision | None:
-    """The entry that began the current reign."""
+    """Return the entry that began the current generation; None when there is none."""
     return next((entry for entry in reversed(entries) if entry.kind == "fence"), None)
 
 
 def reason_it_cannot_follow(entry: Decision, number: int, generation: int) -> str | None:
-    """Why `entry` cannot follow an entry `number - 1` of `generation`; None when it can. Asked before every write and
-    after every read."""
+    """Return why `entry` cannot follow entry `number - 1` of `generation`; None when it can. Checked before each write
+    and after each read."""
     if entry.number != number:
-        return f"it calls itself entry {entry.number}"
+        return f"its number is {entry.number}"
     if entry.kind == "fence":
         if entry.generation != generation + 1:
             return f"it begins generation {entry.generation} after generation {generation}"
         fence = (entry.data.get("spec"), entry.data.get("launch"))
         if not all(isinstance(value, int) for value in fence):
-            return "a fence names no submission and launch"
+            return "it is a fence without submission and launch"
     elif entry.generation != generation:
-        return f"generation {entry.generation} wrote it under generation {generation}"
+        return f"generation {entry.generation} wrote it, but the current generation is {generation}"
     return None
 
 
 def fenced_error(job_id: str, who: str, fence: Decision) -> FencedError:
-    """The error for `who` that finds `fence`."""
+    """Return the error for a driver or launch `who` that finds the newer `fence`."""
     return FencedError(
-        f"{who} is over",
+        f"{who} was replaced",
         where=f"job {job_id}",
-        cause=f"since {fence.at} generation {fence.generation} reigns, of submission {fence.data['spec']}, "
-        f"launch {fence.data['launch']}",
-        remedy="Nothing: the newer driver carries on",
+        cause=f"generation {fence.generation}, of submission {fence.data['spec']}, launch {fence.data['launch']}, "
+        f"began at {fence.at}",
+        remedy="Do nothing: the newer driver runs the job",
     )

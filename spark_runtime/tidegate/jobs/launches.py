@@ -1,8 +1,8 @@
-"""Records of launches: every attempt to start a driver of a submission, and the process or application it started.
+"""Records of launches: each attempt to start a driver of a submission, and the process or application that it started.
 
-A launch is recorded before the start, so that no driver runs that the job directory knows nothing of, and its process
-after it. Of two launchers at once, create-only attempts let one win; the decision log fences a second driver
-off. Whoever started a driver may die: by these records anybody else finds it again.
+The attempt is recorded before the start, so that the job directory knows every driver. The process is recorded after
+the start. If two launchers start at once, exclusive creation of the record lets one win, and the decision log fences
+off a second driver. If the process that launched a driver dies, others find the driver by these records.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tidegate.jobs.records import Launch, decode, encode
 from tidegate.jobs.stores.store import Store
 
 DRIVER_ENTRY = "driver_entry.py"
-"""Name of the program that spark-submit is given."""
+"""Name of the program that spark-submit runs."""
 MAX_LAUNCH_CONFLICTS = 100
-"""Attempts that other launchers may take first."""
+"""Number of attempts that other launchers may record first, until a launcher gives up."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningDriver:
-    """A driver's process on this machine, alive when it was looked at.
+    """A driver's process on this machine. It was alive when it was found.
 
     Attributes:
-        launch: with pid, start time and log.
+        launch: record with pid, start time and log.
     """
 
     launch: Launch
@@ -42,13 +42,15 @@ class RunningDriver:
         return self.launch.pid
 
     def is_running(self) -> bool:
-        """Whether it still is."""
+        """Return whether the process is still alive."""
         return is_running(self.pid, self.launch.process_started)
 
     def kill(self, number: signal.Signals = signal.SIGTERM) -> bool:
-        """Send it a signal, SIGTERM asking for a graceful end; False when it is gone. A process that has taken over its
-        pid is never touched. The Python program below spark-submit gets the signal first: the JVM has no graceful
-        end, and ends with the program."""
+        """Send the process a signal; SIGTERM requests a graceful end. Returns False when it has ended.
+
+        A later process with the same pid is never signalled. If spark-submit runs a Python program, only the program
+        gets the signal, except SIGKILL: the JVM has no graceful end, and ends with the program.
+        """
         programs = child_processes(self.pid, DRIVER_ENTRY) if self.is_running() else ()
         for pid, started in programs:
             send_signal(pid, started, number)
@@ -70,14 +72,15 @@ def record_launch(
     """Record an attempt to start a driver for submission `spec_number`, before the start.
 
     Args:
-        launcher: kind, for example "local".
-        command: gives the process's arguments for the attempt; they are stored: no secrets.
-        host: where it will run; this machine when None.
-        attempt: this one, or none: for who has judged the attempts before it; None: the next.
+        launcher: kind of the launcher, for example "local".
+        command: returns the process's arguments for the attempt. They are stored, so they must not contain secrets.
+        host: machine on which it will run; None: this machine.
+        attempt: record exactly this attempt, for callers that have checked all earlier attempts; None: the next free
+            one.
 
     Raises:
-        AlreadyExistsError: `attempt` is somebody else's.
-        StoreError: the store cannot write, or others keep launching.
+        AlreadyExistsError: another launcher has recorded `attempt`.
+        StoreError: the store cannot write, or other launchers keep recording attempts.
     """
     launch = Launch(
         spec=spec_number,
@@ -100,27 +103,34 @@ def record_launch(
                 raise
             continue
         return launch
-    raise StoreError("others keep launching this submission", where=layout.launches, remedy="Find out who does")
+    raise StoreError(
+        "other processes keep launching this submission",
+        where=layout.launches,
+        remedy="Find the process that launches it; check for a second DAG run, CLI session or agent",
+    )
 
 
 def record_process(store: Store, layout: JobLayout, launch: Launch) -> Launch:
-    """Record what a launch has started: a process of this machine, or a driver that a cluster runs."""
+    """Record the process or cluster application that a launch has started. Create-only."""
     store.create(layout.launched_process(launch.spec, launch.attempt), encode(launch))
     return launch
 
 
 def refuse_if_superseded(store: Store, layout: JobLayout, spec: int, attempt: int) -> None:
-    """Raise FencedError when a newer submission, or a newer launch of this one, is recorded: for a driver that is about
-    to begin. Whoever launched anew has given it up. Once it reigns, the decision log alone judges (S9.2)."""
+    """Raise FencedError when a newer submission, or a newer launch of this submission, is recorded.
+
+    A driver calls it before it begins, because a newer launch means that its own launch was given up. After the fence,
+    only the decision log decides (S9.2).
+    """
     newest = max(_launches(store, layout), default=(spec, attempt))
     if newest > (spec, attempt):
-        cause, remedy = f"launch {newest[1]} of submission {newest[0]}", "Nothing: the newer launch's driver carries on"
+        cause, remedy = f"launch {newest[1]} of submission {newest[0]}", "Do nothing: the newer launch runs the job"
     elif store.exists(layout.spec(spec + 1)):
-        cause, remedy = f"submission {spec + 1}", "Nothing: that is what the job does now, once it is launched"
+        cause, remedy = f"submission {spec + 1}", "Do nothing: the newer submission replaces it when it is launched"
     else:
         return
     raise FencedError(
-        f"launch {attempt} of submission {spec} was given up before it began",
+        f"launch {attempt} of submission {spec} was replaced before its driver began",
         where=f"job {layout.job_id}",
         cause=f"{cause} is recorded",
         remedy=remedy,
@@ -128,7 +138,7 @@ def refuse_if_superseded(store: Store, layout: JobLayout, spec: int, attempt: in
 
 
 def find_local_driver(store: Store, layout: JobLayout, spec_number: int) -> RunningDriver | None:
-    """The newest driver of a submission that runs on this machine; None when there is none."""
+    """Return the newest driver of a submission that runs on this machine; None when there is none."""
     for launch in launched_processes(store, layout, spec_number):
         if is_on_this_host(launch) and launch.pid is not None and is_running(launch.pid, launch.process_started):
             return RunningDriver(launch)
@@ -136,8 +146,10 @@ def find_local_driver(store: Store, layout: JobLayout, spec_number: int) -> Runn
 
 
 def local_driver_death(store: Store, layout: JobLayout, spec_number: int) -> Launch | None:
-    """The newest launch of a submission when its process was on this machine and is gone: a certain death. None: it
-    lives, runs elsewhere, or was never launched."""
+    """Return the newest launch of a submission if its process ran on this machine and has ended, so it is surely dead.
+
+    None: the process lives, runs elsewhere, or was never recorded.
+    """
     attempt = newest_attempt(store, layout, spec_number)
     launch = launched_process(store, layout, spec_number, attempt) if attempt else None
     if launch is None or not is_on_this_host(launch) or launch.pid is None:
@@ -146,7 +158,7 @@ def local_driver_death(store: Store, layout: JobLayout, spec_number: int) -> Lau
 
 
 def launched_processes(store: Store, layout: JobLayout, spec_number: int) -> list[Launch]:
-    """Launches of a submission whose process was recorded, newest first."""
+    """Return the launches of a submission whose process was recorded, newest first."""
     found: list[Launch] = []
     for number, attempt in reversed(_launches(store, layout)):
         launch = launched_process(store, layout, number, attempt) if number == spec_number else None
@@ -156,24 +168,24 @@ def launched_processes(store: Store, layout: JobLayout, spec_number: int) -> lis
 
 
 def newest_attempt(store: Store, layout: JobLayout, spec_number: int) -> int:
-    """The newest recorded attempt to launch a submission; 0: none."""
+    """Return the newest recorded attempt to launch a submission; 0: none."""
     return max((attempt for number, attempt in _launches(store, layout) if number == spec_number), default=0)
 
 
 def read_launch(store: Store, layout: JobLayout, spec_number: int, attempt: int) -> Launch:
-    """A launch, with what it has started as far as that is recorded. Raises NotFoundError."""
+    """Return a launch, with its process if that is recorded. Raises NotFoundError."""
     path = layout.launch(spec_number, attempt)
     return launched_process(store, layout, spec_number, attempt) or decode(store.read(path), Launch, path)
 
 
 def may_be_queued(store: Store, layout: JobLayout, spec_number: int) -> bool:
-    """The newest launch is a cluster's, which may keep its driver waiting in a queue for any time."""
+    """Return whether a cluster launched the newest attempt. It may keep the driver in a queue for any time."""
     attempt = newest_attempt(store, layout, spec_number)
     return attempt > 0 and read_launch(store, layout, spec_number, attempt).external_id is not None
 
 
 def launched_process(store: Store, layout: JobLayout, spec_number: int, attempt: int) -> Launch | None:
-    """A launch with what it has started; None: that was never recorded."""
+    """Return a launch with its process; None when no process was recorded."""
     path = layout.launched_process(spec_number, attempt)
     try:
         return decode(store.read(path), Launch, path)
@@ -186,5 +198,5 @@ def _launches(store: Store, layout: JobLayout) -> list[tuple[int, int]]:
 
 
 def is_on_this_host(launch: Launch) -> bool:
-    """Whether it was made on this machine, where pids are what its record says."""
+    """Return whether the launch ran on this machine and in this pid namespace, so that its pid is valid here."""
     return launch.host == host_name() and launch.process_space == process_namespace()

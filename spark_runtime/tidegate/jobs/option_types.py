@@ -1,5 +1,7 @@
-"""The kinds of settings that options have: each takes what users write, refuses what is wrong with what is allowed, and
-gives what programs use."""
+"""Types of job options. Each parses the form that users write, and returns the form that programs use.
+
+A wrong value raises OptionError with the allowed values.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from tidegate.errors import OptionError
 from tidegate.units import ByteSize, format_duration, format_size, parse_duration, parse_size
 
 AUTO: Final[Any] = "auto"
-"""The value of a setting that nobody has named, where the choice is left to later."""
+"""Value of an option that the user did not set, when the value is derived later."""
 
 T = TypeVar("T")
 G = TypeVar("G")
 
 
 class OptionType(Generic[T, G]):
-    """A field that takes what users write (`G`) and gives what programs use (`T`)."""
+    """A field of JobOptions that accepts the form users write (`G`) and returns the form programs use (`T`)."""
 
     def __init__(self, default: G) -> None:
         self._given_default = default
@@ -42,26 +44,26 @@ class OptionType(Generic[T, G]):
         vars(options)[self.name] = self.parse(value)
 
     def parse(self, value: G) -> T:
-        """`value` checked, or OptionError."""
+        """Check and convert a value. Raises OptionError."""
         raise NotImplementedError
 
     def plain(self, value: T) -> Any:
-        """JSON form that `parse` takes back."""
+        """Return the JSON form of a value. `parse` accepts it."""
         return value
 
     def effective(self, value: T, options: object) -> T:
-        """What programs get of a stored value. Args: options: the object that holds it."""
+        """Return the value that programs see for a stored value. `options` is the object that holds it."""
         return value
 
     def refuse(self, value: object, allowed: str) -> OptionError:
-        """The error for a wrong value."""
+        """Make the error for a wrong value."""
         return OptionError(
             f"{value!r} is not a value of {self.name}", where=f"option {self.name}", remedy=f"Give {allowed}"
         )
 
 
 class Count(OptionType[int, int | str]):
-    """A whole number within bounds."""
+    """A whole number within limits."""
 
     def __init__(self, default: int, least: int, most: int | None = None) -> None:
         self._least, self._most = least, most
@@ -81,7 +83,7 @@ class Count(OptionType[int, int | str]):
 
 
 class OptionalCount(OptionType[int | None, int | str | None]):
-    """A whole number from `least` upwards, or None: no limit."""
+    """A whole number of at least `least`, or None: no limit."""
 
     def __init__(self, default: int | None, least: int) -> None:
         self._least = least
@@ -101,7 +103,7 @@ class OptionalCount(OptionType[int | None, int | str | None]):
 
 
 class Factor(OptionType[float, float | str]):
-    """A number, `least` or more."""
+    """A number of at least `least`."""
 
     def __init__(self, default: float, least: float) -> None:
         self._least = least
@@ -119,7 +121,7 @@ class Factor(OptionType[float, float | str]):
 
 
 class Flag(OptionType[bool, bool | str]):
-    """True or False, also as the words "true" and "false"."""
+    """True or False, or the words "true" and "false"."""
 
     def parse(self, value: bool | str) -> bool:
         """See `OptionType.parse`."""
@@ -132,7 +134,7 @@ class Flag(OptionType[bool, bool | str]):
 
 
 class Duration(OptionType[timedelta, timedelta | str]):
-    """A duration, at least `least`."""
+    """A duration of at least `least`."""
 
     def __init__(self, default: str, least: str = "0 s") -> None:
         self._least = parse_duration(least)
@@ -151,10 +153,10 @@ class Duration(OptionType[timedelta, timedelta | str]):
 
 
 class OptionalDuration(OptionType[timedelta | None, timedelta | str | None]):
-    """A duration of at least a millisecond, or None: off."""
+    """A duration of at least 1 ms, or None: off."""
 
     OFF = "none"
-    """The word that turns the option off."""
+    """The word that switches the option off."""
 
     def parse(self, value: timedelta | str | None) -> timedelta | None:
         """See `OptionType.parse`."""
@@ -171,8 +173,8 @@ class OptionalDuration(OptionType[timedelta | None, timedelta | str | None]):
 
 
 class AutoDuration(OptionalDuration):
-    """An optional duration that users may leave open, "auto": programs get None then, and `JobOptions.left_open` names
-    it."""
+    """An optional duration with the value "auto", for an option that the user did not set. Programs then see None, and
+    `JobOptions.left_open` contains its name."""
 
     OFF = "off"
 
@@ -184,7 +186,7 @@ class AutoDuration(OptionalDuration):
         return None if word == self.OFF else super().parse(value)
 
     def effective(self, value: timedelta | None, options: object) -> timedelta | None:
-        """See `OptionType.used`."""
+        """See `OptionType.effective`."""
         return None if value == AUTO else value
 
     def plain(self, value: timedelta | None) -> Any:
@@ -193,8 +195,8 @@ class AutoDuration(OptionalDuration):
 
 
 class AutoCount(OptionalCount):
-    """An optional count that users may leave open, "auto": programs get what `derive` makes of the other options, each
-    time again, and records keep "auto", so that a change of those options changes it too."""
+    """An optional count with the value "auto", for an option that the user did not set. Programs see the result of
+    `derive` on the other options. Records store "auto", so that the count follows a later change of these options."""
 
     def __init__(self, derive: Callable[[Any], int | None], least: int) -> None:
         self._derive = derive
@@ -205,12 +207,12 @@ class AutoCount(OptionalCount):
         return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else super().parse(value)
 
     def effective(self, value: int | None, options: object) -> int | None:
-        """See `OptionType.used`."""
+        """See `OptionType.effective`."""
         return self._derive(options) if value == AUTO else value
 
 
 class Size(OptionType[ByteSize, ByteSize | str]):
-    """A number of bytes, at least `least`."""
+    """A number of bytes of at least `least`."""
 
     def __init__(self, default: str, least: str = "0 B") -> None:
         self._least = parse_size(least)
@@ -229,7 +231,7 @@ class Size(OptionType[ByteSize, ByteSize | str]):
 
 
 class OptionalSize(OptionType[ByteSize | None, ByteSize | str | None]):
-    """A number of bytes, at least `least`, or None."""
+    """A number of bytes of at least `least`, or None."""
 
     def __init__(self, default: str | None, least: str) -> None:
         self._least = parse_size(least)
@@ -250,7 +252,7 @@ class OptionalSize(OptionType[ByteSize | None, ByteSize | str | None]):
 
 
 class Choice(OptionType[T, T]):
-    """One of a few words."""
+    """One of a few fixed values."""
 
     def __init__(self, default: T, *others: T) -> None:
         self._allowed: tuple[T, ...] = (default, *others)

@@ -1,4 +1,4 @@
-"""`JobOptions`: every setting of a job, the same names in Python, Airflow, the command line and the docs."""
+"""`JobOptions`: all settings of a job. Python, Airflow, the command line and the docs use the same names."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from tidegate.units import format_duration, format_size, parse_duration, parse_s
 __all__ = ["JobOptions", "format_duration", "format_size", "parse_duration", "parse_size"]
 
 MAX_KEY_GROUPS = 32_768
-"""Upper bound of `max_parallelism`: key groups travel as uint16, with room to spare."""
+"""Upper limit of `max_parallelism`. Key groups are sent as uint16, which could hold twice as many."""
 
 STATE_MEMORY_DIVISOR = 4
-"""One such part of `slot_memory` is for RocksDB: Python with Arrow and numba takes some 300 MiB to begin with."""
+"""Part of `slot_memory` that RocksDB may use, as a divisor. Python with Arrow and numba needs about 300 MiB itself."""
 
 MEMORY_STREAM_BYTES = 6 * 2**20
-"""With state_backend="memory" streams below so many bytes are part of the metadata: its snapshots have up to 5 MiB."""
+"""With state_backend="memory", state up to this size is stored in the metadata. Its snapshots have at most 5 MiB."""
 
 DEFAULT_ATTEMPTS = 3
-"""`restart_attempts` where it is not named and restarts have a limit."""
+"""`restart_attempts` when it is not set and restarts are limited."""
 
 ExecutionMode = Literal["streaming", "batch"]
 CheckpointMode = Literal["exactly_once", "at_least_once", "off"]
@@ -54,83 +54,86 @@ Restart = Literal["fixed_delay", "exponential_delay", "failure_rate", "none"]
 
 @dataclass(frozen=True)
 class JobOptions:
-    """Settings of one submission. Durations are `timedelta` or texts such as "10 min", sizes texts such as "4 MiB";
-    bare numbers are refused. A wrong value raises OptionError.
+    """Settings of one submission.
+
+    Durations are `timedelta` or text such as "10 min", sizes are text such as "4 MiB". Bare numbers are refused. A
+    wrong value raises OptionError.
 
     Attributes:
-        parallelism: subtasks per operator, and slots; 1 to `max_parallelism`.
-        max_parallelism: key groups; fixed for the life of a job (S5.1).
-        slot_memory: resident memory a slot may use.
-        state_backend: what keeps keyed state (S5.2): "heap": columns in the slot's memory, copied on write; "memory":
-            the same, for small state: snapshots lie in the metadata, with a limit; "rocksdb": files on local disk, so
-            that state may be several times larger than memory.
-        state_memory: of `slot_memory`, what all operators of a slot that keep state with "rocksdb" may together hold in
-            memory; None: a quarter.
-        execution_mode: "streaming", or "batch": bounded input only, as stages of Spark, without checkpoints: what is
-            about them, restarts from them and savepoints has no meaning then (S8.1, docs/modes.md).
-        allow_mode_dependent: in batch, run operators that may give other rows than in streaming; the clock then stands
-            still at the start of the run (S8.2).
-        checkpoint_mode: "exactly_once" or "at_least_once" of records on state (S3.2, S3.3); "off": no snapshots at all,
-            every request for one is refused, and after a failure the job starts over.
-        unaligned_checkpoints: barriers of checkpoints overtake what is queued, which becomes state: a checkpoint does
-            not wait for slow operators, and is larger. Not for savepoints and the last snapshot; operators with a
-            forward or broadcast input align (S3.7).
-        aligned_checkpoint_timeout: with `unaligned_checkpoints`: how long a checkpoint aligns at an operator, from its
-            first barrier there, before it overtakes.
-        checkpoint_interval: time between periodic checkpoints; None or "off": no periodic ones (S1.1). Where it is not
-            named, the driver of a submission takes 1 min for a streaming pipeline with an unbounded source, and none
-            for others.
-        min_pause_between_checkpoints: least time from a completion to the next periodic trigger (S1.2).
-        checkpoint_timeout: a pending checkpoint older than this is aborted (S1.4).
-        max_concurrent_checkpoints: pending at once (S1.2).
-        max_queued_requests: checkpoint requests that may wait (S1.2).
+        parallelism: subtasks per operator, and number of slots; 1 to `max_parallelism`.
+        max_parallelism: number of key groups; it never changes in the life of a job (S5.1).
+        slot_memory: resident memory that a slot may use.
+        state_backend: storage of keyed state (S5.2). "heap": columns in the slot's memory, copied on write. "memory":
+            the same for small state; snapshots are stored in the metadata, with a size limit. "rocksdb": files on local
+            disk; the state may be several times larger than memory.
+        state_memory: part of `slot_memory` that all operators of a slot with "rocksdb" state may use together; None: a
+            quarter.
+        execution_mode: "streaming", or "batch". Batch runs bounded input as stages of Spark, without checkpoints.
+            Options about checkpoints, restarts from them and savepoints have no effect then (S8.1, docs/modes.md).
+        allow_mode_dependent: in batch mode, run operators whose rows may differ from streaming mode; the clock then
+            stands still at the start of the run (S8.2).
+        checkpoint_mode: how often a record counts in the state after a restart: "exactly_once" or "at_least_once"
+            (S3.2, S3.3). "off": no snapshots; each request for one is refused, and after a failure the job starts from
+            the beginning.
+        unaligned_checkpoints: barriers of checkpoints overtake queued records, which become part of the snapshot. A
+            checkpoint then does not wait for slow operators, but is larger. Savepoints and the final snapshot align,
+            and so do operators with a forward or broadcast input (S3.7).
+        aligned_checkpoint_timeout: with `unaligned_checkpoints`: how long an operator aligns, from the first barrier,
+            before barriers overtake.
+        checkpoint_interval: time between periodic checkpoints; None or "off": no periodic checkpoints (S1.1). If it is
+            not set, the driver uses 1 min for a streaming pipeline with an unbounded source, and none for others.
+        min_pause_between_checkpoints: shortest time from a completion to the next periodic trigger (S1.2).
+        checkpoint_timeout: age at which a pending checkpoint is aborted (S1.4).
+        max_concurrent_checkpoints: most checkpoints pending at the same time (S1.2).
+        max_queued_requests: most checkpoint requests that may wait (S1.2).
         tolerable_checkpoint_failures: failures in a row before the job fails over (S2.2).
-        retained_checkpoints: newest completed checkpoints kept (S2.3).
-        retention: "keep" or "delete" checkpoints when the job is FINISHED or CANCELED; after any other end they stay,
-            and savepoints always do (S2.3).
-        state_size_threshold: smaller state streams live in the snapshot's metadata (S5.4).
-        snapshot_compression: of large states that are written as rows, which are all but the files of "rocksdb":
-            "none": as fast as a local disk; "lz4", "zstd": fewer bytes for more of the processor. A restore reads any.
-        local_recovery: state files of checkpoints are kept on the slot's own disk, too; a restart on the same machine
-            reads them there, where they are whole (S5.4).
-        restart_strategy: "exponential_delay", "fixed_delay", "failure_rate", or "none": the first failure is the last
-            (S9.1). Waiting for slots uses up no restart and no time of these options. A failure that no restart can
-            cure fails the job at once, whatever the strategy.
+        retained_checkpoints: number of newest completed checkpoints to keep (S2.3).
+        retention: "keep" or "delete" checkpoints when the job is FINISHED or CANCELED. After any other end they are
+            kept. Savepoints are always kept (S2.3).
+        state_size_threshold: state streams smaller than this are stored in the snapshot's metadata (S5.4).
+        snapshot_compression: compression of large state. Files of "rocksdb" are not affected. "none": as fast as a
+            local disk. "lz4", "zstd": fewer bytes for more CPU time. A restore reads all of them.
+        local_recovery: keep state files of checkpoints also on the slot's own disk. A restart on the same machine reads
+            intact files there (S5.4).
+        restart_strategy: "exponential_delay", "fixed_delay", "failure_rate", or "none": the first failure ends the job
+            (S9.1). A wait for slots uses up no restart, and does not count in the times of these options. A failure
+            that a restart cannot fix ends the job at once with every strategy.
         restart_attempts: restarts since the last completed checkpoint before the job fails; None: no limit. With
-            "failure_rate": failures in any `restart_failure_interval`, whatever completes. Where it is not named: no
-            limit with "exponential_delay" in streaming, else 3.
-        restart_delay: pause before a restart; with "exponential_delay" the first one.
+            "failure_rate": failures in any `restart_failure_interval`, whatever completes meanwhile. If it is not set:
+            no limit with "exponential_delay" in streaming mode, else 3.
+        restart_delay: pause before a restart; with "exponential_delay" the first pause.
         restart_max_delay: longest pause with "exponential_delay".
-        restart_backoff_multiplier: with "exponential_delay" each pause is so many times the one before, give or take a
+        restart_backoff_multiplier: with "exponential_delay", factor from one pause to the next, varied by up to a
             tenth; 1 or more.
-        restart_reset_after: with "exponential_delay": after a run that was up for so long, pauses begin at
-            `restart_delay` again, and all attempts are there.
-        restart_failure_interval: with "failure_rate": where `restart_attempts` failures are allowed.
+        restart_reset_after: with "exponential_delay": after a run of this length, pauses start at `restart_delay`
+            again, and all attempts are available again.
+        restart_failure_interval: with "failure_rate": the period that may have `restart_attempts` failures.
         slots_timeout: how long to wait for slots.
         idle_after: a source without records for this long no longer holds the watermark back; None: it always does
             (S4.4).
         channel_capacity: bytes buffered per channel.
-        heartbeat_interval: between heartbeats of slots and driver.
-        heartbeat_timeout: silence after which a slot or driver counts as dead; longer than `heartbeat_interval`.
-        slot_progress_timeout: a slot that lives but has not come round its loop for so long, since a user function or
-            connector does not return, counts as hung, and the run restarts; None: never.
-        stop_timeout: for a stop that names no timeout of its own, from the moment the driver takes the command to the
-            end of the job; what follows then is the command's `on_timeout` (S7.7).
-        sigterm_timeout: for a graceful end after SIGTERM.
-        commit: "automatic": completion permits the commit (S7.4). "on_request": only an approval does, which may come
-            long after (S7.8).
-        max_uncommitted_checkpoints: with commit="on_request": completed checkpoints that may wait for a verdict; as
-            long as so many do, sources pause and no periodic checkpoint starts.
-        processing_time_on_end: what becomes of windows over processing time that are open when their input ends, by
-            itself or by a stop with drain: "fire": they fire once, early; "drop": they are dropped, counted as
-            `processing_time_dropped` and logged. On a stop without drain they stay in the savepoint (S7.6).
-        savepoint_directory: absolute folder or URL for savepoints; None: the job's own folder.
-        on_owner_lost: what the job does by itself when its owner, an Airflow task or trigger that has begun to renew
-            `owner.json`, does so no more: "keep_running"; "savepoint_then_stop": it stops with a savepoint, as a stop
-            by command does, and tries again for as long as that fails; "cancel".
-        owner_timeout: how long `owner.json` stands still, by the driver's own clock, until the owner counts as lost.
-        log_format: of the lines that the driver and its slots log: "text": the message, then key=value; "json": one
-            JSON object a line.
+        heartbeat_interval: time between heartbeats of slots and driver.
+        heartbeat_timeout: time without a heartbeat after which a slot or driver counts as dead; longer than
+            `heartbeat_interval`.
+        slot_progress_timeout: if a user function or connector in a live slot does not return for this long, the slot
+            counts as hung, and the run restarts; None: never.
+        stop_timeout: timeout of a stop that does not name one, from the moment the driver accepts the command to the
+            end of the job. The command's `on_timeout` says what happens then (S7.7).
+        sigterm_timeout: timeout of a graceful end after SIGTERM.
+        commit: "automatic": a completed checkpoint is committed (S7.4). "on_request": it is committed only after an
+            approval, which may come much later (S7.8).
+        max_uncommitted_checkpoints: with commit="on_request": most completed checkpoints that may wait for a verdict.
+            While so many wait, sources pause and no periodic checkpoint starts.
+        processing_time_on_end: what happens to open processing-time windows when their input ends, by itself or by a
+            stop with drain. "fire": they fire once, early. "drop": they are dropped, counted as
+            `processing_time_dropped`, and logged. A stop without drain keeps them in the savepoint (S7.6).
+        savepoint_directory: absolute folder or URL for savepoints; None: below the job directory.
+        on_owner_lost: what the job does when its owner stops renewing `owner.json`. An owner is an Airflow task or
+            trigger that has begun to renew it. "keep_running"; "savepoint_then_stop": the job stops with a savepoint,
+            as after a stop command, and repeats a failed stop; "cancel".
+        owner_timeout: how long `owner.json` may stay unchanged, by the driver's own clock, before the owner is lost.
+        log_format: format of the driver's and slots' log lines. "text": the message, then key=value. "json": one JSON
+            object per line.
     """
 
     parallelism: Count = Count(1, 1, MAX_KEY_GROUPS)
@@ -188,20 +191,20 @@ class JobOptions:
             raise OptionError(
                 "heartbeat_timeout must be longer than heartbeat_interval",
                 where="option heartbeat_timeout",
-                remedy=f"Give more than {format_duration(self.heartbeat_interval)}",
+                remedy=f"Give a duration longer than {format_duration(self.heartbeat_interval)}",
             )
         if self.state_memory is not None and self.state_memory >= self.slot_memory:
             raise OptionError(
                 f"state_memory {format_size(self.state_memory)} is not less than slot_memory "
                 f"{format_size(self.slot_memory)}",
                 where="option state_memory",
-                cause="a slot needs memory for its buffers and for Python, too",
+                cause="a slot also needs memory for its buffers and for Python",
                 remedy="Lower state_memory, or raise slot_memory",
             )
         self._check_restarts()
         if self.checkpoint_mode == "off" and self.checkpoint_interval is not None:
             raise OptionError(
-                "checkpoint_interval asks for checkpoints, but checkpoint_mode is 'off'",
+                "checkpoint_interval requests checkpoints, but checkpoint_mode is 'off'",
                 where="option checkpoint_interval",
                 remedy="Set checkpoint_interval=none, or checkpoint_mode to exactly_once or at_least_once",
             )
@@ -219,14 +222,14 @@ class JobOptions:
             )
         if self.unaligned_checkpoints and self.checkpoint_mode != "exactly_once":
             raise OptionError(
-                f"unaligned_checkpoints does not go with checkpoint_mode={self.checkpoint_mode!r}",
+                f"unaligned_checkpoints cannot be used with checkpoint_mode={self.checkpoint_mode!r}",
                 where="option unaligned_checkpoints",
-                cause="only exactly_once blocks channels: there is nothing to overtake",
+                cause="only exactly_once blocks channels, so only there can a barrier overtake",
                 remedy="Leave one of the two at its default",
             )
         if self.aligned_checkpoint_timeout and not self.unaligned_checkpoints:
             raise OptionError(
-                "aligned_checkpoint_timeout says when checkpoints stop aligning, but unaligned_checkpoints is off",
+                "aligned_checkpoint_timeout limits the alignment of checkpoints, but unaligned_checkpoints is off",
                 where="option aligned_checkpoint_timeout",
                 remedy="Set unaligned_checkpoints=true, or leave the timeout out",
             )
@@ -247,26 +250,26 @@ class JobOptions:
             )
         if self.restart_strategy == "failure_rate" and self.restart_attempts is None:
             raise OptionError(
-                "failure_rate needs restart_attempts: how many failures an interval may have",
+                "failure_rate needs restart_attempts, the number of failures allowed in an interval",
                 where="option restart_attempts",
-                remedy="Give a number, or use fixed_delay with restart_attempts=none to restart for ever",
+                remedy="Give a number, or use fixed_delay with restart_attempts=none for restarts without limit",
             )
 
     @property
     def left_open(self) -> frozenset[str]:
-        """Names of the options that nobody has named: records hold "auto" in their place, and they are derived from the
-        other options and, by the driver, from the pipeline (S1.1, S9.1)."""
+        """Names of the options that the user did not set. Records contain "auto" for them. Their values are derived
+        from the other options and, by the driver, from the pipeline (S1.1, S9.1)."""
         return frozenset(field.name for field in dataclasses.fields(self) if vars(self)[field.name] == AUTO)
 
     @property
     def derived_attempts(self) -> int | None:
-        """`restart_attempts` where it is not named: in batch every restart repeats all the work (S9.1)."""
+        """The value of an unset `restart_attempts`. In batch it is limited: each restart repeats all work (S9.1)."""
         forever = self.restart_strategy == "exponential_delay" and self.execution_mode == "streaming"
         return None if forever else DEFAULT_ATTEMPTS
 
     @property
     def unaligned_after_ms(self) -> int | None:
-        """From a checkpoint's first barrier to overtaking, milliseconds; None: never (S3.7)."""
+        """Time from a checkpoint's first barrier until barriers overtake, in milliseconds; None: never (S3.7)."""
         if not self.unaligned_checkpoints:
             return None
         return self.aligned_checkpoint_timeout // timedelta(milliseconds=1)
@@ -278,12 +281,12 @@ class JobOptions:
 
     @property
     def state_memory_bytes(self) -> int:
-        """`state_memory` in bytes, as it was given or derived."""
+        """`state_memory` in bytes, set by the user or derived."""
         return int(self.slot_memory) // STATE_MEMORY_DIVISOR if self.state_memory is None else int(self.state_memory)
 
     @property
     def state_size_threshold_bytes(self) -> int:
-        """`state_size_threshold` in bytes; with state_backend="memory" all that such a back end may write."""
+        """`state_size_threshold` in bytes. With state_backend="memory", the limit of a snapshot in the metadata."""
         given = int(self.state_size_threshold)
         return max(given, MEMORY_STREAM_BYTES) if self.state_backend == "memory" else given
 
@@ -294,9 +297,9 @@ class JobOptions:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any] | None) -> JobOptions:
-        """Options from names and values, as in a file, a DAG or on the command line; numbers may be texts.
+        """Make options from names and values, as in a file, a DAG or on the command line. Numbers may be text.
 
-        Raises OptionError naming the nearest right name, or what the option allows.
+        Raises OptionError with the nearest valid name, or with the allowed values.
         """
         given = dict(mapping or {})
         names = [field.name for field in dataclasses.fields(cls)]
@@ -311,7 +314,7 @@ class JobOptions:
         return cls(**given)
 
     def to_mapping(self) -> dict[str, str | float | None]:
-        """Every option as JSON; `from_mapping` gives equal options back."""
+        """Return every option as JSON. `from_mapping` makes equal options from it."""
         mapping: dict[str, str | float | None] = {}
         for field in dataclasses.fields(self):
             setting: Any = vars(type(self))[field.name]

@@ -1,4 +1,4 @@
-"""Processes of this machine, told apart even when a pid is used again."""
+"""Processes of this machine, identified by pid and start time, because the system reuses pids."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from contextlib import suppress
 
 
 def host_name() -> str:
-    """This machine's name."""
+    """Return the name of this machine."""
     return socket.gethostname()
 
 
 def process_namespace() -> str:
-    """What pids are unique in, besides the host's name: containers may share that. "" where the system does not
-    tell."""
+    """Return the pid namespace of this process; "" where the system does not report it.
+
+    Containers may share a host name, but a pid is unique only in its namespace.
+    """
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -24,8 +26,10 @@ def process_namespace() -> str:
 
 
 def process_start_time(pid: int) -> str | None:
-    """A text that this very process has for all its life and no other with its pid has; None when there is no such
-    process, or it has ended and only waits for its parent."""
+    """Return a text that identifies the process with this pid, and no later process with the same pid.
+
+    None: there is no such process, or it has ended and waits for its parent to collect it.
+    """
     if not os.path.isdir("/proc/self"):
         return _started_by_ps(pid)
     try:
@@ -40,12 +44,12 @@ def process_start_time(pid: int) -> str | None:
 
 
 def is_running(pid: int, started: str | None) -> bool:
-    """Whether the process that `started` belongs to is running on this machine."""
+    """Return whether the process that `started` identifies runs on this machine."""
     return started is not None and process_start_time(pid) == started
 
 
 def send_signal(pid: int, started: str | None, number: signal.Signals) -> bool:
-    """Send a signal to this very process; False when it is not running."""
+    """Send a signal to the process that `started` identifies. Returns False when it is not running."""
     if not is_running(pid, started):
         return False
     with suppress(ProcessLookupError):
@@ -55,7 +59,7 @@ def send_signal(pid: int, started: str | None, number: signal.Signals) -> bool:
 
 
 def child_processes(pid: int, word: str) -> tuple[tuple[int, str | None], ...]:
-    """Processes that this one has started and that have `word` in their command line: pid and start text of each."""
+    """Return pid and start text of each child process of `pid` that has `word` in its command line."""
     try:
         answer = subprocess.run(
             ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=False, timeout=10

@@ -1,4 +1,4 @@
-"""Reading what a job's processes have written for people."""
+"""Reading the logs that a job's processes have written."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tidegate.jobs.records import Launch
 from tidegate.jobs.stores.store import Store
 
 LOG_TAIL_LINES = 20
-"""Lines of a dead driver's output that its error shows."""
+"""Number of lines of a dead driver's output in its error message."""
 
 
 def read_logs(store: Store, layout: JobLayout, launches: Sequence[Launch], generation: int) -> dict[str, str]:
-    """Texts by file name: the output of `launches`, as far as this machine has it, and the log files of `generation`
+    """Return texts by file name: the output of `launches`, if it is on this machine, and the logs of `generation`
     (0: none)."""
     found: dict[str, str] = {}
     for launch in launches:
@@ -31,7 +31,7 @@ def read_logs(store: Store, layout: JobLayout, launches: Sequence[Launch], gener
 
 
 def output_tail(launch: Launch) -> str:
-    """The last lines of a launch's output; "" when this machine does not have it."""
+    """Return the last lines of a launch's output; "" when the output is not on this machine."""
     try:
         return "\n".join(_output(launch).splitlines()[-LOG_TAIL_LINES:])
     except OSError:

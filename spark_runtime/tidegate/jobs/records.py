@@ -1,5 +1,8 @@
-"""The durable records of a job directory (docs/job-directory.md). Immutable; written once, or replaced by their one
-kind of writer. Times are ISO 8601 texts for people: nothing is decided by them, except the expiry of commands."""
+"""The durable records of a job directory (docs/job-directory.md). Records are immutable: each is written once, or
+replaced by one kind of writer.
+
+Times are ISO 8601 texts for readers. No decision depends on them, except the expiry of commands.
+"""
 
 from __future__ import annotations
 
@@ -50,23 +53,23 @@ Verb = Literal["checkpoint", "savepoint", "stop", "cancel", "commit", "reject"]
 
 @dataclass(frozen=True, slots=True)
 class RestoreFrom:
-    """What a submission starts from (S9.3).
+    """The snapshot that a submission starts from (S9.3).
 
     Attributes:
-        kind: `latest`: the latest recovery point of the job's current lineage; `checkpoint`, `savepoint`: the one
-            named.
-        path: absolute URL of the snapshot's folder, or the folder relative to the root; None for `latest`, or when
-            `checkpoint_id` names it.
-        checkpoint_id: of a checkpoint of this job.
+        kind: `latest`: the latest recovery point of the job's current lineage; `checkpoint`, `savepoint`: the snapshot
+            that `path` or `checkpoint_id` names.
+        path: absolute URL of the snapshot's folder, or a path relative to the root; None for `latest`, or when
+            `checkpoint_id` names the snapshot.
+        checkpoint_id: id of a checkpoint of this job.
         allow_non_restored_state: drop state that has no operator in the new graph (S5.5).
-        on_committed_after: what to do about going back past something committed.
-        allow_drained: restore a snapshot that a drain took, whose windows have fired early and emit again (S7.5).
-        fork_of: the job that the snapshot is of, when this is a fork to work off a part of its input beside it: it
-            needs bounded sources, and sinks that write elsewhere. Kept by restores of the fork's own snapshots.
-        claim_mode: of a snapshot that is named: "no_claim": a savepoint stays as it is (the job's own checkpoints go by
-            retention), and the first checkpoint afterwards uses none of its files; "claim": it is the job's, which may
-            share its files and, once the submission has completed a recovery point of its own, deletes it when it is
-            not needed any more, a savepoint too (S7.4).
+        on_committed_after: what to do when output was committed after the snapshot.
+        allow_drained: restore a snapshot that a drain took, whose windows fired early and will emit again (S7.5).
+        fork_of: id of the job that owns the snapshot, when this submission is a fork. A fork needs bounded sources,
+            and sinks that write elsewhere. Restores of the fork's own snapshots keep it.
+        claim_mode: for a named snapshot. "no_claim": a savepoint stays unchanged (the job's own checkpoints follow the
+            retention), and the next checkpoint uses none of its files. "claim": the job owns the snapshot and may
+            share its files. After the submission has completed its own recovery point, the job deletes the snapshot,
+            even a savepoint, when it is no longer needed (S7.4).
     """
 
     kind: Literal["latest", "checkpoint", "savepoint"]
@@ -81,12 +84,11 @@ class RestoreFrom:
 
 @dataclass(frozen=True, slots=True)
 class RelativePaths:
-    """Where relative paths of a pipeline lie, whoever builds it, in whatever working directory.
+    """Base of a pipeline's relative paths, independent of the working directory of the process that builds it.
 
     Attributes:
-        folder: absolute path of the folder that they are relative to; None: there is none that lasts, so that they are
-            refused.
-        within: absolute path of a folder that they must not lead out of; None: they may lead anywhere.
+        folder: absolute path of the base folder; None: there is no lasting folder, so relative paths are refused.
+        within: absolute path of a folder that relative paths must not leave; None: no limit.
     """
 
     folder: str | None
@@ -95,26 +97,26 @@ class RelativePaths:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One submission; create-only, by the submitter.
+    """One submission. Create-only, by the submitter.
 
     Attributes:
-        job_id: of the job.
-        number: from 1, without gaps.
-        submission_id: chosen by the submitter; submitting twice under one is submitting once.
+        job_id: id of the job.
+        number: number of the submission, from 1, without gaps.
+        submission_id: idempotency key of the submitter: a second submission with it returns the first.
         pipeline: `module:function`, importable from the artifact's root.
         artifact: SHA-256 that names the pinned code.
-        arguments: for the function.
+        arguments: arguments of the function.
         options: `JobOptions.to_mapping()`.
         master: Spark master URL.
-        spark_conf: Spark settings; secrets as references.
-        storage_options: of the root; secrets as references.
-        restore: where to start from; None: fresh.
-        lineage: continued by a restore of the job's own snapshots, else new (S7.4).
+        spark_conf: Spark settings; secrets are references.
+        storage_options: storage options of the root; secrets are references.
+        restore: snapshot to start from; None: start without a snapshot.
+        lineage: id of the lineage. A restore of the job's own snapshots continues it, else it is new (S7.4).
         owner_dag: Airflow DAG that owns the job.
         submitted_at: time.
-        submitted_by: for people.
-        relative_paths: of the pipeline; None: in the working directory of whoever builds it, as in submissions from
-            before this was recorded.
+        submitted_by: name of the submitter, for readers.
+        relative_paths: base of the pipeline's relative paths; None: the working directory of the process that builds
+            the pipeline, as in submissions of older versions.
     """
 
     RECORD: ClassVar[str] = "spec"
@@ -140,22 +142,22 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One attempt to start a driver. Written twice, create-only each: before the start as `launches/<n>-<k>.json`,
-    without a process, then as `launches/<n>-<k>.pid.json`, with it.
+    """One attempt to start a driver. Two create-only records: `launches/<n>-<k>.json` before the start, without a
+    process, then `launches/<n>-<k>.pid.json`, with the process.
 
     Attributes:
-        spec: submission.
-        attempt: from 1.
-        launcher: kind of launcher.
-        host: where the process runs.
+        spec: number of the submission.
+        attempt: number of the attempt, from 1.
+        launcher: kind of the launcher.
+        host: machine on which the process runs.
         launched_at: time.
-        command: the process's arguments; holds no secret.
-        nonce: of the launcher's call.
-        pid: None before the start.
-        process_started: text that tells this process from a later one with the same pid.
-        process_space: what, besides the host, pids are unique in.
-        log: local path of its standard output and error.
-        external_id: what a cluster calls the driver: an application id, `namespace:pod`; None: a process of `host`.
+        command: arguments of the process, without secrets.
+        nonce: random text of the launcher's call.
+        pid: process id; None before the start.
+        process_started: text that distinguishes the process from a later process with the same pid.
+        process_space: pid namespace of the process on its host.
+        log: local path of the process's standard output and error.
+        external_id: the cluster's id of the driver: an application id, `namespace:pod`; None: a process of `host`.
     """
 
     RECORD: ClassVar[str] = "launch"
@@ -177,14 +179,14 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """What the job is meant to be doing; replaced.
+    """The state that the job should have. Replaced at each change.
 
     Attributes:
-        state: what is wanted.
-        spec: submission meant.
+        state: requested state.
+        spec: number of the submission concerned.
         at: time.
-        by: for people.
-        launch: running: a driver of this launch of `spec`, or of a newer one, is wanted; 1: any.
+        by: name of the requester, for readers.
+        launch: with "running": a driver of this launch of `spec`, or of a newer launch, is requested; 1: of any launch.
     """
 
     RECORD: ClassVar[str] = "desired"
@@ -199,13 +201,13 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whoever owns a submission is still there; replaced, now and then.
+    """Heartbeat of the owner of a submission. Replaced regularly.
 
     Attributes:
-        spec: submission owned.
-        mark: another one at every writing: who sees it change knows that the owner lives.
+        spec: number of the submission.
+        mark: a new text at each write. A driver that sees it change knows that the owner lives.
         at: time.
-        by: for people.
+        by: name of the owner, for readers.
     """
 
     RECORD: ClassVar[str] = "owner"
@@ -222,13 +224,13 @@ class Decision:
     """One entry of the decision log (S2.1, S9.2); create-only.
 
     Attributes:
-        number: from 1, without gaps; also its file's name.
-        kind: what was decided.
-        generation: the reign that decided. A fence carries its own, new one.
-        run_id: attempt within the reign, "" where none is concerned.
+        number: number of the entry, from 1, without gaps; also in its file name.
+        kind: kind of the decision.
+        generation: generation of the driver that decided. A fence has the new generation that it begins.
+        run_id: run within the generation; "" when the decision concerns no run.
         at: time.
-        nonce: of the write: tells a writer whether an entry it finds is its own.
-        data: by kind; see docs/job-directory.md.
+        nonce: random text of the write, by which a writer recognises its own entry.
+        data: data of the decision; see docs/job-directory.md.
     """
 
     RECORD: ClassVar[str] = "decision"
@@ -245,14 +247,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class StatusHint:
-    """What a driver tells about itself; replaced, never the truth.
+    """Status that a driver reports about itself. Replaced regularly. The decision log decides, not this hint.
 
     Attributes:
-        generation: the driver's reign.
-        heartbeat: counter; who sees it advance knows that the driver lives.
-        run_id: current attempt.
+        generation: the driver's generation.
+        heartbeat: a counter. A reader that sees it increase knows that the driver lives.
+        run_id: current run.
         at: time.
-        data: rates, watermark and the like; see docs/job-directory.md.
+        data: rates, watermark and other values; see docs/job-directory.md.
     """
 
     RECORD: ClassVar[str] = "status"
@@ -270,15 +272,15 @@ class Command:
     """A request to the driver; create-only (S9.4).
 
     Attributes:
-        command_id: chosen by the client; sending twice under one is sending once.
-        verb: what to do.
+        command_id: idempotency key of the client: a second command with it is the same command.
+        verb: requested action.
         arguments: by verb: savepoint {"path"}; stop {"mode": "suspend" | "drain", "path", "timeout", "on_timeout":
             "keep_running" | "suspend" | "cancel"}; commit {"checkpoint_id"}, None: the
             newest that waits; reject {"checkpoint_id", "then": "stop" | "replay" | "quarantine", "reason"}.
-        spec: submission it is meant for; a driver of another one answers "superseded".
+        spec: number of the submission; the driver of another submission answers "superseded".
         issued_at: time.
-        expires_at: time after which a driver refuses it.
-        issued_by: for people.
+        expires_at: time after which a driver refuses the command.
+        issued_by: name of the client, for readers.
     """
 
     RECORD: ClassVar[str] = "command"
@@ -295,15 +297,15 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The driver's one answer to a command; create-only.
+    """The driver's single answer to a command. Create-only.
 
     Attributes:
-        command_id: the command.
-        ok: done, or refused.
-        code: for programs: "done" or a reason such as "superseded", "expired".
-        message: for people.
-        data: by verb, for example {"checkpoint_id", "path"}.
-        generation: the reign that answered.
+        command_id: id of the command.
+        ok: True: done; False: refused.
+        code: code for programs: "done", or a reason such as "superseded" or "expired".
+        message: text for readers.
+        data: result by verb, for example {"checkpoint_id", "path"}.
+        generation: generation of the driver that answered.
         at: time.
     """
 
@@ -319,7 +321,7 @@ class CommandResult:
     at: str
 
     def raise_if_refused(self, *, where: str = "", remedy: str = "") -> CommandResult:
-        """This result; CommandRefusedError with its message and code, and `remedy`, when it is a refusal."""
+        """Return this result if it is ok. Else raise CommandRefusedError with its message, its code and `remedy`."""
         if not self.ok:
             where = where or f"command {self.command_id}"
             raise CommandRefusedError(self.message, where=where, cause=self.code, remedy=remedy)
@@ -328,12 +330,12 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """The client no longer wants a command executed; create-only.
+    """Record that a client has withdrawn a command. Create-only.
 
     Attributes:
-        command_id: the command.
+        command_id: id of the command.
         at: time.
-        by: for people.
+        by: name of the client, for readers.
     """
 
     RECORD: ClassVar[str] = "withdrawn"
@@ -346,11 +348,11 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class WatchCursor:
-    """How far a watcher has told its events, so that it goes on there after a restart; replaced.
+    """Position of a watcher in its events, from which it resumes after a restart. Replaced by the watcher.
 
     Attributes:
-        watcher: its id.
-        at: time of the last event, or of the beginning.
+        watcher: id of the watcher.
+        at: time of the last event, or of the start.
         data: by kind of watcher; see docs/job-directory.md.
     """
 

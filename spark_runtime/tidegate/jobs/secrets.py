@@ -1,7 +1,7 @@
-"""References to secrets: what the job directory holds instead of them, resolved only where they are used.
+"""References to secrets. The job directory contains only references. Processes resolve them where they use them.
 
-`secret:env/NAME` is the environment variable NAME, `secret:file/run/secrets/x` (or `secret:file//run/secrets/x`) the
-content of the file /run/secrets/x without its last line break.
+`secret:env/NAME` refers to the environment variable NAME. `secret:file/run/secrets/x` (or `secret:file//run/secrets/x`)
+refers to the content of the file /run/secrets/x without its last line break.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _AZURE_SECRET = re.compile(r"\bfs\.azure\.account\.(key|oauth2\.client\.secret)\.")
-"""Of one storage account, whose host name follows."""
+"""Settings of one Azure storage account; the account's host name follows."""
 _NAMES_ONE = ".secretKeyRef."
-"""In a setting that says which of Kubernetes' secrets an environment variable of the driver holds."""
+"""Part of a setting that names the Kubernetes secret for an environment variable of the driver. It is not a secret."""
 _WORDS_MEET = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-"""In `trustStorePassword`."""
+"""Word boundaries in a name such as `trustStorePassword`."""
 _STORAGE_SECRET_NAMES = frozenset({"key", "secret", "token", "aws_session_token"})
 
 
 def is_reference(value: object) -> bool:
-    """Whether `value` is a text of the form `secret:...`."""
+    """Return whether `value` is a text of the form `secret:...`."""
     return isinstance(value, str) and value.startswith(PREFIX)
 
 
 def resolve_secrets(values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy of `values`, nested mappings and lists included, with every reference replaced by its secret.
+    """Return a copy of `values` with every reference replaced by its secret, also in nested mappings and lists.
 
-    The answer must not be logged or stored. Raises OptionError, naming option and reference but no value, when a
-    reference is malformed or its secret is not there.
+    Do not log or store the result. Raises OptionError when a reference is malformed or its secret is missing. The error
+    names option and reference, but no value.
     """
     return {name: _resolved(value, name) for name, value in (values or {}).items()}
 
 
 def redact(values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy of `values` for logs and messages: what is named like a secret is masked, references stay readable."""
+    """Return a copy of `values` for logs and messages. Values with a secret's name are masked; references stay."""
     return {name: _redacted(value, name) for name, value in (values or {}).items()}
 
 
 def check_no_plain_secrets(values: Mapping[str, Any] | None, *, where: str, storage: bool = False) -> None:
-    """Raise OptionError when a value named like a secret is not a reference: it would be written to the job directory.
+    """Raise OptionError when a value with a secret's name is not a reference: the job directory would contain it.
 
     Args:
         values: arguments, Spark settings or storage options.
-        where: what to name in the error.
-        storage: storage options, where `key` and its like are secrets too.
+        where: place that the error names.
+        storage: the values are storage options, in which `key` and similar names are secrets too.
     """
     for name, value in (values or {}).items():
         if isinstance(value, Mapping):

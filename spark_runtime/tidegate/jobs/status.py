@@ -1,5 +1,4 @@
-"""What a job is doing, derived from its submissions, its decision log and its driver's hint. Pure; nothing of it is
-stored."""
+"""The view of a job, derived from its submissions, its decision log and its driver's hint. Pure; no view is stored."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ __all__ = [
 
 
 class JobStatus(StrEnum):
-    """Status of a job. CREATED: submitted, no driver has begun yet."""
+    """Status of a job. CREATED: the job is submitted, and no driver has begun yet."""
 
     CREATED = "CREATED"
     WAITING_FOR_SLOTS = "WAITING_FOR_SLOTS"
@@ -47,7 +46,7 @@ class JobStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether nothing more happens under this submission."""
+        """Return whether nothing more happens under this submission."""
         return self in _TERMINAL
 
 
@@ -67,13 +66,14 @@ class SourceView:
     """A source of the current submission.
 
     Attributes:
-        uid: of the source.
-        boundedness: "bounded", "unbounded", or "unknown" while no hint has it.
-        records: read so far, all subtasks, since the run began; None: not counted (batch mode), or no hint has it.
-        end_of_data: all of it has been read, and every subtask has passed its end on.
-        played_all: a replay has played everything once, though the source stays open.
+        uid: uid of the source.
+        boundedness: "bounded", "unbounded", or "unknown" while no hint contains it.
+        records: records that all subtasks have read since the run began; None: not counted (batch mode), or not in a
+            hint.
+        end_of_data: the source has read all its data, and every subtask has passed the end on.
+        played_all: a replay source has emitted all its rows and stays open.
         watermark_us: event time, microseconds since the epoch; None: none yet.
-        details: whatever else the source tells.
+        details: other values that the source reports.
     """
 
     uid: str
@@ -87,16 +87,16 @@ class SourceView:
 
 @dataclass(frozen=True, slots=True)
 class FailureView:
-    """The last failure of the current submission: its root cause.
+    """A failure with its root cause.
 
     Attributes:
-        message: one line.
-        operator: uid, where one is concerned.
-        subtask: index, where one is concerned.
-        traceback: of the user's code, where there is one.
+        message: error message, on one line.
+        operator: uid of the operator; None when no operator is concerned.
+        subtask: index of the subtask; None when no subtask is concerned.
+        traceback: traceback of the user's code, if there is one.
         at: time.
-        code: class of the error, as `TidegateError.code`; empty when a user function or a slot failed.
-        recovered: the job has run since.
+        code: class of the error, as in `TidegateError.code`; empty when a user function or a slot failed.
+        recovered: the job has run again since.
     """
 
     message: str
@@ -110,46 +110,46 @@ class FailureView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as of one look at its directory.
+    """A job at the time when its directory was read.
 
     Attributes:
-        job_id: of the job.
+        job_id: id of the job.
         status: see `JobStatus`.
-        reason: what the driver said with that status.
-        spec_number: current submission.
-        generation: current reign, 0 before the first.
-        run_id: current attempt, "" when none is known.
-        restarts: of the current submission.
-        checkpoints: all snapshots ever claimed, oldest first.
-        sources: by uid.
-        failure: last one of the current submission, also when the job has recovered since.
-        watermark_us: of the whole job, event time in microseconds since the epoch.
-        heartbeat: the driver's counter, None without a hint of the current reign.
-        hint_generation: reign of the hint used, where that is the current one.
-        driver_generation: newest reign that ran the current submission, whose hint counts; 0: none has. One that only
-            commits ran nothing: what the one before it told of sources stays.
-        slots_registered: free or taken slots the driver has counted.
-        slots_needed: slots the job needs.
-        stop: {"outcome", "mode", "checkpoint_id", "path"} of the stop that ended the job, or was cut short by its end
-            (`stop_outcomes`); with outcome "commits_pending" also "uncommitted", ids of checkpoints; of one whose time
-            was up also "held_up_by" and "reason", and "asked_mode" when a second try ended it.
-        last_decision: number of the newest log entry, 0 when there is none.
-        latest_recovery_point: what a restore of "latest" starts from (S2.4, S9.3): the newest recovery point that
-            submission `followed` completed, else the snapshot it was itself restored from.
-        restored: the snapshot that the current submission starts from; None: it starts fresh.
-        followed: the submission that a restore goes on from: the newest, but for those that came to nothing, since they
-            were refused or never had a driver.
-        restored_from: folder of the snapshot that the newest run of the current submission began from; None: it began
-            fresh, or none has begun.
-        restored_runs: runs, of all submissions, that began from a snapshot.
-        refused_requests: requests for snapshots that were refused since the current run began, by code.
+        reason: reason that the driver recorded with the status.
+        spec_number: number of the current submission.
+        generation: current generation; 0 before the first.
+        run_id: current run; "" when none is known.
+        restarts: restarts of the current submission.
+        checkpoints: all claimed snapshots, oldest first.
+        sources: sources, ordered by uid.
+        failure: last failure of the current submission, even if the job has recovered since.
+        watermark_us: watermark of the whole job, event time in microseconds since the epoch.
+        heartbeat: the driver's counter; None without a hint of the current generation.
+        hint_generation: generation of the hint; None without a hint of the current generation.
+        driver_generation: newest generation that ran the current submission; only its hint is used. 0: none. A
+            generation that only commits ran nothing: values of sources stay as the earlier generation reported them.
+        slots_registered: free or occupied slots that the driver has counted.
+        slots_needed: slots that the job needs.
+        stop: {"outcome", "mode", "checkpoint_id", "path"} of the stop that ended the job, or that the job's end cut
+            short (`stop_outcomes`). With outcome "commits_pending" also "uncommitted", ids of checkpoints. After a
+            timeout also "held_up_by" and "reason", and "asked_mode" when a second attempt ended it.
+        last_decision: number of the newest log entry; 0 when there is none.
+        latest_recovery_point: snapshot that a restore of "latest" starts from (S2.4, S9.3): the newest recovery point
+            of submission `followed`, or else the snapshot that `followed` was restored from.
+        restored: snapshot that the current submission starts from; None: it starts without one.
+        followed: submission that a restore continues: the newest, without submissions that were refused or never had a
+            driver.
+        restored_from: folder of the snapshot that the newest run of the current submission started from; None: that
+            run started without a snapshot, or no run has started.
+        restored_runs: number of runs, of all submissions, that started from a snapshot.
+        refused_requests: snapshot requests that were refused since the current run began, by code.
         waiting: checkpoints that wait for a verdict of the commit gate, oldest first (S7.8).
-        uncommitted: those, and what is approved and not committed yet.
-        counters: what operators counted since the current run began: uid -> name -> number, such as `late_dropped` and
+        uncommitted: the waiting checkpoints, and approved ones that are not committed yet.
+        counters: counts of operators since the current run began: uid -> name -> number, such as `late_dropped` and
             `processing_time_dropped`.
-        sources_paused: the job runs, and reads nothing because `max_uncommitted_checkpoints` wait.
-        waits_for_deletions: retired checkpoints that the store has not deleted, while no new checkpoint starts because
-            there are so many (S2.3); else 0.
+        sources_paused: the job runs, but reads nothing because `max_uncommitted_checkpoints` wait.
+        waits_for_deletions: number of retired checkpoints that the store has not deleted yet, while they are so many
+            that no new checkpoint starts (S2.3); else 0.
     """
 
     job_id: str
@@ -199,37 +199,40 @@ class JobView:
 
     @property
     def is_terminal(self) -> bool:
-        """Nothing more happens under this submission."""
+        """Return whether nothing more happens under this submission."""
         return self.status.is_terminal
 
     @property
     def is_active(self) -> bool:
-        """A driver has begun and not ended, dead or alive."""
+        """Return whether a driver has begun and has recorded no end. It may be dead or alive."""
         return not self.is_terminal and self.status is not JobStatus.CREATED
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
-        """The snapshot of this id."""
+        """Return the snapshot with this id; None when there is none."""
         return next((c for c in self.checkpoints if c.checkpoint_id == checkpoint_id), None)
 
     def source(self, uid: str) -> SourceView | None:
-        """The source of this uid."""
+        """Return the source with this uid; None when there is none."""
         return next((source for source in self.sources if source.uid == uid), None)
 
 
 def derive(specs: Sequence[Spec], decisions: Sequence[Decision], hint: StatusHint | None) -> JobView:
-    """The view of a job.
+    """Derive the view of a job.
 
     Args:
-        specs: its submissions, ascending; at least one.
-        decisions: its log, oldest first.
-        hint: of the newest generation that ran the job; ignored when it is of another one.
+        specs: submissions of the job, ascending; at least one.
+        decisions: the decision log, oldest first.
+        hint: status hint of the newest generation that ran the job; a hint of another generation is ignored.
     """
     return with_hint(derive_durable(specs, decisions), hint)
 
 
 def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobView:
-    """The part of the view that submissions and log alone tell. Takes time in proportion to the log; who looks often
-    makes it anew only when one of the two has grown, and adds the hint of the moment (`with_hint`)."""
+    """Derive the part of the view that depends only on submissions and log.
+
+    The time grows with the length of the log. Callers that poll derive it again only after one of the two has grown,
+    and add the current hint with `with_hint`.
+    """
     assert specs, "a job has a submission"
     spec = specs[-1]
     entries = entries_by_submission(decisions)
@@ -275,30 +278,30 @@ def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobV
 
 
 def with_hint(view: JobView, hint: StatusHint | None) -> JobView:
-    """A view of `derive_durable` with what the driver tells of itself; unchanged when the hint is of another reign than
-    `driver_generation`. Behind a fence that only commits it is no sign of life."""
+    """Add a driver's hint to a view of `derive_durable`. A hint of another generation than `driver_generation` is
+    ignored. If a generation that only commits has begun since, the hint is not a sign of life."""
     if hint is None or hint.generation != view.driver_generation:
         return view
-    told = hint.data
-    reigns = hint.generation == view.generation
+    data = hint.data
+    is_current = hint.generation == view.generation
     return replace(
         view,
         run_id=hint.run_id,
-        restarts=_int(told.get("restarts"), view.restarts),
-        sources=_sources({source.uid for source in view.sources}, told),
-        watermark_us=_optional_int(told.get("watermark_us")),
-        heartbeat=hint.heartbeat if reigns else None,
-        hint_generation=hint.generation if reigns else None,
-        slots_registered=_optional_int(told.get("slots_registered")),
-        slots_needed=_optional_int(told.get("slots_needed")),
-        refused_requests=_counts(told.get("refused_requests")),
-        counters=_counters(told.get("counters")),
-        waits_for_deletions=0 if view.is_terminal else _int(told.get("waits_for_deletions"), 0),
+        restarts=_int(data.get("restarts"), view.restarts),
+        sources=_sources({source.uid for source in view.sources}, data),
+        watermark_us=_optional_int(data.get("watermark_us")),
+        heartbeat=hint.heartbeat if is_current else None,
+        hint_generation=hint.generation if is_current else None,
+        slots_registered=_optional_int(data.get("slots_registered")),
+        slots_needed=_optional_int(data.get("slots_needed")),
+        refused_requests=_counts(data.get("refused_requests")),
+        counters=_counters(data.get("counters")),
+        waits_for_deletions=0 if view.is_terminal else _int(data.get("waits_for_deletions"), 0),
     )
 
 
 def _status(current: Sequence[LogEntry]) -> tuple[JobStatus, Mapping[str, Any]]:
-    """Status and its entry's data. After a later fence, before its driver says anything: RESTARTING."""
+    """Return the status and the data of its entry. After a later fence without a status entry: RESTARTING."""
     fences = 0
     status = JobStatus.CREATED
     data: Mapping[str, Any] = {}
@@ -326,7 +329,7 @@ def _has_started(entry: LogEntry) -> bool:
 
 
 def failure_views(entries: Sequence[LogEntry]) -> tuple[tuple[int, FailureView], ...]:
-    """Every failure with its submission, oldest first."""
+    """Return every failure with its submission, oldest first."""
     started = {entry.spec: at for at, entry in enumerate(entries) if _has_started(entry)}
     return tuple(
         (
@@ -351,8 +354,11 @@ def _failure(current: Sequence[LogEntry]) -> FailureView | None:
 
 
 def _sources(ended: Collection[str], told: Mapping[str, Any]) -> tuple[SourceView, ...]:
-    """Sources that the hint or the log knows. That one has ended is true when either says so, or when the snapshot that
-    the submission started from was taken after its end."""
+    """Return the sources that the hint or the log contains.
+
+    A source has ended if the hint or the log records its end, or if the snapshot that the submission started from was
+    taken after the source's end.
+    """
     hints = told.get("sources")
     hints = hints if isinstance(hints, Mapping) else {}
     views: list[SourceView] = []

@@ -1,5 +1,5 @@
-"""How a stop can end, and what is to be done then: one table for the driver's answers, the command line and Airflow
-(S7.5, S7.7, S7.8). Also what a stop may be told. Pure."""
+"""Outcomes of a stop and the next action for each: one table for the driver's answers, the command line and Airflow
+(S7.5, S7.7, S7.8). Also the arguments of a stop. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tidegate.units import format_duration, parse_duration
 OnTimeout = Literal["suspend", "cancel", "keep_running"]
 
 STOP_MODES = ("suspend", "drain")
-"""Ways to stop."""
+"""Modes of a stop; the first one is the default."""
 ON_TIMEOUT: tuple[OnTimeout, ...] = ("keep_running", "suspend", "cancel")
-"""What becomes of a job whose stop has not ended in time; the first one is the default."""
+"""Possible actions when a stop has not ended in time; the first value is the default."""
 
 COMMITTED = "committed"
 COMMITS_PENDING = "commits_pending"
@@ -25,26 +25,26 @@ SAVEPOINT_OK = "savepoint_ok_stop_failed"
 SAVEPOINT_FAILED = "savepoint_failed_job_continues"
 CANCELED_IN_STOP = "savepoint_failed_job_canceled"
 CLAIM_FAILED: Final = "claim_failed"
-"""Code of the answer to a savepoint that could not be begun, since nothing can be written to its place."""
+"""Code of the answer when a savepoint cannot start because its folder cannot be written."""
 NEXT_OF_REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        CLAIM_FAILED: "The job goes on as before: name a folder that its driver can write to, as the command's path or "
-        "in the option savepoint_directory, and ask again",
+        CLAIM_FAILED: "The job continues as before. Name a folder that its driver can write to, as the command's path "
+        "or in the option savepoint_directory, and send the command again",
     }
 )
-"""Code of the refusal of a snapshot -> what to do next."""
+"""Next action for each code with which a snapshot is refused."""
 ANSWER_MARGIN = timedelta(minutes=5)
-"""Restarts in the course of a stop, besides its own time."""
+"""Extra time for restarts during a stop, besides the stop's own timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopOutcome:
-    """One way a stop ends.
+    """One outcome of a stop.
 
     Attributes:
-        stopped: the job has stopped as asked.
-        meaning: what is so now.
-        next_action: what to do, in the imperative.
+        stopped: the job has stopped as requested.
+        meaning: the state of the job now.
+        next_action: what to do next, in the imperative.
     """
 
     stopped: bool
@@ -56,72 +56,74 @@ STOP_OUTCOMES: Mapping[str, StopOutcome] = MappingProxyType(
     {
         COMMITTED: StopOutcome(
             True,
-            "the job has stopped, and what its savepoint covers is committed",
-            "Nothing is left to do; restore the savepoint to go on",
+            "the job has stopped, and the output before its savepoint is committed",
+            "Nothing is left to do; restore the savepoint to resume the job",
         ),
         COMMITS_PENDING: StopOutcome(
             True,
-            "the job has stopped with its savepoint; what waits for a verdict is not committed",
-            "Approve or reject what waits with `tidegate commit-pending`, which needs no running job; or restore it "
-            "with commit=on_request, and do so there",
+            "the job has stopped with its savepoint; output that waits for a verdict is not committed",
+            "Approve or reject it with `tidegate commit-pending`, which needs no running job. Or restore the savepoint "
+            "with commit=on_request, and approve or reject it in that run",
         ),
         SAVEPOINT_OK: StopOutcome(
             False,
-            "the savepoint is complete and valid; what it covers is not committed yet",
-            "Mend what held up the commit; if the job has not ended by then, cancel it; then restore it from that "
-            "savepoint, which commits it, or commit without going on: `tidegate commit-pending`",
+            "the savepoint is complete and valid, but the output before it is not committed yet",
+            "Fix the cause that held up the commit. If the job has not ended by then, cancel it. Then restore it from "
+            "this savepoint, which commits the output, or only commit the output with `tidegate commit-pending`",
         ),
         SAVEPOINT_FAILED: StopOutcome(
             False,
-            "there is no savepoint, and nothing was committed by the stop; the job goes on",
-            "The job goes on as before: mend the cause or give it more time, then stop it again",
+            "there is no savepoint, and the stop committed nothing; the job continues",
+            "The job continues as before. Fix the cause or allow more time, then stop it again",
         ),
         CANCELED_IN_STOP: StopOutcome(
             False,
-            "there is no savepoint; the job was cancelled as on_timeout=cancel wants it, and its checkpoints stay",
-            "Restore the job from the latest to go on; one that had completed no checkpoint is to be started anew",
+            "there is no savepoint; the job was cancelled because of on_timeout=cancel, and its checkpoints stay",
+            "Restore the job from the latest checkpoint to resume it. If there is none, start it again",
         ),
     }
 )
-"""Code of the answer to a stop -> what it means. The same text is the `outcome` in its data and in the log."""
+"""Outcomes by the code of the answer to a stop. The answer's data and the log contain the same code as `outcome`."""
 
 
 def stop_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a stop as they stand in its command: `mode`, and where given `path`, `timeout` (a duration as text)
-    and `on_timeout`.
+    """Return the arguments of a stop command: `mode`, and if they are set `path`, `timeout` (a duration as text) and
+    `on_timeout`.
 
-    Raises OptionError naming the argument.
+    Raises OptionError with the name of the wrong argument.
     """
     data = {name: value for name, value in given.items() if value is not None}
-    _check(data.setdefault("mode", STOP_MODES[0]), "mode", "a way to stop", STOP_MODES)
-    _check(data.get("on_timeout", ON_TIMEOUT[0]), "on_timeout", "what a stop can end in", ON_TIMEOUT)
+    _check(data.setdefault("mode", STOP_MODES[0]), "mode", "a mode of a stop", STOP_MODES)
+    _check(data.get("on_timeout", ON_TIMEOUT[0]), "on_timeout", "a value of on_timeout", ON_TIMEOUT)
     if "timeout" in data:
         limit = parse_duration(data["timeout"], where="timeout")
         if limit < timedelta(milliseconds=1):
-            raise OptionError("a stop needs time", where="timeout", remedy='Give it some, such as "10 min"')
+            raise OptionError(
+                "the timeout of a stop is shorter than 1 ms", where="timeout", remedy='Give more time, such as "10 min"'
+            )
         data["timeout"] = format_duration(limit)
     return data
 
 
 def answer_timeout(timeout: timedelta) -> timedelta:
-    """How long whoever asked for a stop with this timeout should wait for the answer: on_timeout=suspend may take as
-    long again, and the job a while to restart in between and after it."""
+    """Return how long a caller should wait for the answer to a stop with this timeout. With on_timeout=suspend a second
+    attempt may take as long again, and the job may restart between and after the attempts."""
     return 2 * timeout + ANSWER_MARGIN
 
 
 def next_action(outcome: str) -> str:
-    """What to do after a stop that ended so, or a snapshot that was refused with this code; "" for others."""
+    """Return the next action after a stop's outcome, or after a refusal of a snapshot by code; "" for other codes."""
     known = STOP_OUTCOMES.get(outcome)
     return known.next_action if known is not None else NEXT_OF_REFUSED.get(outcome, "")
 
 
 def stop_warning(data: Mapping[str, Any]) -> str:
-    """What to say besides the outcome of a stop that went well; "" when there is nothing."""
+    """Return a warning about a stop that succeeded; "" when there is none."""
     asked, mode = data.get("asked_mode"), data.get("mode")
     parts = []
     if asked is not None:
-        what = f"{mode} instead of {asked}" if asked != mode else f"{mode} at the second try"
-        parts.append(f"{what}: {data.get('reason', 'the first try was not done in time')}")
+        what = f"{mode} instead of {asked}" if asked != mode else f"{mode} at the second attempt"
+        parts.append(f"{what}: {data.get('reason', 'the first attempt did not end in time')}")
     if data.get("outcome") == COMMITS_PENDING:
         ids = ", ".join(map(str, data.get("uncommitted", ())))
         parts.append(f"not committed: checkpoints {ids}. {STOP_OUTCOMES[COMMITS_PENDING].next_action}")

@@ -1,4 +1,4 @@
-"""Cursors of watchers, which turn what happens to a job into events for somebody else."""
+"""Cursors of watchers, which report changes of a job as events to other systems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidegate.jobs.stores.store import Store
 
 
 def read_cursor(store: Store, layout: JobLayout, watcher: str) -> WatchCursor | None:
-    """How far `watcher` has told its events; None: it has not begun. Raises StoreError, RecordError."""
+    """Return the position of `watcher` in its events; None: it has not started. Raises StoreError, RecordError."""
     path = layout.watch_cursor(watcher)
     try:
         return decode(store.read(path), WatchCursor, path)

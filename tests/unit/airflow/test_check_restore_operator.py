@@ -134,7 +134,7 @@ def test_a_submission_that_no_driver_has_built_yet_has_no_graph(job: Job, driver
 
 
 def test_a_damaged_or_missing_snapshot_is_told(job: Job, driver: ScriptedDriver) -> None:
-    with pytest.raises(AirflowException, match="nothing to restore from"):
+    with pytest.raises(AirflowException, match="no snapshot to restore"):
         check().execute(job.context())
     file = job.root / job.client.layout.metadata(snapshot(job, driver, 1))
     file.write_text(file.read_text().replace('"max_parallelism": 128', '"max_parallelism": 129'))

@@ -204,7 +204,7 @@ def test_a_stop_whose_savepoint_failed_says_that_the_job_goes_on(
 ) -> None:
     code = "savepoint_failed_job_continues"
     between_looks.append(answer_newest(driver, ok=False, code=code, message="declined by daily"))
-    with pytest.raises(AirflowException, match=r"declined by daily.*goes on as before"):
+    with pytest.raises(AirflowException, match=r"declined by daily.*continues as before"):
         stop().execute(job.context("stop"))
 
 

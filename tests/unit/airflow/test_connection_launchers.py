@@ -140,7 +140,7 @@ def test_a_cluster_launcher_may_be_used_where_workers_are_ephemeral(
 
 def test_a_master_that_does_not_go_with_the_launcher_fails_the_task_at_once(job: Job, connection: Any) -> None:
     connection(launcher="kubernetes", master="local[2]")
-    with pytest.raises(AirflowFailException, match=r"local\[2\] does not go with the launcher kubernetes"):
+    with pytest.raises(AirflowFailException, match=r"local\[2\] cannot be used with the launcher kubernetes"):
         start().execute(job.context())
 
 

@@ -60,8 +60,8 @@ def test_a_retry_finds_its_fork_and_a_fresh_clear_forks_anew(job: Job, original:
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"arguments": None}, AirflowFailException, "same code with the same arguments"),
-        ({"job_id": "j1"}, AirflowFailException, "job id of its own"),
+        ({"arguments": None}, AirflowFailException, "same code and arguments"),
+        ({"job_id": "j1"}, AirflowFailException, "its own job id"),
         ({"from_": 7}, AirflowException, "no checkpoint 7"),
         ({"from_job": "nobody"}, AirflowException, "no job of this id"),
         ({"allow_drained": "x"}, AirflowFailException, "allow_drained"),
@@ -77,7 +77,7 @@ def test_what_cannot_be_forked_leaves_nothing_behind(
 
 
 def test_a_snapshot_that_is_too_old_is_refused_and_a_retry_of_a_fork_is_not(job: Job, original: ScriptedDriver) -> None:
-    with pytest.raises(AirflowException, match="old at most"):
+    with pytest.raises(AirflowException, match="old, but must be at most"):
         fork(max_snapshot_age="1 ms").execute(job.context("f"))
     assert beside(job).specs() == () and job.launches == []
     first = fork(max_snapshot_age="36500 d").execute(job.context("f"))

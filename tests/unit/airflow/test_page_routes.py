@@ -424,7 +424,7 @@ def test_a_page_says_in_words_that_checkpoints_wait_for_deletions(
         driver.beat(waits_for_deletions=waits)
         clock.now += READ_INTERVAL_S
         document = page.viewer().get(JOB).json()
-        assert document["deletions"].partition(";")[0] == words
+        assert document["deletions"].partition(". ")[0] == words
     script = Path(inspect.getfile(TidegatePlugin)).with_name("static") / "job.js"
     assert "banner(" in script.read_text().partition("if (job.deletions)")[2].partition("\n")[0]
 

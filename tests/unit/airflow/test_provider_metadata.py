@@ -124,7 +124,7 @@ def test_the_test_button_asks_what_the_launcher_needs(monkeypatch: pytest.Monkey
     good, message = press(python="/no/such/python")
     assert not good and "is good" in message and "/no/such/python cannot be run" in message
     good, message = press(launcher="spark-submit", spark_submit="/no/such/spark-submit", master="spark://127.0.0.1:1")
-    assert not good and "/no/such/spark-submit is not there" in message and "127.0.0.1:1" in message
+    assert not good and "/no/such/spark-submit does not exist" in message and "127.0.0.1:1" in message
     assert press(launcher="agent")[0]
 
 

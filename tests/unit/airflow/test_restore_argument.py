@@ -64,7 +64,7 @@ def test_a_snapshot_that_is_too_old_is_refused_before_anything_is_submitted(job:
     path = stopped(job).client.view().completed[0].path
     from_ = {"path": path} if isinstance(from_, dict) else from_
     restore = TidegateRestoreJobOperator(task_id="r", job_id="j1", from_=from_, max_snapshot_age="1 d")
-    with pytest.raises(AirflowException, match=r"checkpoint 1 is \d+ d .*old, and may be 1 d old at most") as caught:
+    with pytest.raises(AirflowException, match=r"checkpoint 1 is \d+ d .*old, but must be at most 1 d old") as caught:
         restore.execute(job.context("r"))
     assert "greater age" in str(caught.value)
     assert len(job.client.specs()) == 1 and job.launches == []

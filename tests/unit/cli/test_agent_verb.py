@@ -29,7 +29,7 @@ def test_an_agent_looks_after_its_root_until_it_is_terminated(
     monkeypatch.setattr(Agent, "run", run)
     answer = tidegate("agent", "--launcher", "kubernetes", "--restarts", "0", "--within", "10 min")
     assert answer.code == 0, answer.err
-    assert "launcher kubernetes" in answer.out and "the drivers go on" in answer.out
+    assert "launcher kubernetes" in answer.out and "the drivers keep running" in answer.out
     assert len(looked_after) == 1
 
 

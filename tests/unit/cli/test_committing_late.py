@@ -179,7 +179,7 @@ def test_what_a_job_without_a_gate_could_not_commit_is_committed(
     """S7.4, S7.7: its snapshot is complete, which permits it; the job stays as it is, and a restore repeats nothing."""
     failed = uncommitted(tidegate, tmp_path, monkeypatch)
     before = failed.shown()
-    assert "what it covers is not committed yet" in tidegate("status", "flights").out
+    assert "the output before it is not committed yet" in tidegate("status", "flights").out
     answer = tidegate("commit-pending", "flights")
     assert (answer.code, answer.out) == (0, "flights: FAILED; committed up to checkpoint 2\n"), answer.err
     shown, view = failed.shown(), failed.client.view()
@@ -223,7 +223,7 @@ def test_a_job_without_a_gate_takes_no_verdict(tidegate: Caller) -> None:
     """S7.8."""
     tidegate.submitted().status("STOPPED")
     answer = tidegate("commit-pending", "flights", "--approve")
-    assert answer.code == 7 and "commits by itself" in answer.err and "Leave the verdict out" in answer.err
+    assert answer.code == 7 and "commits by itself" in answer.err and "Leave out the verdict" in answer.err
     answer = tidegate("commit-pending", "flights")
     assert (answer.code, answer.out) == (0, "flights: STOPPED; nothing is committed\n"), answer.err
 
@@ -256,7 +256,7 @@ def test_behind_a_submission_that_was_refused_a_restore_is_named_that_can_commit
     driver.status("FAILED", reason="checkpoints wait for a verdict")
     assert stopped.client.view().uncommitted == (1, 2, 3)
     answer = tidegate("commit-pending", "flights", "--approve")
-    assert answer.code == 7 and "[1, 2, 3] are of submission 1" in answer.err and "tidegate restore" in answer.err
+    assert answer.code == 7 and "[1, 2, 3] belong to submission 1" in answer.err and "tidegate restore" in answer.err
     assert not stopped.shown()
     again = stopped.client.submit(restore=RestoreFrom("latest"))
     assert again.options["commit"] == "on_request"

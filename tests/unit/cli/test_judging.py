@@ -79,7 +79,7 @@ def test_a_rejection_names_its_checkpoint(tidegate: Caller, driver: Driver) -> N
 def test_a_verdict_on_a_job_that_has_ended_says_how_to_give_it(tidegate: Caller, driver: Driver) -> None:
     driver.status("FINISHED_COMMIT_PENDING", uncommitted=[3, 4])
     answer = tidegate("approve", "flights")
-    assert answer.code == 7 and "Restore it, with commit=on_request" in answer.err
+    assert answer.code == 7 and "or restore the job with commit=on_request" in answer.err
 
 
 def test_what_is_staged_is_shown_with_where_to_read_it(tidegate: Caller, driver: Driver) -> None:
@@ -110,5 +110,5 @@ def test_what_is_staged_is_shown_with_where_to_read_it(tidegate: Caller, driver:
 def test_nothing_staged_says_so(tidegate: Caller, driver: Driver) -> None:
     driver.reign.append("approve", {"checkpoint_id": 4, "by": "me"})
     answer = tidegate("staged", "flights")
-    assert (answer.code, answer.out) == (0, "flights: nothing is staged that waits for a verdict\n"), answer.err
+    assert (answer.code, answer.out) == (0, "flights: no staged output waits for a verdict\n"), answer.err
     assert tidegate("staged", "flights", "9").code == 10

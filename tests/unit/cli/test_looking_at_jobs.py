@@ -71,7 +71,7 @@ def test_status_of_what_has_finished_behind_a_gate_tells_what_to_do(tidegate: Ca
     driver = tidegate.submitted("gated", options={"commit": "on_request"})
     driver.complete(1, "final")
     driver.status("FINISHED_COMMIT_PENDING", reason="checkpoints 1")
-    assert "  next: Approve or reject what waits with `tidegate commit-pending`" in tidegate("status", "gated").out
+    assert "  next: Approve or reject it with `tidegate commit-pending`" in tidegate("status", "gated").out
 
 
 def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: Caller) -> None:
@@ -81,7 +81,7 @@ def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: 
     tidegate.script = lambda driver: driver.beat()
     for n in (3, 4):
         driver.complete(n, "checkpoint")
-    assert "  waiting for a verdict: 3, 4; sources pause until there is one" in tidegate("status", "gated").out
+    assert "  waiting for a verdict: 3, 4; sources pause until a verdict" in tidegate("status", "gated").out
     driver.reign.append("approve", {"checkpoint_id": 3, "by": "anna"})
     assert "  waiting for a verdict: 4\n  approved, not committed yet: 3\n" in tidegate("status", "gated").out
     document = tidegate("status", "gated", "--json").document
@@ -102,7 +102,7 @@ def test_status_says_that_checkpoints_wait_for_deletions(tidegate: Caller, drive
     driver.status("RUNNING")
     tidegate.script = lambda driver: driver.beat(waits_for_deletions=40)
     driver.beat(waits_for_deletions=40)
-    words = "  no new checkpoint starts: the store has not deleted 40 retired checkpoints yet; see the driver's log"
+    words = "  no new checkpoint starts: the store has not deleted 40 retired checkpoints yet. See the driver's log"
     assert words in tidegate("status", "flights").out
     tidegate.script = lambda driver: driver.beat(waits_for_deletions=0)
     driver.beat(waits_for_deletions=0)
@@ -132,15 +132,15 @@ def test_status_shows_what_operators_dropped(tidegate: Caller, driver: Driver) -
     tidegate.script = lambda driver: driver.beat(counters=counters, sources=sources)
     tidegate.script(driver)
     lines = tidegate("status", "flights").out.splitlines()
-    assert "  counted by windows in this run: 3 late_dropped, 1,200 processing_time_dropped" in lines
-    assert "  counted by flights since the job's first start: 40 bad_records" in lines, "a source keeps its counts"
+    assert "  counters of windows in this run: 3 late_dropped, 1,200 processing_time_dropped" in lines
+    assert "  counters of flights since the job's first start: 40 bad_records" in lines, "a source keeps its counts"
     assert tidegate("status", "flights", "--json").document["counters"] == counters
 
 
 def test_status_tells_that_a_driver_gives_no_sign_of_life(tidegate: Caller, driver: Driver) -> None:
     tidegate.script = lambda driver: None
     answer = tidegate("status", "flights")
-    assert answer.code == 0 and "no sign of life; `tidegate restore` goes on" in answer.out
+    assert answer.code == 0 and "no sign of life; `tidegate restore` resumes the job" in answer.out
 
 
 def test_status_of_a_failed_job_shows_the_users_traceback(tidegate: Caller, driver: Driver) -> None:
@@ -345,7 +345,7 @@ def test_ctrl_c_says_that_jobs_go_on(tidegate: Caller, driver: Driver) -> None:
 
     tidegate.script = interrupt
     answer = tidegate("checkpoint", "flights")
-    assert answer.code == 130 and "jobs that run go on" in answer.err
+    assert answer.code == 130 and "running jobs continue" in answer.err
 
 
 def test_an_unforeseen_error_is_called_a_bug_and_keeps_its_traceback(tidegate: Caller, driver: Driver) -> None:

@@ -48,7 +48,7 @@ def test_the_log_format_may_change_with_the_parallelism(tidegate: Caller, driver
 
 def test_a_job_that_has_it_is_not_stopped(tidegate: Caller, driver: Driver) -> None:
     answer = tidegate("rescale", "flights", "--parallelism", "2")
-    assert (answer.code, answer.out) == (0, "flights: runs at parallelism 2 already\n")
+    assert (answer.code, answer.out) == (0, "flights: already runs at parallelism 2\n")
     assert tidegate.launched == []
 
 

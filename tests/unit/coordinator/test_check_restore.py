@@ -70,7 +70,7 @@ def test_a_not_finished_operator_in_front_of_a_finished_one_is_refused_by_name()
     """S6.4: a new source feeds an operator that has ended."""
     pipeline = graph(("a", []), ("new", []), ("b", [(0, "hash"), (1, "hash")]), ("out", [(2, "hash")]))
     status: dict[str, Status] = {"a": "finished", "b": "finished", "out": "finished"}
-    with pytest.raises(SnapshotError, match="'new', which has not finished, stands in front of 'b'.*chk-3"):
+    with pytest.raises(SnapshotError, match="'new', which has not finished, is upstream of 'b'.*chk-3"):
         checked(snapshot(status), pipeline)
 
 

@@ -275,7 +275,7 @@ def test_no_savepoint_goes_where_the_job_deletes(by_option: bool, place: str, ki
     run.ask(kind, path=None if by_option else place, stop="suspend" if kind == "stop-savepoint" else None)
     (answer,) = run.answers
     assert (answer.ok, answer.code) == (False, REFUSED[kind])
-    assert "lies in the job's folder of checkpoints" in answer.message
+    assert "is in the folder of the job's checkpoints" in answer.message
     assert run.entries("claim") == []
     assert answer.data.get("outcome") == ("savepoint_failed_job_continues" if kind == "stop-savepoint" else None)
 

@@ -140,7 +140,7 @@ def test_a_column_that_a_keyed_process_does_not_declare_any_more_is_dropped(
 @pytest.mark.parametrize(
     ("before", "after", "why"),
     [
-        (Wide, OtherMapKey, "'map:r' is no longer there"),
+        (Wide, OtherMapKey, "'map:r' is no longer declared"),
         (OtherSums, Narrow, "it was reducing by sum, min, now reducing by sum"),
     ],
 )

@@ -83,7 +83,7 @@ def test_what_a_checkpoint_in_files_of_rocksdb_cannot_become_the_driver_refuses(
     fewer = RestoreFrom("savepoint", path=paths["savepoint"], allow_non_restored_state=True)
     for states, back_end, told in (
         ((ONE, OTHER), "heap", "has its state in files of rocksdb, which 'heap' cannot read.*take a savepoint"),
-        ((ONE,), "rocksdb", "state 'other', which the snapshot holds .*in files of rocksdb. Take a savepoint"),
+        ((ONE,), "rocksdb", "state 'other', which is in the snapshot .*in files of rocksdb. Take a savepoint"),
     ):
         job.build, job.options = lambda states=states: pipeline(*states), {"state_backend": back_end}
         with pytest.raises(SnapshotError, match=told):

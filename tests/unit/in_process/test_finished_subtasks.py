@@ -354,7 +354,7 @@ def test_a_new_source_in_front_of_a_finished_operator_is_refused() -> None:
         return p
 
     finishing.job.build = lambda: upgraded(finishing)
-    with pytest.raises(SnapshotError, match="which has not finished, stands in front of 'seen', which has"):
+    with pytest.raises(SnapshotError, match="which has not finished, is upstream of 'seen', which has"):
         finishing.job.submit(RestoreFrom("checkpoint", checkpoint_id=2))
 
 

@@ -154,7 +154,7 @@ def test_a_key_column_is_never_dropped(sink: str) -> None:
     job = InProcessJob(lambda: pipeline(current[0], sink), {"parallelism": 2})
     path = snapshot_of(job, "savepoint")
     current[0] = OtherKey()
-    with pytest.raises(SnapshotError, match="'map:name' is no longer there"):
+    with pytest.raises(SnapshotError, match="'map:name' is no longer declared"):
         job.submit(RestoreFrom("savepoint", path=path))
 
 

@@ -83,7 +83,7 @@ def test_another_source_class_is_refused_by_uid_and_both_names(before: Any, now:
     job, path = stopped(before(files), td.Discard())
     job.build = lambda: pipeline(now(files), td.Discard())
     was, is_now = type(before(files)).__name__, type(now(files)).__name__
-    said = f"source 'rows' was a {was} in the snapshot, and is a {is_now} in the pipeline"
+    said = f"source 'rows' was a {was} in the snapshot, but is a {is_now} in the pipeline"
     with pytest.raises(SnapshotError, match=said) as refused:
         job.submit(RestoreFrom("savepoint", path=path))
     assert f"Use {was} again" in refused.value.remedy and "new uid" in refused.value.remedy
@@ -106,7 +106,7 @@ def test_another_sink_class_is_refused_by_uid_and_both_names(files: str, tmp_pat
     job, path = stopped(generated(files), td.Parquet(out))
     for sink in (CollectSink("another-class"), td.Discard(), td.Csv(out)):
         job.build = lambda sink=sink: pipeline(generated(files), sink)  # type: ignore[misc]
-        said = f"sink 'out' was a Parquet in the snapshot, and is a {type(sink).__name__}"
+        said = f"sink 'out' was a Parquet in the snapshot, but is a {type(sink).__name__}"
         with pytest.raises(SnapshotError, match=said) as refused:
             job.submit(RestoreFrom("savepoint", path=path))
         assert "Use Parquet again" in refused.value.remedy
@@ -182,7 +182,7 @@ def test_an_operator_that_does_not_tell_its_states_is_refused_by_both_kinds() ->
     body = {"parallelism": 1, "max_parallelism": 128, "operators": operators, "graph": graph("window")}
     verdict = check_compatibility(SnapshotFacts.from_body(body), RestoreTarget(graph("process"), 1, 128))
     (finding,) = verdict.refused
-    assert finding.code == "operator" and "'op' was a window in the snapshot, and is a process" in finding.what
+    assert finding.code == "operator" and "'op' was a window in the snapshot, but is a process" in finding.what
 
 
 def test_a_snapshot_that_does_not_name_classes_ends_in_an_error_that_says_so(

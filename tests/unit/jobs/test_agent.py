@@ -106,7 +106,7 @@ def test_an_agent_launches_what_is_wanted_once(world: World) -> None:
     world.begins(1)
     assert not world.agent.round()
     assert world.launches == [(1, 1)]
-    assert world.said == ["flights: submission 1, launch 1: x-1 (wanted by airflow)"]
+    assert world.said == ["flights: submission 1, launch 1: x-1 (requested by airflow)"]
 
 
 def test_saying_again_that_it_is_wanted_changes_nothing_until_it_is_launched(world: World) -> None:
@@ -137,7 +137,7 @@ def test_a_dead_driver_is_launched_anew_at_the_second_look_and_not_beyond_the_bu
         assert world.launches[-1] == (1, attempt)
         world.agent.round()
     assert world.launches == [(1, 1), (1, 2), (1, 3)]
-    assert "given up: its driver is dead, and was launched anew 2 times within 3600 s" in world.said[-1]
+    assert "no more relaunches: its driver is dead, and was relaunched 2 times within 3600 s" in world.said[-1]
     said = len(world.said)
     for _ in range(3):
         assert not world.agent.round()
@@ -287,7 +287,7 @@ def test_a_launch_that_fails_is_told_here_and_in_the_jobs_log_and_tried_within_t
         world.clock.sleep(LAUNCH_GRACE_S)
         world.agent.round()
     assert world.launches == [(1, 1), (1, 2), (1, 3)]
-    assert "given up" in world.said[-1]
+    assert "no more relaunches" in world.said[-1]
 
 
 def test_a_submission_that_cannot_be_launched_so_is_given_up_at_once(world: World) -> None:
@@ -318,7 +318,7 @@ def test_one_job_that_cannot_be_read_keeps_nobody_else_from_being_launched(
     request_running(world.client, world.spec, by="airflow")
     assert world.agent.round()
     assert world.launches == [(1, 1)]
-    assert world.said[0].startswith("aaa: this is not a readable record 'desired'")
+    assert world.said[0].startswith("aaa: the record 'desired' cannot be read")
 
 
 def test_a_job_that_nobody_wants_or_that_is_over_costs_one_request_a_round(

@@ -95,7 +95,7 @@ def test_an_upload_that_was_cut_short_is_finished_by_the_next(
     packed = pack(str(package))
     upload(store, LAYOUT, packed)
     store.delete(LAYOUT.artifact_manifest(packed.sha256))
-    with pytest.raises(RecordError, match="not wholly, there"):
+    with pytest.raises(RecordError, match="a file of it is missing"):
         unpack_artifact(store, LAYOUT, packed.sha256, str(tmp_path / "out"))
     upload(store, LAYOUT, packed)
     assert len(unpacked(store, packed.sha256, tmp_path / "out")) == 5
@@ -149,7 +149,7 @@ def test_nothing_to_pack_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="no such file or folder"):
         pack(str(tmp_path / "missing"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(PipelineError, match="holds no files"):
+    with pytest.raises(PipelineError, match="contains no files"):
         pack(str(tmp_path / "empty"))
 
 
@@ -208,7 +208,7 @@ def test_a_missing_file_or_module_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_file_outside_of_the_code_root_is_refused(package: Path, tmp_path: Path) -> None:
     (tmp_path / "else.py").write_text("")
-    with pytest.raises(PipelineError, match="outside of the code root"):
+    with pytest.raises(PipelineError, match="outside the code root"):
         resolve_pipeline(f"{tmp_path}/else.py:build", str(package))
 
 

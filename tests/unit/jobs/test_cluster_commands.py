@@ -142,9 +142,9 @@ def test_no_secret_and_no_reference_to_one_is_on_a_command_line(spec: Spec) -> N
 
 @pytest.mark.parametrize("master", ["local[2]", "spark://host:7077", "yarn-cluster", "k8s"])
 def test_a_cluster_launcher_refuses_another_clusters_master(spec: Spec, master: str) -> None:
-    with pytest.raises(OptionError, match=r"does not go with the launcher yarn.*Set master to yarn"):
+    with pytest.raises(OptionError, match=r"cannot be used with the launcher yarn.*Set master to yarn"):
         yarn_command(SETTINGS, replace(spec, master=master), LAUNCH, ROOT, "e")
-    with pytest.raises(OptionError, match=r"does not go with the launcher kubernetes.*k8s://"):
+    with pytest.raises(OptionError, match=r"cannot be used with the launcher kubernetes.*k8s://"):
         kubernetes_command(SETTINGS, replace(spec, master=master), LAUNCH, ROOT)
 
 

@@ -102,7 +102,7 @@ def test_what_an_older_generation_appends_after_a_fence_fails_and_leaves_no_trac
     new = log_on(store).begin_generation(spec=1, launch=2)
     new.append("status", {"status": "RUNNING"})
     for _ in range(2):
-        with pytest.raises(FencedError, match="generation 1 is over.*generation 2 reigns"):
+        with pytest.raises(FencedError, match="generation 1 was replaced.*generation 2, of submission"):
             old.append("complete", {"checkpoint_id": 1})
     with pytest.raises(FencedError):
         old.check()
@@ -159,7 +159,7 @@ def test_a_late_driver_of_an_older_submission_or_launch_cannot_begin() -> None:
     store = MemoryStore(name())
     reigning = log_on(store).begin_generation(spec=2, launch=2)
     for spec, launch in ((1, 9), (2, 1)):
-        with pytest.raises(FencedError, match=f"launch {launch} of submission {spec} is over"):
+        with pytest.raises(FencedError, match=f"launch {launch} of submission {spec} was replaced"):
             log_on(store).begin_generation(spec=spec, launch=launch)
     reigning.append("status", {"status": "RUNNING"})
 
@@ -224,7 +224,9 @@ def test_a_store_that_never_answers_clearly_ends_the_append() -> None:
     store = UnreliableStore(name(), [])
     reign = log_on(store).begin_generation(spec=1, launch=1)
     store.answers = ["lost before"] * 100
-    with pytest.raises(UnclearAnswerError, match=r"entry 2, 'status'.*00000002.json.*connection reset.*Start the job"):
+    with pytest.raises(
+        UnclearAnswerError, match=r"entry 2, 'status'.*00000002.json.*connection reset.*Restore the job"
+    ):
         reign.append("status", {"status": "RUNNING"})
     assert len(store.answers) == 100 - MAX_AMBIGUOUS_WRITES
 
@@ -384,17 +386,17 @@ def test_a_missing_entry_is_named() -> None:
     store = MemoryStore(name())
     long_log(store, 5)
     store.delete(LAYOUT.decision(3))
-    with pytest.raises(RecordError, match=r"entry 3 .*decisions/00000003.json.*missing, while 5 is there"):
+    with pytest.raises(RecordError, match=r"entry 3 .*decisions/00000003.json.*missing, but entry 5 exists"):
         log_on(store).read()
 
 
 @pytest.mark.parametrize(
     ("forged", "reason"),
     [
-        (Decision(3, "status", 1, "", NOW, "x"), "calls itself entry 3"),
-        (Decision(2, "status", 2, "", NOW, "x"), "generation 2 wrote it under generation 1"),
+        (Decision(3, "status", 1, "", NOW, "x"), "its number is 3"),
+        (Decision(2, "status", 2, "", NOW, "x"), "generation 2 wrote it, but the current generation is 1"),
         (Decision(2, "fence", 3, "", NOW, "x", {"spec": 1, "launch": 1}), "begins generation 3 after generation 1"),
-        (Decision(2, "fence", 2, "", NOW, "x", {}), "names no submission"),
+        (Decision(2, "fence", 2, "", NOW, "x", {}), "it is a fence without submission and launch"),
     ],
 )
 def test_an_entry_that_cannot_follow_the_one_before_is_not_believed(forged: Decision, reason: str) -> None:

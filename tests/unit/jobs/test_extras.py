@@ -85,7 +85,7 @@ class TestRuntime:
     def test_pyspark_client_is_no_pyspark(self, installed: dict[str, ModuleSpec | None], tmp_path: Path) -> None:
         (tmp_path / "pyspark" / "core" / "__init__.py").unlink()
         (tmp_path / "pyspark" / "core").rmdir()
-        with pytest.raises(MissingExtraError, match="pyspark-client is installed in the place of pyspark"):
+        with pytest.raises(MissingExtraError, match="pyspark-client is installed instead of pyspark"):
             require_runtime("a driver")
 
     def test_pyspark_may_lie_in_a_zip_as_it_does_for_slots(

@@ -103,7 +103,7 @@ def test_a_savepoint_directory_where_the_job_deletes_is_refused(tmp_path: Path, 
     """S2.3."""
     client = JobClient(str(tmp_path / "root"), "flights")
     for place in (f"{tmp_path}/root/flights/{below}", f"file://{tmp_path}/root/flights/{below}"):
-        with pytest.raises(OptionError, match="folder of checkpoints"):
+        with pytest.raises(OptionError, match="folder of the job's checkpoints"):
             client.submit(pipeline=pipeline, options={"savepoint_directory": place})
     beside = f"{tmp_path}/root/flights/checkpoints-of-mine"
     assert client.submit(pipeline=pipeline, options={"savepoint_directory": beside}).number == 1
@@ -267,7 +267,7 @@ def test_an_aborted_checkpoint_cannot_be_restored(client: JobClient, driver: Scr
     driver.checkpoint(1)
     driver.reign.append("claim", {"checkpoint_id": 2, "kind": "checkpoint", "path": "p"})
     driver.status("STOPPED")
-    with pytest.raises(SnapshotError, match="checkpoint 2 was never completed.*completed are 1"):
+    with pytest.raises(SnapshotError, match="checkpoint 2 never completed.*completed checkpoints are 1"):
         client.submit(restore=RestoreFrom("checkpoint", checkpoint_id=2))
 
 
@@ -298,7 +298,7 @@ def test_damaged_metadata_is_refused_before_anything_starts(client: JobClient, d
 
 def test_a_spec_in_anothers_place_is_not_believed(root: str, client: JobClient, spec: Spec) -> None:
     client.store.create(client.layout.spec(2), client.store.read(client.layout.spec(1)))
-    with pytest.raises(RecordError, match="in another's place"):
+    with pytest.raises(RecordError, match="the file of a submission contains another submission"):
         JobClient(root, "flights").specs()
 
 
@@ -398,7 +398,7 @@ def test_a_retry_after_the_jobs_end_finds_its_command_and_answer(client: JobClie
 
 def test_another_verb_under_a_used_id_is_a_conflict(client: JobClient, driver: ScriptedDriver) -> None:
     client.send("savepoint", command_id="task-1", issued_by="alice")
-    with pytest.raises(RecordError, match="is there already, as 'savepoint'"):
+    with pytest.raises(RecordError, match="exists already, as 'savepoint'"):
         client.send("stop", command_id="task-1", issued_by="alice")
 
 

@@ -173,9 +173,9 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         JobOptions(state_memory="2 GiB")
     with pytest.raises(OptionError, match="longer than heartbeat_interval"):
         JobOptions(heartbeat_interval="30 s")
-    with pytest.raises(OptionError, match="nothing to overtake"):
+    with pytest.raises(OptionError, match="only there can a barrier overtake"):
         JobOptions(unaligned_checkpoints=True, checkpoint_mode="at_least_once")
-    with pytest.raises(OptionError, match="nothing to overtake"):
+    with pytest.raises(OptionError, match="only there can a barrier overtake"):
         JobOptions(unaligned_checkpoints=True, checkpoint_mode="off")
     with pytest.raises(OptionError, match="waits for a verdict.*Leave commit at its default"):
         JobOptions(commit="on_request", checkpoint_mode="off")

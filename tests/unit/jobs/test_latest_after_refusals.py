@@ -88,7 +88,7 @@ def test_a_fresh_start_that_may_have_run_is_what_the_latest_is_of(client: JobCli
         second.reign.append("failure", {"message": "the source is gone", "code": "pipeline"})
     if how != "died":
         second.status("FAILED", reason="no such column")
-    with pytest.raises(SnapshotError, match="there is nothing to restore from"):
+    with pytest.raises(SnapshotError, match="there is no snapshot to restore"):
         client.submit(restore=RestoreFrom("latest"))
 
 

@@ -81,21 +81,21 @@ def test_one_master_that_answers_is_enough(launcher: str) -> None:
     assert check(launcher, master, refuses=refusals)[0][-1] == "master b:2 answers"
     (problem,) = check(launcher, master, refuses={**refusals, "b:2": "no route"})[1]
     assert "a:1: refused; b:2: no route" in problem
-    assert "is no address" in check(launcher, "spark://a:port")[1][0]
+    assert "is not an address" in check(launcher, "spark://a:port")[1][0]
 
 
 def test_spark_submit_must_be_there() -> None:
     (problem,) = check("spark-submit", spark_submit="/no/such/spark-submit")[1]
-    assert "/no/such/spark-submit is not there" in problem
+    assert "/no/such/spark-submit does not exist" in problem
 
 
 def test_yarn_needs_its_programs_its_configuration_and_its_master() -> None:
     environment = {"YARN_CONF_DIR": "/etc/hadoop"}
     assert check("yarn", "yarn", environment=environment)[1] == []
-    assert "neither HADOOP_CONF_DIR" in check("yarn", "yarn")[1][0]
-    assert "/no/yarn is not there" in check("yarn", "yarn", environment=environment, yarn="/no/yarn")[1][0]
+    assert "Set HADOOP_CONF_DIR or YARN_CONF_DIR" in check("yarn", "yarn")[1][0]
+    assert "/no/yarn does not exist" in check("yarn", "yarn", environment=environment, yarn="/no/yarn")[1][0]
     assert check("yarn", "local[2]", environment=environment)[1] == [
-        "master local[2] does not go with the launcher yarn"
+        "master local[2] cannot be used with the launcher yarn"
     ]
 
 
@@ -106,9 +106,9 @@ def test_yarn_needs_its_programs_its_configuration_and_its_master() -> None:
 def test_kubernetes_needs_its_api_server_and_an_image(master: str, place: str) -> None:
     well, wrong = check("kubernetes", master, conf=IMAGE)
     assert wrong == [] and f"master {place} answers" in well and "image repo/tidegate:1" in well
-    assert "none is named" in check("kubernetes", master)[1][0]
+    assert "image: not set" in check("kubernetes", master)[1][0]
     assert place in check("kubernetes", master, conf=IMAGE, refuses={place: "no"})[1][0]
-    assert "does not go with" in check("kubernetes", "yarn", conf=IMAGE)[1][0]
+    assert "cannot be used with" in check("kubernetes", "yarn", conf=IMAGE)[1][0]
 
 
 def test_an_agent_needs_nothing_here() -> None:

@@ -83,7 +83,7 @@ def test_a_driver_whose_launch_was_given_up_before_it_began_does_not_begin(clien
     record_launch(client.store, client.layout, spec.number, launcher="local")
     refuse_if_superseded(client.store, client.layout, 1, 1)
     record_launch(client.store, client.layout, spec.number, launcher="local")
-    with pytest.raises(FencedError, match=r"launch 1 of submission 1 was given up.*launch 2 of submission 1"):
+    with pytest.raises(FencedError, match=r"launch 1 of submission 1 was replaced.*launch 2 of submission 1"):
         refuse_if_superseded(client.store, client.layout, 1, 1)
     refuse_if_superseded(client.store, client.layout, 1, 2)
 
@@ -110,9 +110,9 @@ def test_a_running_driver_ends_once_a_newer_launch_has_fenced_and_one_that_start
     first.status("RUNNING")
     second = ScriptedDriver(client, spec, launch=3)
     for act in (first.reign.check, lambda: first.status("RUNNING")):
-        with pytest.raises(FencedError, match=r"generation 1 is over.*submission 1, launch 3"):
+        with pytest.raises(FencedError, match=r"generation 1 was replaced.*submission 1, launch 3"):
             act()
-    with pytest.raises(FencedError, match=r"launch 2 of submission 1 is over"):
+    with pytest.raises(FencedError, match=r"launch 2 of submission 1 was replaced"):
         ScriptedDriver(client, spec, launch=2)
     second.status("RUNNING")
 
@@ -219,7 +219,7 @@ def test_the_launch_is_there_before_the_process_and_a_second_attempt_of_its_numb
 def test_spark_submit_in_client_mode_is_not_for_clusters_that_run_the_driver(
     local_client: JobClient, cluster_spec: Spec, master: str
 ) -> None:
-    with pytest.raises(OptionError, match=r"does not go with the launcher spark-submit.*yarn or kubernetes"):
+    with pytest.raises(OptionError, match=r"cannot be used with the launcher spark-submit.*yarn or kubernetes"):
         SparkSubmitLauncher(LauncherSettings()).launch(local_client, replace(cluster_spec, master=master))
     assert local_client.launches() == []
 

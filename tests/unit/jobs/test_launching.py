@@ -156,7 +156,7 @@ def test_a_wait_shows_the_last_words_of_a_driver_that_died_before_it_began(
     machine.end(machine.launch(local_client, local_spec))
     pauses: list[float] = []
     client = JobClient(local_client.root, "flights", sleep=pauses.append)
-    with pytest.raises(DriverLostError, match=r"its process is gone(?s:.*)--launch"):
+    with pytest.raises(DriverLostError, match=r"its process has ended(?s:.*)--launch"):
         client.wait_status({"RUNNING"})
     assert len(pauses) == 1
     assert list(client.logs()) == ["launch-000001-1.log"]

@@ -206,12 +206,14 @@ def test_fields_that_a_reader_does_not_know_are_ignored() -> None:
 
 
 def test_a_newer_version_is_refused_with_the_advice_to_upgrade() -> None:
-    with pytest.raises(RecordError, match=r"version 3, this tidegate reads up to 2 \[specs/1\].*Upgrade tidegate"):
+    with pytest.raises(
+        RecordError, match=r"version 3, but this tidegate reads versions up to 2 \[specs/1\].*Upgrade tidegate"
+    ):
         decode(b'{"record":"sample","v":3,"name":"a"}', Second, "specs/1")
 
 
 def test_a_version_older_than_the_one_before_is_refused() -> None:
-    with pytest.raises(RecordError, match="version 1, this tidegate reads 2 and 3"):
+    with pytest.raises(RecordError, match="version 1, but this tidegate reads 2 and 3"):
         decode(b'{"record":"sample","v":1,"name":"a"}', Third)
 
 
@@ -234,7 +236,7 @@ def test_a_version_older_than_the_one_before_is_refused() -> None:
     ],
 )
 def test_damage_is_refused_naming_the_path(data: bytes) -> None:
-    with pytest.raises(RecordError, match=r"not a readable record 'sample' \[some/path\]"):
+    with pytest.raises(RecordError, match=r"the record 'sample' cannot be read \[some/path\]"):
         decode(data, Second, "some/path")
 
 
@@ -255,7 +257,7 @@ def test_damage_is_refused_naming_the_path(data: bytes) -> None:
 def test_a_field_of_a_wrong_type_is_refused(name: str, field: str, value: object) -> None:
     document = json.loads((GOLDEN / f"{name}.v1.json").read_bytes())
     document[field] = value
-    with pytest.raises(RecordError, match="not a readable record"):
+    with pytest.raises(RecordError, match="the record '.*' cannot be read"):
         decode(canonical(document), type(RECORDS[name]))
 
 

@@ -32,7 +32,7 @@ DEAD = replace(ALIVE, life="dead")
 
 def test_a_job_that_is_wanted_and_was_never_launched_is_launched() -> None:
     assert decide_relaunch(JobObservation(WANTED, 2, JobStatus.CREATED, 0, "none"), BUDGET, 0) == LaunchDriver(
-        1, "wanted by airflow"
+        1, "requested by airflow"
     )
 
 
@@ -66,7 +66,7 @@ def test_a_dead_driver_is_launched_anew_within_the_budget() -> None:
 @pytest.mark.parametrize("status", [JobStatus.FAILED, JobStatus.RUNNING])
 def test_what_is_wanted_anew_is_launched_though_it_failed_or_the_budget_is_used_up(status: JobStatus) -> None:
     again = replace(DEAD, desired=replace(WANTED, launch=2), status=status)
-    assert decide_relaunch(again, BUDGET, 3) == LaunchDriver(2, "wanted by airflow")
+    assert decide_relaunch(again, BUDGET, 3) == LaunchDriver(2, "requested by airflow")
 
 
 @pytest.mark.parametrize("status", [JobStatus.STOPPED, JobStatus.FINISHED, JobStatus.CANCELED])

@@ -88,11 +88,11 @@ def test_a_new_operator_with_state_is_told() -> None:
 @pytest.mark.parametrize(
     ("new", "verdict", "told"),
     [
-        (state([*KEYED, ["sum:v", "double", True]]), "changes", "'sum:v' is new, null in what is restored"),
+        (state([*KEYED, ["sum:v", "double", True]]), "changes", "'sum:v' is new, and null in restored rows"),
         (state([*KEYED, ["sum:v", "double", True]], fills=False), "refused", "'sum:v' is new"),
         (state([*KEYED[:1], ["key:k", "int64", True], *KEYED[2:]]), "changes", "'key:k' was int32, now int64"),
         (state([*KEYED[:1], ["key:k", "string", True], *KEYED[2:]]), "refused", "'key:k' was int32, now string"),
-        (state(KEYED[:2]), "refused", "'count:n' is no longer there"),
+        (state(KEYED[:2]), "refused", "'count:n' is no longer declared"),
         (state(kind="list"), "refused", "its kind was keyed, now list"),
         (state(form="map"), "refused", "it was value, now map"),
     ],

@@ -20,7 +20,7 @@ OLD = columns("__key_group uint16", "key:k int32", "value:a int32", "value:b str
 def test_a_new_nullable_column_is_null_in_what_is_restored() -> None:
     found = evolution(OLD, (*OLD[:3], *columns("value:new double"), OLD[3]))
     assert found.sources == ("__key_group", "key:k", "value:a", None, "value:b")
-    assert (found.changes, found.refused) == (("'value:new' is new, null in what is restored",), ())
+    assert (found.changes, found.refused) == (("'value:new' is new, and null in restored rows",), ())
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_new_nullable_column_is_null_in_what_is_restored() -> None:
     [
         ((*OLD, *columns("value:new double!")), "'value:new' is new and not nullable"),
         ((*OLD, *columns("key:new int32")), "'key:new' is new"),
-        (OLD[:3], "'value:b' is no longer there"),
+        (OLD[:3], "'value:b' is no longer declared"),
         ((*OLD[:2], *columns("value:a int16", "value:b string")), "'value:a' was int32, now int16"),
         ((*OLD[:2], *columns("value:a int32", "value:b large_string")), "'value:b' was string, now large_string"),
         ((OLD[0], *columns("key:k double"), *OLD[2:]), "'key:k' was int32, now double"),
@@ -45,7 +45,7 @@ def test_what_may_not_be_filled_is_refused_though_it_is_nullable() -> None:
 
 def test_a_rename_needs_its_mapping() -> None:
     new = columns("__key_group uint16", "key:k int32", "value:c int64", "value:b string")
-    assert evolution(OLD, new).refused == ("'value:a' is no longer there",)
+    assert evolution(OLD, new).refused == ("'value:a' is no longer declared",)
     found = evolution(OLD, new, {"a": "c"})
     assert (found.sources[2], found.refused) == ("value:a", ())
     assert found.changes == ("'value:a' is now 'value:c'", "'value:c' was int32, now int64")
@@ -66,7 +66,7 @@ def test_a_rename_that_was_applied_already_is_passed_over() -> None:
 
 @pytest.mark.parametrize(
     ("renamed", "told"),
-    [({"a": "b"}, "the snapshot has both"), ({"a": "c", "b": "c"}, "two columns are to become 'value:c'")],
+    [({"a": "b"}, "the snapshot has both columns"), ({"a": "c", "b": "c"}, "two columns are renamed to 'value:c'")],
 )
 def test_an_ambiguous_rename_is_refused(renamed: dict[str, str], told: str) -> None:
     assert told in "; ".join(evolution(OLD, OLD, renamed).refused)

@@ -93,7 +93,7 @@ def test_a_snapshot_that_is_gone_is_no_empty_answer() -> None:
     job = Scripted()
     job.checkpoint(1, part(1))
     job.store.delete_folder("job/checkpoints/chk-1")
-    with pytest.raises(SnapshotError, match="cannot be told"):
+    with pytest.raises(SnapshotError, match="the staged output of the checkpoint cannot be read"):
         job.staged()
 
 

@@ -98,7 +98,9 @@ def test_a_write_protected_root_gives_one_clear_error(tmp_path: Path, monkeypatc
 
     store = LocalStore(str(tmp_path))
     monkeypatch.setattr(os, "mkdir", denied)
-    with pytest.raises(StoreError, match="write-protected or not ours.*Give this user write access") as failure:
+    with pytest.raises(
+        StoreError, match="write-protected, or belongs to another user.*Give this user write access"
+    ) as failure:
         store.probe()
     assert failure.value.where == str(tmp_path)
 
@@ -144,7 +146,7 @@ class HalfBlindStore(MemoryStore):
     [
         (OverwritingStore, "a second create of one object succeeded"),
         (ForgetfulStore, "a listing does not show"),
-        (HalfBlindStore, "does not return what was just replaced"),
+        (HalfBlindStore, "does not return the new content of a replaced object"),
     ],
 )
 def test_the_probe_refuses_a_store_that_breaks_its_promise(broken: type[MemoryStore], reason: str) -> None:
@@ -156,7 +158,7 @@ def test_the_probe_refuses_a_store_that_breaks_its_promise(broken: type[MemorySt
 
 @pytest.mark.parametrize("url", ["gs://bucket/x", "https://host/x", "hdfs://host/x"])
 def test_a_store_without_create_only_writes_is_refused_and_the_supported_ones_named(url: str) -> None:
-    with pytest.raises(StoreError, match="cannot do create-only writes.*s3://"):
+    with pytest.raises(StoreError, match="tidegate knows no create-only writes for it.*s3://"):
         open_store(url)
 
 

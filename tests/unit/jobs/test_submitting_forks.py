@@ -152,9 +152,9 @@ def test_what_would_do_as_its_original_does_is_refused(
     beside: JobClient, client: JobClient, driver: ScriptedDriver
 ) -> None:
     driver.checkpoint(1)
-    with pytest.raises(OptionError, match="job id of its own"):
+    with pytest.raises(OptionError, match="its own job id"):
         made(client, client)
-    with pytest.raises(OptionError, match="same code with the same arguments"):
+    with pytest.raises(OptionError, match="same code and arguments"):
         made(beside, client, arguments={})
     assert beside.specs() == ()
 
@@ -166,14 +166,14 @@ def test_another_jobs_snapshot_is_refused(
     driver.checkpoint(1)
     third = JobClient(client.root, "third")
     path = ScriptedDriver(third, third.submit(pipeline=pipeline)).checkpoint(1)
-    with pytest.raises(SnapshotError, match=f"{path} is no snapshot of job flights"):
+    with pytest.raises(SnapshotError, match=f"{path} is not a snapshot of job flights"):
         made(beside, client, RestoreFrom("savepoint", path))
     assert beside.specs() == ()
     assert made(beside, third, RestoreFrom("savepoint", path)).restore is not None
 
 
 def test_there_must_be_something_to_begin_with(beside: JobClient, client: JobClient, driver: ScriptedDriver) -> None:
-    with pytest.raises(SnapshotError, match="nothing to restore from"):
+    with pytest.raises(SnapshotError, match="no snapshot to restore"):
         made(beside, client)
     with pytest.raises(JobNotFoundError):
         made(beside, JobClient(client.root, "nobody"))

@@ -59,7 +59,7 @@ def test_a_failed_job_ends_the_wait_with_its_root_cause(
 
 def test_a_job_that_ends_otherwise_ends_the_wait(client: JobClient, clock: FakeTime, driver: ScriptedDriver) -> None:
     clock.at(3.0, lambda: driver.status("CANCELED", reason="asked for"))
-    with pytest.raises(CommandRefusedError, match="the job is CANCELED; status RUNNING will not come.*asked for"):
+    with pytest.raises(CommandRefusedError, match="the job is CANCELED, so status RUNNING will not arrive.*asked for"):
         client.wait_until(lambda view: False, "status RUNNING")
 
 
@@ -85,7 +85,7 @@ def test_a_newer_submission_ends_a_wait_for_the_older(
 ) -> None:
     driver.checkpoint(1)
     clock.at(1.0, lambda: client.submit(restore=RestoreFrom("latest")))
-    with pytest.raises(CommandRefusedError, match="submission 1 is over.*submission 2 took over"):
+    with pytest.raises(CommandRefusedError, match="submission 1 has ended.*submission 2 took over"):
         client.wait_status({"FINISHED"}, spec=1)
 
 
@@ -113,7 +113,7 @@ def test_a_job_that_ends_without_answering_ends_the_wait(
 ) -> None:
     command = client.send("savepoint", issued_by="me")
     clock.at(1.0, lambda: driver.status("FINISHED"))
-    with pytest.raises(CommandRefusedError, match="the job is FINISHED; the answer to 'savepoint' will not come"):
+    with pytest.raises(CommandRefusedError, match="the job is FINISHED, so the answer to 'savepoint' will not arrive"):
         client.wait_result(command.command_id)
     assert clock.seconds < 2.0 + RESULT_GRACE_S
 

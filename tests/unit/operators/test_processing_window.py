@@ -223,7 +223,7 @@ def owners(parallelism: int) -> list[int]:
         ({"size_us": 5_000}, "size, offset in us were 10000, 0, now 5000, 0"),
         ({"offset_us": 1_000}, "size, offset in us were 10000, 0, now 10000, 1000"),
         ({"time_column": "v"}, "it was over processing time, now over event time"),
-        ({"aggregates": AGGREGATES[:1]}, "'sum:total' is no longer there"),
+        ({"aggregates": AGGREGATES[:1]}, "'sum:total' is no longer declared"),
     ],
 )
 def test_state_of_another_window_is_refused(change: dict[str, Any], text: str) -> None:

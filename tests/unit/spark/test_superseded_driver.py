@@ -48,6 +48,6 @@ def test_a_driver_that_comes_after_a_newer_ones_fence_does_not_begin(tmp_path: P
     """S9.2: also when nobody recorded the newer launch here."""
     client = submitted(tmp_path)
     client.log.begin_generation(spec=1, launch=2)
-    with pytest.raises(FencedError, match="launch 1 of submission 1 is over"):
+    with pytest.raises(FencedError, match="launch 1 of submission 1 was replaced"):
         Driver(client.root, "flights", spec_number=1, launch=1, storage_options={}).run()
     assert len(client.decisions()) == 1

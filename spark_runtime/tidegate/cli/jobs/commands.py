@@ -1,4 +1,4 @@
-"""`tidegate checkpoint`, `savepoint`, `stop` and `cancel`: commands to a running job."""
+"""`tidegate checkpoint`, `savepoint`, `stop` and `cancel`: send commands to a running job."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tidegate.jobs.stop_outcomes import ON_TIMEOUT, answer_timeout, next_action,
 DEFAULT_TIMEOUT = "10 min"
 CANCEL_TIMEOUT = "2 min"
 COMMAND_LIFE = timedelta(hours=1)
-"""A driver refuses a command that is older; one that is waited for longer lives so long."""
+"""The shortest time until a command expires. A driver refuses an expired command. A longer --timeout extends it."""
 
 
 def add_checkpoint(parser: Parser) -> None:
-    """The arguments of `tidegate checkpoint`."""
+    """Add the arguments of `tidegate checkpoint`."""
     parser.description = "Takes a checkpoint and waits for it."
     arguments.add_job(parser)
     arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
@@ -33,7 +33,7 @@ def add_checkpoint(parser: Parser) -> None:
 
 
 def add_savepoint(parser: Parser) -> None:
-    """The arguments of `tidegate savepoint`."""
+    """Add the arguments of `tidegate savepoint`."""
     parser.description = "Takes a savepoint and waits for it."
     arguments.add_job(parser)
     _add_path(parser)
@@ -42,40 +42,48 @@ def add_savepoint(parser: Parser) -> None:
 
 
 def add_stop(parser: Parser) -> None:
-    """The arguments of `tidegate stop`."""
-    parser.description = "Stops the job with a savepoint and commits what it covers. Windows stay in it if not drained."
+    """Add the arguments of `tidegate stop`."""
+    parser.description = (
+        "Stops the job with a savepoint, and commits the output before it. Without --drain, open windows stay in the "
+        "savepoint."
+    )
     arguments.add_job(parser)
-    parser.add_argument("--drain", action="store_true", help="fire all windows and timers first; for the end of a job")
+    parser.add_argument(
+        "--drain", action="store_true", help="fire all windows and timers first, when the job will not be resumed"
+    )
     _add_path(parser)
     arguments.add_timeout(parser, None, "how long the job may take to end (default: the job's stop_timeout)")
     parser.add_argument(
         "--on-timeout",
         choices=ON_TIMEOUT,
         default=ON_TIMEOUT[0],
-        help="then: go on as before (default); try once more without a drain; or end the job without a savepoint",
+        help="what happens after the timeout: the job continues (default), or stops again without a drain, or ends "
+        "without a savepoint",
     )
     parser.set_defaults(run=stop)
 
 
 def add_cancel(parser: Parser) -> None:
-    """The arguments of `tidegate cancel`."""
-    parser.description = "Ends the job at once; its checkpoints stay."
+    """Add the arguments of `tidegate cancel`."""
+    parser.description = "Ends the job at once, without a savepoint. Its checkpoints stay."
     arguments.add_job(parser)
     arguments.add_timeout(parser, CANCEL_TIMEOUT, f"how long to wait (default: {CANCEL_TIMEOUT})")
     parser.set_defaults(run=cancel)
 
 
 def _add_path(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--path", metavar="FOLDER", help="folder or URL for the savepoint (default: the job's)")
+    parser.add_argument(
+        "--path", metavar="FOLDER", help="folder or URL of the savepoint (default: below the job directory)"
+    )
 
 
 def checkpoint(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Take a checkpoint."""
+    """Take a checkpoint and wait for it."""
     return _snapshot(args, around, "checkpoint")
 
 
 def savepoint(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Take a savepoint."""
+    """Take a savepoint and wait for it."""
     return _snapshot(args, around, "savepoint")
 
 
@@ -95,7 +103,7 @@ def _snapshot(args: argparse.Namespace, around: CliEnvironment, verb: str) -> in
 
 
 def stop(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Stop with a savepoint: suspend, or drain."""
+    """Stop with a savepoint: suspend, or drain with --drain."""
     client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     given = {"mode": "drain" if args.drain else "suspend", "timeout": timeout, "on_timeout": args.on_timeout}
@@ -116,7 +124,7 @@ def stop(args: argparse.Namespace, around: CliEnvironment) -> int:
 
 
 def cancel(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """End the job; when its driver is dead, end it in the driver's place."""
+    """End the job. If its driver is dead, record the end in the decision log without it."""
     client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     view = client.view()
@@ -130,7 +138,7 @@ def cancel(args: argparse.Namespace, around: CliEnvironment) -> int:
         try:
             command_id = send_command(client, around, "cancel", {}, timeout).command_id
         except CommandRefusedError:
-            if client.view().status is not JobStatus.CANCELED:  # else somebody else was faster
+            if client.view().status is not JobStatus.CANCELED:  # else another caller has cancelled it in the meantime
                 raise
         view = client.wait_status(
             {JobStatus.CANCELED},
@@ -153,7 +161,10 @@ def _with_path(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any
 def send_command(
     client: JobClient, around: CliEnvironment, verb: str, given: dict[str, Any], timeout: timedelta | None
 ) -> CommandResult:
-    """Send a command and wait for its answer. CommandRefusedError for a refusal; timeouts name the command."""
+    """Send a command and wait for its answer.
+
+    Raises CommandRefusedError when the driver refuses it. A WaitTimeoutError names the command's id.
+    """
     lives = COMMAND_LIFE if timeout is None else max(COMMAND_LIFE, timeout)
     command = client.send(verb, given, expires_in=lives, issued_by=around.caller)
     try:
@@ -165,7 +176,7 @@ def send_command(
             error.what,
             where=f"{error.where}, command {command.command_id}",
             cause=error.cause,
-            remedy="Nothing was undone: the driver may still carry it out; see `tidegate status` and `tidegate logs`",
+            remedy="Nothing was undone: the driver may still execute it. See `tidegate status` and `tidegate logs`",
         ) from error
     outcome = str(result.data.get("outcome", result.code))
     return result.raise_if_refused(where=f"job {client.job_id}", remedy=next_action(outcome))

@@ -1,4 +1,4 @@
-"""`tidegate status`, `checkpoints`, `list` and `logs`: looking at jobs without touching them."""
+"""`tidegate status`, `checkpoints`, `list` and `logs`: read jobs without changing them."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ from tidegate.jobs.restore.snapshot_lookup import has_deleted_checkpoints
 from tidegate.jobs.status import JobStatus, JobView
 
 FOLLOW_POLL_S = 1.0
-"""Pause between two looks at logs that are followed, seconds."""
+"""Pause between two reads of logs with --follow, in seconds."""
 _EVERY = tuple(status for status in JobStatus if status.is_terminal)
 
 
 def add_status(parser: Parser) -> None:
-    """The arguments of `tidegate status`."""
-    parser.description = "Shows a job; --watch until it has ended."
+    """Add the arguments of `tidegate status`."""
+    parser.description = "Shows a job, once or until it has ended."
     arguments.add_job(parser)
     parser.add_argument(
-        "--watch", action="store_true", help="keep looking until the job has ended or its driver is lost"
+        "--watch", action="store_true", help="update the output until the job has ended or its driver is lost"
     )
     parser.set_defaults(run=status)
 
 
 def add_checkpoints(parser: Parser) -> None:
-    """The arguments of `tidegate checkpoints`."""
-    parser.description = "Lists all snapshots, oldest first."
+    """Add the arguments of `tidegate checkpoints`."""
+    parser.description = "Lists all snapshots of a job, oldest first."
     arguments.add_job(parser)
     parser.set_defaults(run=checkpoints)
 
 
 def add_list(parser: Parser) -> None:
-    """The arguments of `tidegate list`."""
+    """Add the arguments of `tidegate list`."""
     parser.description = "Lists the jobs of a root."
     arguments.add_root(parser)
     parser.set_defaults(run=list_all)
 
 
 def add_logs(parser: Parser) -> None:
-    """The arguments of `tidegate logs`."""
+    """Add the arguments of `tidegate logs`."""
     parser.description = "Shows the logs of the driver and the slots."
     arguments.add_job(parser)
-    parser.add_argument("--follow", action="store_true", help="go on until the job has ended")
-    parser.add_argument("--generation", type=int, metavar="N", help="of an earlier driver (default: the newest)")
+    parser.add_argument("--follow", action="store_true", help="print new lines until the job has ended")
+    parser.add_argument("--generation", type=int, metavar="N", help="number of the driver (default: the newest)")
     parser.set_defaults(run=logs)
 
 
 def status(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Show a job; exit code 0 whatever its status is."""
+    """Show a job. The exit code is 0 in every status."""
     client = job_of(JobDirectory, args, around)
     view = client.view()
     if args.watch:
@@ -78,16 +78,16 @@ def status(args: argparse.Namespace, around: CliEnvironment) -> int:
 
 
 def _watch(client: JobDirectory, around: CliEnvironment) -> JobView:
-    """Look until the job has ended: a progress line on a terminal, else a line whenever status or snapshots change."""
-    said: tuple[object, ...] = ()
+    """Wait until the job has ended. Show a progress line on a terminal, else one line per change."""
+    shown: tuple[object, ...] = ()
 
     def on_poll(view: JobView) -> None:
-        nonlocal said
+        nonlocal shown
         around.output.progress(progress_text(view))
         news = (view.status, view.reason, view.generation, len(view.completed))
-        if not around.output.shows_progress and news != said:
+        if not around.output.shows_progress and news != shown:
             around.output.print(progress_text(view))
-        said = news
+        shown = news
 
     return client.wait_status(_EVERY, None, around.poll_s, on_poll)
 
@@ -114,7 +114,7 @@ def checkpoints(args: argparse.Namespace, around: CliEnvironment) -> int:
 
 
 def list_all(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """List a root's jobs. A job that cannot be read is listed with its error."""
+    """List a root's jobs. A job that cannot be read is listed with the error."""
     root, storage_options = (
         arguments.root(args, around.environment),
         arguments.storage_options(args, around.environment),
@@ -125,6 +125,7 @@ def list_all(args: argparse.Namespace, around: CliEnvironment) -> int:
         try:
             view = around.connect(JobDirectory, root, job_id, storage_options).view()
         except TidegateError as error:
+            # one damaged job must not hide the others
             rows.append((job_id, "-", "-", f"cannot be read: {error}"))
             documents.append({"job_id": job_id, "status": None, "error": str(error)})
         else:
@@ -141,7 +142,7 @@ def list_all(args: argparse.Namespace, around: CliEnvironment) -> int:
 
 
 def logs(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Show logs, each under its name when there are several."""
+    """Show logs. If there are several files, a line with the name precedes each."""
     client = job_of(JobDirectory, args, around)
     client.view()
     if args.generation is not None and args.generation < 1:
@@ -155,7 +156,7 @@ def logs(args: argparse.Namespace, around: CliEnvironment) -> int:
         if not args.json:
             around.output.raw(_headed(name, text, several=len(files) > 1))
     if not files:
-        around.output.note(f"{client.job_id}: no logs that can be read from here")
+        around.output.note(f"{client.job_id}: no logs on this machine")
     around.output.document({"job_id": client.job_id, "files": files})
     return 0
 
@@ -164,7 +165,7 @@ def _follow(client: JobDirectory, around: CliEnvironment, generation: int | None
     shown: dict[str, int] = {}
     last = ""
     while True:
-        ended = client.view().is_terminal
+        ended = client.view().is_terminal  # read before the logs, so that the last lines of an ended job are shown
         for name, text in client.logs(generation).items():
             fresh = text[shown.get(name, 0) :]
             if fresh:
@@ -184,5 +185,8 @@ def _headed(name: str, text: str, *, several: bool) -> str:
 def _refuse_json(args: argparse.Namespace, flag: str) -> None:
     if args.json:
         raise OptionError(
-            f"{flag} cannot be used with --json", where=flag, cause="--json is one document", remedy="Drop one"
+            f"{flag} cannot be used with --json",
+            where=flag,
+            cause="--json prints one document",
+            remedy=f"Leave out {flag} or --json",
         )

@@ -1,4 +1,4 @@
-"""`tidegate rescale`: a running job at another parallelism (S5.5)."""
+"""`tidegate rescale`: suspend a running job and restore it at another parallelism (S5.5)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from tidegate.jobs.stop_outcomes import answer_timeout, stop_arguments
 
 
 def add_rescale(parser: Parser) -> None:
-    """The arguments of `tidegate rescale`."""
+    """Add the arguments of `tidegate rescale`."""
     parser.description = (
-        "Suspends a job with a savepoint and restores it at another parallelism; all else is as before. "
-        "A job that is suspended already is restored. Should it not come up, restore it at the old parallelism."
+        "Suspends a job with a savepoint and restores it at another parallelism; everything else stays the same. "
+        "If the job is suspended already, it is only restored. If the restored job fails, restore it again at the old "
+        "parallelism."
     )
     arguments.add_job(parser)
-    parser.add_argument("--parallelism", type=int, metavar="N", required=True, help="slots from now on")
+    parser.add_argument("--parallelism", type=int, metavar="N", required=True, help="new number of slots")
     parser.add_argument("--stop-timeout", metavar="DURATION", help="how long the job may take to suspend")
     add_log_format(parser)
     add_waiting(parser)
@@ -36,7 +37,7 @@ def add_rescale(parser: Parser) -> None:
 
 
 def rescale(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Suspend, submit, start. A job that runs at the parallelism already is left as it is."""
+    """Suspend the job, submit it and start it. A job that runs at this parallelism already is not touched."""
     require_runtime("`tidegate rescale`")
     client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
@@ -44,11 +45,12 @@ def rescale(args: argparse.Namespace, around: CliEnvironment) -> int:
     before = client.spec(view.spec_number)
     _check(args.parallelism, JobOptions.from_mapping(before.options))
     if view.is_active and before.options["parallelism"] == args.parallelism:
-        around.output.print(f"{client.job_id}: runs at parallelism {args.parallelism} already")
+        around.output.print(f"{client.job_id}: already runs at parallelism {args.parallelism}")
         around.output.document({"job_id": client.job_id, "spec": view.spec_number, "parallelism": args.parallelism})
         return 0
     log_format = {} if args.log_format is None else {"log_format": args.log_format}
     options = JobOptions.from_mapping({**before.options, **log_format, "parallelism": args.parallelism})
+    # the job's driver still holds its ports, so a check that they are free would fail
     conf = before.spark_conf if view.is_terminal else drop_port_settings(before.spark_conf)
     (around.require or require_driver_machine)(before.master, conf, options, around.environment)
     path = _suspended(args, around, client, view)
@@ -62,12 +64,12 @@ def rescale(args: argparse.Namespace, around: CliEnvironment) -> int:
     )
     job = same_job_arguments(args, client.job_id)
     back = f"tidegate restore {job} --option parallelism={before.options['parallelism']}"
-    around.output.note(f"should it not come up: {back}")
+    around.output.note(f"if the job does not start: {back}")
     return run_submission(args, around, client, spec, timeout)
 
 
 def _suspended(args: argparse.Namespace, around: CliEnvironment, client: JobClient, view: JobView) -> str:
-    """Path of the savepoint that the job is suspended with."""
+    """Suspend the job unless it is suspended. Return the path of its savepoint."""
     if not view.is_terminal:
         limit = arguments.duration(args.stop_timeout, "--stop-timeout")
         given = stop_arguments({"mode": "suspend", "timeout": limit})
@@ -86,12 +88,12 @@ def _suspended(args: argparse.Namespace, around: CliEnvironment, client: JobClie
 
 
 def _check(parallelism: int, options: JobOptions) -> None:
-    """Before anything is stopped. Raises OptionError."""
+    """Check the new parallelism, before the job is stopped. Raises OptionError."""
     if 1 <= parallelism <= options.max_parallelism:
         return
     raise OptionError(
         f"parallelism {parallelism} is not between 1 and the job's max_parallelism, {options.max_parallelism}",
         where="--parallelism",
-        cause="its state has as many key groups, for its whole life",
+        cause="keyed state is divided into max_parallelism key groups, and their number never changes",
         remedy=f"Give 1 to {options.max_parallelism}",
     )

@@ -1,4 +1,4 @@
-"""`tidegate start`, `tidegate restore` and `tidegate fork`: submit, launch, wait."""
+"""`tidegate start`, `tidegate restore` and `tidegate fork`: submit a job, launch its driver, wait for it."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from tidegate.jobs.records import Launch, RestoreFrom, Spec
 from tidegate.jobs.status import JobStatus, JobView
 
 START_ALLOWANCE = timedelta(minutes=2)
-"""How long a driver may take besides waiting for slots until its job runs, by default."""
+"""How long a driver may take to start, by default. The wait for slots is not included."""
 
 _STARTED = (JobStatus.RUNNING, JobStatus.STOPPED, JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING)
 _ENDED = tuple(status for status in JobStatus if status.is_terminal)
 
 
 def add_start(parser: Parser) -> None:
-    """The arguments of `tidegate start`."""
+    """Add the arguments of `tidegate start`."""
     parser.description = "Checks the pipeline, pins its code, submits it, starts a driver here and waits until it runs."
     parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
     arguments.add_job(parser, positional=False)
-    _add_fresh(parser, "start under the id of a job that is over, without its state: all input is read again.")
+    _add_fresh(parser, "start under the id of an ended job, without its state; all input is read again.")
     _add_settings(parser)
     parser.set_defaults(run=start)
 
 
 def add_restore(parser: Parser) -> None:
-    """The arguments of `tidegate restore`."""
+    """Add the arguments of `tidegate restore`."""
     parser.description = (
-        "Starts a new driver from a snapshot. Whatever is not passed stays as before, the pinned code included."
+        "Starts a new driver from a snapshot. Settings that are not passed stay as before, and so does the pinned code."
     )
     arguments.add_job(parser)
     _add_source(parser)
@@ -59,29 +59,29 @@ def add_restore(parser: Parser) -> None:
         "--on-committed-after",
         choices=("refuse", "rewind", "accept_duplicates"),
         default="refuse",
-        help="what to do when something was committed after the snapshot (default: refuse)",
+        help="what to do when output was committed after the snapshot (default: refuse)",
     )
     parser.add_argument(
         "--claim",
         action="store_true",
-        help="the job owns the snapshot that --from names: it may share its files, and deletes it, a savepoint too, "
-        "when it is not needed any more",
+        help="let the job own the snapshot that --from names. The job may then share its files, and deletes the "
+        "snapshot, even a savepoint, when it is no longer needed",
     )
     _add_settings(parser)
     parser.set_defaults(run=restore)
 
 
 def add_fork(parser: Parser) -> None:
-    """The arguments of `tidegate fork`."""
+    """Add the arguments of `tidegate fork`."""
     parser.description = (
-        "Starts a job of its own from another job's snapshot, which is only read. Its sources have to be "
-        "bounded, and its sinks may not write to where the original's do. The original's arguments and options apply "
-        "where none are passed."
+        "Starts a separate job from another job's snapshot. The snapshot is only read. The fork's sources must be "
+        "bounded, and its sinks must not write to the original job's targets. Arguments and options that are not "
+        "passed are copied from the original job."
     )
-    parser.add_argument("original", metavar="ORIGINAL", help="id of the job whose snapshot it begins with")
+    parser.add_argument("original", metavar="ORIGINAL", help="id of the job that owns the snapshot")
     arguments.add_job(parser, positional=False)
     _add_source(parser)
-    _add_fresh(parser, "fork under the id of a job that is over, without its state: it begins with the snapshot again.")
+    _add_fresh(parser, "fork under the id of an ended job, without its state; it starts from the snapshot again.")
     _add_settings(parser)
     parser.set_defaults(run=fork)
 
@@ -90,8 +90,8 @@ def _add_fresh(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help=f"{what} What happens to output that exists, the if_exists of each file sink decides: error (default) "
-        "refuses the start, append adds to it, overwrite removes it with the first commit",
+        help=f"{what} The if_exists of each file sink decides about existing output: error (default) refuses the "
+        "start, append adds to it, overwrite removes it with the first commit",
     )
 
 
@@ -106,20 +106,23 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-snapshot-age",
         metavar="DURATION",
-        help="refuse a snapshot that completed longer ago, before anything is submitted (default: any age)",
+        help="refuse a snapshot that is older than this, before anything is submitted (default: any age)",
     )
     parser.add_argument(
-        "--pipeline", metavar="PIPELINE", help="other code than before: file.py:function or module:function"
+        "--pipeline", metavar="PIPELINE", help="replaces the pinned code: file.py:function or module:function"
     )
     parser.add_argument(
-        "--allow-non-restored-state", action="store_true", help="drop state that no operator of the pipeline takes"
+        "--allow-non-restored-state", action="store_true", help="drop state that no operator of the pipeline restores"
     )
     parser.add_argument(
-        "--allow-drained", action="store_true", help="restore what a drain took: its windows fired early and emit again"
+        "--allow-drained",
+        action="store_true",
+        help="restore a savepoint that a drain took: its windows fired early and will emit again",
     )
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every verb that submits a pipeline."""
     add_pipeline_settings(parser)
     add_log_format(parser)
     parser.add_argument("--master", help="Spark master URL (default: local[*])")
@@ -130,17 +133,17 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def add_waiting(parser: argparse.ArgumentParser) -> None:
-    """Arguments of verbs that end with `run_submission`."""
-    parser.add_argument("--submission-id", help="submitting again under the same id gives the existing submission")
+    """Add the arguments of every verb that ends with `run_submission`."""
+    parser.add_argument("--submission-id", help="idempotency key: a second call with it returns the same submission")
     waiting = parser.add_mutually_exclusive_group()
-    waiting.add_argument("--detach", action="store_true", help="return when the driver's process is started")
+    waiting.add_argument("--detach", action="store_true", help="return when the driver's process has started")
     waiting.add_argument("--wait", action="store_true", help="wait until the job has ended")
-    what = "how long to wait (default: slots_timeout and 2 min; with --wait: for ever)"
+    what = "how long to wait (default: slots_timeout and 2 min; with --wait: no limit)"
     arguments.add_timeout(parser, None, what)
 
 
 def start(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Submit and start anew."""
+    """Submit a pipeline and start it without a snapshot."""
     require_runtime("`tidegate start`")
     client = job_of(JobClient, args, around)
     options = JobOptions.from_mapping(parse_options(args) or {})
@@ -171,7 +174,7 @@ def start(args: argparse.Namespace, around: CliEnvironment) -> int:
 
 
 def restore(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Submit and start from a snapshot. Options and arguments given are laid over those of the submission before."""
+    """Submit a job and start it from a snapshot. Options and arguments override the previous submission's."""
     require_runtime("`tidegate restore`")
     client = job_of(JobClient, args, around)
     before = client.spec(client.view().followed) if client.specs() else None
@@ -182,7 +185,7 @@ def restore(args: argparse.Namespace, around: CliEnvironment) -> int:
             remedy=job_remedy(
                 client.store,
                 client.job_id,
-                "To fork another job's savepoint under a new id, name the code: --pipeline file.py:build",
+                "To restore another job's savepoint under a new id, name the code: --pipeline file.py:build",
             ),
         )
     options = merge_settings(before.options if before else {}, parse_options(args))
@@ -218,11 +221,12 @@ def restore(args: argparse.Namespace, around: CliEnvironment) -> int:
 
 
 def _pinned(client: JobClient, before: Spec) -> PinnedGraph | None:
+    """Read the graph that was recorded for the previous submission; None when there is none."""
     return read_pinned_graph(client.store, client.layout, before.number)
 
 
 def fork(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Submit and start a fork. Options and arguments given are laid over those under which its snapshot was taken."""
+    """Submit and start a fork. Options and arguments override the settings of the submission that took the snapshot."""
     require_runtime("`tidegate fork`")
     client = job_of(JobClient, args, around)
     where = arguments.root(args, around.environment), arguments.storage_options(args, around.environment)
@@ -267,9 +271,9 @@ def _require(
     spark_conf: Mapping[str, Any] | None,
     options: JobOptions,
 ) -> None:
-    """What a driver needs here, with what is as before. Args: spark_conf: None: as before."""
+    """Check that a driver can run here. `spark_conf` None: the setting of the previous submission."""
     if before is not None and before.submission_id == args.submission_id:
-        return  # it is there already, and its driver may have the ports
+        return  # the submission exists already, and its driver may hold the ports that the check needs
     master = args.master or (before.master if before else None)
     conf = spark_conf if spark_conf is not None else before.spark_conf if before else {}
     (around.require or require_driver_machine)(master, conf, options, around.environment)
@@ -281,8 +285,11 @@ def restore_from(
     on_committed_after: Any = "refuse",
     allow_drained: bool = False,
 ) -> RestoreFrom:
-    """`latest`, a checkpoint's number, or a snapshot's folder: absolute, a URL, or relative to the root - or, when a
-    snapshot lies there, to the working directory. Raises OptionError for an empty one."""
+    """Parse --from: `latest`, a checkpoint's number, or a snapshot's folder.
+
+    A folder is a URL, an absolute path, or a path below the root. If a snapshot exists at the path below the working
+    directory, that one is used. Raises OptionError for an empty text.
+    """
     make: Callable[..., RestoreFrom] = RestoreFrom
     more: Mapping[str, Any] = {
         "allow_non_restored_state": allow_non_restored_state,
@@ -306,6 +313,7 @@ def restore_from(
 def run_submission(
     args: argparse.Namespace, around: CliEnvironment, client: JobClient, spec: Spec, timeout: timedelta | None
 ) -> int:
+    """Launch the driver of a submission, wait as the arguments say, and print the result. Returns the exit code."""
     output = around.output
     launch = (around.launch or launch_local)(client, spec)
     if args.detach:
@@ -335,12 +343,15 @@ def run_submission(
 
 
 def _succeeded(client: JobClient, view: JobView) -> JobView:
-    """The view of a job that ended well; JobFailedError or CommandRefusedError otherwise."""
+    """Return the view of a job that ended well. Raises JobFailedError or CommandRefusedError otherwise."""
     if view.status is JobStatus.FAILED:
         raise failure_error(view)
     if view.status is JobStatus.CANCELED:
         raise CommandRefusedError(
-            "the job was cancelled", where=f"job {client.job_id}", cause=view.reason, remedy="Restore it to go on"
+            "the job was cancelled",
+            where=f"job {client.job_id}",
+            cause=view.reason,
+            remedy="Restore it to resume it",
         )
     return view
 
@@ -356,4 +367,5 @@ def _launch_document(launch: Launch) -> dict[str, Any]:
 
 
 def merge_settings(before: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the earlier settings, overridden by new ones; None when there are no new ones."""
     return None if given is None else {**before, **given}

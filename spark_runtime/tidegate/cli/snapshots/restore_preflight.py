@@ -1,4 +1,4 @@
-"""`tidegate snapshot check`: whether a pipeline can go on from a snapshot, before anything is stopped or started."""
+"""`tidegate snapshot check`: check that a pipeline can be restored from a snapshot, before a job is stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tidegate.snapshot.reader import SnapshotReader
 
 
 def run(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Say whether it fits, and why not; exit code 0 or that of a snapshot that does not fit."""
+    """Print whether the snapshot fits the pipeline, and why not. Returns 0, or 10 when it does not fit."""
     reader = reader_of(args, around)
     given = parse_options(args) or {}
     options = JobOptions.from_mapping(given)
@@ -62,14 +62,14 @@ def run(args: argparse.Namespace, around: CliEnvironment) -> int:
 
 
 def _as_stored(reader: SnapshotReader, finding: RestoreFinding) -> RestoreFinding:
-    """Metadata before version 3 do not tell formats; the streams do."""
+    """Check the row formats in the state files. Metadata before version 3 do not contain them."""
     if finding.uid is None or reader.metadata.operator(finding.uid) is None:
         return finding
     return restrict_to_row_formats(finding, reader.native_formats(finding.uid))
 
 
 def _sources(reader: SnapshotReader, graph: JobGraph) -> Iterator[RestoreFinding]:
-    """Whether each source can go on from its position."""
+    """Check that each source can resume from its position."""
     for node in graph.nodes:
         known = reader.metadata.operator(node.uid)
         if node.source is not None and known is not None and known.status != "finished":
@@ -81,7 +81,7 @@ def _of_source(reader: SnapshotReader, uid: str, source: Source) -> Iterator[Res
         finding = judge_source(uid, source, current_splits(reader, uid) or ())
     except (OSError, StoreError, OutageError) as error:
         yield RestoreFinding(
-            "source", "refused", f"source {uid!r} cannot be asked now", str(error), "Check again later", uid
+            "source", "refused", f"source {uid!r} cannot be reached now", str(error), "Check again later", uid
         )
         return
     if finding is not None:

@@ -1,4 +1,4 @@
-"""From a verb's arguments to the snapshot it concerns, and the positions of sources in it."""
+"""Opening the snapshot that a verb's arguments name, and reading its source positions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from tidegate.state.state_reader import open_reader
 
 
 def reader_of(args: argparse.Namespace, around: CliEnvironment) -> SnapshotReader:
-    """The snapshot that is named: a URL, an absolute path, one below the working directory when a snapshot lies there,
-    else one below the root. Raises SnapshotError, StoreError, OptionError."""
+    """Open the snapshot that the arguments name.
+
+    The path is a URL, an absolute path, or a path below the working directory if a snapshot exists there. Else it is a
+    path below the root. Raises SnapshotError, StoreError, OptionError.
+    """
     options = arguments.storage_options(args, around.environment)
     path = os.path.expanduser(args.path)
     named = args.root or around.environment.get(arguments.ROOT_VARIABLE)
@@ -30,7 +33,7 @@ def reader_of(args: argparse.Namespace, around: CliEnvironment) -> SnapshotReade
 
 
 def current_splits(reader: SnapshotReader, uid: str) -> list[dict[str, Any]] | None:
-    """A source's splits as JSON, with the positions that a restore goes on from; None: not a source."""
+    """Return a source's splits as JSON, with the positions that a restore resumes from; None: not a source."""
     known = reader.metadata.splits.get(uid)
     if known is None:
         return None

@@ -1,4 +1,4 @@
-"""`tidegate snapshot inspect`: what a snapshot holds, as a document for programs and as lines for people."""
+"""`tidegate snapshot inspect`: the contents of a snapshot, as a JSON document or as text."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tidegate.snapshot.metadata import OperatorState
 from tidegate.snapshot.reader import SnapshotReader, StateSummary
 
 PROGRESS = "progress"
-"""State in which operators over event time keep how far they are."""
+"""Name of the state in which event-time operators store their progress."""
 MAX_SPLITS_SHOWN = 20
-"""Splits of one source in the text for people; the document has all."""
+"""The most splits of one source that the text shows. The document has all."""
 
 
 def run(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Show it."""
+    """Print the summary."""
     document = summary_document(reader_of(args, around))
     for line in summary_lines(document):
         around.output.print(line)
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace, around: CliEnvironment) -> int:
 
 
 def summary_document(reader: SnapshotReader) -> dict[str, Any]:
-    """The snapshot. Reads every state stream."""
+    """Return the summary of a snapshot as a document. Reads all state files."""
     metadata = reader.metadata
     kinds = {operator["uid"]: operator["kind"] for operator in metadata.graph.get("operators", ())}
     operators = [_operator_document(reader, operator, kinds.get(operator.uid)) for operator in metadata.operators]
@@ -90,7 +90,7 @@ def _state_document(shape: StateSummary) -> dict[str, Any]:
 
 
 def _watermark_us(reader: SnapshotReader, uid: str, states: tuple[StateSummary, ...]) -> int | None:
-    """The lowest watermark that the operator's subtasks had come to; None: it keeps none, or none had come."""
+    """Return the lowest watermark of the operator's subtasks; None: it stores none, or has received none."""
     progress = next((s for s in states if s.name == PROGRESS and "watermark_us" in dict(s.columns)), None)
     if progress is None:
         return None
@@ -100,7 +100,7 @@ def _watermark_us(reader: SnapshotReader, uid: str, states: tuple[StateSummary, 
 
 
 def summary_lines(document: Mapping[str, Any]) -> list[str]:
-    """The document for people."""
+    """Return the document as lines of text."""
     kind = f"{document['kind']}{' by ' + document['stop_mode'] if document['stop_mode'] else ''}"
     lines = [
         f"{kind} {document['checkpoint_id']} of job {document['job_id']}, {document['created_at']}",
@@ -117,10 +117,10 @@ def summary_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def _operator_lines(operator: Mapping[str, Any]) -> list[str]:
-    told = [operator["status"].replace("_", " "), *(["drained"] if operator["drained"] else [])]
+    facts = [operator["status"].replace("_", " "), *(["drained"] if operator["drained"] else [])]
     if operator["watermark"] is not None:
-        told.append(f"watermark {operator['watermark']}")
-    lines = [f"{operator['uid']} ({operator['kind'] or 'unknown'}): {', '.join(told)}"]
+        facts.append(f"watermark {operator['watermark']}")
+    lines = [f"{operator['uid']} ({operator['kind'] or 'unknown'}): {', '.join(facts)}"]
     rows = [
         (
             f"  {state['name']}",

@@ -1,4 +1,4 @@
-"""`tidegate snapshot read`: the rows of a state, shown or written to a file."""
+"""`tidegate snapshot read`: show the rows of a state, or write them to a file."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ TIME_COLUMNS = frozenset(
         *("time_us", "watermark_us"),
     )
 )
-"""Columns of the runtime's own states that hold times, microseconds since the epoch; the verb shows them as such."""
+"""Columns of the runtime's own states with times in microseconds since the epoch. The table shows them as times."""
 Write = Callable[[str, pa.Schema, Iterator[pa.RecordBatch]], int]
 
 
 def run(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Show rows, or write them to a file."""
+    """Show rows, or write them to a file. Returns the exit code."""
     if args.limit is not None and args.limit < 0:
-        raise OptionError("a limit is not negative", where="--limit", remedy="Give 0 or more")
+        raise OptionError("the limit is negative", where="--limit", remedy="Give 0 or more")
     write = None if args.out is None else _writer_of(args.out)
     batches = state_batches(reader_of(args, around), args.uid, args.state)
     shows_some = args.out is None and args.format == "table"
     limit = DEFAULT_LIMIT if args.limit is None and shows_some else args.limit
     chosen = at_most(batches, limit)
-    told = {"uid": args.uid, "state": args.state, "columns": {f.name: str(f.type) for f in batches.schema}}
+    described = {"uid": args.uid, "state": args.state, "columns": {f.name: str(f.type) for f in batches.schema}}
     if write is not None:
         rows = write(args.out, batches.schema, chosen)
         around.output.print(f"{args.out}: {rows:,} rows")
-        around.output.document({**told, "out": args.out, "rows_written": rows})
+        around.output.document({**described, "out": args.out, "rows_written": rows})
         return 0
     shown = (row for batch in chosen for row in batch.to_pylist())
     if around.output.as_json:
-        around.output.document({**told, "rows": [plain(row) for row in shown]})
+        around.output.document({**described, "rows": [plain(row) for row in shown]})
     elif args.format == "json":
         for row in shown:
             around.output.print(json.dumps(plain(row), ensure_ascii=False))
@@ -74,12 +74,12 @@ def _print_table(
 
 
 def _cell(value: Any, *, is_time: bool) -> str:
-    """A value as text; of a column that the runtime keeps times in, the time."""
+    """Format a value as text. `is_time`: it is microseconds since the epoch, shown as a time."""
     return (event_time_text(value) or "") if is_time else str(plain(value))
 
 
 def at_most(batches: pa.RecordBatchReader, limit: int | None) -> Iterator[pa.RecordBatch]:
-    """The first `limit` rows; None: all. Reads no batch more than it needs to."""
+    """Yield the first `limit` rows; None: all. Reads no more batches than needed."""
     left = limit
     while left is None or left > 0:
         batch = next(iter(batches), None)
@@ -91,7 +91,7 @@ def at_most(batches: pa.RecordBatchReader, limit: int | None) -> Iterator[pa.Rec
 
 
 def plain(value: Any) -> Any:
-    """A value of Arrow as JSON has it: bytes in base64, what JSON has no type for as text."""
+    """Convert an Arrow value to JSON: bytes to base64, and values of types that JSON does not have to text."""
     if isinstance(value, dict):
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -109,7 +109,7 @@ def _writer_of(out: str) -> Write:
     writers: dict[str, Write] = {".parquet": _write_parquet, ".arrow": _write_arrow}
     found = writers.get(os.path.splitext(out)[1])
     if found is None:
-        raise OptionError(f"{out!r} has no format", where="--out", remedy="Let it end in .parquet or .arrow")
+        raise OptionError(f"{out!r} has no known format", where="--out", remedy="Let it end in .parquet or .arrow")
     return found
 
 
@@ -130,7 +130,9 @@ def _file_errors(out: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError("the file cannot be written", where=out, cause=str(error), remedy="Name another") from error
+        raise StoreError(
+            "the file cannot be written", where=out, cause=str(error), remedy="Name another file"
+        ) from error
 
 
 def _written(write: Callable[[pa.RecordBatch], None], batches: Iterator[pa.RecordBatch]) -> int:

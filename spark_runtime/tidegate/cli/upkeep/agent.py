@@ -1,4 +1,4 @@
-"""`tidegate agent`: launch, beside the cluster, the drivers that job directories say are wanted."""
+"""`tidegate agent`: launch the drivers that the job directories of a root request, beside the cluster."""
 
 from __future__ import annotations
 
@@ -21,49 +21,55 @@ WITHIN = "1 h"
 
 
 def add_agent(parser: Parser) -> None:
-    """The arguments of `tidegate agent`."""
+    """Add the arguments of `tidegate agent`."""
     parser.description = (
-        "Runs until it is ended; the drivers that it has launched keep running. Several agents may supervise one root."
+        "Launches drivers until you end it. The drivers keep running then. Several agents may supervise one root."
     )
     arguments.add_root(parser)
     kinds = launcher_registry.kinds()
     parser.add_argument(
         "--launcher", choices=kinds, default=kinds[0], help=f"how drivers are launched (default: {kinds[0]})"
     )
-    parser.add_argument("--python", metavar="PATH", help="the drivers' interpreter (default: this one)")
-    parser.add_argument("--spark-submit", metavar="PATH", help="default: found by SPARK_HOME and PATH")
+    parser.add_argument("--python", metavar="PATH", help="Python interpreter of the drivers (default: this one)")
+    parser.add_argument("--spark-submit", metavar="PATH", help="spark-submit (default: found by SPARK_HOME and PATH)")
     for setting in launcher_registry.settings():
         parser.add_argument(setting.option, dest=setting.name, metavar=setting.metavar, help=setting.description)
     parser.add_argument(
-        "--restarts", default=str(RESTARTS), metavar="N", help=f"relaunches of a dead driver (default: {RESTARTS})"
+        "--restarts",
+        default=str(RESTARTS),
+        metavar="N",
+        help=f"most relaunches of a dead driver within --within (default: {RESTARTS})",
     )
     parser.add_argument(
-        "--within", default=WITHIN, metavar="DURATION", help=f"in any so long a time (default: {WITHIN})"
+        "--within",
+        default=WITHIN,
+        metavar="DURATION",
+        help=f"period in which relaunches are counted (default: {WITHIN})",
     )
     parser.set_defaults(run=agent)
 
 
 def agent(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Look after the root until SIGTERM or SIGINT. Exit code 0."""
+    """Supervise the jobs of the root until SIGTERM or SIGINT. Exit code 0."""
     over = threading.Event()
     made = make_agent(args, around)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
-    around.output.print(f"agent: looking after {arguments.root(args, around.environment)}, launcher {args.launcher}")
+    around.output.print(f"agent: supervises {arguments.root(args, around.environment)}, launcher {args.launcher}")
     made.run(over)
-    around.output.print("agent: ended; the drivers go on")
+    around.output.print("agent: ended; the drivers keep running")
     return 0
 
 
 def make_agent(args: argparse.Namespace, around: CliEnvironment) -> Agent:
-    """The agent that the command line describes.
+    """Make the agent that the arguments describe.
 
     Raises:
-        EnvironmentProblemError: drivers are to run here, with an interpreter that has no runtime.
+        EnvironmentProblemError: drivers are to run here, and the interpreter does not have the runtime.
         OptionError: an option is wrong.
     """
     within = arguments.duration(args.within, "--within")
-    assert within is not None, "it has a default"
+    assert within is not None, "--within has a default"
     given = {setting.name: getattr(args, setting.name) for setting in launcher_registry.settings()}
     settings = LauncherSettings(
         kind=args.launcher,

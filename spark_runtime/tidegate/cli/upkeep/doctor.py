@@ -1,4 +1,4 @@
-"""`tidegate doctor`: is everything here that a job needs?"""
+"""`tidegate doctor`: check that this machine has everything that a job needs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tidegate.errors import EnvironmentProblemError
 
 
 def add_doctor(parser: Parser) -> None:
-    """The arguments of `tidegate doctor`."""
-    parser.description = "Checks what a job needs of this machine. Exit code 12 when something is wrong."
+    """Add the arguments of `tidegate doctor`."""
+    parser.description = "Checks that this machine has everything that a job needs. Exit code 12: something is wrong."
     arguments.add_root(parser)
     parser.set_defaults(run=doctor)
 
 
 def doctor(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Print one line a finding. Returns EnvironmentProblemError's exit code when there is a problem."""
+    """Print one line per check. Returns EnvironmentProblemError's exit code when a check found a problem."""
     root = args.root or around.environment.get(arguments.ROOT_VARIABLE)
     findings = examine(root, arguments.storage_options(args, around.environment), around.environment)
     width = max(len(finding.name) for finding in findings)
@@ -28,7 +28,9 @@ def doctor(args: argparse.Namespace, around: CliEnvironment) -> int:
         if not finding.ok:
             around.output.print(f"{'':<{width + 11}}{finding.remedy}")
     problems = [finding for finding in findings if not finding.ok]
-    around.output.print("all well" if not problems else f"{len(problems)} of {len(findings)} checks found a problem")
+    around.output.print(
+        "all checks passed" if not problems else f"{len(problems)} of {len(findings)} checks found a problem"
+    )
     around.output.document(
         {
             "ok": not problems,

@@ -1,4 +1,4 @@
-"""The arguments of `tidegate gc`; the verb itself is in `job_garbage`."""
+"""The arguments of `tidegate gc`. The module `job_garbage` executes the verb."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ DEFAULT_AGE = "1 h"
 
 
 def add_gc(parser: Parser) -> None:
-    """The arguments of `tidegate gc`."""
+    """Add the arguments of `tidegate gc`."""
     parser.description = (
-        "Deletes what dead drivers left: checkpoints and savepoints that were never completed, checkpoints "
-        "that are not needed any more, shared files that no checkpoint uses, rows of DataFrames that no snapshot has "
-        "positions in, and code that no submission names; of one job, or without JOB of every "
-        "job below the root. Completed savepoints, and whatever can be reached, stay. Jobs may run meanwhile."
+        "Deletes files that no job needs: checkpoints and savepoints that never completed, checkpoints that are no "
+        "longer needed, shared files that no checkpoint uses, rows of DataFrames at which no snapshot has positions, "
+        "and code of no submission. With JOB it cleans one job, without JOB every job below the root. Completed "
+        "savepoints stay, and so does everything that a job can still use. Jobs may run meanwhile."
     )
     arguments.add_job(parser)
     parser.add_argument(
         "--older-than",
         default=DEFAULT_AGE,
         metavar="DURATION",
-        help=f"only what was last written so long ago (default: {DEFAULT_AGE}); longer than checkpoint_timeout",
+        help=f"delete only files last written longer ago (default: {DEFAULT_AGE}); must exceed checkpoint_timeout",
     )
     parser.add_argument(
-        "--keep", type=int, metavar="N", help="newest recovery points that stay (default: retained_checkpoints)"
+        "--keep",
+        type=int,
+        metavar="N",
+        help="number of newest recovery points that stay (default: retained_checkpoints)",
     )
     parser.add_argument(
         "--sinks",
         action="store_true",
-        help="also what sinks keep for nobody: data that failed runs staged before a fresh start goes, commit markers "
-        "are put together. Runs the pinned pipeline's code here, and needs the sinks' packages, network and secrets",
+        help="also clean the targets of sinks: delete data that failed runs staged before a fresh start, and merge "
+        "commit markers. Runs the pinned pipeline's code here, and needs the sinks' packages, network and secrets",
     )
-    parser.add_argument("--dry-run", action="store_true", help="delete nothing, but tell what would go")
+    parser.add_argument("--dry-run", action="store_true", help="list what would be deleted, and delete nothing")
     parser.set_defaults(run=with_runtime("gc"))

@@ -1,6 +1,8 @@
-"""What tidegate needs of a machine, and whether this one has it. Each check is a function from observations to a
-Finding; `examine` makes the observations. Java and ports are checked before a job is submitted, too
-(`jobs.launch.driver_requirements`)."""
+"""Checks that a machine can run jobs. Each check is a function from observations to a CheckResult.
+
+`examine` makes the observations. Java and ports are also checked before a job is submitted
+(`jobs.launch.driver_requirements`).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ KERNEL_CACHE_VARIABLE = "NUMBA_CACHE_DIR"
 
 
 def check_python(version: tuple[int, int], executable: str) -> CheckResult:
-    """Python 3.11 to 3.14."""
+    """Check that the Python version is 3.11 to 3.14."""
     detail = f"{version[0]}.{version[1]} at {executable}"
     if MIN_PYTHON <= version <= MAX_PYTHON:
         return CheckResult("python", True, detail)
@@ -41,12 +43,14 @@ def check_python(version: tuple[int, int], executable: str) -> CheckResult:
 
 
 def check_pyspark(installed: Mapping[str, str | None], has_jars: bool) -> CheckResult:
-    """pyspark is there and whole. pyspark-client brings a module of the same name without Spark itself, and whichever
-    was installed last has overwritten the other's files.
+    """Check that pyspark is installed and complete.
+
+    pyspark-client brings a module of the same name without Spark. The distribution that was installed last has
+    overwritten the files of the other.
 
     Args:
         installed: versions of the distributions `pyspark` and `pyspark-client`; None: not installed.
-        has_jars: Spark's own jars lie beside the module.
+        has_jars: Spark's jars are in the folder of the module.
     """
     spark, client = installed.get("pyspark"), installed.get("pyspark-client")
     again = f"pip install --force-reinstall --no-deps 'pyspark=={spark or '4.*'}'"
@@ -65,7 +69,14 @@ def check_pyspark(installed: Mapping[str, str | None], has_jars: bool) -> CheckR
 
 
 def check_slot_python(named: str | None, said: str | None, version: tuple[int, int]) -> CheckResult:
-    """The interpreter that Spark starts slots with. `said`: "3.11" when it imports what slots need, else why not."""
+    """Check the interpreter with which Spark starts slots.
+
+    Args:
+        named: value of PYSPARK_PYTHON; None: not set.
+        said: its version, such as "3.11", if it imports the packages that slots need; else its error; None: it cannot
+            be run.
+        version: the driver's Python version.
+    """
     if named is None:
         return CheckResult("PYSPARK_PYTHON", True, f"not set: slots use {sys.executable}")
     own = f"{version[0]}.{version[1]}"
@@ -73,17 +84,17 @@ def check_slot_python(named: str | None, said: str | None, version: tuple[int, i
     if said is None:
         return CheckResult("PYSPARK_PYTHON", False, f"{named} cannot be run", remedy)
     if said != own:
-        told = (
+        problem = (
             f"is Python {said}, the driver's is {own}"
             if re.fullmatch(r"\d+\.\d+", said)
-            else f"lacks something: {said}"
+            else f"cannot import a package: {said}"
         )
-        return CheckResult("PYSPARK_PYTHON", False, f"{named} {told}", remedy)
+        return CheckResult("PYSPARK_PYTHON", False, f"{named} {problem}", remedy)
     return CheckResult("PYSPARK_PYTHON", True, named)
 
 
 def check_connector(name: str) -> CheckResult:
-    """A connector that another distribution registers can be loaded."""
+    """Check that a connector of another distribution can be loaded."""
     try:
         found = find_connector(name)
     except TidegateError as error:
@@ -92,7 +103,7 @@ def check_connector(name: str) -> CheckResult:
 
 
 def examine(root: str | None, storage_options: Mapping[str, Any], environment: Mapping[str, str]) -> list[CheckResult]:
-    """Look at everything. Never raises for what it finds."""
+    """Run all checks. A failed check is a result, and raises nothing."""
     version = (sys.version_info.major, sys.version_info.minor)
     java = java_of(environment)
     named = environment.get("PYSPARK_PYTHON")
@@ -147,7 +158,7 @@ def _package(name: str) -> CheckResult:
 
 
 def _kernel_cache(environment: Mapping[str, str]) -> CheckResult:
-    """Where compiled kernels are kept: without a lasting place each driver and slot compiles them anew."""
+    """Check the folder of compiled kernels. Without a lasting folder, each driver and slot compiles them again."""
     named = environment.get(KERNEL_CACHE_VARIABLE)
     base = named or environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     try:
@@ -160,8 +171,9 @@ def _kernel_cache(environment: Mapping[str, str]) -> CheckResult:
 
 
 def _root(root: str | None, storage_options: Mapping[str, Any]) -> CheckResult:
+    """Check that the root can be read and written."""
     if root is None:
-        return CheckResult("root", True, "not looked at: no --root and no TIDEGATE_ROOT")
+        return CheckResult("root", True, "not checked: no --root and no TIDEGATE_ROOT")
     try:
         store = open_store(root, storage_options)
         store.probe()

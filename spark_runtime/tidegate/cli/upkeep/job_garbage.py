@@ -1,4 +1,4 @@
-"""`tidegate gc`: delete what no submission, snapshot or claim needs any more, in sinks too when asked (S2.3)."""
+"""`tidegate gc`: delete files that no submission, snapshot or claim needs, with --sinks also in sinks (S2.3)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ from tidegate.jobs.stores.store_registry import open_store
 
 
 def run(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """List what goes, and what is freed. Of a root, a job that cannot be read is told, and the others are gone
-    through; then the exit code is that of the first such job."""
+    """List deleted files and the freed bytes, of one job or of every job of a root.
+
+    A job that cannot be read is reported, and the others are still processed. The exit code is then the exit code of
+    the first error.
+    """
     if args.keep is not None and args.keep < 1:
-        raise OptionError("at least one recovery point stays", where="--keep", remedy="Write a number from 1")
+        raise OptionError("at least one recovery point must stay", where="--keep", remedy="Give 1 or more")
     older_than = arguments.duration(args.older_than, "--older-than") or timedelta()
     if args.job is not None or args.job_id is not None:
         client = job_of(JobDirectory, args, around)
-        client.view()  # names a job that is not there
+        client.view()  # raises JobNotFoundError when there is no such job
         around.output.document(_of_job(client, older_than, args, around))
         return 0
     root = arguments.root(args, around.environment)
@@ -64,9 +67,9 @@ def _verb(args: argparse.Namespace) -> str:
 def _of_job(
     client: JobDirectory, older_than: timedelta, args: argparse.Namespace, around: CliEnvironment
 ) -> Mapping[str, Any]:
-    """Collect one job's garbage and say so; gives the document."""
+    """Collect one job's garbage and report it. Returns the document."""
     started = utc_now()
-    around.output.progress(f"{client.job_id}: looking for what nobody needs")
+    around.output.progress(f"{client.job_id}: searching for files that no job needs")
     found = collect_garbage(
         client.store,
         client.layout,
@@ -84,7 +87,7 @@ def _of_job(
         for line in table(("path", "why", "size"), rows, right=frozenset({"size"})):
             around.output.print(line)
     too_young, freed_bytes = found.too_young + sinks.too_young, found.size_bytes + sinks.size_bytes
-    young = f"; {too_young} more are not older than {args.older_than}" if too_young else ""
+    young = f"; {too_young} more were written within {args.older_than}" if too_young else ""
     around.output.print(f"{client.job_id}: {size_text(freed_bytes)} {_verb(args)}{young}")
     if found.kept_back:
         around.output.note(f"shared files stay: {found.kept_back}; call again later")
@@ -93,7 +96,7 @@ def _of_job(
     for problem in found.savepoints_kept:
         around.output.note(problem)
     for kept in sinks.kept:
-        around.output.note(f"what sinks keep stays: {kept}")
+        around.output.note(f"sink data that stays: {kept}")
     return {
         "job_id": client.job_id,
         "dry_run": args.dry_run,

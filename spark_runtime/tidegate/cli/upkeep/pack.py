@@ -1,4 +1,4 @@
-"""`tidegate pack`: a pipeline, and what it needs, in one file."""
+"""`tidegate pack`: write a pipeline and its packages into one file."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ RUNTIMES_OWN = (
     *("tidegate", "pyspark", "py4j", "pyarrow", "numpy", "numba", "llvmlite", "fsspec", "pendulum"),
     *("python-dateutil", "six", "tzdata"),
 )
-"""Packages that driver and executors have already, with tidegate: never packed, and held at the versions here."""
+"""Packages that drivers and executors have with tidegate. Never packed; pip keeps the versions of this machine."""
 INSTALL_LIMIT_S = 1800.0
-"""How long pip may take, seconds."""
+"""Timeout of pip, in seconds: large packages may have to be built."""
 TAIL = 2000
-"""How much of pip's words an error shows, characters."""
+"""Length of pip's error output in an error message, in characters."""
 _LEFT_OUT = ("INSTALLER", "REQUESTED", "direct_url.json")
-"""Files of a `.dist-info` that tell of this machine."""
+"""Files of a `.dist-info` that describe this machine's installation."""
 
 Install = Callable[[Sequence[str]], None]
-"""Runs pip with these words."""
+"""Runs pip with these arguments."""
 
 
 def add_pack(parser: Parser) -> None:
-    """The arguments of `tidegate pack`."""
-    parser.description = "Writes a zip that `start`, `restore` and Airflow take in the place of PIPELINE."
+    """Add the arguments of `tidegate pack`."""
+    parser.description = "Writes a zip file that `start`, `restore` and Airflow accept instead of PIPELINE."
     parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
-    parser.add_argument("-r", "--requirements", metavar="FILE", help="packages to put in, as pip reads them")
+    parser.add_argument("-r", "--requirements", metavar="FILE", help="requirements file of the packages to include")
     parser.add_argument("-o", "--output", metavar="FILE.zip", required=True, help="the file to write")
     parser.add_argument("--code-root", metavar="FOLDER", help="folder to pack as a whole")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
@@ -46,12 +46,12 @@ def add_pack(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Write the file, and say its hash."""
+    """Write the file and print its hash."""
     if not args.output.endswith(SUFFIX):
-        raise OptionError(f"{args.output} is no {SUFFIX}", where="--output", remedy="Write -o pipeline.zip")
+        raise OptionError(f"{args.output} is not a {SUFFIX} file", where="--output", remedy="Write -o pipeline.zip")
     path, target = resolve_pipeline(args.pipeline, args.code_root)
     if path.endswith(SUFFIX):
-        raise OptionError("it is packed already", where=path, remedy="Name the pipeline's own file")
+        raise OptionError("the pipeline is packed already", where=path, remedy="Name the pipeline's source file")
     around.output.progress("packing")
     data, names = packed_pipeline(path, target, args.requirements)
     with open(args.output, "wb") as file:
@@ -66,11 +66,11 @@ def run(args: argparse.Namespace, around: CliEnvironment) -> int:
 def packed_pipeline(
     path: str, target: str, requirements: str | None, install: Install | None = None
 ) -> tuple[bytes, list[str]]:
-    """The file's bytes, and `name==version` of each package in it.
+    """Return the packed file's bytes, and `name==version` of each package in it.
 
     Raises:
-        PipelineError: pip could not install the requirements, or a file of them has a name that is taken.
-        EnvironmentProblemError: there is no pip.
+        PipelineError: pip cannot install the requirements, or a package has a file name that is in use.
+        EnvironmentProblemError: pip is not installed.
     """
     code = pack(path).files
     packages: Files = ()
@@ -100,7 +100,7 @@ def _packages(requirements: str, install: Install) -> tuple[Files, list[str]]:
 
 
 def _files(target: str, own: set[str]) -> list[tuple[str, bytes]]:
-    """What pip installed, without the runtime's own, scripts, and what tells of this machine."""
+    """Return the files that pip installed, without the runtime's packages, scripts, and files about this machine."""
     kept: list[tuple[str, bytes]] = []
     for directory, folders, names in os.walk(target):
         relative = os.path.relpath(directory, target)
@@ -118,8 +118,10 @@ def _files(target: str, own: set[str]) -> list[tuple[str, bytes]]:
 
 
 def _record(content: bytes) -> bytes:
-    """A package's list of its files, without those that are left out: hashes of scripts, which begin with the path of
-    this interpreter, would make other bytes on every machine."""
+    """Return a package's list of files without the files that are not packed.
+
+    Scripts contain the path of this interpreter. With their hashes, the packed file would differ on every machine.
+    """
     kept = []
     for line in content.splitlines(keepends=True):
         path = next(csv.reader([line.decode()]), [""])[0]
@@ -131,24 +133,28 @@ def _record(content: bytes) -> bytes:
 
 
 def run_pip(words: Sequence[str]) -> None:
-    """Run this interpreter's pip."""
+    """Run pip of this interpreter. Raises PipelineError, EnvironmentProblemError."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise PipelineError(f"pip did not end within {INSTALL_LIMIT_S:g} s", remedy="Look at its index") from error
+        raise PipelineError(
+            f"pip did not end within {INSTALL_LIMIT_S:g} s", remedy="Check that the package index can be reached"
+        ) from error
     if done.returncode == 0:
         return
     if "No module named pip" in done.stderr:
         raise EnvironmentProblemError(
-            "there is no pip here", cause=f"{sys.executable} has none", remedy="Run `python -m ensurepip`"
+            "pip is not installed",
+            cause=f"{sys.executable} cannot import it",
+            remedy="Run `python -m ensurepip`",
         )
     raise PipelineError(
         "pip could not install the requirements",
         cause=done.stderr[-TAIL:].strip(),
-        remedy=f"Correct the file; {', '.join(RUNTIMES_OWN[:6])} and what they need stay as they are installed here",
+        remedy=f"Correct the file; {', '.join(RUNTIMES_OWN[:6])} and their requirements keep the versions here",
     )
 
 

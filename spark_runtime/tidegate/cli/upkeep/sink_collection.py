@@ -1,4 +1,4 @@
-"""`tidegate gc --sinks`: what a job's sinks keep for nobody, removed from outside of a driver (S2.3, ADR 0018)."""
+"""`tidegate gc --sinks`: delete data at a job's sinks that nobody needs, without a driver (S2.3, ADR 0018)."""
 
 from __future__ import annotations
 
@@ -35,16 +35,20 @@ def collect_sinks(
     dry_run: bool = False,
     deleted: Collection[str] = (),
 ) -> SinkLeftovers:
-    """Go through all that the job's sinks keep. Runs the user's code that submissions pinned, in this process: of the
-    newest one that may have run, and of older ones that wrote to other places.
+    """Collect the leftovers at all targets of the job's sinks.
+
+    Runs the user's code in this process, from the artifacts of submissions: the newest submission that may have run,
+    and older submissions that wrote to other targets.
 
     Args:
-        now: before anything is read.
-        deleted: folders of checkpoints that this collection has deleted, or would.
+        now: a time before anything was read.
+        older_than: only older leftovers are deleted.
+        dry_run: list leftovers, and delete nothing.
+        deleted: folders of checkpoints that this collection has deleted, or would delete in a dry run.
 
     Raises:
-        PipelineError, RecordError: the newest submission's pipeline cannot be built; nothing was changed.
-        TidegateError: a sink could not, whatever it raised; call again.
+        PipelineError, RecordError: the newest submission's pipeline cannot be built; nothing has changed.
+        TidegateError: a sink failed with any exception. Call again; finished work is not repeated.
     """
     decisions, specs = client.decisions(), client.specs()
     lineages = lineages_of(decisions, specs)
@@ -56,7 +60,7 @@ def collect_sinks(
     kept: list[str] = []
     with tempfile.TemporaryDirectory(prefix="tidegate-gc-") as scratch:
         sinks = list(_sinks(client, [s for s in reversed(specs) if s.number in {*ran, newest}], scratch, kept))
-        told = [
+        unsupported = [
             f"sink {ctx.uid!r} cannot list what it keeps"
             for sink, ctx in sinks
             if not isinstance(sink, CollectsLeftovers)
@@ -77,22 +81,22 @@ def collect_sinks(
             raise
         except Exception as error:
             raise TidegateError(
-                "what sinks keep could not be collected",
+                "leftovers of sinks cannot be collected",
                 where=f"job {client.job_id}",
                 cause=f"{type(error).__name__}: {error}",
-                remedy="Mend that, and call `tidegate gc --sinks` again: what is done is not done twice",
+                remedy="Fix the cause, and call `tidegate gc --sinks` again: it does not repeat finished work",
             ) from error
-    return SinkLeftovers(found.found, found.too_young, (*found.kept, *told, *kept))
+    return SinkLeftovers(found.found, found.too_young, (*found.kept, *unsupported, *kept))
 
 
 def _sinks(
     client: JobDirectory, newest_first: Sequence[Spec], scratch: str, kept: list[str]
 ) -> Iterator[tuple[Sink, SinkContext]]:
-    """Every two-phase sink that a submission had, once for each uid and place, with the context of a writer."""
+    """Yield every two-phase-commit sink of the submissions, once for each uid and target, with a writer's context."""
     seen: set[tuple[str, str]] = set()
     for at, spec in enumerate(newest_first):
         pinned = read_pinned_graph(client.store, client.layout, spec.number)
-        others = {(uid, told) for uid, told in pinned.sinks.items()} - seen if pinned is not None else set()
+        others = {(uid, place) for uid, place in pinned.sinks.items()} - seen if pinned is not None else set()
         if at and not others:
             continue
         code = os.path.join(scratch, str(spec.number))
@@ -109,7 +113,7 @@ def _sinks(
         except TidegateError as error:
             if not at:
                 raise
-            places = ", ".join(f"{uid!r} ({told})" for uid, told in sorted(others))
+            places = ", ".join(f"{uid!r} ({place})" for uid, place in sorted(others))
             kept.append(f"sinks {places} of submission {spec.number}, whose pipeline cannot be built: {error}")
             seen |= others
             continue

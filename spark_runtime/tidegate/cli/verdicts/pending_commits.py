@@ -1,4 +1,4 @@
-"""`tidegate commit-pending`: what is permitted and not committed, committed with no job running (S7.4, S7.8)."""
+"""`tidegate commit-pending`: commit approved output of a job that is not running (S7.4, S7.8)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tidegate.plan.execution_plan import make_execution_plan
 
 
 def run(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Give a verdict, commit what is approved, and say what is left."""
+    """Give a verdict, commit approved checkpoints, and print what still waits."""
     client = job_of(JobDirectory, args, around)
     around.output.progress(f"{client.job_id}: looking for its driver")
     words = (("approve", args.approve), ("stop", args.reject), ("quarantine", args.quarantine))
@@ -63,38 +63,39 @@ def run(args: argparse.Namespace, around: CliEnvironment) -> int:
 
 
 def commit_pending(client: JobDirectory, ruling: Verdict | None = None) -> LateCommitResult:
-    """Commit what is approved, after `ruling` if there is one, from the pinned pipeline and the latest recovery point;
-    of a job that commits by itself what that point covers.
+    """Commit approved checkpoints, after `ruling` if there is one, with the pinned pipeline and the latest recovery
+    point. If the job has no commit gate, commit everything that this recovery point covers.
 
-    It takes a fence in the decision log, so that no driver of before can decide anything any more, and is itself
-    fenced off by the next. The job's status stays what it was until all is done. Idempotent; to be called again when it
-    was interrupted, whenever that was. Runs the user's code that the submission pinned, in this process.
+    The call begins a generation in the decision log. Earlier drivers can no longer decide anything, and the next
+    generation fences off this call. The job's status changes only when all is done. The call is idempotent: repeat it
+    after an interruption at any point. It runs the pinned code of the submission in this process.
 
     Args:
-        ruling: verdict to give first; rejections: `stop` and `quarantine`.
+        ruling: verdict to give first. A rejection is `stop` or `quarantine`.
 
     Raises:
-        JobNotFoundError: no such job.
-        CommandRefusedError: a driver is alive, or has not begun yet; or the verdict cannot be given, as where there is
-            no commit gate.
+        JobNotFoundError: there is no such job.
+        CommandRefusedError: a driver is alive or has not started yet, or the verdict cannot be given, for example
+            because the job has no commit gate.
         PipelineError, RecordError: the pinned pipeline cannot be built.
-        See `commit_late` for others.
+        Others: see `commit_late`.
     """
     verdicts = _checked(client)
-    spec = client.spec(verdicts.spec)  # another one may have been submitted since
+    spec = client.spec(verdicts.spec)  # not the newest: another may have been submitted since
     if ruling is not None and not verdicts.gated:
         raise CommandRefusedError(
-            "this job commits by itself: nothing of it waits for a verdict",
+            "this job commits by itself, and no checkpoint waits for a verdict",
             where=f"job {client.job_id}",
             cause="its option commit is 'automatic'",
-            remedy="Leave the verdict out: then what its newest snapshot covers is committed",
+            remedy="Leave out the verdict: the output before the newest snapshot is then committed",
         )
     due: object = [n for n in verdicts.uncommitted if n <= verdicts.approved]
     if not verdicts.gated:
         due = newest_uncommitted(client.decisions(), client.specs(), verdicts)
-    told, rejected = last_status(client.decisions(), spec.number)
-    unsaid = status_after_commit(told, verdicts, rejected) is not None  # by a call that died before it did
-    if ruling is None and not due and not verdicts.withheld and not unsaid:
+    status, rejected = last_status(client.decisions(), spec.number)
+    # a call that died after its commits may have left the job's status as it was
+    status_missing = status_after_commit(status, verdicts, rejected) is not None
+    if ruling is None and not due and not verdicts.withheld and not status_missing:
         return LateCommitResult(committed_last(verdicts), verdicts.waiting, verdicts.uncommitted, ())
     fence = last_fence(client.decisions())
     assert fence is not None, "a job with checkpoints had a driver"
@@ -138,18 +139,18 @@ def _checked(client: JobDirectory) -> Verdicts:
     beyond = sorted(set(view.uncommitted) - set(verdicts.uncommitted if verdicts.gated else ()))
     if view.is_terminal and view.followed != spec.number and beyond:
         raise CommandRefusedError(
-            f"checkpoints {beyond} are of submission {view.followed}",
+            f"checkpoints {beyond} belong to submission {view.followed}",
             where=where,
-            cause=f"submission {spec.number} has come after it, was refused before it ran, and does not hold them",
-            remedy="Restore the latest with commit=on_request (`tidegate restore` takes it from there), and let that "
-            "run approve or reject them",
+            cause=f"the newer submission {spec.number} was refused before it ran, and does not have them",
+            remedy="Restore the latest recovery point with `tidegate restore --option commit=on_request`, "
+            "and approve or reject them in that run",
         )
     if not view.is_terminal and (
         client.is_alive() or find_local_driver(client.store, client.layout, spec.number) is not None
     ):
-        remedy = "Approve or reject it with `tidegate approve` or `reject`; or wait for its end"
+        remedy = "Use `tidegate approve` or `tidegate reject`, or wait until the job has ended"
         raise CommandRefusedError("the driver is alive", where=where, remedy=remedy)
     if not view.is_terminal and not view.is_active:
         remedy = "Start it with `tidegate restore`, or end it with `tidegate cancel`"
-        raise CommandRefusedError("its driver has not begun yet", where=where, remedy=remedy)
+        raise CommandRefusedError("the driver has not started yet", where=where, remedy=remedy)
     return verdicts

@@ -1,4 +1,4 @@
-"""`tidegate approve` and `reject`: verdicts on what a job behind a commit gate stages (S7.8)."""
+"""`tidegate approve`, `reject` and `staged`: verdicts on the staged output of a job with a commit gate (S7.8)."""
 
 from __future__ import annotations
 
@@ -20,62 +20,69 @@ from tidegate.jobs.status import JobView
 
 DEFAULT_TIMEOUT = "10 min"
 NEWEST = 0
-"""No checkpoint has this id."""
+"""Stands for the newest checkpoint that waits. No checkpoint has this id."""
 
 
 def add_approve(parser: Parser) -> None:
-    """The arguments of `tidegate approve`."""
+    """Add the arguments of `tidegate approve`."""
     parser.description = "Approves a checkpoint and all earlier ones that wait, and waits until sinks have committed."
     arguments.add_job(parser)
-    parser.add_argument("--checkpoint", type=int, metavar="ID", help="which one (default: the newest that waits)")
+    parser.add_argument("--checkpoint", type=int, metavar="ID", help="id of it (default: the newest that waits)")
     arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
     parser.set_defaults(run=approve)
 
 
 def add_reject(parser: Parser) -> None:
-    """The arguments of `tidegate reject`."""
-    parser.description = "Rejects a checkpoint and what came after it: nothing of it is ever committed."
+    """Add the arguments of `tidegate reject`."""
+    parser.description = "Rejects a checkpoint and all later ones. Their output is never committed."
     arguments.add_job(parser)
-    parser.add_argument("--checkpoint", type=int, metavar="ID", required=True, help="the oldest one to give up")
+    parser.add_argument("--checkpoint", type=int, metavar="ID", required=True, help="the oldest checkpoint to reject")
     parser.add_argument(
         "--then",
         choices=("stop", "replay", "quarantine"),
         default="stop",
-        help="end the job (default), let it go back at once to what is in front of the rejected, or let it go on and "
-        "move what was staged to the job's quarantine/",
+        help="stop: end the job (default). replay: restart at once from the checkpoint before the rejected ones. "
+        "quarantine: the job continues, and its staged output moves to the job's quarantine/",
     )
-    parser.add_argument("--reason", default="", metavar="TEXT", help="for people; written down with the verdict")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="a note for readers, recorded with the verdict")
     arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
     parser.set_defaults(run=reject)
 
 
 def add_staged(parser: Parser) -> None:
-    """The arguments of `tidegate staged`."""
-    parser.description = "Shows what approving a checkpoint would publish, and where it can be read until then."
+    """Add the arguments of `tidegate staged`."""
+    parser.description = "Shows the output that an approval would publish, and where to read it until then."
     arguments.add_job(parser)
     parser.add_argument("checkpoint", nargs="?", type=int, metavar="ID", help="default: the newest that waits")
     parser.set_defaults(run=staged)
 
 
 def add_commit_pending(parser: Parser) -> None:
-    """The arguments of `tidegate commit-pending`."""
+    """Add the arguments of `tidegate commit-pending`."""
     parser.description = (
-        "Commits what is approved of a job that has ended, in this process, with the code that was pinned; "
-        "may be repeated. With a verdict: gives it first."
+        "Commits approved output of a job that has ended, in this process, with the pinned code. With a verdict, it "
+        "gives the verdict first. It may be repeated."
     )
     arguments.add_job(parser)
     word = parser.add_mutually_exclusive_group()
-    what = "approve it, and all in front of it (default: the newest that waits)"
+    what = "approve this checkpoint and all before it (default: the newest that waits)"
     word.add_argument("--approve", nargs="?", const=NEWEST, type=int, metavar="ID", help=what)
-    word.add_argument("--reject", type=int, metavar="ID", help="give up it and what came after it; a restore goes back")
-    word.add_argument("--quarantine", type=int, metavar="ID", help="give up its output, which moves to quarantine/")
-    parser.add_argument("--reason", default="", metavar="TEXT", help="of a rejection, for people")
+    word.add_argument(
+        "--reject",
+        type=int,
+        metavar="ID",
+        help="reject this checkpoint and all after it; a restore starts before them",
+    )
+    word.add_argument(
+        "--quarantine", type=int, metavar="ID", help="reject this checkpoint, and move its output to quarantine/"
+    )
+    parser.add_argument("--reason", default="", metavar="TEXT", help="a note for readers, recorded with a rejection")
     parser.add_argument("--id", metavar="ID", help="name of the verdict in the decision log (default: a random one)")
     parser.set_defaults(run=with_runtime("commit-pending"))
 
 
 def approve(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Approve, and wait for the commit; a job that ends before it leaves it pending."""
+    """Approve, and wait for the commit. If the job ends before it, the commit stays pending."""
     client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     result = send_command(client, around, "commit", {"checkpoint_id": args.checkpoint}, timeout)
@@ -95,7 +102,7 @@ def approve(args: argparse.Namespace, around: CliEnvironment) -> int:
 
 
 def reject(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Reject."""
+    """Reject a checkpoint and all later ones."""
     client = job_of(JobClient, args, around)
     given = {"checkpoint_id": args.checkpoint, "then": args.then, "reason": args.reason}
     result = send_command(client, around, "reject", given, arguments.duration(args.timeout, "--timeout"))
@@ -105,19 +112,19 @@ def reject(args: argparse.Namespace, around: CliEnvironment) -> int:
 
 
 def staged(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """Show what is staged: a table of it, then the places."""
+    """Show staged output: a table, then its files and tables."""
     client = job_of(JobClient, args, around)
     found = client.staged(args.checkpoint)
     for line in staged_lines(found):
         around.output.print(line)
     if not found:
-        around.output.print(f"{client.job_id}: nothing is staged that waits for a verdict")
+        around.output.print(f"{client.job_id}: no staged output waits for a verdict")
     around.output.document({"job_id": client.job_id, "staged": [data.to_json() for data in found]})
     return 0
 
 
 def staged_lines(found: Sequence[StagedData]) -> list[str]:
-    """For people; nothing of nothing."""
+    """Return staged output as lines of text; no lines for no output."""
     if not found:
         return []
     rows = [

@@ -1,7 +1,7 @@
-"""The pipeline's code, pinned: a restore runs what was submitted, not what lies there today.
+"""The pinned code of a pipeline. A restore runs the submitted code, not the current files.
 
-An artifact is named by the SHA-256 of its manifest, which lists every file with size and SHA-256. In the job directory
-it is `artifacts/<sha256>/code.zip` and then `manifest.json`, create-only each.
+An artifact's name is the SHA-256 of its manifest, which lists every file with size and SHA-256. The job directory
+contains `artifacts/<sha256>/code.zip` and then `manifest.json`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tidegate.jobs.records import decode, encode
 from tidegate.jobs.stores.store import Store, check_path
 
 MAX_FILES = 10_000
-"""Files of a folder that is pinned as it lies there."""
+"""Most files in a folder that is pinned without `tidegate pack`."""
 MAX_BYTES = 64 * 2**20
-"""Bytes of all of them, before compression."""
+"""Most bytes in these files, before compression."""
 
 _EXCLUDED_FOLDERS = frozenset({"__pycache__", "node_modules", "venv"})
 _EXCLUDED_SUFFIXES = (".pyc", ".pyo")
@@ -39,12 +39,12 @@ _EXCLUDED_SUFFIXES = (".pyc", ".pyo")
 
 @dataclass(frozen=True, slots=True)
 class ArtifactFile:
-    """One file.
+    """A file of an artifact.
 
     Attributes:
-        path: relative to the artifact's root, `/`-separated.
-        size_bytes: its size.
-        sha256: of its content.
+        path: path relative to the artifact's root, separated by `/`.
+        size_bytes: size.
+        sha256: SHA-256 of the content.
     """
 
     path: str
@@ -54,7 +54,7 @@ class ArtifactFile:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactManifest:
-    """What an artifact holds; its bytes' SHA-256 is the artifact's name."""
+    """The list of an artifact's files. The SHA-256 of its bytes is the artifact's name."""
 
     RECORD: ClassVar[str] = "artifact"
     VERSION: ClassVar[int] = 1
@@ -62,21 +62,26 @@ class ArtifactManifest:
     files: tuple[Any, ...]
 
     def listed(self, where: str) -> tuple[ArtifactFile, ...]:
-        """The files; RecordError when a path leaves the artifact or an entry is malformed."""
+        """Return the files. Raises RecordError when a path leaves the artifact or an entry is malformed."""
         try:
             return tuple(
                 ArtifactFile(check_path(f["path"]), int(f["size_bytes"]), str(f["sha256"])) for f in self.files
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise RecordError("an artifact's manifest is malformed", where=where, cause=repr(error)) from error
+            raise RecordError(
+                "an artifact's manifest is malformed",
+                where=where,
+                cause=repr(error),
+                remedy="Submit the pipeline again with a restore from the latest recovery point",
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class PackedArtifact:
-    """Files read into memory.
+    """An artifact's files in memory.
 
     Attributes:
-        sha256: the artifact's name: of its manifest.
+        sha256: SHA-256 of the manifest, the artifact's name.
         files: (path relative to the artifact's root, content), sorted.
     """
 
@@ -85,19 +90,20 @@ class PackedArtifact:
 
     @property
     def manifest(self) -> ArtifactManifest:
-        """The list of files."""
+        """The manifest of the files."""
         return _manifest(self.files)
 
 
 def pack(path: str) -> PackedArtifact:
-    """Read a file, or a folder without `__pycache__`, hidden names, virtual environments and compiled files.
+    """Read the code to pin: a file, or a folder without `__pycache__`, hidden names, virtual environments and compiled
+    files.
 
-    A folder that is a Python package (it has an `__init__.py`) keeps its name inside the artifact, so that it is
-    imported under it; any other folder becomes the artifact's root. Symbolic links to files are followed, to folders
-    not. A file that `tidegate pack` made gives what is in it.
+    A folder that is a Python package (with an `__init__.py`) keeps its name inside the artifact, so that it is imported
+    under this name. The contents of any other folder become the artifact's root. Symbolic links to files are followed,
+    links to folders are not. For a file of `tidegate pack`, the contents are returned.
 
     Raises:
-        PipelineError: nothing there, nothing in it, or more than MAX_FILES or MAX_BYTES.
+        PipelineError: the path does not exist, is empty, or has more than MAX_FILES or MAX_BYTES.
     """
     path = os.path.abspath(path)
     if path.endswith(SUFFIX):
@@ -117,56 +123,57 @@ def pack(path: str) -> PackedArtifact:
             raise PipelineError(
                 f"the folder is too large to be pinned: over {MAX_FILES} files or {MAX_BYTES // 2**20} MiB",
                 where=path,
-                cause="data or an environment may lie beside the code",
+                cause="the folder may contain data or an environment beside the code",
                 remedy="Put the pipeline into a folder of its own, without data",
             )
         with open(source, "rb") as file:
             files.append((name, file.read()))
     if not files:
-        raise PipelineError("the folder holds no files", where=path, remedy="Check the path")
+        raise PipelineError("the folder contains no files", where=path, remedy="Check the path")
     packed = tuple(sorted(files))
     return PackedArtifact(hashlib.sha256(encode(_manifest(packed))).hexdigest(), packed)
 
 
 def upload(store: Store, layout: JobLayout, packed: PackedArtifact) -> str:
-    """Pin an artifact; its name. Uploading twice, or by two submitters at once, is uploading once; but it is as young
-    as the last upload, so that `tidegate gc` leaves it to the submission that is being made."""
+    """Pin an artifact, and return its name. Idempotent, also for several submitters at once.
+
+    Every upload renews the artifact's age, so that `tidegate gc` does not delete it before the submission exists.
+    """
     code_path = layout.artifact_code(packed.sha256)
     if not store.exists(code_path):
         _create(store, code_path, _zipped(packed))
     store.replace(layout.artifact_manifest(packed.sha256), encode(packed.manifest))
-    if not store.exists(code_path):  # it went a moment ago, being old
+    if not store.exists(code_path):  # `tidegate gc` deleted the old artifact in between
         _create(store, code_path, _zipped(packed))
     return packed.sha256
 
 
 def artifact_exists(store: Store, layout: JobLayout, sha256: str) -> bool:
-    """Whether an artifact is there, whole."""
+    """Return whether an artifact exists completely."""
     return store.exists(layout.artifact_code(sha256)) and store.exists(layout.artifact_manifest(sha256))
 
 
 def copy_artifact(store: Store, source: JobLayout, target: JobLayout, sha256: str) -> None:
-    """Pin what one job of a root has pinned for another one, too. Raises RecordError when it is not there."""
+    """Pin an artifact of one job for another job of the same root. Raises RecordError when it does not exist."""
     try:
         code, manifest = store.read(source.artifact_code(sha256)), store.read(source.artifact_manifest(sha256))
     except NotFoundError as error:
-        raise _damaged(source, sha256, "it is not, or not wholly, there") from error
+        raise _damaged(source, sha256, "a file of it is missing") from error
     _create(store, target.artifact_code(sha256), code)
     store.replace(target.artifact_manifest(sha256), manifest)
 
 
 def unpack_artifact(store: Store, layout: JobLayout, sha256: str, target_dir: str) -> None:
-    """Write an artifact's files into `target_dir`, which may exist, verifying every one. All files are verified before
-    the first is written.
+    """Write an artifact's files into `target_dir`, which may exist. All files are verified before the first is written.
 
     Raises:
-        RecordError: missing, incomplete or changed.
+        RecordError: the artifact is missing, incomplete or changed.
     """
     manifest_path = layout.artifact_manifest(sha256)
     try:
         data, code = store.read(manifest_path), store.read(layout.artifact_code(sha256))
     except NotFoundError as error:
-        raise _damaged(layout, sha256, "it is not, or not wholly, there") from error
+        raise _damaged(layout, sha256, "a file of it is missing") from error
     if hashlib.sha256(data).hexdigest() != sha256:
         raise _damaged(layout, sha256, "its manifest does not match its name")
     files = decode(data, ArtifactManifest, manifest_path).listed(manifest_path)
@@ -179,19 +186,19 @@ def unpack_artifact(store: Store, layout: JobLayout, sha256: str, target_dir: st
 
 
 def resolve_pipeline(pipeline: str, code_root: str | None = None) -> tuple[str, str]:
-    """What to pack for a pipeline, and how to import its function from there. Imports nothing.
+    """Find the code of a pipeline, and the import path of its function. Imports nothing.
 
     Args:
-        pipeline: `path/to/file.py:function` or `package.module:function`, or a file that `tidegate pack` made. A module
-            is looked for below `code_root`, else in the working directory and on `sys.path`.
-        code_root: a folder to pack as a whole; the file or module must lie in it.
+        pipeline: `path/to/file.py:function` or `package.module:function`, or a file of `tidegate pack`. A module is
+            searched below `code_root`, or else in the working directory and on `sys.path`.
+        code_root: folder to pack as a whole; it must contain the file or module.
 
     Returns:
-        Path for `pack`, and `module:function` to import from the artifact's root. A file that lies in a package brings
-        the top package's folder, any other file comes alone.
+        The path for `pack`, and `module:function` to import from the artifact's root. For a file in a package, the path
+        is the folder of the top package; for any other file, the file itself.
 
     Raises:
-        PipelineError: no colon, no such file or module, or a file outside of `code_root`.
+        PipelineError: the colon is missing, the file or module does not exist, or the file is outside `code_root`.
     """
     if pipeline.strip().endswith(SUFFIX):
         file = os.path.abspath(os.path.expanduser(pipeline.strip()))
@@ -211,7 +218,7 @@ def resolve_pipeline(pipeline: str, code_root: str | None = None) -> tuple[str, 
     import_root = os.path.dirname(artifact) if os.path.isfile(artifact) or _is_package(artifact) else artifact
     relative = os.path.relpath(file, import_root)
     if relative.startswith(".."):
-        raise PipelineError("the file lies outside of the code root", where=file, remedy=f"Move it below {artifact}")
+        raise PipelineError("the file is outside the code root", where=file, remedy=f"Move it below {artifact}")
     parts = relative.removesuffix(".py").split(os.sep)
     if parts[-1] == "__init__":
         parts.pop()
@@ -219,7 +226,7 @@ def resolve_pipeline(pipeline: str, code_root: str | None = None) -> tuple[str, 
         raise PipelineError(
             f"{'.'.join(parts)} cannot be imported",
             where=file,
-            cause="a module's name is letters, digits and underscores",
+            cause="the name of a module has only letters, digits and underscores",
             remedy="Rename the file or folder",
         )
     return artifact, f"{'.'.join(parts)}:{function}"
@@ -253,7 +260,7 @@ def _module_file(module: str, code_root: str | None) -> str:
                     raise PipelineError(
                         f"{os.path.dirname(candidate)} is not a package",
                         where=candidate,
-                        cause="it has no __init__.py, so it is unclear what belongs to the pipeline",
+                        cause="it has no __init__.py, so it is unclear which files belong to the pipeline",
                         remedy=f"Add one, or write {os.path.relpath(candidate)}:<function>, or name a code root",
                     )
                 return candidate
@@ -265,7 +272,7 @@ def _module_file(module: str, code_root: str | None) -> str:
 
 
 def _top_package(file: str) -> str | None:
-    """The topmost package's folder that `file` lies in."""
+    """Return the folder of the topmost package that contains `file`; None when it is not in a package."""
     folder, top = os.path.dirname(file), None
     while _is_package(folder) and os.path.dirname(folder) != folder:
         folder, top = os.path.dirname(folder), folder
@@ -309,16 +316,16 @@ def _zipped(packed: PackedArtifact) -> bytes:
 
 
 def _verified(layout: JobLayout, sha256: str, code: bytes, files: tuple[ArtifactFile, ...]) -> list[tuple[str, bytes]]:
-    """Content of every listed file; never expands more than what the manifest lists."""
+    """Return the content of every listed file. Never expands more bytes than the manifest lists."""
     contents: list[tuple[str, bytes]] = []
     if len(files) > MAX_PACKED_FILES or sum(file.size_bytes for file in files) > MAX_PACKED_BYTES:
-        raise _damaged(layout, sha256, "it is larger than any that tidegate writes")
+        raise _damaged(layout, sha256, "it is larger than the limits of tidegate")
     try:
         with zipfile.ZipFile(io.BytesIO(code)) as archive:
             for file in files:
                 entry = archive.getinfo(file.path)
                 if entry.file_size != file.size_bytes:
-                    raise _damaged(layout, sha256, f"{file.path} has another size than listed")
+                    raise _damaged(layout, sha256, f"the size of {file.path} is not the listed one")
                 content = read_entry(archive, entry)
                 if hashlib.sha256(content).hexdigest() != file.sha256:
                     raise _damaged(layout, sha256, f"{file.path} does not match its checksum")
@@ -333,7 +340,7 @@ def _damaged(layout: JobLayout, sha256: str, cause: str) -> RecordError:
         "the pipeline's pinned code cannot be used",
         where=layout.artifact(sha256),
         cause=cause,
-        remedy="Submit the pipeline anew with a restore from the latest recovery point",
+        remedy="Submit the pipeline again with a restore from the latest recovery point",
     )
 
 

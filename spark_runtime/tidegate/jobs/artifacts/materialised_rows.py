@@ -1,4 +1,4 @@
-"""Which files hold the rows of a bounded DataFrame that a submission reads: decided once (S4.2)."""
+"""Records of the files with the rows of a bounded DataFrame that a submission reads. They never change (S4.2)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tidegate.jobs.stores.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Materialised:
-    """`materialised/<submission>/<source>.json`; create-only, by the driver whose files are all there. Those that
-    others wrote meanwhile are read by nobody.
+    """Record `materialised/<submission>/<source>.json`. Create-only, by the first driver that has written its files.
+    Nobody reads files that other drivers wrote in the meantime.
 
     Attributes:
-        spec: submission.
-        source: uid.
-        files: {"path", "rows", "size_bytes"} of each, in order; the path is relative to the root. Parquet.
+        spec: number of the submission.
+        source: uid of the source.
+        files: {"path", "rows", "size_bytes"} of each Parquet file, in order; paths are relative to the root.
         at: time.
     """
 
@@ -36,7 +36,7 @@ class Materialised:
 
 
 def record_materialised(store: Store, layout: JobLayout, made: Materialised) -> Materialised:
-    """Put it on record, unless another is; gives the one that counts. Raises StoreError."""
+    """Record the files unless there is a record. Return the record that is valid. Raises StoreError."""
     path = layout.materialised_record(made.spec, made.source)
     with suppress(AlreadyExistsError):
         store.create(path, encode(made))
@@ -44,7 +44,7 @@ def record_materialised(store: Store, layout: JobLayout, made: Materialised) -> 
 
 
 def find_materialised(store: Store, layout: JobLayout, spec: int, source: str) -> Materialised | None:
-    """The one on record; None: there is none yet. Raises RecordError, StoreError."""
+    """Return the record; None when there is none yet. Raises RecordError, StoreError."""
     path = layout.materialised_record(spec, source)
     try:
         return decode(store.read(path), Materialised, path)
@@ -55,11 +55,11 @@ def find_materialised(store: Store, layout: JobLayout, spec: int, source: str) -
 def submissions_read(
     splits: Mapping[str, Iterable[Mapping[str, Any]]], finished: Collection[str], job_id: str
 ) -> frozenset[int]:
-    """Numbers of the submissions of job `job_id` whose rows a snapshot has positions in.
+    """Return the numbers of the submissions of job `job_id` from whose stored rows a snapshot still reads.
 
     Args:
-        splits: of the snapshot's metadata, by source.
-        finished: operators that have ended: what they had to read they have read.
+        splits: splits in the snapshot's metadata, by source.
+        finished: operators that have finished, and so have read all their rows.
     """
     folder = re.compile(rf"/{re.escape(JobLayout(job_id).all_materialised)}/(\d+)/")
     urls = (

@@ -1,5 +1,5 @@
-"""The graph of a submission, pinned by the driver that built it first: what a preflight compares a snapshot with, where
-nobody can build the pipeline (S5.5, S6.4)."""
+"""The graph of a submission, recorded by the first driver that built it. A preflight compares a snapshot with it where
+the pipeline cannot be built (S5.5, S6.4)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tidegate.jobs.stores.store import Store
 
 @dataclass(frozen=True, slots=True)
 class PinnedGraph:
-    """`graphs/<submission>.json`; create-only, by the driver.
+    """Record `graphs/<submission>.json`. Create-only, by the driver.
 
     Attributes:
-        spec: submission; 0: of a pipeline that was not submitted.
-        parallelism: of its options.
-        max_parallelism: of its options.
+        spec: number of the submission; 0: a pipeline that was not submitted.
+        parallelism: option of the submission.
+        max_parallelism: option of the submission.
         graph: document of the JobGraph.
         pinned_at: time.
-        sinks: two-phase ones, uid -> what each says of itself; empty also in those of earlier versions.
-        options: in effect, with what the submission left open; empty in those of earlier versions.
+        sinks: two-phase-commit sinks, uid -> text of the sink's identity; empty in records of older versions.
+        options: options in effect, with derived values of unset options; empty in records of older versions.
     """
 
     RECORD: ClassVar[str] = "graph"
@@ -41,14 +41,16 @@ class PinnedGraph:
 
 
 def write_pinned_graph(store: Store, layout: JobLayout, pinned: PinnedGraph) -> None:
-    """Write it, unless an earlier driver of the submission has: a relaunch runs the same code. Raises StoreError."""
+    """Write the graph unless an earlier driver of the submission did; it ran the same code. Raises StoreError."""
     with suppress(AlreadyExistsError):
         store.create(layout.graph(pinned.spec), encode(pinned))
 
 
 def read_pinned_graph(store: Store, layout: JobLayout, spec: int) -> PinnedGraph | None:
-    """That of a submission; None: no driver has built it yet, or one of an earlier version. Raises RecordError,
-    StoreError."""
+    """Return the graph of a submission; None: no driver has built it yet, or the driver had an older version.
+
+    Raises RecordError, StoreError.
+    """
     path = layout.graph(spec)
     try:
         return decode(store.read(path), PinnedGraph, path)

@@ -1,5 +1,8 @@
-"""Whether a pipeline's function has the arguments that a submission gives it, read from its source: where nobody can
-import it, such as in Airflow. Types, and what cannot be read there for certain, its driver looks at."""
+"""Checks that a pipeline's function has the arguments of a submission, by reading the function's source.
+
+It works where the code cannot be imported, such as in Airflow. The driver checks types, and everything that the source
+does not show for certain.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ from tidegate.errors import PipelineError
 from tidegate.jobs.artifacts.artifact import resolve_pipeline
 
 Names = dict[str, bool]
-"""Name of an argument -> it may be left out."""
+"""Arguments by name, each with whether it may be left out."""
 
 _PLAIN_TYPES = frozenset({"str", "int", "float", "bool"})
 _NO_FIELD = ("ClassVar", "InitVar", "KW_ONLY")
 _IN_A_CLASS = (ast.AnnAssign, ast.Assign, ast.Expr, ast.Pass, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-"""Of the statements of a class those behind which no other field can hide."""
+"""Statements of a class body that cannot add a field unnoticed. After any other statement the fields are unknown."""
 
 
 def check_argument_names(pipeline: str, code_root: str | None, arguments: Mapping[str, object]) -> None:
-    """Raise PipelineError when the function has no such argument, naming the nearest, or lacks one.
+    """Raise PipelineError when the function does not have an argument, naming the nearest, or when one is missing.
 
     Args:
-        pipeline, code_root: as of `resolve_pipeline`; code in one file is read, other is not.
+        pipeline, code_root: as in `resolve_pipeline`. Only code in a single file is checked.
     """
     artifact, target = resolve_pipeline(pipeline, code_root)
     found = _source_of(artifact, target)
@@ -43,7 +46,7 @@ def check_argument_names(pipeline: str, code_root: str | None, arguments: Mappin
 
 
 def _check(taken: Names, arguments: Mapping[str, object], where: str, *, open_ended: bool) -> None:
-    cause = f"its arguments are {', '.join(taken) or 'none'}"
+    cause = f"the function's arguments are {', '.join(taken) or 'none'}"
     for name in arguments:
         if name not in taken and not open_ended:
             near = difflib.get_close_matches(name, taken, 1)
@@ -51,7 +54,7 @@ def _check(taken: Names, arguments: Mapping[str, object], where: str, *, open_en
                 f"there is no argument {name!r}" + (f", did you mean {near[0]!r}?" if near else ""),
                 where=where,
                 cause=cause,
-                remedy="Give it under its right name, or leave it out",
+                remedy="Correct the name, or leave the argument out",
             )
     missing = [name for name, optional in taken.items() if not optional and name not in arguments]
     if missing:
@@ -59,16 +62,16 @@ def _check(taken: Names, arguments: Mapping[str, object], where: str, *, open_en
             f"the argument {missing[0]!r} is missing",
             where=where,
             cause=cause,
-            remedy=f"Give it: --arg {missing[0]}=..., or in the arguments of the operator",
+            remedy=f"Pass it: --arg {missing[0]}=..., or in the arguments of the operator",
         )
 
 
 def _source_of(artifact: str, target: str) -> tuple[str, str] | None:
-    """File and function; None: the code is packed."""
+    """Return the file and the function's name; None when the code is packed."""
     module, _, function = target.partition(":")
     if os.path.isfile(artifact):
         return (artifact, function) if artifact.endswith(".py") else None
-    is_package = os.path.isfile(os.path.join(artifact, "__init__.py"))  # which keeps its name when it is pinned
+    is_package = os.path.isfile(os.path.join(artifact, "__init__.py"))  # pinned under its own name
     base = os.path.join(os.path.dirname(artifact) if is_package else artifact, *module.split("."))
     for file in (os.path.join(base, "__init__.py"), f"{base}.py"):  # in the order of Python's imports
         if os.path.isfile(file):
@@ -77,7 +80,7 @@ def _source_of(artifact: str, target: str) -> tuple[str, str] | None:
 
 
 def _definition(tree: ast.Module, name: str) -> ast.FunctionDef | None:
-    """The one definition of the function, when nothing else has to do with its name; "*" behind it may have."""
+    """Return the definition of the function; None when anything else may bind its name, such as a later `import *`."""
     bound = [node for node in tree.body if name in set(_bound(node))]
     if len(bound) != 1 or not isinstance(bound[0], ast.FunctionDef) or bound[0].decorator_list:
         return None
@@ -86,7 +89,7 @@ def _definition(tree: ast.Module, name: str) -> ast.FunctionDef | None:
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
-    """Names that a statement of the module may bind; "*" stands for itself."""
+    """Yield the names that a statement of the module may bind. "*" is yielded as it is."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
         return
@@ -100,7 +103,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 
 def _accepted_names(tree: ast.Module, function: ast.FunctionDef) -> Names | None:
-    """Its arguments by name; None: it takes a mapping, or that cannot be told."""
+    """Return the function's arguments by name; None: it accepts a mapping, or the arguments are unknown."""
     given = function.args
     if given.posonlyargs or given.vararg is not None:
         return None
@@ -123,7 +126,7 @@ def _accepted_names(tree: ast.Module, function: ast.FunctionDef) -> Names | None
 
 
 def _fields(tree: ast.Module, name: str) -> Names | None:
-    """Of a dataclass that the file defines by itself; None: it is none."""
+    """Return the fields of a dataclass that this file defines without bases; None when it is not such a class."""
     classes = [node for node in tree.body if name in set(_bound(node))]
     imported = {alias.name for n in tree.body if isinstance(n, ast.ImportFrom | ast.Import) for alias in n.names
                 if isinstance(n, ast.Import) or n.module == "dataclasses"}  # fmt: skip

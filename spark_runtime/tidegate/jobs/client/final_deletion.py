@@ -1,4 +1,4 @@
-"""Deleting the checkpoints of a job that was cancelled in the place of its dead driver (S2.3)."""
+"""Deletion of the checkpoints of a job that was cancelled after its driver had died (S2.3)."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from tidegate.jobs.status import JobStatus, JobView
 
 
 def deletes_checkpoints(view: JobView, spec: Spec) -> bool:
-    """Whether the option `retention` has the checkpoints of the job deleted, as it has ended: cancelled, and not by a
-    stop, which was to keep the state."""
+    """Return whether the option `retention` requires the deletion of the checkpoints: the job is CANCELED, but not by a
+    stop, because a stop keeps the state."""
     asked = JobOptions.from_mapping(spec.options).retention == "delete"
     return asked and view.status is JobStatus.CANCELED and not view.stop
 
 
 def delete_checkpoints(job: JobDirectory, spec: Spec, check: Callable[[], object]) -> None:
-    """Delete what a driver deletes when its job is cancelled: every checkpoint, and the files that they share. It never
-    deletes a savepoint, nor what waits for a verdict or for an approved commit. Blocks; may be repeated.
+    """Delete what a driver deletes when its job is cancelled: all checkpoints, and the files that they share.
 
-    It stops, without an error, when a newer submission exists, which may start from what is left. Files that a slot of
-    the dead driver writes afterwards, `tidegate gc` deletes.
+    Savepoints stay, and so does every snapshot that waits for a verdict or for an approved commit. Blocks on the store.
+    May be repeated. Ends without an error when a newer submission exists, which may start from the remaining
+    checkpoints. `tidegate gc` deletes files that a slot of the dead driver writes later.
 
     Args:
-        spec: the submission that was cancelled.
-        check: called before each deletion; raises FencedError when a newer generation reigns.
+        spec: submission that was cancelled.
+        check: called before each deletion; raises FencedError when a newer generation exists.
 
     Raises:
-        StoreError: not everything was deleted.
+        StoreError: something could not be deleted.
     """
     store, layout = job.store, job.layout
     verdicts = find_verdicts(job.specs(), job.decisions(), spec.number)
     pinned = {verdicts.views[n].path for n in verdicts.pinned}
     try:
-        shared = list(store.list(layout.shared))  # before the folders: none of these is of a later reign
+        shared = list(store.list(layout.shared))  # listed first, so that no file of a later generation is in it
         for name in sorted(store.list(layout.checkpoints)):
             if f"{layout.checkpoints}/{name}" not in pinned:
                 check()
@@ -45,7 +45,7 @@ def delete_checkpoints(job: JobDirectory, spec: Spec, check: Callable[[], object
                     return
                 store.delete_folder(f"{layout.checkpoints}/{name}")
         if pinned:
-            return  # they may use any of the shared files
+            return  # pinned checkpoints may use any of the shared files
         for name in shared:
             check()
             if job.specs()[-1].number != spec.number:

@@ -1,7 +1,7 @@
-"""Forks: a job of its own that begins with another job's snapshot, to work off a part of its input beside it.
+"""Forks: separate jobs that start from another job's snapshot, to process a part of its input beside it.
 
-Nothing of the original is touched: the fork reads its snapshot and commits none of its transactions (S7.4). What the
-pipeline must be like for that - bounded sources, sinks that write elsewhere - its driver checks before anything runs.
+A fork changes nothing of the original job: it reads the snapshot and commits none of its transactions (S7.4). Its
+driver checks the requirements for that before anything runs: bounded sources, and sinks that write elsewhere.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tidegate.jobs.restore.snapshot_lookup import refuse_older_than, resolve_res
 
 @dataclass(frozen=True, slots=True)
 class ForkOrigin:
-    """Where a fork begins.
+    """The snapshot that a fork starts from.
 
     Attributes:
-        job_id: of the original.
-        path: of the snapshot, as its log has it.
-        checkpoint_id: None: not known.
-        kind: "checkpoint", "savepoint", ...; a checkpoint is deleted when the original retains newer ones.
-        spec: the original's submission that took it, or its newest.
-        name: of the snapshot, for people.
-        completed_at: as the original recorded it; None: not recorded.
+        job_id: id of the original job.
+        path: path of the snapshot, as in the original's log.
+        checkpoint_id: id of the snapshot; None: unknown.
+        kind: "checkpoint", "savepoint", ...; the original deletes a checkpoint when it retains newer ones.
+        spec: submission of the original that took it, or its newest submission.
+        name: name of the snapshot, for readers.
+        completed_at: completion time in the original's log; None: not recorded.
     """
 
     job_id: str
@@ -42,21 +42,23 @@ class ForkOrigin:
 
 
 def find_origin(original: JobDirectory, wanted: RestoreFrom) -> ForkOrigin:
-    """What `wanted` names among the snapshots of `original`, checked.
+    """Find the snapshot that `wanted` names in the job `original`, and check it.
 
     Raises:
         JobNotFoundError: there is no such job.
-        SnapshotError: no such snapshot, another job's, not complete, rejected, or taken back.
+        SnapshotError: the snapshot does not exist, belongs to another job, is incomplete, was rejected, or was
+            invalidated by a rewind.
     """
     view, specs = original.view(), original.specs()
     resolved = resolve_restore(original.store, original.storage_options, original.job_id, wanted, specs, view)
     path = resolved.restore.path
     if resolved.lineage is None:
         raise SnapshotError(
-            f"{path} is no snapshot of job {original.job_id}",
+            f"{path} is not a snapshot of job {original.job_id}",
             where=f"fork of {original.job_id}",
-            cause="it is another job's, whose sinks the fork would not be kept away from",
-            remedy="Name the job that took it as the original, or a snapshot of this one (`tidegate checkpoints`)",
+            cause="it belongs to another job, and the fork could write to that job's sinks",
+            remedy="Name the job that took the snapshot as the original, or use a snapshot of this job "
+            "(`tidegate checkpoints`)",
         )
     point = view.latest_recovery_point if path is None else next((c for c in view.completed if c.path == path), None)
     if path is None:
@@ -69,18 +71,18 @@ def find_origin(original: JobDirectory, wanted: RestoreFrom) -> ForkOrigin:
 
 
 def fork(job: JobDirectory, original: JobDirectory, request: submission.SubmissionRequest) -> Spec:
-    """Submit `job`'s job as a fork, or find what was submitted under the request's submission id.
+    """Submit a fork, or return the existing submission with the request's submission id.
 
     Args:
-        job: of the fork's own id, under the original's root.
-        request: its `restore` names a snapshot of the original. What it does not give is the original's; its arguments
-            are laid over the original's.
+        job: job of the fork, under the same root as the original.
+        request: its `restore` names a snapshot of the original. Settings that it leaves out are copied from the
+            original. Its arguments override the original's.
 
     Raises:
-        OptionError: it is the original itself, or the same code with the same arguments.
-        JobExistsError: a job of the fork's id is active; or it is over, and the request is not `fresh`.
-        JobNotFoundError, SnapshotError: see `find_origin`; or it is older than `max_snapshot_age`. Others: see
-            `JobClient.submit`.
+        OptionError: the fork has the original's id, or the same code with the same arguments.
+        JobExistsError: a job with the fork's id is active, or it has ended and the request is not `fresh`.
+        JobNotFoundError, SnapshotError: see `find_origin`. SnapshotError also when the snapshot is older than
+            `max_snapshot_age`. Others: see `JobClient.submit`.
     """
     for spec in job.specs():
         if spec.submission_id == request.submission_id:
@@ -113,19 +115,19 @@ def fork(job: JobDirectory, original: JobDirectory, request: submission.Submissi
 def check_settings_differ(
     job: JobDirectory, original: JobDirectory, pipeline: str | None, arguments: Mapping[str, Any] | None
 ) -> None:
-    """Raise OptionError when a fork would be its original, or do the same: see `fork`. Touches no store."""
+    """Raise OptionError when a fork has the original's id, or would do the same. Does not access the store."""
     if job.job_id == original.job_id:
         raise OptionError(
-            "a fork needs a job id of its own", where=f"job {job.job_id}", remedy="To go on with a job, restore it"
+            "a fork needs its own job id", where=f"job {job.job_id}", remedy="To resume the original job, restore it"
         )
     if pipeline is None and not arguments:
         raise OptionError(
-            "the fork would do what its original does: the same code with the same arguments",
+            "the fork would do the same as its original: it has the same code and arguments",
             where=f"job {job.job_id}, fork of {original.job_id}",
-            remedy="Give arguments that name a bounded input and an output of its own, or another pipeline",
+            remedy="Pass arguments with a bounded input and a separate output, or another pipeline",
         )
 
 
 def merge_settings(before: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`before`, with what is given in the place of what it replaces."""
+    """Return the earlier settings, overridden by new ones."""
     return {**before, **(given or {})}

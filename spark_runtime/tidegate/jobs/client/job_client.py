@@ -1,5 +1,5 @@
-"""`JobClient`: everything that the command line, Airflow and programs do with a job goes through its job directory
-here."""
+"""`JobClient`: submissions and commands to a job, through its job directory. The command line, Airflow and programs use
+it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ VERBS: tuple[str, ...] = ("checkpoint", "savepoint", "stop", "cancel", "commit",
 
 
 class JobClient(JobDirectory):
-    """One job below one root: everything that `JobDirectory` reads and waits for, and submissions and commands. Blocks
-    on the store; not for event loops. Cheap to create; not safe to share between threads."""
+    """One job below one root: everything of `JobDirectory`, and also submissions and commands. Methods block on the
+    store; do not call them in an event loop. Cheap to create. Do not share it between threads."""
 
     # ------------------------------------------------------------ submissions
 
@@ -58,28 +58,29 @@ class JobClient(JobDirectory):
         fresh: bool = False,
         relative_paths: RelativePaths | None = None,
     ) -> Spec:
-        """Create a submission: the job directory then says what is to run; `jobs.launch` starts it.
+        """Create a submission: a record in the job directory of the pipeline and its settings. `jobs.launch` starts it.
 
         Args:
-            pipeline: `path/to/file.py:function` or `package.module:function`, pinned now. With a restore, what is None
-                of code, arguments, options, master and Spark settings is as in the submission before.
+            pipeline: `path/to/file.py:function` or `package.module:function`, pinned now. With a restore, code,
+                arguments, options, master and Spark settings that are None are copied from the previous submission.
             arguments: JSON values for the function; secrets as references. options: see `JobOptions`.
-            submission_id: submitting again under one gives the existing spec, whatever else is given; None: a new one.
+            submission_id: idempotency key: with the same key, the existing spec is returned and everything else is
+                ignored; None: a new key.
             master: Spark master URL; None: local[*]. spark_conf: Spark settings; secrets as references.
-            restore: what to start from; None: fresh, in a lineage of its own.
+            restore: snapshot to start from; None: start without one, in a new lineage.
             owner_dag: Airflow DAG that owns the job.
-            submitted_by: for people.
+            submitted_by: name of the submitter, for readers.
             code_root: folder to pin as a whole.
-            fresh: start although the job has had a submission, without its state; `if_exists` of file sinks says what
-                happens to output. Without it such a start is refused.
+            fresh: start without the job's state although the job had an earlier submission. `if_exists` of file sinks
+                decides about existing output. Without `fresh` such a start is refused.
             relative_paths: see `submission.SubmissionRequest`.
 
         Raises:
-            OptionError: a wrong option, or a secret in plain text.
-            PipelineError: the pipeline's file or module is not there.
-            JobExistsError: the job is active; or it is over, and neither `restore` nor `fresh` is given.
-            SnapshotError: nothing to restore.
-            StoreError: the root does not work.
+            OptionError: an option is wrong, or a secret is in plain text.
+            PipelineError: the pipeline's file or module does not exist.
+            JobExistsError: the job is active, or it has ended and neither `restore` nor `fresh` is set.
+            SnapshotError: there is no snapshot to restore.
+            StoreError: the root cannot be used.
         """
         if options is not None and not isinstance(options, JobOptions):
             options = JobOptions.from_mapping(options)
@@ -100,16 +101,18 @@ class JobClient(JobDirectory):
         return submission.submit(self, request)
 
     def staged(self, checkpoint_id: int | None = None) -> tuple[StagedData, ...]:
-        """What approving a checkpoint of the commit gate would publish, for an audit (S7.8): of every sink all that
-        waits for a verdict up to it, each with the oldest checkpoint whose approval publishes it. () for one that was
-        approved; of one in quarantine its own data, where it lies now. A verdict of somebody else may move it.
+        """Return the output that an approval of a checkpoint would publish, for an audit (S7.8).
+
+        For each sink it contains all output up to the checkpoint that waits for a verdict, with the oldest checkpoint
+        whose approval publishes it. () for an approved checkpoint. For a quarantined checkpoint it contains only the
+        checkpoint's own data, at its current place. A verdict by another caller may move the data at any time.
 
         Args:
-            checkpoint_id: None: the newest that waits; () when none does.
+            checkpoint_id: None: the newest that waits, or () when none waits.
 
         Raises:
-            JobNotFoundError: no such job.
-            SnapshotError: there is no such checkpoint, it is not complete, a savepoint, or was rejected.
+            JobNotFoundError: there is no such job.
+            SnapshotError: the checkpoint does not exist, is incomplete, is a savepoint, or was rejected.
         """
         return staged_data(self, checkpoint_id)
 
@@ -130,19 +133,20 @@ class JobClient(JobDirectory):
         Args:
             verb: checkpoint, savepoint, stop, cancel, commit or reject.
             arguments: savepoint {"path"}; stop {"mode": "suspend" | "drain", "path", "timeout", "on_timeout":
-                "keep_running" | "suspend" | "cancel"}; `path`: folder or URL to put it in; `timeout`: from the
-                moment the driver takes the command to the job's end, None: the option `stop_timeout`. commit
-                {"checkpoint_id"}: None: the newest that waits; reject {"checkpoint_id", "then": "stop" | "replay" |
-                "quarantine", "reason"}: `reason` for people.
-            command_id: sending again under one gives the existing command; None: a new one. See `layout.stable_id`.
-            expires_in: a driver refuses it after that.
-            spec: submission it is meant for; None: the newest.
-            issued_by: for people.
+                "keep_running" | "suspend" | "cancel"}; `path`: folder or URL of the savepoint; `timeout`: time from the
+                moment the driver accepts the command to the job's end, None: the option `stop_timeout`. commit
+                {"checkpoint_id"}, None: the newest that waits. reject {"checkpoint_id", "then": "stop" | "replay" |
+                "quarantine", "reason"}; `reason`: text for readers.
+            command_id: idempotency key: with the same key, the existing command is returned; None: a new key. See
+                `layout.stable_id`.
+            expires_in: time after which a driver refuses the command.
+            spec: submission concerned; None: the newest.
+            issued_by: name of the caller, for readers.
 
         Raises:
-            OptionError: no such verb, mode or `on_timeout`; a timeout without unit.
+            OptionError: the verb, mode or `on_timeout` is unknown, or a timeout has no unit.
             CommandRefusedError: the job has ended.
-            RecordError: another command has this id.
+            RecordError: a command with this id and another verb exists.
         """
         if verb not in VERBS:
             raise OptionError(f"{verb!r} is not a command", where="verb", remedy=f"Use {', '.join(VERBS)}")
@@ -154,7 +158,7 @@ class JobClient(JobDirectory):
             if view.is_terminal:
                 remedy = f"There is nothing to {verb}"
                 if verb in ("commit", "reject") and view.waiting:
-                    remedy = "Use `tidegate commit-pending`. Or: Restore it, with commit=on_request, and send it then"
+                    remedy = "Use `tidegate commit-pending`, or restore the job with commit=on_request and send it then"
                 raise CommandRefusedError(f"the job is {view.status}", where=f"job {self.job_id}", remedy=remedy)
             now = self.now()
             command = Command(
@@ -169,31 +173,39 @@ class JobClient(JobDirectory):
             with suppress(AlreadyExistsError):
                 self.store.create(self.layout.command(command_id), encode(command))
             existing = self.command(command_id)
-            assert existing is not None, "a command that was just created is not there"
+            assert existing is not None, "the command was just created, but cannot be read"
         if existing.verb != verb:
             raise RecordError(
-                f"command {command_id} is there already, as {existing.verb!r}",
+                f"command {command_id} exists already, as {existing.verb!r}",
                 where=self.layout.command(command_id),
                 remedy="Use another command id",
             )
         if self.result(command_id) is None:
+            # the bell comes last: a driver that reads it must find the command
             self.store.replace(self.layout.bell, f"{command_id} {secrets.token_hex(8)}\n".encode())
         return existing
 
     def withdraw(self, command_id: str, by: str = "cli") -> None:
-        """Ask that a command not be executed any more; no effect once a run has been given it: then its result tells
-        how it went. May come twice."""
+        """Withdraw a command, so that the driver does not execute it. Idempotent.
+
+        It has no effect once the driver has passed the command to a run. The command then gets its normal result.
+        """
         record = Withdrawn(command_id, iso(self.now()), by)
         with suppress(AlreadyExistsError):
             self.store.create(self.layout.withdrawn(command_id), encode(record))
 
     def cancel_dead(self, by: str = "cli") -> JobView:
-        """End a job whose driver is dead: fence it off, so that it can write nothing should it live after all, record
-        CANCELED, and delete what `retention` says (S2.3). Idempotent. CommandRefusedError while the driver is alive."""
+        """End a job whose driver is dead. Idempotent. Raises CommandRefusedError while the driver is alive.
+
+        It begins a new generation, so that the old driver can write nothing even if it still lives. Then it records
+        CANCELED, and deletes checkpoints as `retention` says (S2.3).
+        """
         return submission.cancel_dead(self, by)
 
     def renew_owner(self, spec: int, by: str) -> None:
-        """Say that the owner of submission `spec` is still there: several times within `owner_timeout`, beginning
-        before a driver is launched. See the option `on_owner_lost`."""
+        """Record that the owner of submission `spec` lives. See the option `on_owner_lost`.
+
+        Call it several times within each `owner_timeout`, from before the launch of a driver.
+        """
         owner = Owner(spec, secrets.token_hex(8), iso(self.now()), by)
         self.store.replace(self.layout.owner, encode(owner))

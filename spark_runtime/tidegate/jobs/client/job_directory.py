@@ -1,4 +1,4 @@
-"""`JobDirectory`: what one job's directory says, for those who read it or wait for it. `JobClient` adds what changes a
+"""`JobDirectory`: reading one job's directory, and waiting for changes in it. `JobClient` adds methods that change a
 job."""
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tidegate.jobs.stores.store_registry import open_store
 from tidegate.units import parse_duration
 
 POLL_S = 0.5
-"""Default pause between two looks at a job, seconds."""
+"""Default pause between two reads of a job, in seconds."""
 OBSERVE_INTERVALS = 5
-"""Heartbeat intervals that an observer waits for one heartbeat before it takes a driver for dead."""
+"""Heartbeat intervals without a heartbeat after which an observer considers a driver dead."""
 MIN_OBSERVE_S = 5.0
-"""The least it waits, seconds: a busy machine may be late."""
+"""Shortest time of such an observation, in seconds, because a busy machine may delay a heartbeat."""
 RESULT_GRACE_S = 5.0
-"""How long after a job's end an answer may still come, seconds: the driver writes its last answers about then."""
+"""Time after a job's end in which an answer may still arrive, in seconds: the driver writes its last answers then."""
 LIST_REMEDY = "`tidegate list` shows the jobs of a root"
 MAX_NAMES = 3
-"""Candidates that are looked up, since of each the job directory is asked whether it holds a job."""
+"""Limit of candidates, because each one costs a request that checks whether it is a job."""
 
 
 def nearest_job_id(store: Store, job_id: str) -> str | None:
-    """The job of a root whose id is nearest to this one; None: no id is near, or the root cannot be listed."""
+    """Return the id in the root that is nearest to `job_id`; None: no id is near, or the root cannot be listed."""
     try:
         near = difflib.get_close_matches(job_id, [*job_ids(store.list(""))], n=MAX_NAMES + 1)
         return next((name for name in near if name != job_id and store.exists(JobLayout(name).spec(1))), None)
@@ -48,23 +48,23 @@ def nearest_job_id(store: Store, job_id: str) -> str | None:
 
 
 def job_remedy(store: Store, job_id: str, otherwise: str) -> str:
-    """What to do about a job id that there is not."""
+    """Return the remedy for an unknown job id: the nearest id, if there is one, then `otherwise`."""
     near = nearest_job_id(store, job_id)
     return f"Did you mean {near!r}? {otherwise}" if near else otherwise
 
 
 class JobDirectory:
-    """The directory of one job below one root: reading it, and waiting for what it will say. Blocks on the store; not
-    for event loops. Caches what cannot change. Cheap to create; not safe to share between threads.
+    """The directory of one job below one root: methods to read it, and to wait for changes. Methods block on the store;
+    do not call them in an event loop. Immutable records are cached. Cheap to create. Do not share it between threads.
 
     Attributes:
         root: URL of the root.
-        job_id: of the job.
-        store: the root.
-        layout: paths.
-        storage_options: as given, with references to secrets.
+        job_id: id of the job.
+        store: store of the root.
+        layout: paths of the job directory.
+        storage_options: storage options of the root, with references to secrets.
         log: the decision log.
-        now: wall clock, with zone.
+        now: wall clock, with time zone.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class JobDirectory:
         sleep: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises OptionError for a bad job id, StoreError for a root that cannot be a store. Touches nothing."""
+        """Raises OptionError for a wrong job id, StoreError for a root that cannot be a store. Accesses nothing."""
         self.layout = JobLayout(job_id)
         self.job_id = job_id
         self.store = open_store(root, storage_options) if isinstance(root, str | os.PathLike) else root
@@ -91,8 +91,10 @@ class JobDirectory:
         self._durable: JobView | None = None
 
     def specs(self) -> tuple[Spec, ...]:
-        """All submissions, oldest first; () when there is no job of this id. One request when nothing is new.
-        From any thread."""
+        """Return all submissions, oldest first; () when there is no job of this id. Thread-safe.
+
+        Costs one request when there is no new submission.
+        """
         specs = self._specs
         while True:
             number = len(specs) + 1
@@ -103,22 +105,29 @@ class JobDirectory:
                 self._specs = specs
                 return specs
             if (spec.number, spec.job_id) != (number, self.job_id):
-                raise RecordError("a submission is in another's place", where=path)
+                raise RecordError(
+                    "the file of a submission contains another submission",
+                    where=path,
+                    remedy="Something other than tidegate changed the job directory. Restore the file",
+                )
             specs += (spec,)
 
     def spec(self, number: int) -> Spec:
-        """Submission `number`, which never changes: read once. Raises JobNotFoundError."""
+        """Return submission `number`. It never changes, and is read only once. Raises JobNotFoundError."""
         specs = self._specs if number <= len(self._specs) else self.specs()
         if not 1 <= number <= len(specs):
             raise self.not_found(f"there is no submission {number}")
         return specs[number - 1]
 
     def launches(self) -> list[tuple[int, int]]:
-        """(submission, attempt) of every launch, ascending."""
+        """Return (submission, attempt) of every launch, ascending."""
         return self.layout.launch_numbers(self.store.list(self.layout.launches))
 
     def view(self) -> JobView:
-        """The job now: three requests, and one more for each new entry of the log. Raises JobNotFoundError."""
+        """Return the current view of the job. Costs three requests, and one for each new log entry.
+
+        Raises JobNotFoundError.
+        """
         specs = self.specs()
         if not specs:
             other = job_remedy(self.store, self.job_id, LIST_REMEDY)
@@ -130,11 +139,11 @@ class JobDirectory:
         return with_hint(durable, self.hint(durable.driver_generation) if durable.driver_generation else None)
 
     def decisions(self) -> tuple[Decision, ...]:
-        """The decision log, oldest first."""
+        """Return the decision log, oldest first."""
         return self.log.read()
 
     def hint(self, generation: int) -> StatusHint | None:
-        """What the driver of `generation` last told about itself."""
+        """Return the last status that the driver of `generation` reported; None when there is none."""
         path = self.layout.status(generation)
         try:
             return decode(self.store.read(path), StatusHint, path)
@@ -142,11 +151,13 @@ class JobDirectory:
             return None
 
     def is_alive(self, observe_s: float | None = None) -> bool:
-        """Whether the job's driver gives a sign of life while being watched: its heartbeat counter or the log advances.
-        Clocks are not compared. Answers as soon as it knows.
+        """Return whether the job's driver is alive: its heartbeat counter or the log advances during the observation.
+
+        Clocks are not compared. Returns as soon as the answer is known.
 
         Args:
-            observe_s: how long to watch, seconds; None: OBSERVE_INTERVALS heartbeat intervals, or MIN_OBSERVE_S.
+            observe_s: longest observation, in seconds; None: OBSERVE_INTERVALS heartbeat intervals, at least
+                MIN_OBSERVE_S.
         """
         view = self.view()
         spec = self.spec(view.spec_number)
@@ -166,8 +177,8 @@ class JobDirectory:
         return not view.is_terminal
 
     def logs(self, generation: int | None = None) -> dict[str, str]:
-        """Log files by name: those of `generation`, or of the newest one and the output of its process, where that can
-        be read from here."""
+        """Return log texts by file name, if this machine can read them: the logs of `generation`, or the logs of the
+        newest generation and the output of its process."""
         decisions = self.decisions()
         newest = decisions[-1].generation if decisions else 0
         launches: list[Launch] = []
@@ -176,7 +187,7 @@ class JobDirectory:
         return read_logs(self.store, self.layout, launches, newest if generation is None else generation)
 
     def command(self, command_id: str) -> Command | None:
-        """The command of this id."""
+        """Return the command with this id; None when there is none."""
         path = self.layout.command(command_id)
         try:
             return decode(self.store.read(path), Command, path)
@@ -184,7 +195,7 @@ class JobDirectory:
             return None
 
     def result(self, command_id: str) -> CommandResult | None:
-        """The driver's answer; None while there is none."""
+        """Return the driver's answer to a command; None when there is none yet."""
         path = self.layout.result(command_id)
         try:
             return decode(self.store.read(path), CommandResult, path)
@@ -198,7 +209,7 @@ class JobDirectory:
         poll_s: float = POLL_S,
         on_poll: Callable[[JobView], None] | None = None,
     ) -> CommandResult:
-        """Wait for the answer to a command; a refusal is an answer too (`raise_if_refused`). Errors: see
+        """Wait for the answer to a command. A refusal is an answer too; see `raise_if_refused`. Errors: see
         `JobWaiter.until`."""
         command = self.command(command_id)
         if command is None:
@@ -237,15 +248,15 @@ class JobDirectory:
         *,
         spec: int | None = None,
     ) -> JobView:
-        """Wait until `condition` holds of the job.
+        """Wait until `condition` is true for the job.
 
         Args:
-            condition: asked of each view of submission `spec`.
-            what: what is waited for, for errors.
+            condition: called with each view of submission `spec`.
+            what: name of the expected change, for errors.
             timeout: None: as long as the driver lives.
-            poll_s: between two looks, seconds.
-            on_poll: told of every view.
-            spec: submission; None: the newest now.
+            poll_s: pause between two reads, in seconds.
+            on_poll: called with every view.
+            spec: submission; None: the newest at the time of the call.
 
         Errors: see `JobWaiter.until`.
         """
@@ -272,10 +283,11 @@ class JobDirectory:
         )
 
     def not_found(self, what: str, remedy: str = LIST_REMEDY) -> JobNotFoundError:
+        """Return the error for something that does not exist in this job."""
         return JobNotFoundError(what, where=f"job {self.job_id}, root {self.root}", remedy=remedy)
 
 
 def list_jobs(root: str | Store, storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """Ids of all jobs below a root, sorted."""
+    """Return the ids of all jobs below a root, sorted."""
     store = open_store(root, storage_options) if isinstance(root, str | os.PathLike) else root
     return [name for name in job_ids(store.list("")) if store.exists(JobLayout(name).spec(1))]

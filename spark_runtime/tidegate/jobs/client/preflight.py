@@ -1,5 +1,7 @@
-"""Whether a submission of a job, or another pipeline, can go on from a snapshot: read from the job directory, judged
-from documents (S5.5, S6.4, S7.5). Needs no runtime; changes nothing."""
+"""Checks whether a submission of a job, or another pipeline, can be restored from a snapshot (S5.5, S6.4, S7.5).
+
+They read only documents of the job directory. They need no runtime, and change nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,17 @@ from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder, resolve_
 from tidegate.jobs.stores.store_registry import open_store
 
 NEWEST_METADATA = 4
-"""Version of `_metadata` documents that is read."""
+"""Newest version of `_metadata` documents that can be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What was compared, and the verdict.
+    """Result of a check before a restore.
 
     Attributes:
-        path: of the snapshot, relative to the root, absolute, or a URL.
-        spec: submission whose graph it was held against; 0: one that was given.
+        path: path of the snapshot, relative to the root, absolute, or a URL.
+        spec: submission whose graph was compared; 0: a graph of no submission.
+        verdict: the findings.
     """
 
     path: str
@@ -42,16 +45,16 @@ class Preflight:
 def preflight_restore(
     client: JobClient, restore: RestoreFrom, graph: PinnedGraph | None = None, *, parallelism: int | None = None
 ) -> Preflight:
-    """Hold the snapshot that `restore` names against a graph.
+    """Compare the snapshot that `restore` names with a pipeline's graph.
 
     Args:
-        restore: which snapshot, and what is allowed.
-        graph: None: that of the submission whose code a restore takes (`JobView.followed`).
-        parallelism: to restore with; None: the graph's own.
+        restore: the snapshot, and the differences that are allowed.
+        graph: None: the graph of the submission whose code a restore runs (`JobView.followed`).
+        parallelism: parallelism of the restored job; None: the graph's own.
 
     Raises:
-        SnapshotError: there is no such snapshot, or it is damaged or of a newer version.
-        OptionError: no graph is pinned.
+        SnapshotError: the snapshot does not exist, is damaged, or has a newer version.
+        OptionError: the submission has no pinned graph.
         StoreError, RecordError: the job directory cannot be read.
     """
     specs = client.specs()
@@ -59,7 +62,7 @@ def preflight_restore(
     resolved = resolve_restore(client.store, client.storage_options, client.job_id, restore, specs, view)
     path = resolved.restore.path
     if path is None:
-        assert view is not None and view.latest_recovery_point is not None, "latest was found a moment ago"
+        assert view is not None and view.latest_recovery_point is not None, "resolve_restore has just found it"
         path = view.latest_recovery_point.path
     state_backend = None
     if graph is None:
@@ -80,29 +83,31 @@ def preflight_restore(
         verdict = check_compatibility(SnapshotFacts.from_body(body), target)
     except (KeyError, TypeError) as error:
         raise SnapshotError(
-            "the snapshot or the graph lacks something", where=path, cause=repr(error), remedy="Check another snapshot"
+            "the snapshot or the graph lacks a field", where=path, cause=repr(error), remedy="Check another snapshot"
         ) from error
     return Preflight(path, graph.spec, verdict)
 
 
 def metadata_body(client: JobClient, path: str) -> Mapping[str, Any]:
-    """Body of a snapshot's `_metadata`, checked against its checksum. Raises SnapshotError, StoreError."""
+    """Return the body of a snapshot's `_metadata`, after a check of its checksum. Raises SnapshotError, StoreError."""
     store, folder = open_snapshot_folder(client.store, client.storage_options, path)
     try:
         document = json.loads(store.read(JobLayout.metadata(folder)))
         body, version, sha256 = document["body"], document["v"], document["sha256"]
     except NotFoundError as error:
         raise SnapshotError(
-            f"{path} is not a complete snapshot", where=path, remedy="`tidegate checkpoints` lists what can be restored"
+            f"{path} is not a complete snapshot", where=path, remedy="Name one that `tidegate checkpoints` lists"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise SnapshotError(f"the metadata of {path} is damaged", where=path, cause=repr(error)) from error
+        raise SnapshotError(
+            f"the metadata of {path} is damaged", where=path, cause=repr(error), remedy="Restore another snapshot"
+        ) from error
     if version > NEWEST_METADATA:
         raise SnapshotError(
-            f"the snapshot's metadata has version {version}, this tidegate reads up to {NEWEST_METADATA}",
+            f"the snapshot's metadata has version {version}, but this tidegate reads versions up to {NEWEST_METADATA}",
             where=path,
             cause="a newer tidegate wrote it",
-            remedy="Upgrade tidegate here",
+            remedy="Upgrade tidegate in this environment",
         )
     if hashlib.sha256(canonical(body).rstrip(b"\n")).hexdigest() != sha256:
         raise SnapshotError(
@@ -112,8 +117,10 @@ def metadata_body(client: JobClient, path: str) -> Mapping[str, Any]:
 
 
 def graph_from(given: str | Mapping[str, Any], storage_options: Mapping[str, Any]) -> PinnedGraph:
-    """A graph that `tidegate snapshot check --write-graph` wrote: its document, or the file's path or URL. Raises
-    OptionError when there is none, RecordError when it is something else."""
+    """Return a graph that `tidegate snapshot check --write-graph` wrote, from its document, or from its path or URL.
+
+    Raises OptionError when it does not exist, RecordError when it is another document.
+    """
     if isinstance(given, Mapping):
         return from_document(dict(given), PinnedGraph, "graph")
     folder, name = os.path.split(given)
@@ -131,7 +138,7 @@ def _pinned(client: JobClient, spec: int) -> PinnedGraph:
         raise OptionError(
             f"submission {spec} of the job has no pinned graph" if spec else "the job has no submission",
             where=f"job {client.job_id}",
-            cause="no driver has built its pipeline yet, or one of an earlier version has",
-            remedy="Give the graph of a pipeline: tidegate snapshot check --write-graph FILE.json",
+            cause="no driver has built its pipeline yet, or a driver of an older version did not record the graph",
+            remedy="Pass the graph of a pipeline: tidegate snapshot check --write-graph FILE.json",
         )
     return found

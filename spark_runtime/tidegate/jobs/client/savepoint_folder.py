@@ -1,4 +1,4 @@
-"""Where savepoints must not be: they are never deleted by the runtime, so not where it deletes (S2.3)."""
+"""A check that savepoints are not written to folders that the runtime deletes (S2.3)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from tidegate.jobs.layout import JobLayout
 
 
 def check_savepoint_folder(root: str, layout: JobLayout, place: str, *, where: str) -> None:
-    """Raise OptionError when `place` lies in the job's own folder of checkpoints.
+    """Raise OptionError when `place` is in the job's own folder of checkpoints.
 
     Args:
         root: URL of the job root.
-        layout: of the job.
+        layout: paths of the job.
         place: absolute folder, URL, or folder below the root.
-        where: what names the place, for the error.
+        where: the option or argument that names the place, for the error.
     """
     inside = _normal(place if "://" in place or place.startswith("/") else f"{root}/{place}")
     checkpoints = _normal(f"{root}/{layout.checkpoints}")
     if f"{inside}/".startswith(f"{checkpoints}/"):
         raise OptionError(
-            f"{place!r} lies in the job's folder of checkpoints",
+            f"{place!r} is in the folder of the job's checkpoints",
             where=where,
-            cause="what is there the job deletes, with retention=delete all of it when it has finished or is cancelled",
-            remedy=f"Name another folder, or none: then savepoints go to {root}/{layout.savepoints}",
+            cause="the job deletes files there, and all of them with retention=delete when it is finished or cancelled",
+            remedy=f"Name another folder, or no folder: then savepoints are written to {root}/{layout.savepoints}",
         )
 
 

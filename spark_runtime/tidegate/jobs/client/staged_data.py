@@ -1,7 +1,7 @@
-"""What sinks behind a commit gate have staged: where it lies, so that it can be read before anybody approves it (S7.8).
+"""Staged output of sinks with a commit gate: its place, so that it can be read before an approval (S7.8).
 
-A sink says it when it stages a transaction; the snapshot's `_metadata` holds it beside the transaction's handle. So
-whoever reads the job directory can audit a checkpoint, without the runtime, its pipeline or its Arrow files.
+A sink reports the place when it stages a transaction. The snapshot's `_metadata` contains it beside the transaction's
+handle. So a reader of the job directory can audit a checkpoint without the runtime, its pipeline or its Arrow files.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from tidegate.jobs.stores.store import Store
 
 StagedKind = Literal["files", "table", "opaque"]
 MANIFEST_VERSION = 1
-"""Of the notes in `quarantine/`."""
+"""Version of the notes in `quarantine/`."""
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}
-"""Suffix of a file, without that of its compression -> its format."""
+"""Format of a file by its suffix, without the suffix of a compression."""
 _OPTIONAL = ("rows", "bytes", "format", "compression", "relation", "where", "place")
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A whole, closed file.
+    """A complete, closed file.
 
-    Attributes:
-        path: absolute path or URL. It ends in `.staged`: name the format to readers.
-        rows: in it.
-        bytes: its size; None: not told.
-        partition: values of the partition columns, which are not in the file; None is null.
+    path: absolute path or URL. It ends in `.staged`, so readers must name the format.
+    rows: number of rows.
+    bytes: size; None: not reported.
+    partition: values of the partition columns, which the file does not contain; None is null.
     """
 
     path: str
@@ -46,20 +45,19 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class StagedData:
-    """What one sink has staged for one checkpoint.
+    """Output that one sink has staged for one checkpoint.
 
-    Attributes:
-        uid: of the sink.
-        checkpoint_id: the oldest checkpoint whose approval publishes it.
-        kind: `files`: read `paths`; `table`: rows of a database table; `opaque`: the sink does not tell where it is.
-        rows: None: not told.
-        bytes: of the files; None: not told.
-        format: of the files: parquet, csv or json (one document a line).
-        compression: of text files: gz, zst or "".
-        files: in no order.
-        relation: the table, with schema, quoted as SQL needs it.
-        where: SQL condition that picks the rows out of `relation`.
-        place: for people, without secrets: which database.
+    uid: uid of the sink.
+    checkpoint_id: the oldest checkpoint whose approval publishes it.
+    kind: `files`: read `paths`; `table`: rows of a database table; `opaque`: the sink does not report the place.
+    rows: number of rows; None: not reported.
+    bytes: size of the files; None: not reported.
+    format: format of the files: parquet, csv or json (one document per line).
+    compression: compression of text files: gz, zst or "".
+    files: files in any order.
+    relation: the table, with schema, quoted for SQL.
+    where: SQL condition that selects the rows of `relation`.
+    place: name of the database for readers, without secrets.
     """
 
     uid: str
@@ -80,8 +78,8 @@ class StagedData:
         return tuple(file.path for file in self.files)
 
     def to_json(self) -> dict[str, Any]:
-        """As in `_metadata`; what is empty is left out."""
-        told = {name: getattr(self, name) for name in ("uid", "checkpoint_id", "kind", *_OPTIONAL)}
+        """Return the form of `_metadata`. Empty values are left out."""
+        fields = {name: getattr(self, name) for name in ("uid", "checkpoint_id", "kind", *_OPTIONAL)}
         files = [
             {
                 "path": f.path,
@@ -91,21 +89,21 @@ class StagedData:
             }
             for f in self.files
         ]
-        return {name: value for name, value in {**told, "files": files}.items() if value not in (None, "", [])}
+        return {name: value for name, value in {**fields, "files": files}.items() if value not in (None, "", [])}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StagedData:
-        """Inverse of `to_json`. Raises KeyError, TypeError for anything else."""
+        """Parse the result of `to_json`. Raises KeyError or TypeError for any other document."""
         files = tuple(
             StagedFile(str(f["path"]), int(f["rows"]), f.get("bytes"), dict(f.get("partition", {})))
             for f in document.get("files", ())
         )
-        told = {name: document[name] for name in _OPTIONAL if name in document}
-        return cls(str(document["uid"]), int(document["checkpoint_id"]), document["kind"], files=files, **told)
+        optional = {name: document[name] for name in _OPTIONAL if name in document}
+        return cls(str(document["uid"]), int(document["checkpoint_id"]), document["kind"], files=files, **optional)
 
 
 def staged_files_of(uid: str, checkpoint_id: int, suffix: str, files: Sequence[StagedFile]) -> StagedData:
-    """Files of one format. Args: suffix: that all would have once published, from its first dot on: `.csv.gz`."""
+    """Describe staged files of one format. `suffix` is their suffix once published, such as `.csv.gz`."""
     name, _, compression = suffix[1:].partition(".")
     sizes = [file.bytes for file in files]
     return StagedData(
@@ -121,7 +119,7 @@ def staged_files_of(uid: str, checkpoint_id: int, suffix: str, files: Sequence[S
 
 
 def merge_staged(parts: Iterable[StagedData]) -> tuple[StagedData, ...]:
-    """One for each sink, checkpoint and way to read, by checkpoint and sink: what subtasks tell each of its own."""
+    """Merge the data that subtasks reported: one item per sink, checkpoint and form, ordered by checkpoint and sink."""
     by_key: dict[tuple[Any, ...], list[StagedData]] = {}
     for part in parts:
         key = (part.checkpoint_id, part.uid, part.kind, part.format, part.compression, part.relation, part.place)
@@ -141,13 +139,13 @@ def _sum(parts: Sequence[StagedData]) -> StagedData:
 
 
 def quarantined_data(store: Store, quarantine: str, checkpoint_id: int) -> tuple[StagedData, ...]:
-    """What sinks had staged for a checkpoint that was rejected with then=quarantine, and where it lies now.
+    """Return the staged output of a checkpoint that was rejected with then=quarantine, at its current place.
 
     Args:
-        quarantine: the job's folder (`JobLayout.quarantine`).
+        quarantine: folder of the job's quarantined data (`JobLayout.quarantine`).
 
     Raises:
-        RecordError: a note there cannot be read.
+        RecordError: a note in the folder cannot be read.
     """
     found = []
     for path in store.walk(f"{quarantine}/chk-{checkpoint_id}"):
@@ -157,10 +155,15 @@ def quarantined_data(store: Store, quarantine: str, checkpoint_id: int) -> tuple
         try:
             document = json.loads(store.read(path))
             if document["v"] > MANIFEST_VERSION:
-                raise ValueError(f"a newer tidegate wrote it, version {document['v']}")
+                raise ValueError(f"a newer tidegate wrote it, in version {document['v']}")
             found.append(StagedData.from_json(document["data"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise RecordError("a note of the quarantine cannot be read", where=path, cause=repr(error)) from error
+            raise RecordError(
+                "a note of the quarantine cannot be read",
+                where=path,
+                cause=repr(error),
+                remedy="Upgrade tidegate in this environment if a newer version wrote it; else restore the file",
+            ) from error
     return merge_staged(found)
 
 
@@ -187,21 +190,21 @@ def staged_data(job: JobDirectory, checkpoint_id: int | None) -> tuple[StagedDat
 
 
 def _check(verdicts: Verdicts, wanted: int, where: str) -> None:
-    """Raise SnapshotError for one that never waits for a verdict, or never did."""
+    """Raise SnapshotError for a checkpoint that does not exist, was rejected, or is a savepoint."""
     view = verdicts.views.get(wanted)
-    remedy = f"Waiting for a verdict: {', '.join(map(str, verdicts.waiting)) or 'none'}"
+    remedy = f"Name a checkpoint that waits for a verdict: {', '.join(map(str, verdicts.waiting)) or 'none'}"
     if view is None or view.status != "completed":
         what = f"there is no checkpoint {wanted}" if view is None else f"checkpoint {wanted} is {view.status}"
         raise SnapshotError(what, where=where, remedy=remedy)
     if wanted in verdicts.rejected:
         raise SnapshotError(f"checkpoint {wanted} was rejected", where=where, remedy=remedy)
     if view.kind == "savepoint":
-        cause = "a savepoint commits nothing, so that nothing waits for a verdict on it"
+        cause = "a savepoint commits nothing, so it needs no verdict"
         raise SnapshotError(f"{wanted} is a savepoint", where=where, cause=cause, remedy=remedy)
 
 
 def _in_snapshot(job: JobDirectory, path: str) -> Iterator[StagedData]:
-    """What the snapshot's metadata tells, transaction by transaction."""
+    """Yield the staged data in the snapshot's metadata, by transaction."""
     store, folder = open_snapshot_folder(job.store, job.storage_options, path)
     where = JobLayout.metadata(folder)
     try:
@@ -212,8 +215,8 @@ def _in_snapshot(job: JobDirectory, path: str) -> Iterator[StagedData]:
                     yield StagedData.from_json(document)
     except (NotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SnapshotError(
-            "what the checkpoint has staged cannot be told",
+            "the staged output of the checkpoint cannot be read",
             where=f"job {job.job_id}, {where}",
             cause=str(error) or repr(error),
-            remedy="Look again: it may have been approved or rejected meanwhile, and deleted",
+            remedy="Try again: the checkpoint may have been approved or rejected, and deleted, in the meantime",
         ) from error

@@ -1,4 +1,4 @@
-"""Submitting: from a pipeline and its settings to a spec, once however often it is asked for (S9.3, S9.4)."""
+"""Submissions: a spec from a pipeline and its settings, once for each submission id (S9.3, S9.4)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tidegate.jobs.secrets import check_no_plain_secrets
 from tidegate.jobs.status import JobStatus, JobView
 
 MAX_SUBMIT_CONFLICTS = 20
-"""Specs that other submitters may create first before this one gives up."""
+"""Number of specs that other submitters may create first, until this one gives up."""
 DEFAULT_MASTER = "local[*]"
 CLAIM_MODES = ("no_claim", "claim")
 ON_COMMITTED_AFTER = ("refuse", "rewind", "accept_duplicates")
@@ -42,17 +42,17 @@ ON_COMMITTED_AFTER = ("refuse", "rewind", "accept_duplicates")
 
 @dataclass(frozen=True, slots=True)
 class SubmissionRequest:
-    """What a submitter asks for. None of `pipeline`, `arguments`, `options`, `master`, `spark_conf`: as in the
-    submission that a restore follows; a fresh start needs a pipeline.
+    """A request to submit a job. `pipeline`, `arguments`, `options`, `master` and `spark_conf` that are None are copied
+    from the submission that a restore follows. A fresh start needs a pipeline.
 
     Attributes:
-        like: submission to take from what is not given, of this or of another job of the root; None: the newest, but
-            for those that came to nothing (`JobView.followed`).
-        max_snapshot_age: of what a restore would start from now, by its recorded completion; None: any.
-        fresh: a start or fork under an id that has had a submission is meant: their state is not used.
-        relative_paths: of the pipeline, if `pipeline` or `arguments` is given. None: as in the submission that a
-            restore follows, so that a path means the same place for the life of a job; of a fresh start this process's
-            working directory.
+        like: submission to copy missing settings from, of this or another job of the root; None: the newest, without
+            submissions that changed nothing (`JobView.followed`).
+        max_snapshot_age: greatest age of the snapshot, by its recorded completion; None: any.
+        fresh: start or fork without the state of the earlier submissions under this id.
+        relative_paths: base of the pipeline's relative paths, used if `pipeline` or `arguments` is set. None: as in the
+            submission that a restore follows, so that a path has one meaning in the life of a job. For a fresh start:
+            the working directory of this process.
     """
 
     pipeline: str | None
@@ -72,13 +72,13 @@ class SubmissionRequest:
 
     @property
     def is_fresh(self) -> bool:
-        """Nothing of what this job was is gone on with."""
+        """Return whether the submission does not continue the job's own state."""
         return self.restore is None or self.restore.fork_of is not None
 
 
 def submit(job: JobDirectory, request: SubmissionRequest) -> Spec:
-    """See `JobClient.submit`. Everything is checked, and the code pinned, before the spec is created; the create is the
-    submission."""
+    """Submit a job. See `JobClient.submit`. Everything is checked, and the code is pinned, before the spec is created.
+    The creation of the spec is the submission."""
     for _ in range(MAX_SUBMIT_CONFLICTS):
         specs = job.specs()
         for spec in specs:
@@ -96,19 +96,23 @@ def submit(job: JobDirectory, request: SubmissionRequest) -> Spec:
         before = specs[view.followed - 1] if view is not None and resolved is not None else None
         spec, pin = _spec(job, request, len(specs) + 1, request.like or before, resolved)
         path, written = job.layout.spec(spec.number), encode(spec)
-        spec = decode(written, Spec, path)  # a spec that nobody can read would block the job for ever
+        spec = decode(written, Spec, path)  # a spec that cannot be read would block the job
         try:
             job.store.create(path, written)
         except AlreadyExistsError:
             continue
         if not artifact_exists(job.store, job.layout, spec.artifact):
-            pin()  # `tidegate gc` took it for nobody's a moment ago; from now on the spec names it
+            pin()  # `tidegate gc` may just have deleted the code as unused; now the spec names it, so it stays
         return spec
-    raise StoreError("others keep submitting this job", where=f"job {job.job_id}", remedy="Find out who does")
+    raise StoreError(
+        "another process keeps submitting this job",
+        where=f"job {job.job_id}",
+        remedy="Find that process; check for a second DAG run or CLI session",
+    )
 
 
 def check_settings(job: JobDirectory, request: SubmissionRequest) -> None:
-    """What can be said of a request without looking at the job. Raises OptionError, StoreError."""
+    """Check everything in a request that does not depend on the job. Raises OptionError, StoreError."""
     job.store.probe()
     check_no_plain_secrets(job.storage_options, where="storage_options", storage=True)
     check_no_plain_secrets(request.arguments, where="arguments")
@@ -123,7 +127,11 @@ def check_settings(job: JobDirectory, request: SubmissionRequest) -> None:
     _check_claim(request.restore)
     for where, values in (("arguments", request.arguments), ("spark_conf", request.spark_conf)):
         if values is not None and not isinstance(values, Mapping):
-            raise OptionError(f"{where} must be a mapping, not {type(values).__name__}", where=where)
+            raise OptionError(
+                f"{where} must be a mapping, not {type(values).__name__}",
+                where=where,
+                remedy="Pass a mapping of names to values",
+            )
         try:
             canonical(dict(values or {}))
         except RecordError as error:
@@ -140,14 +148,18 @@ def _check_claim(restore: RestoreFrom | None) -> None:
         return
     if restore.kind == "latest" or restore.fork_of is not None:
         what = (
-            "a fork only reads its original's snapshot" if restore.fork_of else "the latest recovery point is its own"
+            "a fork only reads its original's snapshot"
+            if restore.fork_of
+            else "the job owns its latest recovery point already"
         )
-        raise OptionError("there is nothing to claim", where="claim_mode", cause=what, remedy="Leave it out")
+        raise OptionError(
+            "there is no snapshot to claim", where="claim_mode", cause=what, remedy="Leave claim_mode out"
+        )
 
 
 def _refuse_if_job_exists(job: JobDirectory, view: JobView, last: Spec, *, fresh: bool) -> None:
-    """Raise JobExistsError while a driver has, or is about to have, this job; a fresh start needs the last submission
-    to be over, and nothing of it to wait for its commit."""
+    """Raise JobExistsError while a driver runs, or is about to run, this job. A fresh start also requires that the last
+    submission has ended and that none of its checkpoints waits for a commit."""
     where = f"job {job.job_id}"
     if view.status is JobStatus.CREATED:
         living = find_local_driver(job.store, job.layout, last.number)
@@ -169,7 +181,7 @@ def _refuse_if_job_exists(job: JobDirectory, view: JobView, last: Spec, *, fresh
         raise JobExistsError(
             f"a job of this id was {view.status} when its driver died",
             where=where,
-            cause="a fresh start would forget its state",
+            cause="a fresh start would lose its state",
             remedy="Restore it (`tidegate restore`), or cancel it first (`tidegate cancel`)",
         )
     if fresh:
@@ -179,10 +191,10 @@ def _refuse_if_job_exists(job: JobDirectory, view: JobView, last: Spec, *, fresh
 def check_may_start(
     job: JobDirectory, submission_id: str | None, *, fresh: bool, what: Literal["start", "fork"] = "start"
 ) -> bool:
-    """Whether a start or fork would create a submission; False when the one of this id exists.
+    """Return whether a start or fork would create a submission; False when one with this submission id exists.
 
     Raises:
-        JobExistsError: it would be refused for what the job is or was.
+        JobExistsError: the start would be refused because of the job's current or former state.
     """
     specs = job.specs()
     if any(spec.submission_id == submission_id for spec in specs):
@@ -196,26 +208,26 @@ def check_may_start(
 
 
 def _refuse_second_start(job: JobDirectory, view: JobView, *, what: Literal["start", "fork"]) -> None:
-    """Raise JobExistsError for a start or fork under the id of a job that is over, unless no submission of it ever ran:
-    in silence it would begin without its state, and add its whole output once more."""
+    """Raise JobExistsError for a start or fork under the id of an ended job, unless no submission of it ever ran. It
+    would silently start without the job's state, and write all output a second time."""
     if is_discarded(entries_by_submission(job.decisions()), view.spec_number):
         return
     raise JobExistsError(
         f"a job of this id is {view.status} already",
         where=f"job {job.job_id}, submission {view.spec_number}",
-        cause=f"a {what} does not use its state, and reads and writes everything again",
-        remedy=f"Restore it (`tidegate restore`), choose another job id, or {what} it with --fresh (fresh=True); what "
-        "happens to output that exists, each file sink then decides by if_exists (error, append, overwrite)",
+        cause=f"a {what} does not use its state; it would read all input and write all output again",
+        remedy=f"Restore it (`tidegate restore`), choose another job id, or {what} it with --fresh (fresh=True). With "
+        "--fresh, if_exists of each file sink decides about existing output (error, append, overwrite)",
     )
 
 
 def _refuse_to_drop_output(job: JobDirectory, view: JobView) -> None:
-    """Raise JobExistsError for a start in a new lineage while something waits for its commit."""
+    """Raise JobExistsError for a start in a new lineage while checkpoints wait for their commit."""
     if view.uncommitted:
         raise JobExistsError(
             f"checkpoints {list(view.uncommitted)} of a job of this id are not committed yet",
             where=f"job {job.job_id}",
-            cause="a start that does not go on from them would forget what they have staged (S7.8)",
+            cause="a start without this job's state would lose their staged output",
             remedy="Approve or reject them (`tidegate commit-pending --approve`, `--reject ID`), or restore the job",
         )
 
@@ -238,7 +250,7 @@ def _resolved(
 def _pinned(
     job: JobDirectory, request: SubmissionRequest, before: Spec | None
 ) -> tuple[str, str, Callable[[], object]]:
-    """Pin the code of the next spec: `module:function`, the artifact, and what pins it again."""
+    """Pin the code of the next spec. Returns `module:function`, the artifact, and a function that pins it again."""
     if request.pipeline is not None:
         path, pipeline = resolve_pipeline(request.pipeline, request.code_root)
         code = pack(path)
@@ -247,7 +259,7 @@ def _pinned(
     if before is None:
         raise OptionError("no pipeline is named", where="pipeline", remedy="Write path/to/file.py:build")
     if before.job_id == job.job_id:
-        return before.pipeline, before.artifact, lambda: None  # a spec names it: it stays
+        return before.pipeline, before.artifact, lambda: None  # an existing spec names it, so `tidegate gc` keeps it
     copy = partial(copy_artifact, job.store, JobLayout(before.job_id), job.layout, before.artifact)
     copy()
     return before.pipeline, before.artifact, copy
@@ -256,7 +268,10 @@ def _pinned(
 def _spec(
     job: JobDirectory, request: SubmissionRequest, number: int, before: Spec | None, resolved: ResolvedRestore | None
 ) -> tuple[Spec, Callable[[], object]]:
-    """Spec `number`, its code pinned, and what pins that code again. Args: before: has what the request leaves open."""
+    """Make spec `number` and pin its code. `before` has the settings that the request leaves out.
+
+    Returns the spec, and a function that pins the code again.
+    """
     arguments = _overridden(request.arguments, before.arguments if before is not None else None)
     if request.pipeline is not None:
         check_argument_names(request.pipeline, request.code_root, arguments)
@@ -305,11 +320,11 @@ def _overridden(given: Mapping[str, Any] | None, before: Mapping[str, Any] | Non
 
 
 def cancel_dead(job: JobDirectory, by: str) -> JobView:
-    """See `JobClient.cancel_dead`."""
+    """End a job without its driver. See `JobClient.cancel_dead`."""
     view = job.view()
     last = job.specs()[-1]
     if view.is_terminal:
-        if deletes_checkpoints(view, last):  # what an earlier call may have left
+        if deletes_checkpoints(view, last):  # an earlier call may have ended before the deletion
             delete_checkpoints(job, last, lambda: None)
         return view
     if job.is_alive() or find_local_driver(job.store, job.layout, last.number) is not None:

@@ -1,4 +1,4 @@
-"""Waiting for a job: one loop that notices the driver's death and the job's end instead of hanging."""
+"""Waiting for a job: one loop, which ends with an error when the driver dies or the job ends."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class HeartbeatObserver:
-    """Judges a driver by whether its counter advances between two looks, never by comparing clocks.
+    """Detects a dead driver by its heartbeat counter, which must advance. It never compares clocks of two machines.
 
     Attributes:
-        silence_s: how long the counter may stand still, seconds.
-        monotonic: seconds, for this observer alone.
+        silence_s: how long the counter may stay unchanged, in seconds.
+        monotonic: returns seconds of this process's monotonic clock.
     """
 
     silence_s: float
@@ -37,7 +37,7 @@ class HeartbeatObserver:
     _since: float = 0.0
 
     def advanced(self, view: JobView) -> bool:
-        """Whether counter, reign or log have moved since the last look; False at the first."""
+        """Return whether counter, generation or log have changed since the last call; False at the first call."""
         seen = (view.hint_generation, view.heartbeat, view.last_decision)
         if seen == self._seen:
             return False
@@ -46,26 +46,26 @@ class HeartbeatObserver:
         return not first
 
     def silent_s(self, view: JobView) -> float:
-        """Take a look; for how long nothing has moved, seconds."""
+        """Observe the view, and return for how many seconds nothing has changed."""
         self.advanced(view)
         return self.monotonic() - self._since
 
     def is_silent(self, view: JobView) -> bool:
-        """Take a look; whether a driver that has begun shows no sign of life for longer than it may."""
+        """Observe the view, and return whether an active driver has shown no sign of life for too long."""
         return self.silent_s(view) >= self.silence_s and view.is_active
 
 
 @dataclass(frozen=True, slots=True)
 class JobWaiter:
-    """What a wait needs of its surroundings.
+    """Waits for a change of a job. The functions connect it to the job directory and this process.
 
     Attributes:
-        look: the job now.
-        dead_here: a launch of this machine whose process is gone; None: not known to be dead.
-        watch: for drivers elsewhere.
-        tail: last lines of a launch's output.
-        sleep: pause, seconds.
-        monotonic: seconds.
+        look: returns the current view of the job.
+        dead_here: returns a launch on this machine whose process has ended; None: the driver is not known to be dead.
+        watch: observes drivers on other machines.
+        tail: returns the last lines of a launch's output.
+        sleep: pauses for a number of seconds.
+        monotonic: returns seconds of the monotonic clock.
     """
 
     look: Callable[[], JobView]
@@ -86,21 +86,21 @@ class JobWaiter:
         end_grace_s: float = 0.0,
         on_poll: Callable[[JobView], None] | None = None,
     ) -> T:
-        """Look every `poll_s` seconds until `check` gives something.
+        """Read the job every `poll_s` seconds until `check` returns something other than None, and return that.
 
         Args:
-            check: asked after each look; what is not None ends the wait.
-            spec: submission waited for.
-            what: what is waited for, for errors.
+            check: called with every view.
+            spec: submission concerned.
+            what: name of the expected change, for errors.
             timeout: None: as long as the driver lives.
-            end_grace_s: how long `check` is still asked after the job has ended, seconds.
-            on_poll: told of every look.
+            end_grace_s: how long to continue after the job has ended, in seconds.
+            on_poll: called with every view, before `check`.
 
         Raises:
-            WaitTimeoutError: it did not come in time.
-            JobFailedError: the job failed; root cause.
-            DriverLostError: the driver died or fell silent.
-            CommandRefusedError: the job ended otherwise, or a newer submission took over.
+            WaitTimeoutError: the timeout has passed.
+            JobFailedError: the job failed; the error has the root cause.
+            DriverLostError: the driver died or stopped responding.
+            CommandRefusedError: the job ended in another way, or a newer submission replaced it.
         """
         began = self.monotonic()
         ended_at: float | None = None
@@ -119,23 +119,24 @@ class JobWaiter:
                     raise ended_error(view, spec, what)
             else:
                 dead = self.dead_here()
+                # twice in a row: between the two reads the process may have written its last entries and ended
                 if dead is not None and dead == dead_before:
-                    raise driver_lost_error(view, "its process is gone", self.tail(dead))
+                    raise driver_lost_error(view, "its process has ended", self.tail(dead))
                 dead_before = dead
                 if self.watch.is_silent(view):
                     raise driver_lost_error(view, f"no heartbeat for {self.watch.silence_s:g} s", "")
             if timeout is not None and now - began >= timeout.total_seconds():
                 raise WaitTimeoutError(
-                    f"{what} did not come within {timeout.total_seconds():g} s",
+                    f"{what} did not arrive within {timeout.total_seconds():g} s",
                     where=f"job {view.job_id}",
                     cause=f"the job is {view.status}{_slots_text(view)}",
-                    remedy="Nothing was undone; wait again, or look at `tidegate status` and `tidegate logs`",
+                    remedy="Nothing was undone. Wait again, or see `tidegate status` and `tidegate logs`",
                 )
             self.sleep(poll_s)
 
 
 def failure_error(view: JobView) -> JobFailedError:
-    """The root cause of a failed job, with operator, subtask and the user's traceback."""
+    """Return the error with the root cause of a failed job, with operator, subtask and the user's traceback."""
     failure = view.failure
     if failure is None:
         return JobFailedError(
@@ -155,26 +156,26 @@ def failure_error(view: JobView) -> JobFailedError:
 
 
 def ended_error(view: JobView, spec: int, what: str) -> TidegateError:
-    """The error of a wait for something that can no longer come."""
+    """Return the error of a wait for something that can no longer happen."""
     if view.spec_number != spec:
         return CommandRefusedError(
-            f"submission {spec} is over; {what} will not come",
+            f"submission {spec} has ended, so {what} will not arrive",
             where=f"job {view.job_id}",
             cause=f"submission {view.spec_number} took over",
-            remedy="Look at the newer submission",
+            remedy=f"Use submission {view.spec_number}",
         )
     if view.status is JobStatus.FAILED:
         return failure_error(view)
     return CommandRefusedError(
-        f"the job is {view.status}; {what} will not come",
+        f"the job is {view.status}, so {what} will not arrive",
         where=f"job {view.job_id}",
         cause=view.reason,
-        remedy="Restore it or start it anew to go on",
+        remedy="Restore the job to resume it, or start it again",
     )
 
 
 def driver_lost_error(view: JobView, cause: str, tail: str) -> DriverLostError:
-    """The error for a driver that is no more."""
+    """Return the error for a driver that has died."""
     point = view.latest_recovery_point
     return DriverLostError(
         "the driver is lost",
@@ -182,7 +183,7 @@ def driver_lost_error(view: JobView, cause: str, tail: str) -> DriverLostError:
         cause=f"{cause}; its last output:\n{tail}\n" if tail else cause,
         remedy=f"Restore from the latest recovery point, {point.path}"
         if point is not None
-        else "Start it anew: it had completed no checkpoint",
+        else "Start the job again: it has completed no checkpoint",
     )
 
 

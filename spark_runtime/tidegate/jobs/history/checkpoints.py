@@ -1,5 +1,5 @@
-"""The history of a job's snapshots and what a restore may start from, derived from the decision log. Pure (S2.4, S2.5,
-S9.3)."""
+"""The history of a job's snapshots, and the recovery points for restores, derived from the decision log (S2.4, S2.5,
+S9.3). Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.jobs.history.submissions import LogEntry, may_have_run, next_submi
 from tidegate.jobs.records import Decision, RestoreFrom, Spec
 
 RECOVERY_KINDS = frozenset({"checkpoint", "final", "stop-savepoint"})
-"""Snapshots that are recovery points when completed; an intermediate savepoint is not one (S2.4)."""
+"""Kinds of snapshots that are recovery points when completed. An intermediate savepoint is not one (S2.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,29 +21,30 @@ class CheckpointView:
     """A claimed snapshot.
 
     Attributes:
-        checkpoint_id: never used twice in the life of a job; 0: a snapshot from outside, of unknown id.
+        checkpoint_id: id of the snapshot, never used twice in the life of a job; 0: a snapshot from outside the job
+            whose id is unknown.
         kind: "checkpoint", "savepoint", "stop-savepoint" or "final".
         status: "pending", "completed" or "aborted".
-        path: its folder: relative to the root, or a URL.
-        generation: the reign that claimed it.
+        path: folder, relative to the root, or a URL.
+        generation: generation that claimed it.
         triggered_at: time.
         completed_at: time of completion or abort.
-        duration_ms: from trigger to that.
+        duration_ms: time from trigger to completion or abort.
         reason: why it was aborted.
-        code: that for programs: what the driver recorded (docs/job-directory.md), "driver_replaced" or "job_ended";
-            "" for one that was not aborted, or was by a version that recorded none.
-        committed: what it covers has been committed.
-        metrics: as the driver recorded them (S2.5).
-        spec: the submission that took it.
-        verdict: of the commit gate: "waiting", "approved", "rejected" or "quarantined" (rejected, and the job goes on
-            from it without its output); "": it asks for none (S7.8).
-        taken_back: sinks took back what it committed; it is no restore point any more (S9.3).
-        watermark_us: a watermark that all of the job had passed when it was triggered, microseconds since the epoch:
-            what is before it is in the snapshot, its output included. None: none was known.
-        by: who asked for it, for people; "": the job itself.
-        sinks: uids of the two-phase sinks, which commit what it covers; (): nothing is to be committed.
-        settled_by, committed_by: number of the log's entry that completed or aborted it, and of the one that says it is
-            committed; 0: none does.
+        code: code of the abort, for programs, as the driver recorded it (docs/job-directory.md), or "driver_replaced"
+            or "job_ended"; "" if it was not aborted, or an older version recorded no code.
+        committed: the output that it covers is committed.
+        metrics: metrics that the driver recorded (S2.5).
+        spec: submission that took it.
+        verdict: verdict of the commit gate: "waiting", "approved", "rejected" or "quarantined" (rejected; the job
+            continues from it without its output); "": it needs no verdict (S7.8).
+        taken_back: a rewind deleted its committed output, so it can no longer be restored (S9.3).
+        watermark_us: a watermark that the whole job had passed at the trigger, microseconds since the epoch. Everything
+            before it is in the snapshot, including its output. None: no such watermark was known.
+        by: name of the requester, for readers; "": the job itself.
+        sinks: uids of the two-phase-commit sinks with output to commit; (): there is nothing to commit.
+        settled_by, committed_by: number of the log entry that completed or aborted it, and of the entry that records
+            the commit; 0: there is none.
     """
 
     checkpoint_id: int
@@ -69,30 +70,30 @@ class CheckpointView:
 
     @property
     def is_recovery_point(self) -> bool:
-        """Completed, and of a kind that recovery may start from (S2.4)."""
+        """Return whether it is completed and has a kind from which a recovery may start (S2.4)."""
         return self.status == "completed" and self.kind in RECOVERY_KINDS
 
     @property
     def is_published(self) -> bool:
-        """A recovery point whose output readers of the sinks see, and will go on to see."""
+        """Return whether it is a recovery point whose output is visible in the sinks and will stay visible."""
         settled = self.committed or not (self.sinks or self.verdict)
         return self.is_recovery_point and settled and not self.taken_back and self.verdict in ("", "approved")
 
 
 def next_checkpoint_id(decisions: Sequence[Decision]) -> int:
-    """The id of the next claim: one more than any claimed before, restores and abandoned timelines included (S1.4)."""
+    """Return the id of the next claim: one more than any id of the log, also of abandoned timelines (S1.4)."""
     return 1 + max((d.data["checkpoint_id"] for d in decisions if d.kind == "claim"), default=0)
 
 
 def checkpoint_views(entries: Sequence[LogEntry], *, ended: bool) -> tuple[CheckpointView, ...]:
-    """Every claimed snapshot, oldest first.
+    """Return every claimed snapshot, oldest first.
 
     Args:
         entries: the whole log.
-        ended: the job is in a terminal status: what is pending stays incomplete for ever.
+        ended: the job has a terminal status, so pending snapshots will never complete.
     """
     done: list[CheckpointView] = []
-    views: dict[int, CheckpointView] = {}  # those that a later entry may change: few, however long the log
+    views: dict[int, CheckpointView] = {}  # snapshots that a later entry may change; few, even in a long log
     for entry in entries:
         match entry.kind:
             case "fence":
@@ -153,8 +154,10 @@ def _settled(pending: CheckpointView, entry: LogEntry) -> CheckpointView:
 
 
 def _mark_committed(views: dict[int, CheckpointView], entry: LogEntry) -> list[CheckpointView]:
-    """ "committed n" covers n, and what the submission that took it completed before it (S7.4). Takes them out of
-    `views`."""
+    """Mark the snapshots that a "committed n" entry covers: n, and earlier completed ones of its submission (S7.4).
+
+    Removes them from `views`.
+    """
     newest = entry.data["checkpoint_id"]
     spec = views[newest].spec if newest in views else entry.spec
     covered = [
@@ -168,7 +171,7 @@ def _mark_committed(views: dict[int, CheckpointView], entry: LogEntry) -> list[C
 
 
 def _abort_pending(views: dict[int, CheckpointView], code: str, reason: str, at: str | None) -> list[CheckpointView]:
-    """Takes them out of `views`."""
+    """Mark all pending snapshots as aborted. Removes them from `views`."""
     pending = [view.checkpoint_id for view in views.values() if view.status == "pending"]
     return [
         replace(views.pop(checkpoint_id), status="aborted", reason=reason, code=code, completed_at=at)
@@ -177,11 +180,11 @@ def _abort_pending(views: dict[int, CheckpointView], code: str, reason: str, at:
 
 
 class RecoveryPoints:
-    """Where restores may start: a submission's line of descent (S9.3).
+    """The snapshots from which submissions may be restored, by the line of submissions that restored each other (S9.3).
 
     Attributes:
-        rejected: snapshots that are no restore points any more: those that a verdict rejected, what came after them on
-            their line, and all that was restored from these (S7.8).
+        rejected: ids of snapshots that can no longer be restored: those that a verdict rejected, later ones of the same
+            line, and all snapshots of submissions restored from these (S7.8).
     """
 
     def __init__(self, specs: Sequence[Spec], entries: Sequence[LogEntry], views: Sequence[CheckpointView]) -> None:
@@ -199,17 +202,21 @@ class RecoveryPoints:
                 self.rejected |= self._gone_with(entry)
 
     def latest(self, spec_number: int) -> CheckpointView | None:
-        """The newest recovery point that submission `spec_number` completed, else what it was restored from; None: it
-        started fresh and has completed none. Abandoned timelines are no candidates."""
+        """Return the newest recovery point of submission `spec_number`, or else the snapshot it was restored from.
+
+        None: it started without a snapshot and has completed none. Snapshots of abandoned timelines are ignored.
+        """
         return self._newest(spec_number, None)
 
     def restored(self, spec_number: int) -> CheckpointView | None:
-        """What submission `spec_number` starts from; None: fresh, or nothing is there. When what it named has been
-        rejected since: the newest in front of that."""
+        """Return the snapshot that submission `spec_number` starts from; None: it starts without one, or it is missing.
+
+        If that snapshot has been rejected since, return the newest one before it.
+        """
         return self._newest(spec_number, 0)
 
     def _newest(self, number: int, below: int | None) -> CheckpointView | None:
-        """Of submission `number` and its line, with an id less than `below` where it is its own."""
+        """Return the newest point of submission `number` or its ancestors; its own need an id less than `below`."""
         while number in self._specs:
             own = [
                 view
@@ -230,8 +237,8 @@ class RecoveryPoints:
         return None
 
     def lineage(self, spec_number: int, newest: int | None = None) -> dict[int, int]:
-        """The submissions that the state of `spec_number` comes from, itself included -> the newest id of each that is
-        part of it. `newest`: as of its snapshot of this id; None: as of now."""
+        """Return the submissions from which the state of `spec_number` comes, itself included, each with the newest id
+        that is part of this state. `newest`: as of the snapshot with this id; None: as of now."""
         line = {spec_number: sys.maxsize if newest is None else newest}
         point = self.restored(spec_number)
         while point is not None and point.spec and point.spec not in line:
@@ -240,8 +247,8 @@ class RecoveryPoints:
         return line
 
     def _gone_with(self, reject: LogEntry) -> set[int]:
-        """What one verdict makes unreachable: claimed before it, the rejected one or newer in its submission, or of a
-        submission that was restored from one of these."""
+        """Return the ids that one rejection invalidates. These were claimed before the verdict, and are the rejected or
+        newer ones of its submission, or belong to a submission that was restored from one of these."""
         gone: set[int] = set()
         first = reject.data["checkpoint_id"]
         before = reject.decision.number
@@ -257,7 +264,7 @@ class RecoveryPoints:
         return gone
 
     def find(self, restore: RestoreFrom) -> CheckpointView | None:
-        """The snapshot that `restore` names by path or id; a path that the log does not know is one from outside."""
+        """Return the snapshot that `restore` names by path or id. A path that the log does not contain is external."""
         for view in reversed(self._views):
             known = (
                 view.path == restore.path if restore.path is not None else view.checkpoint_id == restore.checkpoint_id
@@ -269,7 +276,7 @@ class RecoveryPoints:
         return CheckpointView(restore.checkpoint_id or 0, restore.kind, "completed", restore.path, generation=0)
 
     def ended_before(self, spec_number: int) -> frozenset[str]:
-        """Sources whose whole data had been read when the snapshot that `spec_number` starts from was claimed."""
+        """Return the sources that had ended when the snapshot that `spec_number` starts from was claimed."""
         ended: set[str] = set()
         point, descendant = self.restored(spec_number), spec_number
         while point is not None and 0 < point.spec < descendant:

@@ -1,4 +1,4 @@
-"""What restores have committed, derived from the decision log (S7.4). Pure."""
+"""Commits that restores have made, derived from the decision log (S7.4). Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from tidegate.jobs.records import Spec
 def mark_committed_by_restores(
     views: Sequence[CheckpointView], specs: Sequence[Spec], entries: Sequence[LogEntry]
 ) -> tuple[CheckpointView, ...]:
-    """`views`, of which those are committed that a run without a commit gate began from, with what their submission had
-    completed before them: every sink commits what its restored snapshot holds before the job is RUNNING. Of a run
-    behind a gate "committed" entries alone tell.
+    """Mark the snapshots that restores have committed.
+
+    Before a job is RUNNING, every sink commits the output in its restored snapshot. So a run without a commit gate has
+    committed the snapshot that it started from, and the earlier ones of that snapshot's submission. For a run with a
+    commit gate, only "committed" entries count.
 
     Args:
-        views: with their verdicts: what was rejected, or went to quarantine, stays uncommitted.
+        views: snapshots with their verdicts. Rejected and quarantined ones stay uncommitted.
         entries: the whole log.
     """
     restores = _RestoreHistory(views, specs, entries)
@@ -35,7 +37,7 @@ def mark_committed_by_restores(
 
 
 class _CommittedUpTo:
-    """Up to where runs have committed what one submission took."""
+    """For one submission, up to which snapshot other runs have committed its output."""
 
     def __init__(self) -> None:
         self._newest: list[int] = []
@@ -43,15 +45,18 @@ class _CommittedUpTo:
         self._restored: dict[int, int] = {}
 
     def add(self, checkpoint_id: int, number: int) -> None:
-        """Entry `number`, newer than all before, says that a run began from this snapshot."""
+        """Record that a run started from this snapshot, by entry `number`. Numbers must ascend."""
         self._restored.setdefault(checkpoint_id, number)
         if not self._newest or checkpoint_id > self._newest[-1]:
             self._newest.append(checkpoint_id)
             self._by.append(number)
 
     def by(self, view: CheckpointView) -> int:
-        """The first entry by which `view` is committed; 0: none. An intermediate savepoint is committed only where it
-        was restored itself: it is no recovery point, and nothing else tells what became of it."""
+        """Return the first entry by which `view` is committed; 0: none.
+
+        An intermediate savepoint is committed only if it was restored itself: it is no recovery point, and the log has
+        no other entry about its output.
+        """
         if not view.is_recovery_point:
             return self._restored.get(view.checkpoint_id, 0)
         at = bisect_left(self._newest, view.checkpoint_id)
@@ -59,7 +64,7 @@ class _CommittedUpTo:
 
 
 class _RestoreHistory:
-    """Which runs have committed what they began from."""
+    """Finds out which runs have committed the snapshot that they started from."""
 
     def __init__(self, views: Sequence[CheckpointView], specs: Sequence[Spec], entries: Sequence[LogEntry]) -> None:
         self._views = views
@@ -68,9 +73,11 @@ class _RestoreHistory:
         self._by_path = {view.path: view for view in views if view.status == "completed" and view.sinks}
 
     def committed_by(self, entry: LogEntry) -> CheckpointView | None:
-        """The snapshot that a run has committed when it says, by this entry, that the job runs; None: the entry says
-        something else, or the log does not tell that it has: another lineage's snapshot, or a sink that held
-        something may have been left out."""
+        """Return the snapshot that a run has committed when it recorded, by this entry, that the job runs.
+
+        None: the entry records something else, or the commit is not certain. It is not certain for a snapshot of
+        another lineage, or when a sink with output may have been left out.
+        """
         if entry.kind != "status" or entry.data.get("status") != "RUNNING":
             return None
         view = self._by_path.get(entry.data.get("restored_from") or "")
@@ -85,7 +92,7 @@ class _RestoreHistory:
         return view if not is_gated(taken_by) or self._is_approved(view, entry) else None
 
     def _is_approved(self, view: CheckpointView, before: LogEntry) -> bool:
-        """Somebody had approved it, or what came from it, when `before` was written (S7.8)."""
+        """Return whether the snapshot, or a descendant, was approved before entry `before` was written (S7.8)."""
         points = RecoveryPoints(list(self._specs.values()), self._entries, self._views)
         of = {v.checkpoint_id: v.spec for v in self._views}
         for entry in self._entries:

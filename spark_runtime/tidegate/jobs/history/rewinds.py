@@ -1,4 +1,4 @@
-"""Which snapshots are restore points no more because sinks took back what they had committed, derived from the decision
+"""Snapshots that can no longer be restored because a rewind deleted their committed output, derived from the decision
 log (S9.3). Pure."""
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class Rewind:
     """A "rewind" entry.
 
     Attributes:
-        checkpoint_id: the snapshot to which sinks were taken back.
-        lineage: whose transactions they took back.
-        gone: ids claimed in that lineage behind the snapshot and before the entry. Their state counts rows that are
-            gone, so they must never be restored.
-        is_done: a snapshot of the lineage has completed since, so every sink has done its part: no slot is started
-            before that. Else the next driver repeats it.
+        checkpoint_id: snapshot to which the sinks were rewound.
+        lineage: lineage whose transactions were deleted.
+        gone: ids claimed in that lineage after the snapshot and before the entry. Their state counts rows that were
+            deleted, so they must never be restored.
+        is_done: a snapshot of the lineage has completed since. No slot starts before the rewind has ended, so every
+            sink has done its part. If False, the next driver repeats the rewind.
     """
 
     checkpoint_id: int
@@ -31,7 +31,7 @@ class Rewind:
 
 
 def find_rewinds(specs: Iterable[Spec], entries: Sequence[LogEntry]) -> tuple[Rewind, ...]:
-    """All of a job, oldest first. Args: entries: the whole log."""
+    """Return all rewinds of a job, oldest first. `entries` is the whole log."""
     lineages = {spec.number: spec.lineage for spec in specs}
     found: list[Rewind] = []
     claimed: dict[int, str | None] = {}
@@ -50,18 +50,18 @@ def find_rewinds(specs: Iterable[Spec], entries: Sequence[LogEntry]) -> tuple[Re
 
 
 def rewound_checkpoints(specs: Iterable[Spec], entries: Sequence[LogEntry]) -> frozenset[int]:
-    """Ids of all snapshots that must not be restored: of the whole job."""
+    """Return the ids of all snapshots of the job that rewinds have invalidated. They must not be restored."""
     return frozenset().union(*(rewind.gone for rewind in find_rewinds(specs, entries)))
 
 
 def mark_rewound(views: Sequence[CheckpointView], gone: Iterable[int]) -> tuple[CheckpointView, ...]:
-    """`views`, with those of `gone` marked."""
+    """Return the views, with `taken_back` set on the snapshots with these ids."""
     ids = frozenset(gone)
     return tuple(replace(v, taken_back=True, committed=False) if v.checkpoint_id in ids else v for v in views)
 
 
 def rewound_sinks(entries: Sequence[LogEntry], ids: Iterable[int]) -> Mapping[str, str]:
-    """Two-phase sinks that snapshots of these ids committed to: uid -> what the sink said of itself."""
+    """Return the two-phase-commit sinks that the snapshots committed to: uid -> recorded text of its identity."""
     wanted = frozenset(ids)
     found: dict[str, str] = {}
     for entry in entries:

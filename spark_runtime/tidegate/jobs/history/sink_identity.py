@@ -1,7 +1,7 @@
-"""What a sink writes to: its identity, as data, and as the text of it in decision logs and pinned graphs. Pure.
+"""The identity of a sink: the place that it writes to, as data, and as text in decision logs and pinned graphs. Pure.
 
-The driver that runs a pipeline asks its sinks. Whoever reads a log (a fork, lineage) reads the text: `Kind(place, ...,
-option=...)`. `str(identity)` writes this text, `recorded_identity` reads it.
+The driver of a pipeline gets identities from its sinks. Readers of a log, such as a fork or lineage, have the text
+`Kind(place, ..., option=...)`. `str(identity)` writes this text, and `recorded_identity` parses it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "local": "file"}
-"""Names that file systems and Spark have for one kind of store."""
+"""Schemes of file systems and Spark that mean the same kind of store."""
 _POSTGRES_PORT = ":5432"
 _THIS_HOST = ("127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
 class SinkIdentity:
-    """What a sink writes to, without secrets.
+    """The place that a sink writes to, without secrets.
 
     Attributes:
-        kind: name of the sink's class. Of a recorded text without a place: the whole text.
-        place: such as `("s3://lake/out",)` or `("host:5432/db", "public.flights")`; (): not known.
-        options: what else matters to a reader, by name: texts, numbers and lists of them. Not part of the place.
+        kind: name of the sink's class. For a recorded text without a place, the whole text.
+        place: parts such as `("s3://lake/out",)` or `("host:5432/db", "public.flights")`; (): unknown.
+        options: other properties for readers, by name: texts, numbers and lists. They are not part of the place.
     """
 
     kind: str
@@ -40,13 +40,13 @@ class SinkIdentity:
 
     @property
     def plain_place(self) -> tuple[str, ...]:
-        """The place without the user who connects, and without a trailing slash."""
+        """The place without the connecting user and without a trailing slash."""
         return tuple((text if "://" in text else text.rpartition("@")[2]).rstrip("/") for text in self.place)
 
 
 def recorded_identity(text: str) -> SinkIdentity:
-    """The identity in a text that a log or a pinned graph has, from whichever version and class of sink. A text of
-    another form names no place."""
+    """Parse the text of an identity in a log or pinned graph, from any version and class of sink. A text of another
+    form gives an identity without a place."""
     try:
         call = ast.parse(text, mode="eval").body
         if isinstance(call, ast.Call) and call.args:
@@ -59,11 +59,12 @@ def recorded_identity(text: str) -> SinkIdentity:
 
 
 def is_same_place(one: SinkIdentity, other: SinkIdentity, resolve: Callable[[str], str] = posixpath.normpath) -> bool:
-    """Whether two sinks write to the same place however it is spelled, or one into a folder of the other's, as a
-    partition is. Where the place is not known they do when all else is equal.
+    """Return whether two sinks write to the same place in any spelling, or one writes into a folder of the other.
+
+    A partition is such a folder. Identities without a place must be equal in everything else.
 
     Args:
-        resolve: the one name of a local path; in the driver it follows links.
+        resolve: normalises a local path; in the driver it follows links.
     """
     if one == other:
         return True
@@ -83,7 +84,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _with_server_first(place: tuple[str, ...]) -> tuple[str, ...]:
-    """Of a table of a database the server without what goes without saying."""
+    """Normalise the server of a database table: lower case, without the default port, with one name for this host."""
     if len(place) != 2 or "://" in place[0]:
         return place
     host, slash, database = place[0].rpartition("/")
@@ -92,7 +93,7 @@ def _with_server_first(place: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _normalised(text: str, resolve: Callable[[str], str]) -> str:
-    """A path or URL as all its spellings have it; any other text as it is."""
+    """Normalise a path or URL, so that all spellings are equal. Returns any other text unchanged."""
     text = text.rpartition("::")[2]
     scheme, is_url, rest = text.partition("://")
     scheme = _SAME_SCHEME.get(scheme.lower(), scheme.lower())

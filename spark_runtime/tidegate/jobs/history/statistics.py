@@ -1,4 +1,4 @@
-"""What a job's snapshots amounted to: counts, and how long and how large they were (S2.5). Pure."""
+"""Statistics of a job's snapshots: counts, durations and sizes (S2.5). Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tidegate.jobs.history.checkpoints import CheckpointView
 PERCENTILES = (50, 90, 99)
 SAVEPOINT_KINDS = ("savepoint", "stop-savepoint")
 UNKNOWN = "unknown"
-"""Code of an abort that an older version recorded without one."""
+"""Code of an abort for which an older version recorded no code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Smallest, mean, largest and percentiles of some figures. A percentile is one of the figures: the smallest such
-    that at least so many percent of them are not larger (nearest rank).
+    """Smallest, mean and largest of some figures, and percentiles. A percentile is one of the figures: the smallest for
+    which at least that percentage of all figures are not larger (nearest rank).
 
     Attributes:
-        count: how many figures.
+        count: number of figures.
     """
 
     count: int
@@ -35,19 +35,19 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatistics:
-    """Of all snapshots of a job, every kind and submission.
+    """Statistics of all snapshots of a job, of every kind and submission.
 
     Attributes:
-        triggered: ever claimed.
-        in_progress: on their way.
-        completed: of every kind.
-        aborted: how many, by code.
-        savepoints: completed ones, with and without a stop.
-        restored: runs that began from a snapshot.
-        refused: requests that became no snapshot, by code, as counted since the current run began.
-        duration_ms: from trigger to completion, of the completed ones; None: there are none.
-        size_bytes: of all state, of the completed ones that tell.
-        alignment_ms: longest of a subtask, of the completed ones that tell.
+        triggered: snapshots that were ever claimed.
+        in_progress: pending snapshots.
+        completed: completed snapshots of every kind.
+        aborted: aborted snapshots, by code.
+        savepoints: completed savepoints, with and without a stop.
+        restored: runs that started from a snapshot.
+        refused: requests that were refused, by code, since the current run began.
+        duration_ms: time from trigger to completion of completed snapshots; None: there are none.
+        size_bytes: size of all state of completed snapshots that recorded it.
+        alignment_ms: longest alignment of a subtask, of completed snapshots that recorded it.
     """
 
     triggered: int
@@ -65,7 +65,7 @@ class CheckpointStatistics:
 def checkpoint_statistics(
     views: Iterable[CheckpointView], *, restored: int = 0, refused: Mapping[str, int] | None = None
 ) -> CheckpointStatistics:
-    """Of `views`, all snapshots of a job. `restored`, `refused`: handed through."""
+    """Compute the statistics of all snapshots of a job. `restored` and `refused` are passed through."""
     views = tuple(views)
     completed = [view for view in views if view.status == "completed"]
     aborted = Counter(view.code or UNKNOWN for view in views if view.status == "aborted")
@@ -84,7 +84,7 @@ def checkpoint_statistics(
 
 
 def distribution(figures: Iterable[object]) -> Distribution | None:
-    """Of what is a number among `figures`; None when nothing is."""
+    """Compute the distribution of the numbers among `figures`; None when there are no numbers."""
     known = sorted(
         float(f) for f in figures if isinstance(f, int | float) and not isinstance(f, bool) and math.isfinite(f)
     )
@@ -95,6 +95,6 @@ def distribution(figures: Iterable[object]) -> Distribution | None:
 
 
 def percentile(ascending: list[float], percent: int) -> float:
-    """The smallest figure such that at least `percent` percent are not larger."""
+    """Return the smallest figure for which at least `percent` percent of all figures are not larger."""
     rank = -(-percent * len(ascending) // 100)
     return ascending[max(rank, 1) - 1]

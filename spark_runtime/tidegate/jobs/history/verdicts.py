@@ -1,5 +1,7 @@
-"""Which checkpoints wait for a verdict of the commit gate, which may be committed, and which are: derived from the
-decision log, so that a driver, a later committer and whoever looks see the same (S7.8). Pure."""
+"""Checkpoints that wait for a verdict of the commit gate, may be committed, or are committed (S7.8). Pure.
+
+Derived from the decision log, so that a driver, a later committer and all readers get the same result.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,14 @@ from tidegate.jobs.records import Decision, Spec
 
 @dataclass(frozen=True, slots=True)
 class WithheldRange:
-    """What a rejection with `then=quarantine` keeps from ever being published: the transactions of barriers > `after`
-    and <= the last of `checkpoints`, and of aborted ones between. Ids of barriers are unique in the life of a job, so
-    that this holds wherever their handles turn up.
+    """A range of transactions that a rejection with `then=quarantine` keeps unpublished.
+
+    It contains the transactions of barriers > `after` and <= the last of `checkpoints`, also of aborted barriers in
+    between. Barrier ids are unique in the life of a job, so the range is valid wherever a transaction's handle appears.
 
     Attributes:
-        checkpoints: rejected ones, ascending.
-        by, reason: who said it, and why; for people.
+        checkpoints: rejected checkpoints, ascending.
+        by, reason: who rejected them, and why; for readers.
     """
 
     after: int
@@ -31,37 +34,37 @@ class WithheldRange:
 
     @property
     def through(self) -> int:
-        """The last barrier."""
+        """Id of the last barrier of the range."""
         return self.checkpoints[-1]
 
     def covers(self, checkpoint_id: int) -> bool:
-        """Whether a transaction of this barrier is withheld."""
+        """Return whether a transaction of this barrier is withheld."""
         return self.after < checkpoint_id <= self.through
 
     def checkpoint_of(self, checkpoint_id: int) -> int:
-        """The rejected checkpoint that a transaction of this barrier was part of."""
+        """Return the rejected checkpoint that a transaction of this barrier belonged to."""
         return next(n for n in self.checkpoints if n >= checkpoint_id)
 
     def to_json(self) -> dict[str, Any]:
-        """As in messages, and in the `reject` entry."""
+        """Return the form of messages and of the `reject` entry."""
         return {"after": self.after, "rejected": list(self.checkpoints), "by": self.by, "reason": self.reason}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> WithheldRange:
-        """Inverse of `to_json`."""
+        """Parse the result of `to_json`."""
         by, reason = str(document.get("by") or ""), str(document.get("reason") or "")
         return cls(document["after"], tuple(document["rejected"]), by, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingQuarantineMove:
-    """Something withheld whose data may not lie in quarantine yet: no run has begun behind the verdict, which would
-    have moved it before it took a snapshot.
+    """A withheld range whose data may not be in quarantine yet. The next run moves the data before it takes a snapshot,
+    but no run has begun since the verdict.
 
     Attributes:
-        held_by: ids of completed snapshots that hold it as far as it has not moved: of each submission the newest that
-            may, savepoints included, with older ones behind it for the case that somebody has deleted it.
-        pinned: ids of those that the job owns and that must stay: of each submission the newest.
+        held_by: ids of completed snapshots that contain the data until it has moved. For each submission the newest
+            that may contain it, savepoints included, then older ones in case the newer ones have been deleted.
+        pinned: ids of such snapshots that the job owns and must keep: for each submission the newest.
     """
 
     withheld: WithheldRange
@@ -71,25 +74,27 @@ class PendingQuarantineMove:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The line of one submission: what its state comes from (S9.3), and the verdicts on it.
+    """The line of one submission, from which its state comes (S9.3), and the verdicts on it.
 
     Attributes:
         spec: number of the submission.
-        gated: its option `commit` is "on_request".
-        views: every snapshot of the job by id.
+        gated: the submission's option `commit` is "on_request".
+        views: every snapshot of the job, by id.
         line: ids of the completed recovery points of the line, oldest first.
-        begins_after: no snapshot of the line has this id or a lower one: they were claimed before its first submission.
-        held: those of them, oldest first, that a gate holds until the log says that they are committed: all, or of a
-            submission without a gate those of gated ones, while it has completed none itself.
-        approved: what is <= this on the line may be committed; 0: nothing.
-        approved_at: log entry that says so: an approval, or the completion where that permits; 0: none.
-        committed: the newest of the line of which the log says that it is committed; 0: none.
-        waiting: those of the line that wait for a verdict, oldest first.
-        rejected: of the whole job (`RecoveryPoints.rejected`); not those in quarantine, which are restore points.
-        withheld: of the whole job, what rejections put into quarantine, oldest first.
-        unmoved: those of the withheld that the next run has to move, when what it restores does not hold them.
-        unapproved: of the whole job: completed behind a gate, and never approved, or in quarantine.
-        carried_out: id of a command -> the checkpoint that it approved or rejected.
+        begins_after: all snapshots of the line have a higher id: this id was claimed before its first submission.
+        held: points of the line, oldest first, that a gate holds until the log records their commit. With a gate: all
+            points. Without a gate: the newest points that gated submissions completed, if the submission has not
+            completed one itself.
+        approved: points of the line with this id or a lower one may be committed; 0: none.
+        approved_at: log entry that permits it: an approval, or without a gate the completion; 0: none.
+        committed: newest point of the line for which the log records a commit; 0: none.
+        waiting: points of the line that wait for a verdict, oldest first.
+        rejected: rejected snapshots of the whole job (`RecoveryPoints.rejected`), without quarantined ones, which can
+            be restored.
+        withheld: ranges of the whole job that rejections put into quarantine, oldest first.
+        unmoved: withheld ranges that the next run must move, if the snapshot that it restores does not contain them.
+        unapproved: snapshots of the whole job that completed with a gate and were never approved, or are in quarantine.
+        carried_out: id of a command -> checkpoint that it approved or rejected.
     """
 
     spec: int
@@ -110,20 +115,20 @@ class Verdicts:
 
     @property
     def quarantined(self) -> frozenset[int]:
-        """Checkpoints whose output is in quarantine."""
+        """Ids of checkpoints whose output is in quarantine."""
         return frozenset(n for withheld in self.withheld for n in withheld.checkpoints)
 
     @property
     def uncommitted(self) -> tuple[int, ...]:
-        """Those of the line that are not committed: they wait, or are approved and were not committed yet. What a
-        committer that works without the job has to do is `<= approved`."""
+        """Points of the line that are not committed: they wait for a verdict, or are approved and not committed yet. A
+        committer that works without the job must commit those that are <= `approved`."""
         gone = self.quarantined
         return tuple(n for n in self.held if n > self.committed and n not in gone)
 
     @property
     def pinned(self) -> tuple[int, ...]:
-        """Those that must stay: they wait, or a rejection of the oldest that waits goes back to them (S2.3); or it
-        holds what is approved and not committed yet, or goes to quarantine and may not have moved yet."""
+        """Snapshots that must be kept (S2.3): those that wait, the one that a rejection of the oldest would restore,
+        the newest uncommitted one, and those with quarantined data that may not have moved yet."""
         unmoved = [n for one in self.unmoved for n in one.pinned]
         if not self.waiting:
             return (*self.uncommitted[-1:], *unmoved)
@@ -132,12 +137,12 @@ class Verdicts:
 
 
 def is_gated(spec: Spec) -> bool:
-    """Whether submission `spec` commits nothing without an approval."""
+    """Return whether submission `spec` commits only after an approval."""
     return bool(spec.options.get("commit") == "on_request")
 
 
 def find_verdicts(specs: Sequence[Spec], decisions: Sequence[Decision], spec_number: int) -> Verdicts:
-    """The verdicts on the line of submission `spec_number`. Args: decisions: the whole log."""
+    """Return the verdicts on the line of submission `spec_number`. `decisions` is the whole log."""
     entries = entries_by_submission(decisions)
     return verdicts_from_entries(specs, entries, checkpoint_views(entries, ended=False), spec_number)
 
@@ -145,7 +150,7 @@ def find_verdicts(specs: Sequence[Spec], decisions: Sequence[Decision], spec_num
 def verdicts_from_entries(
     specs: Sequence[Spec], entries: Sequence[LogEntry], views: Sequence[CheckpointView], spec_number: int
 ) -> Verdicts:
-    """As `find_verdicts`, for whoever has the views."""
+    """Return the same as `find_verdicts`, for callers that have the views."""
     by_id = {view.checkpoint_id: view for view in views}
     gated = {spec.number: is_gated(spec) for spec in specs}
     if not any(gated.values()):
@@ -194,7 +199,7 @@ def verdicts_from_entries(
 
 
 def mark_verdicts(views: Sequence[CheckpointView], verdicts: Verdicts) -> tuple[CheckpointView, ...]:
-    """`views`, each with what the verdicts say of it."""
+    """Return the views with the verdicts on them."""
     out: list[CheckpointView] = []
     for view in views:
         n = view.checkpoint_id
@@ -212,7 +217,7 @@ def mark_verdicts(views: Sequence[CheckpointView], verdicts: Verdicts) -> tuple[
 
 
 def _has_moved(verdict: LogEntry, entries: Sequence[LogEntry]) -> bool:
-    """A run that began behind the verdict has claimed a snapshot: in front of that, all is moved."""
+    """Return whether a run that began after the verdict has claimed a snapshot. Before that, it has moved the data."""
     run_id, number = verdict.decision.run_id, verdict.decision.number
     return any(e.kind == "claim" and e.decision.number > number and e.decision.run_id != run_id for e in entries)
 
@@ -234,8 +239,10 @@ def _unmoved(verdict: LogEntry, views: Sequence[CheckpointView]) -> PendingQuara
 def _newest_lineages(
     points: RecoveryPoints, views: Mapping[int, CheckpointView], entries: Iterable[LogEntry]
 ) -> list[tuple[int, dict[int, int]]]:
-    """Of the snapshots that `entries` name, the newest of each submission: number of the entry, and the line up to it.
-    What it says of older ones of its submission follows."""
+    """Return the line of the newest snapshot of each submission that `entries` name, with the number of its entry.
+
+    The line of the newest also contains the older ones of the same submission.
+    """
     newest: dict[int, tuple[int, int]] = {}
     for entry in entries:
         view = views.get(entry.data["checkpoint_id"])
@@ -245,6 +252,6 @@ def _newest_lineages(
 
 
 def _common_ancestor(line: Mapping[int, int], lines: Iterable[tuple[int, Mapping[int, int]]]) -> tuple[int, int]:
-    """The newest id up to which `line` and one of `lines` are the same, and the entry of that one."""
+    """Return the newest id that `line` shares with one of `lines`, and the entry number of that line."""
     shared = [(max((min(line[s], other[s]) for s in other if s in line), default=0), number) for number, other in lines]
     return max(shared, default=(0, 0))

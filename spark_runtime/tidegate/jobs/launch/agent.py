@@ -1,7 +1,7 @@
-"""An agent beside the cluster: launches the drivers that job directories below a root say are wanted (`desired.json`),
-so that whoever submits needs neither JVM nor kubeconfig. The decisions are `relaunching`'s.
+"""An agent beside the cluster. It launches the drivers that job directories below a root request (`desired.json`), so
+that submitters need neither a JVM nor a kubeconfig. The module `relaunch` makes its decisions.
 
-It holds nothing that matters: killed and started again it finds its drivers by the launch records. Drivers outlive it.
+An agent has no durable state: after a restart it finds its drivers by the launch records. Drivers outlive their agent.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from tidegate.jobs.status import JobView
 from tidegate.jobs.stores.store_registry import open_store
 
 MIN_POLL_S = 1.0
-"""Between two rounds while something happens, seconds; doubles with every round in which nothing does."""
+"""Pause between two rounds after a launch, in seconds. It doubles after every round without a launch."""
 MAX_POLL_S = 15.0
-"""The longest pause, seconds: how late a wish may be seen."""
+"""Longest pause, in seconds: the longest delay until the agent sees a request."""
 
 
 class JobSupervision:
-    """What one agent has seen of one job."""
+    """Observations of one job by one agent."""
 
     def __init__(self, budget: RelaunchBudget, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -58,7 +58,7 @@ class JobSupervision:
         self.over: Desired | None = None
 
     def decide(self, job: JobDirectory, desired: Desired, launchers: Mapping[str, Launcher]) -> Decision:
-        """Look at the job, which blocks, and decide. Raises what reading raises."""
+        """Read the job, which blocks on the store, and decide. Raises the errors of reading."""
         view = job.view()
         spec = job.spec(view.spec_number)
         attempts = newest_attempt(job.store, job.layout, spec.number)
@@ -67,7 +67,7 @@ class JobSupervision:
         seen = JobObservation(desired, spec.number, view.status, attempts, life, ended_by)
         relaunches = self._relaunches.observe(seen, self._monotonic())
         if self.given_up == desired:
-            return NoAction("it was given up")
+            return NoAction("the agent does not relaunch it any more")
         decision = decide_relaunch(seen, self._budget, relaunches)
         self.over = desired if view.is_terminal and isinstance(decision, NoAction) else None
         return decision
@@ -83,7 +83,7 @@ class JobSupervision:
         launcher = launchers.get(launch.launcher)
         place = launcher.state(launch) if launcher is not None else DriverState.UNKNOWN
         if place is DriverState.GONE and self._gone != key:
-            # It may have said its last words after this look's view: it counts at the second look.
+            # The driver may have written its last entries after `view` was read, so GONE counts at the second time.
             self._gone, place = key, DriverState.RUNNING
         fence = last_fence(job.decisions())
         begun = fence is not None and (fence.data["spec"], fence.data["launch"]) == key
@@ -93,16 +93,16 @@ class JobSupervision:
 
 
 class Agent:
-    """Looks after every job of a root, one after another. One thread.
+    """Supervises every job of a root, one after another. Runs in one thread.
 
     Args:
-        root: of the job directories.
-        storage_options: of the root; references to secrets.
-        kind: launcher used for new launches.
-        launchers: by kind: also those of drivers that others have launched.
-        budget: for drivers that die.
-        say: one line for people.
-        monotonic: seconds.
+        root: root of the job directories.
+        storage_options: storage options of the root; secrets are references.
+        kind: kind of launcher for new launches.
+        launchers: launchers by kind, also for drivers that others have launched.
+        budget: limit of relaunches.
+        say: prints one line.
+        monotonic: returns seconds of the monotonic clock.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Agent:
         self._told: dict[str, str] = {}
 
     def run(self, over: threading.Event) -> None:
-        """Rounds until `over`. A root that cannot be read is tried again."""
+        """Run rounds until `over` is set. A root that cannot be read is tried again."""
         pause_s = MIN_POLL_S
         while not over.is_set():
             try:
@@ -137,14 +137,17 @@ class Agent:
             over.wait(pause_s)
 
     def round(self) -> bool:
-        """One look at every job; whether anything was launched. One request for the root and one for each job, and some
-        four more for one that is wanted and not over. Raises StoreError when the root cannot be listed."""
+        """Check every job once, and return whether a driver was launched. Raises StoreError when the root cannot be
+        listed.
+
+        Costs one request for the root, one for each job, and about four more for each job that is requested to run.
+        """
         busy = False
         for job_id in job_ids(self._store.list("")):
             try:
                 busy |= self._supervise(job_id)
                 self._told.pop(job_id, None)
-            except Exception as error:  # of one job, whatever is in its records: the others have an agent still
+            except Exception as error:  # one job with damaged records must not stop the supervision of the others
                 known = isinstance(error, TidegateError)
                 self._report(job_id, str(error) if known else f"{type(error).__name__}: {error}")
         return busy
@@ -160,7 +163,9 @@ class Agent:
                 return self._launch(job, watch, desired, attempt, why)
             case StopRelaunching(why):
                 watch.given_up = desired
-                self._say(f"{job_id}: given up: {why}. Start it again, or restore it, to have it launched")
+                self._say(
+                    f"{job_id}: no more relaunches: {why}. Start the job again or restore it, and the agent launches it"
+                )
             case NoAction():
                 pass
         return False
@@ -170,23 +175,23 @@ class Agent:
         try:
             launch = self._launcher.launch(job, spec, attempt)
         except AlreadyExistsError:
-            return False  # another agent was faster
+            return False  # another agent has launched it first
         except StoreError:
             raise
         except TidegateError as error:
             watch.failed = (spec.number, attempt)
-            # Where a launch's output would be, for those who wait for it and cannot see this agent.
+            # Waiting clients cannot see this agent, but they read the launch's log.
             with suppress(StoreError):
                 job.store.create(job.layout.launch_log(spec.number, attempt), f"{error}\n".encode())
             if newest_attempt(job.store, job.layout, spec.number) < attempt:
-                watch.given_up = desired  # the submission itself cannot be launched so
+                watch.given_up = desired  # nothing was recorded: this submission cannot be launched at all
             raise
         place = f"process {launch.pid}" if launch.pid is not None else launch.external_id
         self._say(f"{job.job_id}: submission {spec.number}, launch {attempt}: {place} ({why})")
         return True
 
     def _report(self, job_id: str, problem: str) -> None:
-        """Once, until it is over or another one comes."""
+        """Print a problem of a job once, until it is solved or another problem occurs."""
         if self._told.get(job_id) != problem:
             self._told[job_id] = problem
             self._say(f"{job_id or 'agent'}: {problem}")

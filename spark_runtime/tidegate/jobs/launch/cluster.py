@@ -1,7 +1,7 @@
-"""What launchers of a cluster have in common: spark-submit in cluster mode, and the cluster's own answers afterwards.
+"""Common parts of cluster launchers: spark-submit in cluster mode, and the cluster's answers afterwards.
 
-spark-submit ends once the driver is submitted. When whoever runs it dies before it has recorded what became of it, the
-launch's record alone finds the driver.
+spark-submit ends when the driver is submitted. If the launching process dies before it has recorded the driver, the
+driver can be found by the launch's record alone.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tidegate.jobs.launches import record_launch
 from tidegate.jobs.records import Launch, Spec
 
 SUBMIT_LIMIT_S = 600.0
-"""How long spark-submit may take to hand a driver over: it uploads what the driver needs, seconds."""
+"""Timeout of spark-submit, in seconds. It uploads the files of the driver."""
 STATUS_TIMEOUT_S = 60.0
-"""How long the cluster may take to answer a question, seconds."""
+"""Timeout of a request to the cluster, in seconds."""
 TAIL = 2000
-"""How much of a program's words an error shows, characters."""
+"""Length of a program's output in an error message, in characters."""
 
 
 class ClusterLauncher:
-    """The settings, and handing a driver over to the cluster by spark-submit."""
+    """Base of the launchers that hand a driver over to a cluster with spark-submit."""
 
     kind: ClassVar[str] = ""
     settings: ClassVar[tuple[LauncherSetting, ...]] = ()
@@ -48,15 +48,15 @@ class ClusterLauncher:
                 f"spark-submit ended with exit code {answer.code}",
                 where=f"job {spec.job_id}, launcher {self.kind}, master {spec.master}",
                 cause=answer.text[-TAIL:].strip(),
-                remedy="Correct what it says, and launch again",
+                remedy="Fix the reported problem, and launch again",
             )
         return answer
 
 
 def no_answer(who: str, answer: Answer) -> EnvironmentProblemError:
-    """The error for a cluster that does not answer a question."""
+    """Return the error for a cluster that does not answer a request."""
     return EnvironmentProblemError(
         f"{who} did not answer",
         cause=answer.text[-TAIL:].strip(),
-        remedy="Look whether the cluster can be reached from here",
+        remedy="Check that this host can reach the cluster",
     )

@@ -1,5 +1,5 @@
-"""What a job is meant to be doing, as its job directory says it (`desired.json`): for launchers that supervise, which
-launch for others (`tidegate agent`)."""
+"""The state that a job should have, recorded in its job directory (`desired.json`). Launchers that supervise jobs and
+`tidegate agent` use it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from tidegate.jobs.launches import newest_attempt
 from tidegate.jobs.records import Desired, Spec, decode, encode
 
 ENDING_VERBS = ("stop", "cancel")
-"""Commands after which a job is over."""
+"""Commands that end a job."""
 
 
 def stop_requested_by(job: JobDirectory, spec: int) -> str:
-    """Who wants submission `spec` to be over: by `desired.json`, or by a stop or cancel that no driver has answered and
-    that is neither withdrawn nor expired; "" when it is to run."""
+    """Return who requested the end of submission `spec`; "" when it should run.
+
+    The end is requested by `desired.json`, or by a stop or cancel without an answer that is neither withdrawn nor
+    expired.
+    """
     path = job.layout.desired
     try:
         desired = decode(job.store.read(path), Desired, path)
@@ -29,7 +32,7 @@ def stop_requested_by(job: JobDirectory, spec: int) -> str:
 
 
 def read_desired(job: JobDirectory) -> Desired | None:
-    """What is wanted; None: nobody has said so, and no agent touches the job."""
+    """Return the requested state; None: there is none, and no agent supervises the job."""
     path = job.layout.desired
     try:
         return decode(job.store.read(path), Desired, path)
@@ -38,13 +41,15 @@ def read_desired(job: JobDirectory) -> Desired | None:
 
 
 def request_running(job: JobDirectory, spec: Spec, by: str, *, anew: bool = False) -> Desired:
-    """Say that a driver of `spec` is wanted: for a caller that knows of none alive. Saying so again before one is
-    launched changes nothing; afterwards it is a new wish, for which an agent has its whole budget again.
+    """Request a driver for `spec`. For callers that know of no living driver.
+
+    A repeated request before the launch changes nothing. After the launch it is a new request, for which an agent has
+    its whole relaunch budget again.
 
     Args:
-        by: for people.
-        anew: one newer than all that were launched, as after a driver that began and is no more; False: the newest
-            launch will do when it is on its way, which the agent judges.
+        by: name of the caller, for readers.
+        `anew`: request a launch newer than all others, for example after a driver that began and died. False: the
+            newest launch is sufficient if it is under way; the agent decides that.
     """
     before = read_desired(job)
     newest = newest_attempt(job.store, job.layout, spec.number)
@@ -56,7 +61,7 @@ def request_running(job: JobDirectory, spec: Spec, by: str, *, anew: bool = Fals
 
 
 def request_stopped(job: JobDirectory, by: str) -> Desired:
-    """Say that no driver is to be launched any more. One that runs goes on: it is stopped by a command."""
+    """Request that no driver is launched any more. A running driver continues; stop it with a command."""
     return _write_desired(job, Desired("stopped", job.specs()[-1].number, iso(job.now()), by))
 
 

@@ -1,7 +1,6 @@
-"""The program that spark-submit is given: the driver of a job, from the tidegate that its Python has installed.
+"""The program that spark-submit runs: a job's driver, from the tidegate that its Python has installed.
 
-It imports nothing of tidegate's by name, so that a copy of this one file may lie anywhere: in an image, or where YARN
-unpacks it.
+It has no import of tidegate, so that a copy of this file can be anywhere: in an image, or where YARN unpacks it.
 """
 
 import runpy

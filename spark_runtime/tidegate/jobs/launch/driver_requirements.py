@@ -1,7 +1,8 @@
-"""What a driver needs of the machine that it is started on: Java, slots, ports. Looked at before a job is submitted,
-and by `tidegate doctor`.
+"""Requirements of a driver on the machine that starts it: Java, slots, ports. They are checked before a submission, and
+by `tidegate doctor`.
 
-A check takes what was looked at and returns a Finding; `require_driver_machine` looks, and raises on the first problem.
+A check is a function from observations to a CheckResult. `require_driver_machine` makes the observations, and raises an
+error for the first problem.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from tidegate.jobs.options import JobOptions
 MIN_JAVA = 17
 JAVA_REMEDY = f"Install it, for example `apt-get install openjdk-{MIN_JAVA}-jre-headless`, or set JAVA_HOME"
 COMMAND_TIMEOUT_S = 60.0
-"""How long `java -version` or another interpreter may take, seconds."""
+"""Timeout of `java -version` or of another interpreter, in seconds."""
 PORTS = ("spark.driver.port", "spark.driver.blockManager.port", "spark.blockManager.port", "spark.ui.port")
-"""Settings of ports that Spark binds on the driver's machine, the first two in front of their defaults."""
+"""Settings of ports that Spark binds on the driver's machine. The third is the default of the second."""
 PORT_RETRIES = 16
-"""Ports that Spark tries after a configured one, `spark.port.maxRetries`."""
+"""Number of ports that Spark tries after a configured one, the default of `spark.port.maxRetries`."""
 _LOCAL = re.compile(r"local\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\]")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        name: what was looked at.
-        ok: nothing needs to be done.
-        detail: what was found.
-        remedy: what to do about a problem.
+        name: name of the check.
+        ok: the check found no problem.
+        detail: the observation.
+        remedy: what to do about the problem.
     """
 
     name: str
@@ -46,7 +47,7 @@ class CheckResult:
 
 
 def check_java(said: str | None, executable: str) -> CheckResult:
-    """Java 17 or newer. `said`: output of `java -version`, None when it could not be run."""
+    """Check for Java 17 or newer. `said`: output of `java -version`; None when it cannot be run."""
     if said is None:
         return CheckResult(
             "java", False, f"{executable} cannot be run; Spark needs Java {MIN_JAVA} or newer", JAVA_REMEDY
@@ -54,7 +55,7 @@ def check_java(said: str | None, executable: str) -> CheckResult:
     match = re.search(r'version "(\d+)(?:\.(\d+))?', said)
     if match is None:
         first = said.strip().splitlines()[0] if said.strip() else "nothing"
-        return CheckResult("java", False, f"{executable} does not tell its version but: {first}", JAVA_REMEDY)
+        return CheckResult("java", False, f"{executable} does not print its version, but: {first}", JAVA_REMEDY)
     major = int(match[2] or 0) if match[1] == "1" else int(match[1])
     detail = f"{major} at {executable}"
     if major >= MIN_JAVA:
@@ -63,13 +64,13 @@ def check_java(said: str | None, executable: str) -> CheckResult:
 
 
 def java_of(environment: Mapping[str, str]) -> str:
-    """The java that Spark would run."""
+    """Return the path of the java program that Spark would run."""
     home = environment.get("JAVA_HOME")
     return os.path.join(home, "bin", "java") if home else (shutil.which("java", path=environment.get("PATH")) or "java")
 
 
 def command_output(*command: str) -> str | None:
-    """What a command prints to either stream; None when it cannot be run or fails."""
+    """Return the output of a command, both streams; None when it cannot be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -78,12 +79,12 @@ def command_output(*command: str) -> str | None:
 
 
 def cores() -> int:
-    """Cores that this process may use, of which the JVM that it starts has as many or fewer."""
+    """Return the number of cores that this process may use. A JVM that it starts has at most as many."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def local_slots(master: str, spark_conf: Mapping[str, str], cores_here: int) -> int | None:
-    """Slots of a local master; None of any other, whose slots only the cluster knows."""
+    """Return the slots of a local master; None for other masters, whose slots only the cluster knows."""
     if master != "local" and not master.startswith("local["):
         return None
     match = _LOCAL.fullmatch(master)
@@ -93,29 +94,29 @@ def local_slots(master: str, spark_conf: Mapping[str, str], cores_here: int) -> 
 
 
 def check_slots(master: str, there: int | None, needed: int) -> CheckResult:
-    """A local master has a slot for each subtask of a chain. Args: there: `local_slots`."""
+    """Check that a local master has enough slots. `there` is the result of `local_slots`."""
     if there is None:
-        return CheckResult("slots", True, f"master {master}: known when the job runs")
+        return CheckResult("slots", True, f"master {master}: the number is known when the job runs")
     if there >= needed:
         return CheckResult("slots", True, f"{there} of master {master}, {needed} needed")
-    detail = f"master {master} has {there} of {needed} slots, all of which parallelism {needed} needs"
+    detail = f"master {master} has {there} of {needed} slots that parallelism {needed} needs"
     return CheckResult("slots", False, detail, f"Use master local[{needed}], or lower parallelism to {max(there, 1)}")
 
 
 def check_port(setting: str, port: int, retries: int, binds: Callable[[int], str | None]) -> CheckResult:
-    """Spark can bind a configured port, or one of those that it tries after it. Args: binds: None, or why not."""
+    """Check that Spark can bind a configured port, or one that it tries after it. `binds` returns None or a reason."""
     why = None
     for number in range(port, min(port + retries, 65535) + 1):
         why = binds(number)
         if why is None:
             return CheckResult("ports", True, f"{setting}: {number} is free")
     tried = f"{port}" if retries == 0 else f"{port} to {min(port + retries, 65535)}"
-    remedy = f"End what has it, or set {setting} to a free port or 0"
+    remedy = f"End the process that uses the port, or set {setting} to a free port or 0"
     return CheckResult("ports", False, f"{setting}: {tried} cannot be bound: {why}", remedy)
 
 
 def check_loopback() -> CheckResult:
-    """Loopback ports can be bound and reached."""
+    """Check that loopback ports can be bound and reached."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -128,7 +129,7 @@ def check_loopback() -> CheckResult:
 
 
 def drop_port_settings(spark_conf: Mapping[str, object]) -> dict[str, object]:
-    """Settings of a job whose driver still has its ports."""
+    """Remove port settings. For a job whose driver still uses its ports, so that they are not checked."""
     return {name: value for name, value in spark_conf.items() if name not in PORTS}
 
 
@@ -138,16 +139,17 @@ def require_driver_machine(
     options: JobOptions,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Look at what a driver that is started here needs, before its job is submitted or another one is stopped for it.
-    Of a master elsewhere only Java and ports are known here.
+    """Check this machine for a driver, before its job is submitted or another job is stopped for it.
+
+    For a master on another machine, only Java and ports are checked.
 
     Args:
-        master: None: local[*].
-        environment: of the driver.
+        master: Spark master URL; None: local[*].
+        environment: environment variables of the driver.
 
     Raises:
-        EnvironmentProblemError: no Java 17, or ports that cannot be bound.
-        SlotsUnavailableError: a local master with fewer slots than the job needs.
+        EnvironmentProblemError: Java is missing or older than 17, or a port cannot be bound.
+        SlotsUnavailableError: a local master has fewer slots than the job needs.
     """
     where = f"master {master or 'local[*]'}"
     given = {name: str(value) for name, value in spark_conf.items()}
@@ -163,7 +165,7 @@ def require_driver_machine(
 
 
 def _ports(given: Mapping[str, str]) -> list[CheckResult]:
-    """Of the settings that name a port. Values that are no numbers, such as references to secrets, are Spark's."""
+    """Check the ports in settings. Values that are not numbers, such as references to secrets, are left to Spark."""
     retries = given.get("spark.port.maxRetries", "")
     tries = int(retries) if retries.isdecimal() else PORT_RETRIES
     ui = given.get("spark.ui.enabled", "false").lower() == "true"
@@ -177,7 +179,7 @@ def _ports(given: Mapping[str, str]) -> list[CheckResult]:
 
 
 def _bind_error(host: str, port: int) -> str | None:
-    """Why a port cannot be bound, None when it can. A host that has no address here is for Spark to judge."""
+    """Return why a port cannot be bound; None when it can. An unknown host name is left to Spark."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:

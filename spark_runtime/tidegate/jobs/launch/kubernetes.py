@@ -1,8 +1,8 @@
-"""Drivers in a pod of their own on Kubernetes: `external_id` of a launch is `namespace:pod`.
+"""Drivers as pods on Kubernetes. The `external_id` of a launch is `namespace:pod`.
 
-What Spark's documentation demands (4.x: "Running Spark on Kubernetes") stands beside each line. Tested as text and
-against a stand-in for the API server. When whoever launched dies before it has recorded the pod, the launch's record
-alone finds it: by its name.
+`kubernetes_command` lists the settings that Spark's documentation requires (4.x: "Running Spark on Kubernetes"). The
+commands are tested as text and against a stand-in for the API server. If the launching process dies before it has
+recorded the pod, the pod can be found by its name, which follows from the launch's record.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ DRIVER_SCRIPT = LauncherSetting(
     default="local:///opt/tidegate/driver_entry.py",
     metavar="URL",
 )
-"""The script that spark-submit runs: a copy of `driver_entry.py` in the image."""
+"""The program that spark-submit runs: a copy of `driver_entry.py` in the image."""
 
 MAX_POD_NAME = 63
-"""Characters: a pod's name is its host name too (RFC 1123)."""
+"""Most characters of a pod's name, which is also its host name (RFC 1123)."""
 DEFAULT_NAMESPACE = "default"
 NAMESPACE = "spark.kubernetes.namespace"
 IMAGE = "spark.kubernetes.container.image"
@@ -54,12 +54,12 @@ _CONNECTION_ERRORS = (
     "spark.kubernetes.trust.certificates",
     "spark.kubernetes.appKillPodDeletionGracePeriod",
 )
-"""Settings that --status and --kill need too."""
+"""Prefixes of settings that --status and --kill also need."""
 _DELETE_NOW = {"spark.kubernetes.appKillPodDeletionGracePeriod": "0"}
 
 
 class KubernetesLauncher(ClusterLauncher):
-    """The driver in a pod of its own; `external_id`: `namespace:pod`."""
+    """Launches each driver in its own pod. `external_id` is `namespace:pod`."""
 
     kind: ClassVar[str] = "kubernetes"
     settings: ClassVar[tuple[LauncherSetting, ...]] = (DRIVER_SCRIPT,)
@@ -79,13 +79,15 @@ class KubernetesLauncher(ClusterLauncher):
         return state
 
     def log(self, launch: Launch) -> str:
-        """See `Launcher.log`: spark-submit reads no logs, so this says how to."""
+        """See `Launcher.log`. spark-submit cannot read logs, so this returns the command that can."""
         namespace, _, pod = _submission(launch).partition(":")
         return f"kubectl logs --namespace {namespace} {pod}"
 
     def kill(self, launch: Launch, *, graceful: bool = True) -> bool:
-        """See `Launcher.kill`. Graceful: the pod has its grace period. It is Spark's JVM that gets the SIGTERM, so no
-        savepoint comes of it; send the job a stop first."""
+        """See `Launcher.kill`. With `graceful`, the pod has its grace period.
+
+        The SIGTERM ends Spark's JVM, so the job takes no savepoint. For a savepoint, send a stop command first.
+        """
         if self.state(launch) is DriverState.GONE:
             return False
         return (
@@ -99,7 +101,7 @@ class KubernetesLauncher(ClusterLauncher):
         return [
             fits_launcher(self.kind, master.startswith("k8s://"), master),
             check_spark_submit(self._settings),
-            Check(bool(image), f"image {image}" if image else f"image: none is named; every operator has to: {IMAGE}"),
+            Check(bool(image), f"image {image}" if image else f"image: not set; every operator must set {IMAGE}"),
             *check_master(master, world),
         ]
 
@@ -117,26 +119,26 @@ class KubernetesLauncher(ClusterLauncher):
 
 
 def kubernetes_command(settings: LauncherSettings, spec: Spec, launch: Launch, root: str) -> tuple[str, ...]:
-    """The driver in a pod of its own.
+    """Return the command that starts the driver in its own pod.
 
     - `spark.kubernetes.submission.waitAppCompletion=false`: spark-submit ends once the pod is created.
-    - `spark.kubernetes.driver.pod.name`: fixed by the launch: the pod is found again, and there is never a second
-      one of the same launch.
-    - `spark.kubernetes.container.image` of `spark_conf`: it has tidegate, pyspark and the pipeline's libraries.
-    - the program is `local://`: in the image; nothing is uploaded.
-    - `spark.kubernetes.driverEnv.NAME`: environment variables of the driver; secrets are
-      `spark.kubernetes.driver.secretKeyRef.NAME=secret:key` of `spark_conf`.
+    - `spark.kubernetes.driver.pod.name`: a fixed name for each launch, so that the pod can be found again, and a launch
+      cannot make a second pod.
+    - `spark.kubernetes.container.image` in `spark_conf`: an image with tidegate, pyspark and the pipeline's libraries.
+    - the program has a `local://` URL: it is in the image, and nothing is uploaded.
+    - `spark.kubernetes.driverEnv.NAME`: environment variables of the driver. Secrets use
+      `spark.kubernetes.driver.secretKeyRef.NAME=secret:key` in `spark_conf`.
 
-    Raises OptionError when master is not `k8s://...`, or there is no image.
+    Raises OptionError when master is not `k8s://...`, or no image is set.
     """
     if not spec.master.startswith("k8s://"):
         raise wrong_master(spec, "kubernetes", "k8s://https://host:port")
     given = command_conf(spec)
     if IMAGE not in given and DRIVER_IMAGE not in given:
         raise OptionError(
-            "no container image is named",
+            "no container image is set",
             where=f"job {spec.job_id}, spark_conf",
-            cause="on Kubernetes the driver and the executors run in one",
+            cause="on Kubernetes the driver and the executors run in containers",
             remedy=f"Set {IMAGE} to an image with tidegate, pyspark and the pipeline's libraries",
         )
     python = {"spark.pyspark.python": settings.python} if settings.python else {}
@@ -151,28 +153,28 @@ def kubernetes_command(settings: LauncherSettings, spec: Spec, launch: Launch, r
 
 
 def pod_name(job_id: str, launch: Launch) -> str:
-    """The driver pod of a launch: told apart from those of other roots by the launch's nonce."""
+    """Return the name of a launch's driver pod. The launch's nonce makes it different from the pods of other roots."""
     tail = f"-{launch.spec}-{launch.attempt}-{launch.nonce[:8]}"
     readable = re.sub(r"[^a-z0-9]+", "-", job_id.lower()).strip("-")
     return f"tidegate-{readable}"[: MAX_POD_NAME - len(tail)].rstrip("-") + tail
 
 
 def kubernetes_id(spec: Spec, launch: Launch) -> str:
-    """`namespace:pod`, as spark-submit's --status and --kill take it."""
+    """Return `namespace:pod`, in the form of spark-submit's --status and --kill."""
     return f"{command_conf(spec).get(NAMESPACE, DEFAULT_NAMESPACE)}:{pod_name(spec.job_id, launch)}"
 
 
 def kubernetes_status_command(
     settings: LauncherSettings, flag: str, master: str, submission: str, conf: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """`spark-submit --status` or `--kill`, with those of the settings that reach the API server."""
+    """Return the command `spark-submit --status` or `--kill`, with the settings that are needed for the API server."""
     reach = {name: value for name, value in conf.items() if name.startswith(_CONNECTION_ERRORS)}
     flags = [word for name in sorted(reach) for word in ("--conf", f"{name}={reach[name]}")]
     return (settings.found_spark_submit(), flag, submission, "--master", master, *flags)
 
 
 def kubernetes_state(output: str) -> DriverState:
-    """From `spark-submit --status`. A pod that waits for a node is RUNNING: it is there."""
+    """Parse the output of `spark-submit --status`. A pod that waits for a node is RUNNING, because it exists."""
     found = _PHASE.search(output)
     if found is None:
         return DriverState.GONE if any(words in output for words in _NO_POD) else DriverState.UNKNOWN
@@ -180,14 +182,14 @@ def kubernetes_state(output: str) -> DriverState:
 
 
 def _given_conf(launch: Launch) -> dict[str, str]:
-    """The settings in a launch's command line: what it was launched with, whatever the connection says by now."""
+    """Return the settings in a launch's command. The connection may have other settings by now."""
     words = launch.command
     pairs = [words[i + 1].partition("=") for i in range(len(words) - 1) if words[i] == "--conf"]
     return {name: value for name, _, value in pairs}
 
 
 def _submission(launch: Launch) -> str:
-    """`namespace:pod`, also of a launch that nothing was recorded of after its start."""
+    """Return `namespace:pod`, even if nothing was recorded after the launch's start."""
     if launch.external_id is not None:
         return launch.external_id
     conf = _given_conf(launch)

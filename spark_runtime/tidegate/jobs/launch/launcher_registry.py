@@ -1,4 +1,4 @@
-"""The kinds of launchers, and which driver of a submission is there, whoever launched it.
+"""The kinds of launchers, and a search for the running driver of a submission, whoever launched it.
 
 A built-in kind is a line of `BUILT_IN`. Another package registers a kind by an entry point of the group
 `tidegate.launchers`, whose name is the kind and whose value is "module:Class":
@@ -6,7 +6,7 @@ A built-in kind is a line of `BUILT_IN`. Another package registers a kind by an 
     [project.entry-points."tidegate.launchers"]
     nomad = "nomad_launcher:NomadLauncher"
 
-A kind is imported when it is needed first.
+A kind is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from tidegate.jobs.launches import read_launch
 from tidegate.jobs.records import Launch, Spec
 
 GROUP = "tidegate.launchers"
-"""Entry points of launchers of other packages."""
+"""Group of the entry points of other packages' launchers."""
 BUILT_IN: Mapping[str, str] = {
     "local": "tidegate.jobs.launch.local:LocalLauncher",
     "spark-submit": "tidegate.jobs.launch.spark_submit:SparkSubmitLauncher",
     "yarn": "tidegate.jobs.launch.yarn:YarnLauncher",
     "kubernetes": "tidegate.jobs.launch.kubernetes:KubernetesLauncher",
 }
-"""Kind to "module:Class". The first one is the default of a connection."""
+"""Built-in kinds, as "module:Class". The first is the default of a connection."""
 AGENT = "agent"
-"""What a connection names when an agent beside the cluster launches: no launcher of its own (`tidegate agent`)."""
+"""Value in a connection when an agent beside the cluster launches drivers (`tidegate agent`). It is not a launcher."""
 
 logger = logging.getLogger("tidegate.jobs")
 
 
 @dataclass(frozen=True, slots=True)
 class RunningDriver:
-    """A driver that its launcher says is there."""
+    """A driver that is running, according to its launcher."""
 
     launch: Launch
     launcher: Launcher
@@ -49,22 +49,22 @@ class RunningDriver:
 
 @functools.cache  # reads the metadata of every installed package, and packages do not change while a process runs
 def from_other_packages() -> Mapping[str, EntryPoint]:
-    """Entry points of other packages, by kind. A built-in kind cannot be replaced."""
+    """Return the entry points of other packages, by kind. A built-in kind cannot be replaced."""
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in (*BUILT_IN, AGENT)}
 
 
 def kinds() -> tuple[str, ...]:
-    """All kinds that start something themselves, the built-in ones first."""
+    """Return all kinds that launch drivers themselves, the built-in ones first."""
     return (*BUILT_IN, *from_other_packages())
 
 
 def connection_kinds() -> tuple[str, ...]:
-    """All that a connection may name as its launcher."""
+    """Return all values that a connection may have as its launcher."""
     return (*kinds(), AGENT)
 
 
 def check_launcher_kind(kind: str, where: str) -> str:
-    """`kind` when a connection may name it. Raises OptionError naming the kinds."""
+    """Return `kind` if a connection may name it. Raises OptionError with the known kinds otherwise."""
     if kind not in connection_kinds():
         remedy = f"Use one of {', '.join(connection_kinds())}"
         raise OptionError(f"there is no launcher {kind!r}", where=where, remedy=remedy)
@@ -72,20 +72,22 @@ def check_launcher_kind(kind: str, where: str) -> str:
 
 
 def launcher_class(kind: str) -> type[Launcher]:
-    """The launcher of a kind.
+    """Return the launcher class of a kind.
 
     Raises:
-        OptionError: there is no such kind here.
-        EnvironmentProblemError: it is another package's and cannot be imported.
+        OptionError: the kind is not known here.
+        EnvironmentProblemError: the kind belongs to another package, and cannot be imported.
     """
     if kind in BUILT_IN:
         return cast(type[Launcher], EntryPoint(kind, BUILT_IN[kind], GROUP).load())
     point = from_other_packages().get(check_launcher_kind(kind, "launcher"))
     if point is None:
-        raise OptionError(f"the launcher {kind} launches nothing itself", where="launcher")
+        raise OptionError(
+            f"the launcher {kind} launches nothing itself", where="launcher", remedy=f"Use one of {', '.join(kinds())}"
+        )
     try:
         return cast(type[Launcher], point.load())
-    except Exception as error:  # whatever the module of another package does when it is imported
+    except Exception as error:  # the module of another package may raise anything when it is imported
         raise EnvironmentProblemError(
             f"the launcher {kind} cannot be loaded",
             where=f"entry point {point.value} of the group {GROUP}",
@@ -95,7 +97,7 @@ def launcher_class(kind: str) -> type[Launcher]:
 
 
 def settings() -> tuple[LauncherSetting, ...]:
-    """The settings of all kinds, each name once."""
+    """Return the settings of all kinds, each name once."""
     found: dict[str, LauncherSetting] = {}
     for made in _classes().values():
         for setting in made.settings:
@@ -104,30 +106,30 @@ def settings() -> tuple[LauncherSetting, ...]:
 
 
 def make_launchers(settings: LauncherSettings) -> Mapping[str, Launcher]:
-    """A launcher of each kind that starts something itself, by kind."""
+    """Make a launcher of each kind that launches drivers itself, by kind."""
     return {kind: made(settings) for kind, made in _classes().items()}
 
 
 def runs_on_this_host(kind: str) -> bool:
-    """Whether drivers of this launcher are processes of the host that launches them. Raises as `launcher_class`."""
+    """Return whether this kind's drivers are processes of the launching host. Raises as `launcher_class`."""
     return kind != AGENT and launcher_class(kind).runs_on_this_host
 
 
 def check_launcher(
     settings: LauncherSettings, master: str, spark_conf: Mapping[str, str], world: World | None = None
 ) -> list[Check]:
-    """Whether the launcher of these settings could launch from this host: see `Launcher.check`. Raises as
+    """Check whether the launcher of these settings can launch from this host: see `Launcher.check`. Raises as
     `launcher_class`."""
     if settings.kind == AGENT:
-        return [Check(True, "launcher agent: an agent beside the cluster launches, nothing is needed here")]
+        return [Check(True, "launcher agent: an agent beside the cluster launches drivers; this host needs nothing")]
     return launcher_class(settings.kind)(settings).check(master, spark_conf, world or World())
 
 
 def find_running_driver(job: JobDirectory, spec: Spec, by_kind: Mapping[str, Launcher]) -> RunningDriver | None:
-    """The newest driver of `spec` that the place where it was launched says is there. By the launcher that its record
-    names, not by today's settings: a connection may have changed since.
+    """Return the newest driver of `spec` that is running, according to the place where it was launched.
 
-    None: there is none, or this host cannot see it; then the heartbeat decides (`JobDirectory.is_alive`). Raises
+    The launcher is the one in the launch's record, because the connection may have changed since. None: there is no
+    such driver, or this host cannot see it; then the heartbeat decides (`JobDirectory.is_alive`). Raises
     EnvironmentProblemError when a cluster does not answer.
     """
     for number, attempt in reversed(job.launches()):
@@ -141,7 +143,7 @@ def find_running_driver(job: JobDirectory, spec: Spec, by_kind: Mapping[str, Lau
 
 
 def _classes() -> dict[str, type[Launcher]]:
-    """All that can be loaded: one broken package must not keep the others from their drivers."""
+    """Return all classes that can be loaded. A broken package must not block the other launchers."""
     found = {}
     for kind in kinds():
         try:

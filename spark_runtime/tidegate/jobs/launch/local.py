@@ -1,4 +1,4 @@
-"""Drivers as detached processes of this host: how one is started, and the launcher that starts Python itself."""
+"""Drivers as detached processes of this host: how to start one, and the launcher that starts Python directly."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from tidegate.jobs.process_output import output_tail
 from tidegate.jobs.records import Launch, Spec
 
 DRIVER_MODULE = "tidegate.spark.driver"
-"""What a driver's Python runs."""
+"""Module that a driver's Python runs."""
 UNFINISHED_LAUNCH_S = 5.0
-"""How long another launcher on this machine may take from recording a launch to recording its process, seconds."""
+"""How long another launcher on this machine may take between the records of a launch and its process, in seconds."""
 _POLL_S = 0.1
 _GATEWAY = "PYSPARK_GATEWAY_"
-"""Begins the variables by which a program below spark-submit finds its JVM."""
+"""Prefix of the variables by which a program under spark-submit finds its JVM."""
 
 
 def driver_command(python: str, root: str, launch: Launch, job_id: str) -> tuple[str, ...]:
-    """Arguments of a driver's process on this machine."""
+    """Return the arguments of a driver's process on this machine."""
     return (python, "-m", DRIVER_MODULE, *driver_arguments(root, launch, job_id))
 
 
@@ -63,12 +63,12 @@ def launch_local(
     env: Mapping[str, str] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Launch:
-    """Start a driver for `spec` as a detached process of this machine, or find the one that runs already.
+    """Start a driver for `spec` as a detached process of this machine, or find the running one.
 
     Args:
         python: interpreter with tidegate[spark].
-        env: environment variables besides this process's own.
-        sleep: for waiting until another launcher has recorded its process.
+        env: environment variables in addition to this process's own.
+        sleep: pauses while another launcher records its process.
 
     Returns:
         The launch with pid, start time and the local path of the log.
@@ -98,12 +98,13 @@ def _start_python(
 
 
 def start_process(job: JobDirectory, spec: Spec, launch: Launch, env: Mapping[str, str] | None = None) -> Launch:
-    """Start a recorded launch as a detached process of this machine, in a session of its own, and record the process.
-    A launch from a program below spark-submit, such as a notebook, does not get that one's JVM.
+    """Start a recorded launch as a detached process of this machine, in its own session, and record the process.
+
+    If this process runs under spark-submit, for example in a notebook, the driver does not use its JVM.
 
     Args:
-        launch: as `record_launch` gave it.
-        env: environment variables besides this process's own.
+        launch: launch as `record_launch` returned it.
+        env: environment variables in addition to this process's own.
 
     Returns:
         The launch with pid, start time and the local path of the log.
@@ -135,6 +136,7 @@ def start_process(job: JobDirectory, spec: Spec, launch: Launch, env: Mapping[st
             remedy="Check the path of the Python interpreter, or of spark-submit",
         ) from error
     started = process_start_time(process.pid)
+    # without a wait, an ended driver would stay a zombie process of this process
     threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
     return record_process(job.store, job.layout, replace(launch, pid=process.pid, process_started=started, log=log))
 
@@ -142,7 +144,7 @@ def start_process(job: JobDirectory, spec: Spec, launch: Launch, env: Mapping[st
 def find_local_driver_settled(
     job: JobDirectory, spec: Spec, sleep: Callable[[float], None] = time.sleep
 ) -> RunningDriver | None:
-    """`find_local_driver`, giving another launcher on this machine the time to record its process."""
+    """Call `find_local_driver`, but wait for another launcher on this machine to record its process."""
     store, layout = job.store, job.layout
     for _ in range(round(UNFINISHED_LAUNCH_S / _POLL_S)):
         living = find_local_driver(store, layout, spec.number)
@@ -156,7 +158,7 @@ def find_local_driver_settled(
 
 
 def _log_path(job: JobDirectory, launch: Launch) -> str:
-    """Where the process writes: in the job directory when that is local, else in a private temporary folder."""
+    """Return the path of the process's output: in a local job directory, or else in a private temporary folder."""
     name = job.layout.launch_log(launch.spec, launch.attempt)
     path = job.store.local_path(name)
     if path is None:
@@ -166,7 +168,7 @@ def _log_path(job: JobDirectory, launch: Launch) -> str:
 
 
 class ProcessLauncher:
-    """A launcher whose drivers are processes of this host."""
+    """Base of launchers whose drivers are processes of this host."""
 
     kind: ClassVar[str] = ""
     settings: ClassVar[tuple[LauncherSetting, ...]] = ()
@@ -176,13 +178,13 @@ class ProcessLauncher:
         self._settings = settings
 
     def state(self, launch: Launch) -> DriverState:
-        """See `Launcher.state`: UNKNOWN of another machine's, and of one whose process was never recorded."""
+        """See `Launcher.state`. UNKNOWN for another machine's process, and for one that was never recorded."""
         if not is_on_this_host(launch) or launch.pid is None:
             return DriverState.UNKNOWN
         return DriverState.RUNNING if RunningDriver(launch).is_running() else DriverState.GONE
 
     def log(self, launch: Launch) -> str:
-        """See `Launcher.log`: the last lines of its output."""
+        """See `Launcher.log`. Returns the last lines of the output."""
         return output_tail(launch)
 
     def kill(self, launch: Launch, *, graceful: bool = True) -> bool:
@@ -198,7 +200,7 @@ class ProcessLauncher:
 
 
 class LocalLauncher(ProcessLauncher):
-    """A Python process of this machine."""
+    """Launches drivers as Python processes of this machine."""
 
     kind: ClassVar[str] = "local"
 

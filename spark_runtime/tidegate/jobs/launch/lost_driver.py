@@ -1,4 +1,4 @@
-"""Where a driver that is lost was launched, and what it has left behind: for those who wait for it elsewhere."""
+"""Reports on a lost driver for clients on other machines: its place, and its last output."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tidegate.jobs.launches import newest_attempt, read_launch
 from tidegate.jobs.process_output import LOG_TAIL_LINES, output_tail
 from tidegate.jobs.records import Launch, Spec
 
-_NO_AGENT = "no agent has launched it; does `tidegate agent` look after this root?"
+_NO_AGENT = "no agent has launched it; check that `tidegate agent` supervises this root"
 
 
 def lost_driver_report(job: JobDirectory, spec: Spec) -> tuple[str, str]:
-    """One line on the newest launch of `spec`, and the last lines of its output, "" when they cannot be read from here.
-    Never raises for what the store does not tell."""
+    """Return one line about the newest launch of `spec`, and the last lines of its output, or "" if they cannot be read
+    from here. Errors of the store are reported in the line, and not raised."""
     try:
         attempt = newest_attempt(job.store, job.layout, spec.number)
         tail = _stored_output_tail(job, spec.number, attempt or 1)
@@ -35,14 +35,14 @@ def lost_driver_report(job: JobDirectory, spec: Spec) -> tuple[str, str]:
 def _launch_place(launch: Launch) -> str:
     try:
         place = launcher_class(launch.launcher).log_place(launch)
-    except TidegateError:  # of a launcher that is not installed here
+    except TidegateError:  # this host does not have the launcher
         place = recorded_place(launch)
     return f"launch {launch.attempt} by {launch.launcher}, {place}"
 
 
 def _stored_output_tail(job: JobDirectory, spec: int, attempt: int) -> str:
-    """What lies in the job directory: the output of a launch, where the root is a local folder, or an agent's words on
-    one that failed."""
+    """Return the last lines of a launch's log in the job directory: the output, where the root is a local folder, or an
+    agent's message about a launch that failed."""
     with suppress(StoreError):
         text = job.store.read(job.layout.launch_log(spec, attempt)).decode(errors="replace")
         return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])

@@ -1,4 +1,4 @@
-"""Programs that are run on this host and servers that are reached from it, each with a time limit."""
+"""Calls of programs on this host and connections to servers, each with a timeout."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from tidegate.errors import EnvironmentProblemError
 
 CONNECT_LIMIT_S = 5.0
-"""How long a server may take to accept a connection, seconds."""
+"""Timeout of a connection to a server, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a program said: exit code, and standard output and error together."""
+    """Result of a program: exit code, and standard output and error together."""
 
     code: int
     text: str
 
 
 Run = Callable[[Sequence[str], float], Answer]
-"""Runs a command with a limit in seconds."""
+"""Runs a command with a timeout in seconds."""
 
 
 def run_program(command: Sequence[str], limit_s: float) -> Answer:
-    """Run it here. Raises EnvironmentProblemError when it is not there, or takes longer than `limit_s`."""
+    """Run a command. Raises EnvironmentProblemError when it does not exist, or takes longer than `limit_s`."""
     try:
         done = subprocess.run(
             command,
@@ -47,13 +47,13 @@ def run_program(command: Sequence[str], limit_s: float) -> Answer:
     except subprocess.TimeoutExpired as error:
         raise EnvironmentProblemError(
             f"{' '.join(command[:3])} did not end within {limit_s:g} s",
-            remedy="Look whether the cluster can be reached from here",
+            remedy="Check that this host can reach the cluster",
         ) from error
     return Answer(done.returncode, done.stdout)
 
 
 def connects(host: str, port: int) -> str | None:
-    """None when a TCP connection comes about; else why not."""
+    """Open a TCP connection. Returns None, or why it failed."""
     try:
         with socket.create_connection((host, port), CONNECT_LIMIT_S):
             return None

@@ -1,8 +1,8 @@
-"""When a driver is launched for somebody else, and launched anew: what an agent decides about one job. Pure.
+"""An agent's decisions about one job: when to launch a driver, and when to relaunch it. Pure.
 
-What is wanted stands in `desired.json`, what has been tried in `launches/`, what became of it in the decision log; an
-agent adds what it has itself observed, by a clock of its own. Two agents on one root decide the same at worst, and then
-the launch's record, which is created exclusively, is made by one of them.
+The request is in `desired.json`, the attempts are in `launches/`, and their results are in the decision log. The agent
+adds its own observations, by its own clock. Two agents on one root may decide the same; then only one of them can
+create the launch's record.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from tidegate.jobs.records import Desired
 from tidegate.jobs.status import JobStatus
 
 LAUNCH_GRACE_S = 180.0
-"""How long a launch whose place cannot be asked may take until its driver begins, seconds."""
+"""How long a driver may take to begin if the place of its launch cannot be asked, in seconds."""
 
 SUBMIT_GRACE_S = 600.0
-"""How long whoever launches on a cluster may take to hand the driver over, seconds: until then nothing is to be found
-there, and nothing is recorded of what was started. As long as spark-submit may run."""
+"""How long a launching process may take to hand a driver over to a cluster, in seconds. Until then the driver is not on
+the cluster, and no application is recorded. Equal to the timeout of spark-submit."""
 
 Life = Literal["none", "starting", "alive", "dead"]
-"""Of the newest launch's driver. None: nothing was launched yet."""
+"""State of the newest launch's driver. "none": nothing was launched yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelaunchBudget:
-    """How often a dead driver is launched anew.
+    """Limit of the relaunches of a dead driver.
 
     Attributes:
-        restarts: so many times,
-        within_s: in any so many seconds.
+        restarts: most relaunches within `within_s`.
+        within_s: length of the period, in seconds.
     """
 
     restarts: int
@@ -40,15 +40,16 @@ class RelaunchBudget:
 
 @dataclass(frozen=True, slots=True)
 class JobObservation:
-    """One look at a job.
+    """Observation of a job.
 
     Attributes:
-        desired: what is wanted; None: nobody has said so.
+        desired: requested state; None: there is no request.
         spec: newest submission.
-        status: under it.
+        status: status of this submission.
         attempts: newest recorded launch of it; 0: none.
-        life: of that launch's driver.
-        ended_by: who wants the job to be over (`endings.meant_to_end_by`); "": it is to run. Asked only of a dead one.
+        life: state of that launch's driver.
+        ended_by: who requested the end of the job (`desired_state.stop_requested_by`); "": it should run. Only known
+            for a dead driver.
     """
 
     desired: Desired | None
@@ -68,7 +69,7 @@ class NoAction:
 
 @dataclass(frozen=True, slots=True)
 class LaunchDriver:
-    """Launch this very attempt, or none. `anew`: in place of one that died."""
+    """Launch exactly this attempt. `anew`: it replaces a driver that died."""
 
     attempt: int
     why: str
@@ -77,7 +78,7 @@ class LaunchDriver:
 
 @dataclass(frozen=True, slots=True)
 class StopRelaunching:
-    """The budget is used up: do nothing more until somebody wants it again."""
+    """The relaunch budget is used up. Do nothing until there is a new request."""
 
     why: str
 
@@ -86,57 +87,57 @@ Decision: TypeAlias = NoAction | LaunchDriver | StopRelaunching
 
 
 def launch_liveness(*, begun: bool, handed_over: bool, place: DriverState, silent: bool, waited_s: float) -> Life:
-    """What to hold of the newest launch's driver.
+    """Return the state of the newest launch's driver.
 
     Args:
         begun: its fence is in the decision log.
-        handed_over: what it started is recorded, or it is known to have failed; False: somebody may be at it still.
-        place: what its launcher says, at two looks in a row when it says GONE.
-        silent: neither heartbeat nor log has moved for `heartbeat_timeout`, as the observer saw it.
-        waited_s: for how long nothing at all has been seen of this launch, seconds.
+        handed_over: its process or application is recorded, or the launch failed; False: the launch may be under way.
+        place: state that its launcher reports; GONE only after two observations in a row.
+        silent: neither heartbeat nor log has advanced for `heartbeat_timeout`, by this process's clock.
+        waited_s: time without any sign of this launch, in seconds.
     """
     if place is DriverState.GONE and (begun or handed_over):
         return "dead"
     if begun:
         return "dead" if silent else "alive"
-    if place is DriverState.RUNNING:  # it may wait long in a queue
+    if place is DriverState.RUNNING:  # it may be in a queue for any time
         return "starting"
     grace_s = SUBMIT_GRACE_S if place is DriverState.GONE else LAUNCH_GRACE_S
     return "dead" if waited_s >= grace_s else "starting"
 
 
 def decide_relaunch(seen: JobObservation, budget: RelaunchBudget, relaunches: int) -> Decision:
-    """What to do about a job.
+    """Decide what to do about a job.
 
     Args:
-        budget: as configured.
-        relaunches: how many drivers were launched anew for what is wanted now, in the budget's time.
+        budget: configured budget.
+        relaunches: relaunches for the current request in the budget's period.
     """
     desired = seen.desired
     if desired is None or desired.spec != seen.spec:
-        return NoAction("nobody wants this submission launched by an agent")
+        return NoAction("no agent is requested to launch this submission")
     if desired.state == "stopped":
-        return NoAction("it is to be stopped")
+        return NoAction("a stop is requested")
     if seen.status.is_terminal and seen.status is not JobStatus.FAILED:
         return NoAction(f"it is {seen.status.value}")
     if seen.attempts < desired.launch:
-        return LaunchDriver(seen.attempts + 1, f"wanted by {desired.by}")
+        return LaunchDriver(seen.attempts + 1, f"requested by {desired.by}")
     if seen.status is JobStatus.FAILED:
-        return NoAction("it failed by itself")
+        return NoAction("it failed with an error")
     if seen.life != "dead":
         return NoAction(f"its driver is {seen.life}")
     if seen.ended_by:
-        return NoAction(f"{seen.ended_by} wants the job to be over")
+        return NoAction(f"{seen.ended_by} requested the end of the job")
     if relaunches >= budget.restarts:
         return StopRelaunching(
-            f"its driver is dead, and was launched anew {relaunches} times within {budget.within_s:g} s"
+            f"its driver is dead, and was relaunched {relaunches} times within {budget.within_s:g} s"
         )
     return LaunchDriver(seen.attempts + 1, "its driver is dead", anew=True)
 
 
 class RelaunchHistory:
-    """Counts launches in place of dead drivers, of one job, as one agent saw them made by whomever: any launch beyond
-    the wanted one."""
+    """Counts the relaunches of one job that an agent observed, its own and others': each launch beyond the requested
+    one."""
 
     def __init__(self, budget: RelaunchBudget) -> None:
         self._budget = budget
@@ -145,8 +146,8 @@ class RelaunchHistory:
         self._at_s: list[float] = []
 
     def observe(self, seen: JobObservation, now_s: float) -> int:
-        """Take a look; how many fall into the budget's time. What is wanted anew begins at none, and so does an agent
-        that has just begun."""
+        """Observe a job, and return the relaunches in the budget's period. The count starts at 0 for a new request, and
+        for an agent that has just started."""
         if seen.desired != self._wanted:
             self._wanted, self._at_s, self._attempts = seen.desired, [], seen.attempts
         first = max(self._attempts, seen.desired.launch if seen.desired is not None else 0)

@@ -1,7 +1,7 @@
-"""spark-submit on this host, with the driver in client mode.
+"""The spark-submit launcher: the driver runs on this host, in client mode.
 
-A standalone cluster refuses Python applications in cluster mode; so a detached client is what it offers. The recorded
-process is the JVM's, which ends with the Python program below it, and takes its settings from the Spark installation
+A standalone cluster refuses Python applications in cluster mode, so the driver is a detached client. The recorded
+process is the JVM, which ends with the Python program below it. It reads the settings of the Spark installation
 (SPARK_HOME, spark-defaults.conf).
 """
 
@@ -24,7 +24,7 @@ from tidegate.jobs.records import Launch, Spec
 
 
 class SparkSubmitLauncher(ProcessLauncher):
-    """spark-submit on this machine, the driver in client mode: for `spark://host:port`."""
+    """Launches drivers with spark-submit on this machine in client mode, for `spark://host:port`."""
 
     kind: ClassVar[str] = "spark-submit"
 
@@ -32,10 +32,10 @@ class SparkSubmitLauncher(ProcessLauncher):
         """See `Launcher.launch`."""
         if spec.master.startswith(("yarn", "k8s://")):
             raise OptionError(
-                f"master {spec.master} does not go with the launcher spark-submit",
+                f"master {spec.master} cannot be used with the launcher spark-submit",
                 where=f"job {spec.job_id}, launcher",
-                cause="it runs the driver here, in client mode",
-                remedy="Use the launcher yarn or kubernetes, which run it on the cluster",
+                cause="this launcher runs the driver on this host, in client mode",
+                remedy="Use the launcher yarn or kubernetes, which run the driver on the cluster",
             )
         entry = os.path.abspath(driver_entry.__file__)
         launch = record_launch(
@@ -46,7 +46,7 @@ class SparkSubmitLauncher(ProcessLauncher):
             command=lambda made: client_command(self._settings, spec, made, job.root, entry),
             attempt=attempt,
         )
-        # The spark-submit of a Python environment asks Python where Spark is, and must ask the right one.
+        # A spark-submit script in a Python environment finds Spark through Python, so it must use the drivers' Python.
         python = self._settings.python or sys.executable
         env = {"PYSPARK_DRIVER_PYTHON": python, "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", python)}
         return start_process(job, spec, launch, env)
@@ -58,7 +58,7 @@ class SparkSubmitLauncher(ProcessLauncher):
 
 
 def client_command(settings: LauncherSettings, spec: Spec, launch: Launch, root: str, entry: str) -> tuple[str, ...]:
-    """The driver here, in client mode. The Python of `spark.pyspark.driver.python` runs it, and by default that of the
-    workers is the same."""
+    """Return the command that starts the driver in client mode. `spark.pyspark.driver.python` runs it; workers use the
+    same Python by default."""
     conf = {"spark.pyspark.driver.python": settings.python or sys.executable, **command_conf(spec)}
     return submit_command(settings, spec, launch, root, "client", conf, entry)

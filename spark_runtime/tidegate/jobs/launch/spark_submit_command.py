@@ -1,4 +1,4 @@
-"""The command line of spark-submit, in either deploy mode."""
+"""The command line of spark-submit, for both deploy modes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def submit_command(
     conf: Mapping[str, str],
     program: str,
 ) -> tuple[str, ...]:
-    """spark-submit with `program` and the arguments that every driver takes.
+    """Return the spark-submit command that runs `program` with a driver's arguments.
 
     Args:
         mode: "client" or "cluster".
-        conf: Spark settings; they are recorded with the launch, so without secrets (`command_conf`).
+        conf: Spark settings. They are recorded with the launch, so they must not contain secrets (`command_conf`).
         program: path or URL of `driver_entry.py`.
     """
     flags = [word for name in sorted(conf) for word in ("--conf", f"{name}={conf[name]}")]
@@ -42,15 +42,15 @@ def submit_command(
 
 
 def command_conf(spec: Spec) -> dict[str, str]:
-    """The Spark settings of a submission that go on a command line. Settings with a secret do not: the driver resolves
-    them itself. So a setting that spark-submit must know before the driver starts cannot be a secret."""
+    """Return the Spark settings of a submission for a command line, without secrets. The driver resolves secrets
+    itself, so a setting that spark-submit needs before the driver starts cannot be a secret."""
     return {name: str(value) for name, value in spec.spark_conf.items() if not is_reference(value)}
 
 
 def wrong_master(spec: Spec, launcher: str, wanted: str) -> OptionError:
-    """The error for a master that `launcher` cannot launch on."""
+    """Return the error for a master that the launcher does not support."""
     return OptionError(
-        f"master {spec.master} does not go with the launcher {launcher}",
+        f"master {spec.master} cannot be used with the launcher {launcher}",
         where=f"job {spec.job_id}, launcher",
         remedy=f"Set master to {wanted}, in the connection or the operator",
     )

@@ -1,7 +1,8 @@
-"""Drivers in YARN's ApplicationMaster: `external_id` of a launch is the application's id.
+"""Drivers in YARN's ApplicationMaster. The `external_id` of a launch is the application's id.
 
-What Spark's documentation demands (4.x: "Running Spark on YARN") stands beside each line. Tested on a cluster of one
-node. When whoever launched dies before it has recorded the application, the launch's record alone finds it: by its tag.
+`yarn_command` lists the settings that Spark's documentation requires (4.x: "Running Spark on YARN"). Tested on a
+cluster of one node. If the launching process dies before it has recorded the application, the application can be found
+by its tag, which follows from the launch's record.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _OVER = frozenset({"FINISHED", "FAILED", "KILLED"})
 
 
 class YarnLauncher(ClusterLauncher):
-    """The driver in YARN's ApplicationMaster; `external_id`: the application's id."""
+    """Launches each driver in YARN's ApplicationMaster. `external_id` is the application's id."""
 
     kind: ClassVar[str] = "yarn"
     settings: ClassVar[tuple[LauncherSetting, ...]] = (YARN,)
@@ -56,10 +57,10 @@ class YarnLauncher(ClusterLauncher):
         application = yarn_application(answer.text) or self._by_tag(launch)
         if application is None:
             raise EnvironmentProblemError(
-                "spark-submit named no application",
+                "spark-submit printed no application id",
                 where=f"job {spec.job_id}",
                 cause=answer.text[-TAIL:].strip(),
-                remedy=f"Look for the tag {yarn_tag(launch)} in YARN",
+                remedy=f"Search YARN for an application with the tag {yarn_tag(launch)}",
             )
         return record_process(job.store, job.layout, replace(launch, external_id=application))
 
@@ -78,7 +79,7 @@ class YarnLauncher(ClusterLauncher):
         return self._status(yarn_log_command(self._settings, application))
 
     def kill(self, launch: Launch, *, graceful: bool = True) -> bool:
-        """See `Launcher.kill`: YARN knows no graceful end. Send the job a stop first."""
+        """See `Launcher.kill`. YARN has no graceful end. For a savepoint, send a stop command first."""
         application = self._application(launch)
         if application is None or self.state(launch) is DriverState.GONE:
             return False
@@ -89,10 +90,10 @@ class YarnLauncher(ClusterLauncher):
         checks = [fits_launcher(self.kind, master == "yarn", master), check_spark_submit(self._settings)]
         program, problems = self._settings.value(YARN), []
         if shutil.which(program) is None:
-            what = f"yarn: {program} is not there: no driver would be found again. Name its path"
+            what = f"yarn: {program} does not exist, so drivers could not be found again. Name its path"
             problems.append(Check(False, what))
         if not world.environment.get("HADOOP_CONF_DIR") and not world.environment.get("YARN_CONF_DIR"):
-            what = "yarn: neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set: Spark finds no cluster"
+            what = "yarn: Spark finds no cluster. Set HADOOP_CONF_DIR or YARN_CONF_DIR"
             problems.append(Check(False, what))
         return [*checks, *(problems or [Check(True, f"yarn is {program}")])]
 
@@ -117,14 +118,15 @@ class YarnLauncher(ClusterLauncher):
 
 
 def yarn_command(settings: LauncherSettings, spec: Spec, launch: Launch, root: str, entry: str) -> tuple[str, ...]:
-    """The driver in YARN's ApplicationMaster.
+    """Return the command that starts the driver in YARN's ApplicationMaster.
 
-    - `spark.yarn.submit.waitAppCompletion=false`: spark-submit ends once the application is submitted.
-    - `spark.yarn.maxAppAttempts=1`: a driver that died is launched anew by whoever supervises the job, with a launch of
-      its own; YARN must not begin a second one under the same launch. `spark_conf` may say otherwise.
-    - `spark.yarn.tags`: finds the application again when spark-submit's answer was lost.
+    - `spark.yarn.submit.waitAppCompletion=false`: spark-submit ends when the application is submitted.
+    - `spark.yarn.maxAppAttempts=1`: the job's supervisor relaunches a dead driver with a new launch, so YARN must not
+      start a second one for the same launch. `spark_conf` may override it.
+    - `spark.yarn.tags`: finds the application if spark-submit's answer is lost.
     - `spark.yarn.appMasterEnv.NAME`: environment variables of the driver.
-    - `spark.archives` (and `spark.submit.pyFiles`) of `spark_conf` bring the code along; the interpreter is then one of
+    - `spark.archives` (and `spark.submit.pyFiles`) in `spark_conf` bring the code. The interpreter is then in the
+      archive, such as `./environment/bin/python`.
       the archive, such as `./environment/bin/python`.
 
     Raises OptionError when master is not `yarn`.
@@ -142,38 +144,38 @@ def yarn_command(settings: LauncherSettings, spec: Spec, launch: Launch, root: s
 
 
 def yarn_tag(launch: Launch) -> str:
-    """Names the application of a launch among all of YARN's."""
+    """Return the tag that identifies the application of a launch."""
     return f"tidegate-{launch.nonce}"
 
 
 def yarn_list_command(settings: LauncherSettings, launch: Launch) -> tuple[str, ...]:
-    """Lists the application of a launch, in whatever state."""
+    """Return the command that lists the application of a launch, in any state."""
     return (settings.value(YARN), "application", "-list", "-appStates", "ALL", "-appTags", yarn_tag(launch))
 
 
 def yarn_status_command(settings: LauncherSettings, application: str) -> tuple[str, ...]:
-    """Tells an application's state."""
+    """Return the command that prints an application's state."""
     return (settings.value(YARN), "application", "-status", application)
 
 
 def yarn_kill_command(settings: LauncherSettings, application: str) -> tuple[str, ...]:
-    """Ends an application."""
+    """Return the command that ends an application."""
     return (settings.value(YARN), "application", "-kill", application)
 
 
 def yarn_log_command(settings: LauncherSettings, application: str) -> tuple[str, ...]:
-    """Tells the ApplicationMaster's output, which is the driver's."""
+    """Return the command that prints the ApplicationMaster's output, which is the driver's output."""
     return (settings.value(YARN), "logs", "-applicationId", application, "-am", "ALL")
 
 
 def yarn_application(output: str) -> str | None:
-    """The application's id in what spark-submit or `yarn application -list` wrote; None: there is none."""
+    """Return the application's id in the output of spark-submit or `yarn application -list`; None: there is none."""
     found = _APPLICATION.search(output)
     return found[0] if found else None
 
 
 def yarn_state(output: str) -> DriverState:
-    """From `yarn application -status`. An application that waits in its queue is RUNNING: it is there."""
+    """Parse the output of `yarn application -status`. An application in a queue is RUNNING, because it exists."""
     found = _STATE.search(output)
     if found is None:
         return DriverState.GONE if "doesn't exist" in output else DriverState.UNKNOWN

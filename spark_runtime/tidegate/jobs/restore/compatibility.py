@@ -1,5 +1,5 @@
-"""Whether a snapshot fits a pipeline, and why not (S5.5, S6.4, S7.5): from their documents alone, so that the driver,
-the command line and Airflow say the same. Pure: no pyarrow, no I/O."""
+"""Checks whether a snapshot fits a pipeline (S5.5, S6.4, S7.5). They read only documents, so that the driver, the
+command line and Airflow get the same result. Pure: no pyarrow, no I/O."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _KEPT_BY = {"source": "positions", "sink": "transactions"}
 
 @dataclass(frozen=True, slots=True)
 class OperatorFacts:
-    """One operator of a snapshot.
+    """An operator of a snapshot.
 
     Attributes:
-        uid: of the operator.
+        uid: uid of the operator.
         status: running, partially_finished or finished (S6.2).
-        has_state: some subtask of it wrote a state stream.
-        tells_kinds: all its streams tell what kinds of state they hold; the first version's do not.
-        formats: of a state back end's own in which state of it lies; since version 3 of the metadata.
+        has_state: one of its subtasks wrote a state stream.
+        tells_kinds: all its streams contain the kinds of their states. Streams of the first version do not.
+        formats: formats of state back ends in which its state is stored, other than rows; known since version 3 of the
+            metadata.
         ended: numbers of its subtasks that had finished.
     """
 
@@ -38,7 +39,7 @@ class OperatorFacts:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFacts:
-    """A snapshot, as far as a restore's check is concerned."""
+    """The facts about a snapshot that the check of a restore needs."""
 
     parallelism: int
     max_parallelism: int
@@ -48,7 +49,7 @@ class SnapshotFacts:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> SnapshotFacts:
-        """From the body of a `_metadata` document."""
+        """Read the facts from the body of a `_metadata` document."""
         operators = []
         for operator in body["operators"]:
             handles = [s["handle"] for s in operator["subtasks"] if s["handle"] is not None]
@@ -63,15 +64,15 @@ class SnapshotFacts:
 
 @dataclass(frozen=True, slots=True)
 class RestoreTarget:
-    """What is to be restored to.
+    """The pipeline to restore a snapshot to, and the differences that are allowed.
 
     Attributes:
-        graph: of the pipeline.
-        allow_non_restored_state: state without an operator is dropped (S5.5).
+        graph: graph of the pipeline.
+        allow_non_restored_state: drop state that has no operator (S5.5).
         allow_drained: operators that a drain made fire early may fire again (S7.5).
-        commit_only: only commits are left: no operator runs (S7.7).
-        state_backend: of the job; None: not known.
-        is_fork: it commits nothing of the snapshot (S7.4); None: not known.
+        commit_only: the restore only commits, and runs no operator (S7.7).
+        state_backend: state back end of the job; None: unknown.
+        is_fork: the restore is a fork, which commits nothing of the snapshot (S7.4); None: unknown.
     """
 
     graph: Graph
@@ -86,17 +87,17 @@ class RestoreTarget:
 
 @dataclass(frozen=True, slots=True)
 class RestoreFinding:
-    """One thing that was looked at.
+    """One result of the check.
 
     Attributes:
         code: "max_parallelism", "parallelism", "lost_operator", "rescale", "connector", "operator", "finished",
             "state", "lost_state", "format", "drained", "new_operator" or "source".
-        verdict: "fits", "changes" (it fits, and something is another), "refused" or "unknown" (told at the restore).
-        what: one sentence.
-        cause: the likely cause, of what is refused.
-        remedy: the next action, of what is refused.
-        uid: the operator concerned.
-        state: its state concerned.
+        verdict: "fits", "changes" (it fits, and something differs), "refused" or "unknown" (known only at the restore).
+        what: the finding, as one sentence.
+        cause: the likely cause of a refusal.
+        remedy: the next action after a refusal.
+        uid: uid of the operator concerned.
+        state: name of the state concerned.
     """
 
     code: str
@@ -108,41 +109,41 @@ class RestoreFinding:
     state: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
-        told = {"code": self.code, "verdict": self.verdict, "uid": self.uid, "state": self.state, "what": self.what}
-        return {**told, "cause": self.cause, "remedy": self.remedy}
+        """Return the finding for programs."""
+        known = {"code": self.code, "verdict": self.verdict, "uid": self.uid, "state": self.state, "what": self.what}
+        return {**known, "cause": self.cause, "remedy": self.remedy}
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreVerdict:
-    """All findings, refused ones first."""
+    """All findings, refusals first."""
 
     findings: tuple[RestoreFinding, ...]
 
     @property
     def fits(self) -> bool:
-        """Nothing is refused."""
+        """Return whether no finding is a refusal."""
         return not self.refused
 
     @property
     def refused(self) -> tuple[RestoreFinding, ...]:
-        """What is refused."""
+        """The findings that are refusals."""
         return tuple(finding for finding in self.findings if finding.verdict == "refused")
 
     def to_json(self) -> dict[str, Any]:
-        """The one JSON form of a verdict, wherever it is told."""
+        """Return the JSON form of a verdict. All outputs use it."""
         return {"fits": self.fits, "findings": [finding.to_json() for finding in self.findings]}
 
 
 def verdict_of_findings(findings: Sequence[RestoreFinding]) -> RestoreVerdict:
-    """The verdict of all that was found."""
+    """Return the verdict of these findings."""
     order = ("refused", "unknown", "changes", "fits")
     return RestoreVerdict(tuple(sorted(findings, key=lambda finding: order.index(finding.verdict))))
 
 
 def check_compatibility(snapshot: SnapshotFacts, target: RestoreTarget) -> RestoreVerdict:
-    """Everything that documents tell. What was staged, verdicts of a commit gate and positions of sources are looked at
-    elsewhere."""
+    """Check everything that the documents contain. Staged output, verdicts of a commit gate and positions of sources
+    are checked elsewhere."""
     looks = (_numbers, _operators, _connectors, _states, _finished, _check_drained)
     return verdict_of_findings([finding for look in looks for finding in look(snapshot, target)])
 
@@ -167,13 +168,13 @@ def _numbers(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[Restore
             "refused",
             f"the state of operator {silent.uid!r} can be restored with parallelism {snapshot.parallelism}, "
             f"not with {target.parallelism}",
-            "an earlier version, which did not change the parallelism of a job, wrote the snapshot",
-            f"Restore it with parallelism={snapshot.parallelism}; a savepoint taken then can be rescaled",
+            "an older version of tidegate wrote the snapshot, and did not support a change of parallelism",
+            f"Restore it with parallelism={snapshot.parallelism}, and take a savepoint, which can be rescaled",
             silent.uid,
         )
     else:
         yield RestoreFinding(
-            "parallelism", "changes", f"parallelism {snapshot.parallelism} becomes {target.parallelism}"
+            "parallelism", "changes", f"parallelism changes from {snapshot.parallelism} to {target.parallelism}"
         )
 
 
@@ -186,17 +187,17 @@ def _operators(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[Resto
         yield RestoreFinding("lost_operator", "changes", what + _DROPPED, uid=uid)
     elif lost:
         cause = "an operator was removed or its uid changed"
-        remedy = "Give the operator its old uid, or set allow_non_restored_state to drop the state"
+        remedy = "Set the operator's uid back to the old one, or set allow_non_restored_state to drop the state"
         yield RestoreFinding("lost_operator", "refused", what, cause, remedy, uid)
     before = {operator.uid for operator in snapshot.operators}
     for operator in target.graph["operators"]:
         if operator["uid"] not in before and operator["stateful"]:
-            what = f"operator {operator['uid']!r} is new and begins without state"
+            what = f"operator {operator['uid']!r} is new and starts without state"
             yield RestoreFinding("new_operator", "changes", what, uid=operator["uid"])
 
 
 def _connectors(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[RestoreFinding]:
-    """S5.5: positions of one source class mean nothing to another, nor do a sink's transactions."""
+    """Check classes of sources and sinks: one class cannot use the positions or transactions of another (S5.5)."""
     old = {operator["uid"]: operator for operator in snapshot.graph.get("operators", ())}
     new = {operator["uid"]: operator for operator in target.graph["operators"]}
     for operator in snapshot.operators:
@@ -207,14 +208,14 @@ def _connectors(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[Rest
         if kind != new[uid]["kind"] or not before or not now or before[0] in now or now[0] in before:
             continue
         if kind == "source" and operator.status == "finished":
-            continue  # nothing of it is read again
+            continue  # a finished source is not read again
         if kind == "sink" and target.is_fork:
-            continue  # which forgets what the original has to commit
+            continue  # a fork ignores transactions that the original has to commit
         yield RestoreFinding(
             "connector",
             "unknown" if kind == "sink" and target.is_fork is None else "refused",
-            f"{kind} {uid!r} was a {before[0]} in the snapshot, and is a {now[0]} in the pipeline",
-            f"{_KEPT_BY.get(kind, 'its state')} of a {before[0]} cannot become those of a {now[0]}",
+            f"{kind} {uid!r} was a {before[0]} in the snapshot, but is a {now[0]} in the pipeline",
+            f"a {now[0]} cannot use the {_KEPT_BY.get(kind, 'state')} of a {before[0]}",
             f"Use {before[0]} again or a class derived from it, name it in {now[0]}.former_names if it was renamed, "
             f"or give the {kind} a new uid and set allow_non_restored_state",
             uid,
@@ -241,7 +242,7 @@ def _states(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[RestoreF
             continue
         if before is None or now is None:
             yield RestoreFinding(
-                "state", "unknown", f"what state operator {uid!r} keeps is told at the restore", uid=uid
+                "state", "unknown", f"the states of operator {uid!r} are known only at the restore", uid=uid
             )
             continue
         shapes = [*map(StateShape.from_json, before)], [*map(StateShape.from_json, now)]
@@ -253,11 +254,11 @@ def _states(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[RestoreF
 
 
 def restrict_to_row_formats(finding: RestoreFinding, formats: Sequence[str]) -> RestoreFinding:
-    """States are left behind in rows alone: a back end restores its own files with all that is in them."""
+    """Refuse a dropped state when the state is not stored as rows: a back end restores its own files completely."""
     if not formats or finding.code != "lost_state" or finding.verdict != "changes":
         return finding
     cause = f"the operator's state is in files of {', '.join(formats)}"
-    remedy = "Take a savepoint with the former pipeline and restore that: its states are rows"
+    remedy = "Take a savepoint with the former pipeline and restore it: a savepoint stores states as rows"
     what = finding.what.removesuffix(_DROPPED)
     return replace(finding, verdict="refused", what=what, cause=cause, remedy=remedy)
 
@@ -266,8 +267,8 @@ def _other_kind(uid: str, before: str, now: str) -> RestoreFinding:
     return RestoreFinding(
         "operator",
         "refused",
-        f"operator {uid!r} was a {before} in the snapshot, and is a {now} in the pipeline",
-        f"what a {before} keeps cannot become the state of a {now}",
+        f"operator {uid!r} was a {before} in the snapshot, but is a {now} in the pipeline",
+        f"a {now} cannot use the state of a {before}",
         f"Make {uid!r} a {before} again, or give the operator a new uid and set allow_non_restored_state",
         uid,
     )
@@ -279,8 +280,8 @@ def _other_back_end(operator: OperatorFacts, state_backend: str) -> RestoreFindi
         "format",
         "refused",
         f"operator {operator.uid!r} has its state in files of {format_}, which {state_backend!r} cannot read",
-        "a checkpoint holds state as its back end has it",
-        f"Restore with state_backend={format_!r}, or take a savepoint with it, which any back end restores",
+        "a checkpoint stores state in the format of its back end",
+        f"Restore with state_backend={format_!r}, or take a savepoint with it, which every back end can restore",
         operator.uid,
     )
 
@@ -294,18 +295,18 @@ def _states_of(
         yield RestoreFinding(
             "state",
             "refused",
-            f"State {name!r} of operator {uid!r} does not fit the pipeline",
+            f"state {name!r} of operator {uid!r} does not fit the pipeline",
             "; ".join(why for state, why in found.refused if state == name),
-            "Restore with the pipeline that made the snapshot, or give the operator a new uid",
+            "Restore with the pipeline that took the snapshot, or give the operator a new uid",
             uid,
             name,
         )
     for name in found.undeclared:
-        what = f"operator {uid!r} does not declare state {name!r}, which the snapshot holds"
+        what = f"operator {uid!r} does not declare state {name!r}, which is in the snapshot"
         if may_drop and name in keyed:
             yield RestoreFinding("lost_state", "changes", what + _DROPPED, uid=uid, state=name)
             continue
-        cause = "the state was removed or renamed, or the operator is another one"
+        cause = "the state was removed or renamed, or the operator has been replaced"
         more = ", or set allow_non_restored_state to drop it" if name in keyed else ""
         remedy = f"Declare {name!r} again, give the operator a new uid{more}"
         yield RestoreFinding("lost_state", "refused", what, cause, remedy, uid, name)
@@ -314,44 +315,45 @@ def _states_of(
 
 
 def _finished(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[RestoreFinding]:
-    """S6.4."""
+    """Check operators that had finished when the snapshot was taken (S6.4)."""
     if target.commit_only:
         return
     status = {operator.uid: operator.status for operator in snapshot.operators}
-    remedy = "Restore a snapshot from before the end of that operator, or put new operators elsewhere"
+    remedy = "Restore a snapshot from before the end of that operator, or add new operators elsewhere"
     refused = [
         *_running_before_finished(status, target.graph),
         *_running_before_ended_subtasks(snapshot, target.graph),
         *_mixed_chains(status, target.graph),
     ]
     for uid, what in refused:
-        cause = "the pipeline is not the one that the snapshot was taken of"
+        cause = "the snapshot was taken from another pipeline"
         yield RestoreFinding("finished", "refused", what, cause, remedy, uid)
 
 
 def _running_before_finished(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str, str]]:
-    """Rows of a running operator would come to subtasks that have ended."""
+    """Find running operators that would send rows to subtasks that have ended."""
     for operator in graph["operators"]:
         uid = operator["uid"]
         for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
             if status.get(feeder) == "finished":
                 continue
             if status.get(uid) == "finished":
-                yield uid, f"operator {feeder!r}, which has not finished, stands in front of {uid!r}, which has"
+                yield uid, f"operator {feeder!r}, which has not finished, is upstream of {uid!r}, which has finished"
             elif status.get(uid) == "partially_finished" and exchange != "forward":
                 feeds = f"operator {feeder!r}, which has not finished, feeds by {exchange} all subtasks of {uid!r}"
-                yield uid, f"{feeds}, some of which have"
+                yield uid, f"{feeds}, some of which have finished"
 
 
 def _running_before_ended_subtasks(snapshot: SnapshotFacts, graph: Graph) -> Iterator[tuple[str, str]]:
-    """By forward, too: the state of a subtask that had finished is dropped (S6.2), and must not be needed again."""
+    """Find running operators that would send rows to ended subtasks, also by forward. The state of an ended subtask is
+    dropped (S6.2), so no row may need it."""
     facts = {operator.uid: operator for operator in snapshot.operators}
     operators = {operator["uid"]: operator for operator in graph["operators"]}
 
     def sends_on(uid: str, subtasks: frozenset[int]) -> str | None:
-        """The operator, `uid` or upstream of it, that still has rows for one of these subtasks."""
+        """Return the operator, `uid` or one upstream, that still has rows for one of these subtasks; None: none."""
         operator, fact = operators[uid], facts.get(uid)
-        if operator["inputs"] and not operator["stateful"]:  # passes on: its own record does not matter, nor its name
+        if operator["inputs"] and not operator["stateful"]:  # it only passes rows on, so its own status does not matter
             for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
                 whole = facts[feeder].status == "finished" if feeder in facts else False
                 found = sends_on(feeder, subtasks) if exchange == "forward" else None if whole else feeder
@@ -365,7 +367,7 @@ def _running_before_ended_subtasks(snapshot: SnapshotFacts, graph: Graph) -> Ite
     for uid, operator in operators.items():
         fact = facts.get(uid)
         if fact is None or fact.status != "partially_finished" or operator["kind"] == "sink":
-            continue  # a sink keeps what it has staged (`coordinator.recovery.restore.of_running`)
+            continue  # a sink keeps its staged transactions (`coordinator.recovery.restore.of_running`)
         if not (fact.has_state or operator["stateful"]):
             continue
         for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
@@ -377,7 +379,7 @@ def _running_before_ended_subtasks(snapshot: SnapshotFacts, graph: Graph) -> Ite
 
 
 def _mixed_chains(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str, str]]:
-    """The operators of a chain end together."""
+    """Find chains in which only some operators have finished. The operators of a chain end together."""
     for uids in chains_of(graph):
         ended = [uid for uid in uids if status.get(uid) == "finished"]
         running = [uid for uid in uids if status.get(uid) != "finished"]
@@ -387,8 +389,11 @@ def _mixed_chains(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str
 
 
 def chains_of(graph: Graph) -> list[list[str]]:
-    """Uids of each chain, as `plan.execution_plan.plan` cuts them: an operator runs with the one whose main output it
-    reads by forward when it reads that alone and nobody else does. Documents before version 3 know no other outputs."""
+    """Return the uids of each chain, as `plan.execution_plan` makes them.
+
+    An operator joins the chain of its input if it reads only that operator's main output, by forward, and is the only
+    reader. Documents before version 3 have no other outputs.
+    """
     readers: dict[str, int] = {}
     for operator in graph["operators"]:
         for feeder in operator["inputs"]:
@@ -405,18 +410,21 @@ def chains_of(graph: Graph) -> list[list[str]]:
 
 
 def _check_drained(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[RestoreFinding]:
-    """S7.5."""
+    """Check whether a drain took the snapshot (S7.5)."""
     if not snapshot.drained or target.commit_only:
         return
     kinds = {operator["uid"]: operator["kind"] for operator in snapshot.graph.get("operators", ())}
     early = ", ".join(f"{uid} ({kinds.get(uid, 'unknown')})" for uid in snapshot.drained)
     if target.allow_drained:
-        yield RestoreFinding("drained", "changes", f"taken by a drain: {early} fired early, and emit again")
+        yield RestoreFinding(
+            "drained", "changes", f"the snapshot was taken by a drain: {early} fired early, and will emit again"
+        )
         return
     yield RestoreFinding(
         "drained",
         "refused",
         f"the snapshot was taken by a drain, which made {early} fire early",
-        "their input had not ended: open windows fired early and would emit again, joins took a side in part",
-        "Restore an earlier snapshot, or set allow_drained to accept that",
+        "their input had not ended: open windows fired early and would emit again, and "
+        "joins had read only a part of one input",
+        "Restore an earlier snapshot, or set allow_drained to accept this",
     )

@@ -1,4 +1,4 @@
-"""Finding the snapshot that a submission wants to start from, before anything is started (S9.3)."""
+"""Finds the snapshot that a submission names, before anything is started (S9.3)."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from tidegate.units import format_duration
 
 
 def refuse_older_than(name: str, completed_at: str | None, limit: timedelta, now: datetime, *, where: str) -> None:
-    """Raise SnapshotError when a snapshot is older than it may be.
+    """Raise SnapshotError when a snapshot is older than `limit`.
 
     Args:
-        name: of the snapshot, for people.
-        completed_at: recorded time of its completion; None or no time: its age is not known, which is refused, too.
+        name: name of the snapshot, for readers.
+        completed_at: recorded completion time. If it is None or not a time, the age is unknown, and the snapshot is
+            refused too.
         limit: greatest age.
-        now: with zone.
-        where: the job.
+        now: current time, with time zone.
+        where: the job, for the error.
     """
-    remedy = "Name a newer snapshot (`tidegate checkpoints`), allow a greater age, or start the job afresh"
+    remedy = "Name a newer snapshot (`tidegate checkpoints`), allow a greater age, or start the job without a snapshot"
     try:
         age = now - parse_iso(completed_at or "")
     except ValueError:
         raise SnapshotError(
-            f"how old {name} is cannot be told, and it may be {format_duration(limit)} old at most",
+            f"the age of {name} is unknown, but must be at most {format_duration(limit)}",
             where=where,
             cause=f"its completion is recorded as {completed_at!r}",
             remedy=remedy,
@@ -42,7 +43,7 @@ def refuse_older_than(name: str, completed_at: str | None, limit: timedelta, now
     if age > limit:
         whole_s = timedelta(seconds=round(age.total_seconds()))
         raise SnapshotError(
-            f"{name} is {format_duration(whole_s)} old, and may be {format_duration(limit)} old at most",
+            f"{name} is {format_duration(whole_s)} old, but must be at most {format_duration(limit)} old",
             where=where,
             cause=f"it completed at {completed_at}; nothing was submitted",
             remedy=remedy,
@@ -51,14 +52,14 @@ def refuse_older_than(name: str, completed_at: str | None, limit: timedelta, now
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRestore:
-    """A snapshot that is there.
+    """A snapshot that exists, with the settings to restore it.
 
     Attributes:
-        restore: as the spec records it: paths below the root relative to it. "latest" stays open: the driver chooses
-            after its fence, so that what an older driver completes in between is not lost.
-        lineage: that the submission continues; None: a fork, which gets its own (S7.4).
-        name: of the snapshot, for people; of "latest" what that is now.
-        completed_at: recorded time of its completion; None: not recorded.
+        restore: the restore for the spec, with paths relative to the root if possible. "latest" is not resolved: the
+            driver chooses the snapshot after its fence, so that a later one of the old driver is not lost.
+        lineage: lineage that the submission continues; None: a fork, which gets a new one (S7.4).
+        name: name of the snapshot, for readers; for "latest", the snapshot that is the latest now.
+        completed_at: recorded completion time; None: not recorded.
     """
 
     restore: RestoreFrom
@@ -75,29 +76,29 @@ def resolve_restore(
     specs: Sequence[Spec],
     view: JobView | None,
 ) -> ResolvedRestore:
-    """Check that what `restore` names is there and complete.
+    """Check that the snapshot that `restore` names exists and is complete.
 
     Args:
         specs: earlier submissions of the job.
-        view: the job as it is; None when it has never been submitted.
+        view: current view of the job; None: the job was never submitted.
 
     Raises:
-        SnapshotError: nothing to restore, or not a complete snapshot.
-        OptionError: a claim to a snapshot that is not the job's.
+        SnapshotError: there is no snapshot to restore, or it is not complete.
+        OptionError: the job does not own the snapshot that it would claim.
     """
     where = f"job {job_id}"
     if restore.kind == "latest":
         point = view.latest_recovery_point if view is not None else None
         if point is None:
             raise SnapshotError(
-                "there is nothing to restore from",
+                "there is no snapshot to restore",
                 where=where,
-                cause="the job was not started from a snapshot, and has completed no checkpoint that was not rejected",
-                remedy="Start it anew, or name a savepoint",
+                cause="the job did not start from a snapshot, and has no completed checkpoint that was not rejected",
+                remedy="Start it again without a restore, or name a savepoint",
             )
         document = _metadata(store, storage_options, point.path, where, specs, view)
         latest = replace(restore, path=None, checkpoint_id=None)
-        assert view is not None, "a snapshot was found in it"
+        assert view is not None, "the latest recovery point is part of the view"
         lineage = _lineage_of(specs, point.spec or view.followed)
         return ResolvedRestore(latest, lineage, _name(point, point.path), _completed_at(point, document))
     if restore.path is None:
@@ -116,8 +117,8 @@ def resolve_restore(
         raise OptionError(
             f"{path} cannot be claimed",
             where=where,
-            cause="the job's log does not hold it: it was moved here, or another job took it",
-            remedy="Restore it without a claim, and delete it yourself when it is not needed any more",
+            cause="the job's log does not contain it: it was moved, or another job took it",
+            remedy="Restore it without a claim, and delete it yourself when it is no longer needed",
         )
     _refuse_foreign_rows(document, job_id, path, where)
     own = document.get("job_id") == job_id and any(spec.lineage == document.get("lineage") for spec in specs)
@@ -126,7 +127,7 @@ def resolve_restore(
 
 
 def open_snapshot_folder(store: Store, storage_options: Mapping[str, Any], path: str) -> tuple[Store, str]:
-    """Store and folder of a snapshot: `path` is relative to the root, absolute, or a URL."""
+    """Return the store and the folder of a snapshot. `path` is relative to the root, absolute, or a URL."""
     if "://" not in path and not path.startswith("/"):
         return store, path
     parent, _, folder = path.rstrip("/").rpartition("/")
@@ -146,10 +147,10 @@ def _by_id(
     if known is None or known.status != "completed":
         there = ", ".join(str(c.checkpoint_id) for c in view.completed[-10:]) if view is not None else ""
         raise SnapshotError(
-            f"checkpoint {wanted} was never completed" if known is not None else f"there is no checkpoint {wanted}",
+            f"checkpoint {wanted} never completed" if known is not None else f"there is no checkpoint {wanted}",
             where=where,
-            cause=f"completed are {there}" if there else "none has completed",
-            remedy="`tidegate checkpoints` lists what can be restored",
+            cause=f"completed checkpoints are {there}" if there else "no checkpoint has completed",
+            remedy="Name one that `tidegate checkpoints` lists",
         )
     _refuse_missing(known, where)
     document = _metadata(store, storage_options, known.path, where, specs, view)
@@ -159,48 +160,51 @@ def _by_id(
 
 
 def _name(known: CheckpointView | None, path: str) -> str:
-    """A snapshot in words. One from outside has no id that this job's log knows."""
+    """Return the name of a snapshot for readers. An external snapshot has no id in this job's log."""
     if known is None or not known.checkpoint_id:
         return f"snapshot {path}"
     return f"{known.kind} {known.checkpoint_id}"
 
 
 def _completed_at(known: CheckpointView | None, document: Mapping[str, Any]) -> str | None:
-    """From the log, else from the metadata, which is written last."""
-    told = known.completed_at if known is not None and known.completed_at else document.get("created_at")
-    return told if isinstance(told, str) else None
+    """Return the completion time in the log, or else in the metadata, which is written last."""
+    time = known.completed_at if known is not None and known.completed_at else document.get("created_at")
+    return time if isinstance(time, str) else None
 
 
 def _refuse_missing(known: CheckpointView, where: str) -> None:
-    """What a verdict rejected must never be committed (S7.8); the state of one whose rows were taken back counts them
-    (S9.3)."""
+    """Raise SnapshotError for a snapshot that may not be restored.
+
+    Rejected output must never be committed (S7.8). After a rewind, the state counts rows that were deleted (S9.3).
+    """
     if known.taken_back:
         raise SnapshotError(
-            f"sinks have taken back what {known.kind} {known.checkpoint_id} had committed",
+            f"sinks have deleted the output that {known.kind} {known.checkpoint_id} had committed",
             where=where,
-            cause="a restore with on_committed_after=rewind went back past it; its state counts rows that are gone",
-            remedy="Restore the latest, or another (`tidegate checkpoints`)",
+            cause="a restore with on_committed_after=rewind restored an earlier one; its state counts deleted rows",
+            remedy="Restore the latest snapshot, or another one (`tidegate checkpoints`)",
         )
     if known.verdict == "rejected":
         raise SnapshotError(
-            f"{known.kind} {known.checkpoint_id} was rejected, or came after one that was",
+            f"{known.kind} {known.checkpoint_id} was rejected, or is later than a rejected one",
             where=where,
-            remedy="Restore the latest, which is in front of it, or another (`tidegate checkpoints`)",
+            remedy="Restore the latest, which is before the rejected one, or another (`tidegate checkpoints`)",
         )
 
 
 def _refuse_foreign_rows(document: Mapping[str, Any], job_id: str, path: str, where: str) -> None:
-    """The rows that a job wrote down of a DataFrame go with its checkpoints; its savepoints keep them (S4.2)."""
+    """Refuse a checkpoint of another job that reads stored rows of a DataFrame. The other job deletes these rows with
+    its checkpoints, but keeps them for its savepoints (S4.2)."""
     other = str(document.get("job_id") or "")
     if other in ("", job_id) or document.get("kind") in ("savepoint", "stop-savepoint"):
         return
     finished = [operator["uid"] for operator in document.get("operators", ()) if operator["status"] == "finished"]
     if submissions_read(document.get("splits", {}), finished, other):
         raise SnapshotError(
-            f"checkpoint {path} has positions in rows of a DataFrame, which job {other} may delete at any time",
+            f"checkpoint {path} reads stored rows of a DataFrame, which job {other} may delete at any time",
             where=where,
-            cause="they are kept for its own checkpoints, and for its savepoints",
-            remedy=f"Take a savepoint of job {other}, and start from that",
+            cause=f"job {other} keeps the rows only for its own checkpoints and for savepoints",
+            remedy=f"Take a savepoint of job {other}, and start from it",
         )
 
 
@@ -209,7 +213,7 @@ def _lineage_of(specs: Sequence[Spec], number: int) -> str | None:
 
 
 def _relative(store: Store, path: str) -> str:
-    """A path below the root as the log writes it."""
+    """Return a path below the root in the form of the log."""
     path = path.rstrip("/") or path
     for root in (store.url, f"file://{store.url}"):
         if path.startswith(f"{root.rstrip('/')}/"):
@@ -225,7 +229,7 @@ def _metadata(
     specs: Sequence[Spec],
     view: JobView | None,
 ) -> Mapping[str, Any]:
-    """Body of a snapshot's metadata as far as its job and lineage are concerned; the driver checks all of it."""
+    """Return the body of a snapshot's metadata. Only its job and lineage are used here; the driver checks the rest."""
     try:
         holder, folder = open_snapshot_folder(store, storage_options, path)
         body = json.loads(holder.read(JobLayout.metadata(folder))).get("body", {})
@@ -235,8 +239,8 @@ def _metadata(
         raise SnapshotError(
             f"{path} is not a complete snapshot",
             where=where,
-            cause="it has no _metadata: never completed, or deleted since",
-            remedy="`tidegate checkpoints` lists what can be restored",
+            cause="it has no _metadata: it never completed, or was deleted",
+            remedy="Name one that `tidegate checkpoints` lists",
         ) from error
     except (ValueError, AttributeError) as error:
         raise SnapshotError(
@@ -246,16 +250,16 @@ def _metadata(
 
 
 def has_deleted_checkpoints(last: Spec, view: JobView) -> bool:
-    """Whether a job has ended and deleted its checkpoints with it (S2.3). Args: last: its newest submission."""
+    """Return whether a job has ended and has deleted its checkpoints (S2.3). `last` is its newest submission."""
     return view.status in (JobStatus.FINISHED, JobStatus.CANCELED) and last.options.get("retention") == "delete"
 
 
 def _refuse_deleted(path: str, where: str, last: Spec, view: JobView) -> None:
-    """Checkpoints go with the job that ended, when it says so (S2.3)."""
+    """Raise SnapshotError if the job deleted its checkpoints when it ended (S2.3)."""
     if has_deleted_checkpoints(last, view):
         raise SnapshotError(
             f"{path} was deleted when the job ended",
             where=where,
             cause=f"submission {last.number} is {view.status}, and its option retention is 'delete'",
-            remedy="Restore a savepoint, or start the job again; with retention=keep checkpoints stay",
+            remedy="Restore a savepoint, or start the job again. With retention=keep, checkpoints stay",
         )

@@ -1,9 +1,9 @@
-"""Whether the columns of a state in a snapshot can become those that a pipeline declares, and how (S5.5). Pure; types
-are Arrow's as text, so that a preflight needs no pyarrow.
+"""Compares the columns of a state in a snapshot with the columns that a pipeline declares (S5.5). Pure; Arrow types are
+text, so that a preflight needs no pyarrow.
 
-What works: a new nullable column, which the old rows have null in; a number, decimal or time that becomes wider without
-loss; a column renamed by an explicit mapping. Key columns (`key:`, `map:`) keep their number and order, and become only
-as wide as leaves their canonical bytes the same, or their key groups would be others (S5.1).
+Accepted changes: a new nullable column, which is null in old rows; a number, decimal or time of a wider type without
+loss; a column renamed by an explicit mapping. Key columns (`key:`, `map:`) keep their number and order. Their type may
+change only if the canonical bytes stay the same: other bytes would give other key groups (S5.1).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INSTANT = re.compile(r"(timestamp|duration)\[(s|ms|us|ns)(, tz=[^\]]+)?\]")
 
 @dataclass(frozen=True, slots=True)
 class StateColumn:
-    """A column of a state; `type` is Arrow's as text."""
+    """A column of a state; `type` is an Arrow type as text."""
 
     name: str
     type: str
@@ -42,13 +42,13 @@ class StateColumn:
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """From old columns to new ones.
+    """The way from old columns to new columns.
 
     Attributes:
-        sources: for each new column the name of the old one; None: its rows are null.
-        changes: what changes, in words; empty: nothing.
-        refused: what cannot be, in words; empty: it can.
-        dropped: old columns that are left behind.
+        sources: for each new column the name of the old one; None: the new column is null.
+        changes: descriptions of accepted changes; empty: there are none.
+        refused: descriptions of changes that are not possible; empty: all are possible.
+        dropped: old columns that are dropped.
     """
 
     sources: tuple[str | None, ...]
@@ -65,13 +65,13 @@ def evolution(
     fills: bool = True,
     drops: bool = False,
 ) -> Evolution:
-    """How `old` becomes `new`.
+    """Compare old and new columns.
 
     Args:
-        renamed: old name -> new name, as the user knows them, without the prefix of a state's column. One that has been
-            applied, or that concerns another state, is passed over.
-        fills: whether a new nullable column may be filled with null.
-        drops: whether a value column that is gone may be left behind.
+        renamed: old name -> new name, as users write them, without the prefix of the state's column. A rename that was
+            applied already, or that concerns another state, is ignored.
+        fills: a new nullable column may be filled with null.
+        drops: a value column that is no longer declared may be dropped.
     """
     before = {column.name: column for column in old}
     becomes, refused = _renames(before, renamed or {})
@@ -80,8 +80,8 @@ def evolution(
     changes = [f"{source!r} is now {target!r}" for source, target in becomes.items() if target in wanted]
     gone = [name for name in before if becomes.get(name, name) not in wanted]
     dropped = [name for name in gone if drops and name.startswith(VALUE_PREFIX)]
-    changes += [f"{name!r} is no longer there, and dropped" for name in dropped]
-    refused += [f"{name!r} is no longer there" for name in gone if name not in dropped]
+    changes += [f"{name!r} is no longer declared, and is dropped" for name in dropped]
+    refused += [f"{name!r} is no longer declared" for name in gone if name not in dropped]
     sources: list[str | None] = []
     for column in new:
         source = origin.get(column.name, column.name)
@@ -89,7 +89,7 @@ def evolution(
         sources.append(source if found is not None else None)
         if found is None:
             reason = _cannot_be_filled(column, fills, keyed=KEY_GROUP_COLUMN in wanted)
-            (refused if reason else changes).append(reason or f"{column.name!r} is new, null in what is restored")
+            (refused if reason else changes).append(reason or f"{column.name!r} is new, and null in restored rows")
         elif found.type != column.type:
             may = is_wider_key(found.type, column.type) if is_key(column.name) else is_wider(found.type, column.type)
             text = f"{column.name!r} was {found.type}, now {column.type}"
@@ -101,19 +101,19 @@ def evolution(
 
 
 def is_key(name: str) -> bool:
-    """Whether a state's column is one of its keys."""
+    """Return whether a state's column is one of its keys."""
     return name == KEY_GROUP_COLUMN or name.startswith(KEY_PREFIXES)
 
 
 def is_wider(old: str, new: str) -> bool:
-    """Whether every value of type `old` is one of type `new`; with times of a finer unit every one in its range."""
+    """Return whether type `new` holds every value of type `old`. With a finer time unit, every value in its range."""
     if is_wider_key(old, new):
         return True
     return old in _EXACT_IN.get(new, ())
 
 
 def is_wider_key(old: str, new: str) -> bool:
-    """Like `is_wider`, and the canonical bytes of keys stay the same (S5.1)."""
+    """Return whether `is_wider` holds and the canonical bytes of keys stay the same (S5.1)."""
     for ladder in (_INTEGERS, _UNSIGNED, _FLOATS, _DATES, _TIMES):
         if old in ladder and new in ladder:
             return ladder.index(old) < ladder.index(new)
@@ -127,29 +127,30 @@ def is_wider_key(old: str, new: str) -> bool:
 
 
 def _renames(before: Mapping[str, StateColumn], renamed: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Old column -> new column, and what of it cannot be."""
+    """Return the renamed columns, old -> new, and descriptions of renames that are not possible."""
     becomes: dict[str, str] = {}
     refused: list[str] = []
     for name in before:
         prefix, colon, base = name.partition(":")
         target = renamed.get(name)
-        # `key:`, `map:`, `value:`, or the name of an aggregate, which any package may register: so there is no list.
+        # The prefix is `key:`, `map:`, `value:`, or the name of an aggregate. Any package may register an aggregate, so
+        # the prefixes cannot be listed here.
         if target is None and colon and prefix.isidentifier() and base in renamed:
             target = f"{prefix}:{renamed[base]}"
         if target is None:
             continue
         if target in before:
-            refused.append(f"{name!r} is to become {target!r}, and the snapshot has both")
+            refused.append(f"{name!r} is renamed to {target!r}, but the snapshot has both columns")
         elif target in becomes.values():
-            refused.append(f"two columns are to become {target!r}")
+            refused.append(f"two columns are renamed to {target!r}")
         else:
             becomes[name] = target
     return becomes, refused
 
 
 def _cannot_be_filled(column: StateColumn, fills: bool, keyed: bool) -> str:
-    if keyed and column.name == TTL_COLUMN:  # with null every row would be over
-        return f"its TTL is new ({column.name!r}), and when its rows were used last is not known"
+    if keyed and column.name == TTL_COLUMN:  # a row with null would expire at once
+        return f"its TTL is new ({column.name!r}), and the snapshot does not contain the last use of its rows"
     if is_key(column.name):
         return f"{column.name!r} is new"
     if not column.nullable:

@@ -1,5 +1,5 @@
-"""What an operator declares of its states, as documents: pinned with a job's graph and in snapshots, so that a
-preflight compares them without the runtime (S5.5). Pure."""
+"""The states that an operator declares, as documents. They are pinned with a job's graph and stored in snapshots, so
+that a preflight compares them without the runtime (S5.5). Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from tidegate.jobs.restore.state_evolution import StateColumn, evolution
 
 OWNER_COLUMN = "__owner"
-"""The runtime's own column of list states; not every version wrote it."""
+"""The runtime's own column of list states. Not every version wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """One state of an operator.
+    """A state of an operator.
 
     Attributes:
-        name: unique within the operator.
-        kind: how a restore shares it out (S5.1).
-        columns: in order; empty: of the operator's own making, not compared.
-        form: what else must stay: "value", "map", "tumbling of 10 us"; "": nothing.
-        renamed: old column -> new column, as the user knows them.
+        name: name, unique within the operator.
+        kind: kind of state, which decides how a rescale distributes it (S5.1).
+        columns: columns in order; empty: the operator's own format, which is not compared.
+        form: another property that must stay the same: "value", "map", "tumbling of 10 us"; "": none.
+        renamed: old column -> new column, as users write them.
         fills: a new nullable column is filled with null.
         drops: a value column that is no longer declared is dropped.
     """
@@ -36,14 +36,14 @@ class StateShape:
     drops: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As in a graph's document."""
+        """Return the form of a graph's document."""
         columns = [[column.name, column.type, column.nullable] for column in self.columns]
         document = {"name": self.name, "kind": self.kind, "columns": columns, "form": self.form}
         return {**document, "renamed": dict(self.renamed), "fills": self.fills, "drops": self.drops}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StateShape:
-        """Inverse of `to_json`."""
+        """Parse the result of `to_json`."""
         columns = tuple(StateColumn(name, type_, nullable) for name, type_, nullable in document["columns"])
         name, kind, form = document["name"], document["kind"], document["form"]
         return cls(name, kind, columns, form, document["renamed"], document["fills"], document.get("drops", False))
@@ -51,12 +51,12 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class StateVerdict:
-    """Whether the states of one operator become those that are declared.
+    """Result of a comparison of one operator's states.
 
     Attributes:
-        refused: (state, why), in words.
-        undeclared: states of the snapshot that the operator has not any more.
-        changes: (state, what), in words.
+        refused: (state, reason) for each refusal.
+        undeclared: states of the snapshot that the operator no longer declares.
+        changes: (state, change) for each accepted change.
     """
 
     refused: tuple[tuple[str, str], ...]
@@ -65,7 +65,7 @@ class StateVerdict:
 
 
 def compare_states(old: Sequence[StateShape], new: Sequence[StateShape]) -> StateVerdict:
-    """Hold the states of a snapshot against those that the pipeline declares; a state that is new begins empty."""
+    """Compare the states in a snapshot with the states that the pipeline declares. A new state starts empty."""
     declared = {shape.name: shape for shape in new}
     refused: list[tuple[str, str]] = []
     changes: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Objects in this process's memory, for tests and trials. All stores of one process see the same objects."""
+"""Objects in this process's memory, for tests and trial runs. All stores of one process share the objects."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _lock = threading.Lock()
 
 
 class MemoryStore(Store):
-    """`memory://name`: create is exclusive under one lock. Gone when the process ends."""
+    """The store of `memory://name`. Exclusive creation uses one lock. The objects are lost when the process ends."""
 
     def __init__(self, name: str) -> None:
-        """Args: name: what follows memory://; `a/b` lies in `a`."""
+        """Args: name: the text after memory://. The objects of `a/b` are also part of the store `a`."""
         self._base = check_folder(name.strip("/"))
 
     @property
     def url(self) -> str:
-        """Of the root."""
+        """URL of the root."""
         return f"memory://{self._base}"
 
     def create(self, path: str, data: bytes) -> None:
@@ -29,7 +29,7 @@ class MemoryStore(Store):
         key = self._key(path)
         with _lock:
             if key in _objects:
-                raise AlreadyExistsError("there is an object already", where=f"{self.url}/{path}")
+                raise AlreadyExistsError("the object exists already", where=f"{self.url}/{path}")
             _objects[key] = bytes(data)
 
     def replace(self, path: str, data: bytes) -> None:
@@ -42,7 +42,7 @@ class MemoryStore(Store):
         with _lock:
             data = _objects.get(self._key(path))
         if data is None:
-            raise NotFoundError("there is no object", where=f"{self.url}/{path}")
+            raise NotFoundError("the object does not exist", where=f"{self.url}/{path}")
         return data
 
     def exists(self, path: str) -> bool:
@@ -79,7 +79,7 @@ class MemoryStore(Store):
         return MemoryStore(join_path(self._base, check_path(folder)))
 
     def local_path(self, path: str) -> str | None:
-        """None: these objects are in no file."""
+        """Return None: the objects are not in files."""
         return None
 
     def probe(self) -> None:

@@ -1,4 +1,4 @@
-"""Files of a local or mounted file system. Exclusive creation is a hard link from a finished temporary file."""
+"""Files of a local or mounted file system. Exclusive creation hard-links a finished temporary file."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tidegate.jobs.stores.probe import probe_store
 from tidegate.jobs.stores.store import Names, ObjectStat, Store, check_folder, check_path, join_path
 
 TEMPORARY_PREFIX = ".tidegate-tmp-"
-"""Files being written; never listed. One left by a crash is garbage."""
+"""Prefix of files that are being written. They are never listed. A crash can leave one over."""
 MAX_FOLDER_CONFLICTS = 100
-"""How often a folder may vanish under a writer, because a deleter found it empty, before the writer gives up."""
+"""How often a deleter may remove a folder that it found empty, before the writer that needs it gives up."""
 
 
 class LocalStore(Store):
-    """A folder. Readers of other machines see it through a shared mount; the mount must support hard links."""
+    """A folder. Processes on other machines use it through a shared mount. The mount must support hard links."""
 
     def __init__(self, root: str) -> None:
-        """Args: root: absolute path; made when first written to."""
+        """Args: root: absolute path. The folder is made at the first write."""
         self._root = root.rstrip("/") or "/"
 
     @property
     def url(self) -> str:
-        """The absolute path."""
+        """Absolute path of the root."""
         return self._root
 
     def create(self, path: str, data: bytes) -> None:
-        """See `Store.create`. Durable on return: file and folders are synchronised."""
+        """See `Store.create`. Durable on return: the file and its folders are synchronised with fsync."""
         self.create_from_pieces(path, (data,))
 
     def create_from_pieces(self, path: str, pieces: Sequence[Any]) -> None:
@@ -41,9 +41,10 @@ class LocalStore(Store):
         target = self._path(path)
         with self._errors(path), self._temporary(target, pieces) as temporary:
             try:
+                # a link fails when the target exists; a rename would replace it
                 os.link(temporary, target)
             except FileExistsError:
-                raise AlreadyExistsError("there is an object already", where=target) from None
+                raise AlreadyExistsError("the object exists already", where=target) from None
             _fsync_folder(os.path.dirname(target))
 
     def replace(self, path: str, data: bytes) -> None:
@@ -58,7 +59,7 @@ class LocalStore(Store):
         return self.read_range(path, 0, -1)
 
     def read_range(self, path: str, offset: int, size_bytes: int) -> bytes:
-        """See `Store.read_range`; -1: to the end."""
+        """See `Store.read_range`. A `size_bytes` of -1 reads to the end."""
         target = self._path(path)
         with self._errors(path):
             try:
@@ -66,7 +67,7 @@ class LocalStore(Store):
                     file.seek(offset)
                     return file.read(size_bytes)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                raise NotFoundError("there is no object", where=target) from None
+                raise NotFoundError("the object does not exist", where=target) from None
 
     def stat(self, path: str) -> ObjectStat:
         """See `Store.stat`."""
@@ -75,7 +76,7 @@ class LocalStore(Store):
             try:
                 found = os.stat(target)
             except (FileNotFoundError, NotADirectoryError):
-                raise NotFoundError("there is no object", where=target) from None
+                raise NotFoundError("the object does not exist", where=target) from None
         return ObjectStat(found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
     def exists(self, path: str) -> bool:
@@ -101,7 +102,7 @@ class LocalStore(Store):
         return sorted(found)
 
     def delete(self, path: str) -> None:
-        """See `Store.delete`. Folders that become empty go too, as in an object store."""
+        """See `Store.delete`. Also removes folders that become empty, as in an object store."""
         target = self._path(path)
         with self._errors(path):
             with suppress(FileNotFoundError):
@@ -121,7 +122,7 @@ class LocalStore(Store):
         return LocalStore(self._path(folder))
 
     def local_path(self, path: str) -> str | None:
-        """See `Store.local_path`; "" gives the root."""
+        """See `Store.local_path`. "" returns the root."""
         return self._folder(path)
 
     def probe(self) -> None:
@@ -136,7 +137,7 @@ class LocalStore(Store):
 
     @contextmanager
     def _temporary(self, target: str, pieces: Sequence[Any]) -> Iterator[str]:
-        """A finished file beside `target`, of these buffers, gone at the end unless it was renamed."""
+        """Yield a finished file beside `target` with these pieces. It is removed afterwards unless it was renamed."""
         folder = os.path.dirname(target)
         temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         descriptor = _open_new(temporary)
@@ -151,7 +152,7 @@ class LocalStore(Store):
                 os.unlink(temporary)
 
     def _prune(self, folder: str) -> None:
-        """Remove empty folders from `folder` upwards, below the root."""
+        """Remove empty folders from `folder` upwards, but not the root."""
         while folder != self._root and folder.startswith(self._root.rstrip("/") + "/"):
             try:
                 os.rmdir(folder)
@@ -161,33 +162,33 @@ class LocalStore(Store):
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
-        """Operating system errors as StoreError."""
+        """Convert errors of the operating system to StoreError."""
         try:
             yield
         except OSError as error:
-            protected = isinstance(error, PermissionError) or error.errno == 30
+            protected = isinstance(error, PermissionError) or error.errno == 30  # EROFS: read-only file system
             raise StoreError(
-                "the root is write-protected or not ours" if protected else "the file system refused",
+                "the root is write-protected, or belongs to another user" if protected else "the file system failed",
                 where=os.path.join(self._root, path),
                 cause=f"{type(error).__name__}: {error.strerror or error}",
                 remedy="Give this user write access to the root, or choose another root"
                 if protected
-                else "Is the root a folder on a file system that supports hard links, with space left?",
+                else "Check that the root is a folder on a file system with hard links and free space",
             ) from error
 
 
 def _open_new(path: str) -> int:
-    """Open a new file, making its folders; a folder pruned in between is made again."""
+    """Open a new file and make its folders. A folder that a deleter has just removed is made again."""
     for _ in range(MAX_FOLDER_CONFLICTS):
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except FileNotFoundError:
             _make_folders(os.path.dirname(path))
-    raise StoreError("a folder vanishes as soon as it is made", where=os.path.dirname(path))
+    raise StoreError("another process keeps removing the folder", where=os.path.dirname(path), remedy="Try again")
 
 
 def _make_folders(folder: str) -> None:
-    """Make `folder` and what is missing above it, durably."""
+    """Make `folder` and its missing parents, durably."""
     missing: list[str] = []
     while not os.path.isdir(folder):
         missing.append(folder)
@@ -202,7 +203,7 @@ def _make_folders(folder: str) -> None:
 
 
 def _fsync_folder(folder: str) -> None:
-    """Make a folder's entries durable, where the system can."""
+    """Make the entries of a folder durable, if the system supports it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Does a store keep its promises? Asked once, before anything is entrusted to it."""
+"""A test of a store's guarantees, made once before a job uses the store."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PROBE_PREFIX = ".tidegate-probe-"
 
 
 class StoreGuaranteeError(StoreError):
-    """The store works, but not as `Store` says."""
+    """The store can be used, but does not have the guarantees of `Store`."""
 
 
 def probe_store(store: Store) -> None:
-    """See `Store.probe`. Leaves nothing behind, unless deleting is what does not work."""
+    """Test the guarantees of a store. See `Store.probe`. Leaves no objects unless deletion fails."""
     folder = f"{PROBE_PREFIX}{secrets.token_hex(8)}"
     path, first, second = f"{folder}/object", b"first " + secrets.token_bytes(8), b"second " + secrets.token_bytes(8)
     try:
@@ -45,28 +45,28 @@ def _probe_once(store: Store, folder: str, path: str, first: bytes, second: byte
         raise _guarantee_error(store, "it returns an object that nobody wrote")
     store.create(path, first)
     if store.read(path) != first:
-        raise _guarantee_error(store, "it does not return what was just created")
+        raise _guarantee_error(store, "it does not return the object that was just created")
     try:
         store.create(path, second)
     except AlreadyExistsError:
         pass
     else:
-        raise _guarantee_error(store, "a second create of one object succeeded, so two drivers could both reign")
+        raise _guarantee_error(store, "a second create of one object succeeded, so two drivers could run one job")
     if store.read(path) != first:
         raise _guarantee_error(store, "a refused create changed the object")
     if store.list(folder) != ["object"]:
-        raise _guarantee_error(store, "a listing does not show what was just created")
+        raise _guarantee_error(store, "a listing does not show the object that was just created")
     store.replace(path, second)
     if store.read(path) != second:
-        raise _guarantee_error(store, "it does not return what was just replaced")
+        raise _guarantee_error(store, "it does not return the new content of a replaced object")
     store.delete(path)
     if store.exists(path):
-        raise _guarantee_error(store, "a deleted object is still there")
+        raise _guarantee_error(store, "a deleted object still exists")
 
 
 def _guarantee_error(store: Store, cause: str) -> StoreGuaranteeError:
     return StoreGuaranteeError(
-        "the store breaks what the job directory stands on",
+        "the store does not have the guarantees that a job directory needs",
         where=store.url,
         cause=cause,
         remedy="Use another store or another path",

@@ -1,4 +1,4 @@
-"""Objects of an S3 bucket through s3fs. Exclusive creation is S3's own conditional write, `If-None-Match: *`."""
+"""Objects of an S3 bucket, through s3fs. Exclusive creation uses S3's conditional write, `If-None-Match: *`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tidegate.jobs.stores.probe import probe_store
 from tidegate.jobs.stores.store import Names, ObjectStat, Store, check_folder, check_path, join_path
 
 WRITER_KEY = "tidegate-writer"
-"""Object metadata that names the writing call: after a retry inside the client, "exists" can mean our own first
-attempt."""
+"""Object metadata that identifies the writing call. The S3 client repeats requests by itself, so the answer "exists"
+can refer to an earlier attempt of the same call."""
 MAX_CONFLICTS = 20
-"""How often a create is repeated when S3 answers that a competing create is under way."""
+"""How often a create is repeated when S3 reports a competing create."""
 
 PART_BYTES = 8 * 2**20
-"""Objects of twice this size and more, bytes, are written in parts side by side, and appear when the last has come. S3
-wants at least 5 MiB; larger parts are more to send again when one is lost."""
+"""Part size in bytes. Objects of twice this size and more are written in parallel parts, and exist once the last part
+has arrived. S3 requires at least 5 MiB; a larger part costs more when it must be sent again."""
 
 
 class S3Store(Store):
-    """`s3://bucket/prefix`. Listing caches are off. Needs a bucket whose service honours conditional writes; `probe`
-    tells."""
+    """The store of `s3://bucket/prefix`. Listing caches are off. The bucket's service must support conditional writes;
+    `probe` tests it."""
 
     def __init__(self, location: str, options: Mapping[str, Any]) -> None:
-        """Args: location: `bucket/prefix`. options: for s3fs, secrets resolved."""
+        """Args: location: `bucket/prefix`. options: options of s3fs, with secrets resolved."""
         self._base = check_folder(location.strip("/"))
         if not self._base:
             raise StoreError("the URL names no bucket", where=f"s3://{location}", remedy="Write s3://bucket/prefix")
@@ -38,12 +38,14 @@ class S3Store(Store):
 
     @property
     def url(self) -> str:
-        """Of the root."""
+        """URL of the root."""
         return f"s3://{self._base}"
 
     def create(self, path: str, data: bytes) -> None:
-        """See `Store.create`. Retries inside the client cannot make the writer that won believe that it lost. Of a
-        large object the request that puts its parts together carries the condition."""
+        """See `Store.create`. If the client repeats a request, the winning writer still gets success.
+
+        For a large object, the request that completes the multipart upload carries the condition.
+        """
         key = self._key(path)
         writer = secrets.token_hex(16)
         with self._errors(path):
@@ -56,12 +58,12 @@ class S3Store(Store):
                     if code == "PreconditionFailed" or isinstance(error, FileExistsError):
                         if self._writer_of(key) == writer:
                             return
-                        raise AlreadyExistsError("there is an object already", where=f"s3://{key}") from None
+                        raise AlreadyExistsError("the object exists already", where=f"s3://{key}") from None
                     if code == "NoSuchUpload" and self._writer_of(key) == writer:
-                        return  # the parts were put together, and that answer lost: s3fs then has nothing to abort
+                        return  # the upload was completed and the answer lost; s3fs then finds nothing to abort
                     if code != "ConditionalRequestConflict":
                         raise
-        raise StoreError("competing writers keep S3 from creating an object", where=f"s3://{key}", remedy="Try again")
+        raise StoreError("competing writers prevent the creation of an object", where=f"s3://{key}", remedy="Try again")
 
     def replace(self, path: str, data: bytes) -> None:
         """See `Store.replace`."""
@@ -74,16 +76,16 @@ class S3Store(Store):
             return bytes(self._files.cat_file(self._key(path)))
 
     def read_range(self, path: str, offset: int, size_bytes: int) -> bytes:
-        """See `Store.read_range`; one request for that range."""
+        """See `Store.read_range`. One request for the range."""
         if size_bytes == 0:
-            return self.read(path)[:0]
+            return self.read(path)[:0]  # S3 has no empty range; this still raises NotFoundError
         with self._errors(path):
             try:
                 return bytes(self._files.cat_file(self._key(path), start=offset, end=offset + size_bytes))
             except OSError as error:
                 if _error_code(error) != "InvalidRange":
                     raise
-                return b""  # it ends before
+                return b""  # the object ends before the offset
 
     def stat(self, path: str) -> ObjectStat:
         """See `Store.stat`."""
@@ -132,7 +134,7 @@ class S3Store(Store):
         return S3Store(join_path(self._base, check_path(folder)), self._options)
 
     def local_path(self, path: str) -> str | None:
-        """None: these objects are in no file."""
+        """Return None: the objects are not in files."""
         return None
 
     def probe(self) -> None:
@@ -163,12 +165,12 @@ class S3Store(Store):
                 return [str(name) for name in find()]
             except FileNotFoundError as error:
                 if _error_code(error) == "NoSuchBucket":
-                    raise StoreError("there is no such bucket", where=self.url, remedy="Create it") from error
+                    raise StoreError("the bucket does not exist", where=self.url, remedy="Create it") from error
                 return []
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
-        """s3fs's and botocore's errors as StoreError."""
+        """Convert errors of s3fs and botocore to StoreError."""
         where = f"{self.url}/{path}"
         try:
             yield
@@ -176,12 +178,12 @@ class S3Store(Store):
             raise
         except FileNotFoundError as error:
             if _error_code(error) == "NoSuchBucket":
-                raise StoreError("there is no such bucket", where=self.url, remedy="Create it") from error
-            raise NotFoundError("there is no object", where=where) from None
+                raise StoreError("the bucket does not exist", where=self.url, remedy="Create it") from error
+            raise NotFoundError("the object does not exist", where=where) from None
         except Exception as error:
             protected = isinstance(error, PermissionError)
             raise StoreError(
-                "S3 refused access" if protected else "S3 cannot be used",
+                "S3 refused access" if protected else "a request to S3 failed",
                 where=where,
                 cause=f"{type(error).__name__}: {error}",
                 remedy="Check the credentials and the bucket's policy"
@@ -191,7 +193,7 @@ class S3Store(Store):
 
 
 def _error_code(error: BaseException) -> str:
-    """The service's own code behind an error of s3fs; "" when there is none."""
+    """Return the error code of the S3 service for an error of s3fs; "" when there is none."""
     cause: BaseException | None = error
     while cause is not None:
         response = getattr(cause, "response", None)

@@ -1,6 +1,6 @@
-"""`open_store`: the URL's scheme decides which kind of store opens it.
+"""`open_store`: opens the store for a URL, by the URL's scheme.
 
-A kind is imported when a URL of its scheme is opened, so that no process loads a file system that it does not use.
+A kind of store is imported when a URL of its scheme is opened, so that no process loads a file system it does not use.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SUPPORTED = "a local path, file://, s3:// and, within one process, memory://"
 
 @dataclass(frozen=True, slots=True)
 class StoreKind:
-    """What opens the URLs of a scheme.
+    """A kind of store, for the URLs of a scheme.
 
     Attributes:
         target: "module:class", imported when a URL of the scheme is opened.
-        package: what the module needs beyond fsspec; "": nothing.
-        extra: of tidegate, which installs `package`.
-        takes_options: the class takes storage options, with secrets resolved, as its second argument.
+        package: package that the module needs besides fsspec; "": none.
+        extra: extra of tidegate that installs `package`.
+        takes_options: the class's second argument is the storage options, with secrets resolved.
     """
 
     target: str
@@ -45,18 +45,18 @@ STORES: Mapping[str, StoreKind] = {
     "s3": _S3,
     "s3a": _S3,
 }
-"""By scheme. A URL without a scheme is a local path and opens as `file`."""
+"""Kinds of stores by scheme. A URL without a scheme is a local path, opened as `file`."""
 
 
 def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
-    """The store at `url`. Touches nothing yet for local and memory stores; `probe` tells whether it works.
+    """Open the store at `url`. Local and memory stores are not accessed yet; `probe` tests whether the store works.
 
     Args:
         url: local path, file://, s3://bucket/prefix or memory://name.
-        storage_options: for s3fs; values may be references to secrets, resolved here.
+        storage_options: options of s3fs. Values may be references to secrets, which are resolved here.
 
     Raises:
-        StoreError: a kind of store that cannot do create-only writes, or a package is missing.
+        StoreError: the kind of store has no create-only writes, or a package is missing.
         OptionError: a reference to a secret cannot be resolved.
     """
     if not isinstance(url, str | os.PathLike) or not os.fspath(url):
@@ -69,9 +69,9 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
         location = _path_of(url)
     if scheme not in STORES:
         raise StoreError(
-            f"{scheme}:// cannot do create-only writes, as far as tidegate knows",
+            f"{scheme}:// is not a supported store: tidegate knows no create-only writes for it",
             where=url,
-            cause="two drivers could both believe that they reign",
+            cause="without them, two drivers could run the job at once",
             remedy=f"Use {SUPPORTED}",
         )
     kind = STORES[scheme]
@@ -83,7 +83,7 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
 def _path_of(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path:
-        raise StoreError("not a file URL", where=url, remedy="Write file:///absolute/path")
+        raise StoreError("this is not a file URL", where=url, remedy="Write file:///absolute/path")
     return os.path.abspath(unquote(parts.path))
 
 
