@@ -163,7 +163,7 @@ def test_hours_that_came_in_several_events_are_one_interval_and_one_that_is_done
     driver.status("RUNNING")
     assert which(triggering_asset_events=events) == found, "a report that was begun is gone on with"
     driver.status("FINISHED")
-    with pytest.raises(AirflowSkipException, match="is there"):
+    with pytest.raises(AirflowSkipException, match="exists already"):
         which(triggering_asset_events=events)
 
 

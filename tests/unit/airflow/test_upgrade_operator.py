@@ -356,4 +356,4 @@ def test_a_worker_may_be_killed_at_every_write(
     stops = [c for c in world.drivers[0].commands() if c.startswith("stop")]
     assert len(stops) == 1
     assert [s.number for s in specs] == ([1, 2, 3] if fails else [1, 2])
-    assert "rolled back" in outcome if fails else outcome["checkpoint_id"] == 3
+    assert "The old version is restored" in outcome if fails else outcome["checkpoint_id"] == 3

@@ -156,7 +156,7 @@ def test_what_a_process_without_keys_cannot_have_is_refused(process: Any, what: 
         (lambda: broadcast_state("a", {"n": pa.int64()}, {"n": pa.int64()}), "two columns named 'n'"),
         (lambda: raw_state(""), "is not a valid name of a state"),
         (lambda: keyed_raw_state("timers:event"), "is not a valid name of a state"),
-        (lambda: union_list_state("rocksdb", {"n": pa.int64()}), "'rocksdb' is not a valid name of a state"),
+        (lambda: union_list_state("rocksdb", {"n": pa.int64()}), "'rocksdb' cannot be the name of a state"),
     ],
 )
 def test_a_state_that_cannot_be_is_refused_where_it_is_declared(call: Callable[[], object], what: str) -> None:
