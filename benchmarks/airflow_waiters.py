@@ -1,4 +1,4 @@
-"""What hundreds of deferred Airflow tasks cost a triggerer. See README.md.
+"""Measures what hundreds of deferred Airflow tasks cost a triggerer. See README.md.
 
     python benchmarks/airflow_waiters.py [--write] [--seconds 180]
 
@@ -42,23 +42,23 @@ from tidegate.jobs.stores.local_disk import LocalStore  # noqa: E402
 HEADING = "## Waiting in the triggerer"
 JOBS = 50
 HISTORY = 100
-"""Checkpoints in every log before the measured part begins."""
+"""Checkpoints in every log before the measured part starts."""
 HEARTBEAT_S = 1.0
 CHECKPOINT_INTERVAL_S = 30.0
 WARM_UP_S = 20.0
-"""Before the measured part: logs are read for the first time, pauses have grown."""
+"""Time before the measured part: logs are read for the first time, and the pauses grow."""
 POLL_OPERATOR_S = 1.0
 POLL_SENSOR_S = 5.0
-"""The defaults of operators and sensors."""
+"""Default poll intervals of operators and sensors."""
 REQUESTS = ("read", "list", "exists", "walk", "create", "replace", "delete")
 
 
-# ------------------------------------------------------------ jobs that live, in a process of their own
+# ------------------------------------------------------------ living jobs, in a process of their own
 
 
 @dataclass
 class FakeDriver:
-    """Writes what a driver writes: a hint each second, and now and then a checkpoint."""
+    """Writes the records of a driver: a hint each second, and sometimes a checkpoint."""
 
     client: JobClient
     reign: GenerationLog
@@ -67,7 +67,7 @@ class FakeDriver:
 
     @classmethod
     def begin(cls, client: JobClient) -> FakeDriver:
-        """A new reign over the job's submission."""
+        """Start a new generation of the job's submission."""
         log = DecisionLog(client.store, client.layout, now_iso, lambda: secrets.token_hex(16))
         made = cls(client, log.begin_generation(spec=1, launch=1))
         made.reign.append("status", {"status": "RUNNING"})
@@ -82,7 +82,7 @@ class FakeDriver:
         self.client.store.replace(self.client.layout.status(self.reign.generation), encode(hint))
 
     def checkpoint(self) -> None:
-        """Claimed, completed, committed."""
+        """Write a checkpoint: claimed, completed, committed."""
         self.checkpoints += 1
         path = self.client.layout.checkpoint(self.checkpoints, self.reign.generation)
         facts = {"checkpoint_id": self.checkpoints, "kind": "checkpoint", "path": path}
@@ -92,7 +92,7 @@ class FakeDriver:
 
 
 def drive(root: str) -> None:
-    """Live for ever. Says when every job has its history."""
+    """Run forever. Prints a line when every job has its history."""
     drivers = [FakeDriver.begin(JobClient(root, job_id)) for job_id in job_ids()]
     for driver in drivers:
         driver.beat()
@@ -112,7 +112,7 @@ def drive(root: str) -> None:
 
 
 def job_ids() -> list[str]:
-    """Of all jobs."""
+    """Return the ids of all jobs."""
     return [f"job-{number:02}" for number in range(JOBS)]
 
 
@@ -121,20 +121,20 @@ def job_ids() -> list[str]:
 
 @dataclass
 class Measured:
-    """What the measured part gave."""
+    """Results of the measured part."""
 
     seconds: float = 0.0
     cpu_s: float = 0.0
     requests: Counter[str] = field(default_factory=Counter)
     delays_s: list[float] = field(default_factory=list)
-    """From a checkpoint's completion to the event of the trigger that waited for it."""
+    """Time from a checkpoint's completion to the event of the trigger that waited for it."""
     waiters: int = 0
     blocked_s: float = 0.0
-    """The longest time that the event loop did not come round."""
+    """Longest time for which the event loop was blocked."""
 
     @property
     def cpu_percent(self) -> float:
-        """Of one core."""
+        """Return the CPU use in percent of one core."""
         return 100 * self.cpu_s / self.seconds
 
 
@@ -160,7 +160,7 @@ def counted(requests: Counter[str]) -> Iterator[None]:
 
 
 async def wait_on(root: str, seconds: float) -> Measured:
-    """Hold four triggers on each job, as a triggerer does."""
+    """Run four triggers on each job, as a triggerer does."""
     from airflow_tidegate.triggers.job_triggers import TRIGGERS
     from airflow_tidegate.waits.job_waits import CheckpointWait, CommandWait, EndOfDataWait, StatusWait, Wait
 
@@ -174,7 +174,7 @@ async def wait_on(root: str, seconds: float) -> Measured:
             raise AssertionError(f"{job_id}: {event.payload}")
 
     async def checkpoints(job_id: str) -> None:
-        """One sensor after another, each for the next checkpoint."""
+        """Wait for one checkpoint after another, with a sensor for each."""
         newest = HISTORY
         while True:
             event = await anext(trigger(job_id, CheckpointWait(newer_than=newest), POLL_SENSOR_S).run())
@@ -214,13 +214,13 @@ async def wait_on(root: str, seconds: float) -> Measured:
 
 
 def cpu_s() -> float:
-    """User and system time of this process, all threads."""
+    """Return user and system time of this process, all threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def run(folder: Path, seconds: float) -> Measured:
-    """Jobs, their drivers, and those who wait for them."""
+    """Run jobs, their drivers, and their waiters."""
     root = folder / "root"
     pipeline = folder / "pipe.py"
     pipeline.write_text("def build(args):\n    raise AssertionError('never run')\n", encoding="utf-8")
@@ -241,7 +241,7 @@ def run(folder: Path, seconds: float) -> Measured:
 
 
 def report(measured: Measured) -> list[str]:
-    """The section's lines."""
+    """Return the lines of the section."""
     from airflow_tidegate.waits.job_reader import LIVENESS_REQUESTS, REQUESTS_PER_READ
     from airflow_tidegate.waits.shared_reader import MAX_PAUSE_S, MIN_PAUSE_S
 
@@ -277,7 +277,7 @@ def report(measured: Measured) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--seconds", type=float, default=180.0, help="measured part")

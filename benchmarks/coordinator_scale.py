@@ -1,4 +1,4 @@
-"""What a checkpoint costs the coordinator, by number of subtasks. See README.md.
+"""Measures what a checkpoint costs the coordinator, by number of subtasks. See README.md.
 
     python benchmarks/coordinator_scale.py [--write]
 
@@ -58,12 +58,12 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """CPU milliseconds of one checkpoint, part by part.
+    """CPU milliseconds of one checkpoint, by part.
 
     Attributes:
         plan: request, claim, plan, trigger message.
-        acks: every acknowledgement but the last.
-        complete: the last one: `_metadata` built and encoded, "complete" appended, everybody told.
+        acks: every acknowledgement except the last.
+        complete: the last one: `_metadata` is built and encoded, "complete" is appended, all slots are notified.
         commits: the reports of the subtasks that commit, and retention.
     """
 
@@ -74,12 +74,12 @@ class Cost:
 
     @property
     def total(self) -> float:
-        """Of the whole checkpoint."""
+        """Return the cost of the whole checkpoint."""
         return self.plan + self.acks + self.complete + self.commits
 
 
 class NoSlots:
-    """Slots that are told and do nothing."""
+    """Slots that receive messages and do nothing."""
 
     def broadcast(self, message: DriverMessage) -> None:
         """See `Slots.broadcast`."""
@@ -108,7 +108,7 @@ def topology(subtasks: int) -> Topology:
 
 
 def job_run(shape: Topology) -> JobRun:
-    """A run of a job of this shape; every subtask has still to come up."""
+    """Create a run of a job of this shape; no subtask has started yet."""
     nonces = itertools.count()
     layout = JobLayout("scale")
     store = MemoryStore(f"coordinator-scale-{time.monotonic_ns()}")
@@ -150,7 +150,7 @@ def job_run(shape: Topology) -> JobRun:
 
 
 def messages(shape: Topology, checkpoint_id: int) -> list[SlotMessage]:
-    """The acknowledgements of all subtasks."""
+    """Return the acknowledgements of all subtasks."""
     out: list[SlotMessage] = []
     for chain, index in shape.subtasks():
         operators = {
@@ -167,14 +167,14 @@ def messages(shape: Topology, checkpoint_id: int) -> list[SlotMessage]:
 
 
 def cpu_ms(work: Callable[[], None]) -> float:
-    """CPU milliseconds of this process that `work` takes."""
+    """Return the CPU milliseconds of this process during `work`."""
     before = time.process_time_ns()
     work()
     return (time.process_time_ns() - before) / 1e6
 
 
 def checkpoint(run: JobRun, shape: Topology, checkpoint_id: int) -> Cost:
-    """One checkpoint from request to commit."""
+    """Run one checkpoint from request to commit."""
     acks = messages(shape, checkpoint_id)
     commits = [
         SubtaskCommitted((chain, index), checkpoint_id)
@@ -199,7 +199,8 @@ def checkpoint(run: JobRun, shape: Topology, checkpoint_id: int) -> Cost:
 
 
 def measure(subtasks: int, rounds: int = ROUNDS) -> tuple[float, Cost]:
-    """CPU milliseconds of starting so many subtasks, and of a checkpoint: medians over `rounds`, after one more."""
+    """Return the CPU milliseconds of starting the subtasks, and of a checkpoint: medians over `rounds`, after a
+    warm-up."""
     shape = topology(subtasks)
     run = job_run(shape)
 
@@ -214,7 +215,7 @@ def measure(subtasks: int, rounds: int = ROUNDS) -> tuple[float, Cost]:
 
 
 def table(measured: Sequence[tuple[int, float, Cost]]) -> list[str]:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     lines = [
         "| subtasks | start | plan | acks | complete | commits | a checkpoint, CPU ms | us per subtask |",
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -226,7 +227,7 @@ def table(measured: Sequence[tuple[int, float, Cost]]) -> list[str]:
 
 
 def last_line(measured: Sequence[tuple[int, float, Cost]]) -> str:
-    """`coordinator <most subtasks>=<CPU ms> growth=<cost per subtask there, in those of the size before>`."""
+    """Return `coordinator <most subtasks>=<CPU ms> growth=<cost per subtask, relative to the next smaller size>`."""
     subtasks, _, cost = measured[-1]
     growth = "-"
     if len(measured) > 1:

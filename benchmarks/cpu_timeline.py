@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 SAMPLE_PERIOD_S = 0.1
-"""How often the tree is sampled, seconds. CPU at an instant between two samples is interpolated, so an instant is known
-to this grain: under 1 % of a measured part of 30 s. A process that nobody waits for loses what it used after its last
-sample, at most this much of one core."""
+"""Interval of the samples, seconds. CPU between two samples is interpolated, so a time is accurate to this interval:
+under 1 % of a measured part of 30 s. If no process waits for a process, its use after its last sample is lost, at most
+this much of one core.
+"""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -26,7 +27,7 @@ class Process:
         pid: reused by the system, so a process is identified by `pid` and `started` together.
         started: start time, ticks since boot.
         own: ticks of user and system time that it used itself.
-        reaped: ticks of its children that ended and that it waited for, with those of their own children.
+        reaped: ticks of its ended children that it waited for, including the ticks of their own children.
     """
 
     pid: int
@@ -37,25 +38,25 @@ class Process:
 
 
 def _process(pid: int) -> Process | None:
-    """One process from /proc; None when it does not exist any more."""
+    """Read one process from /proc; None if it no longer exists."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             text = stat.read()
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the command's name may hold blanks and brackets
+    fields = text[text.rindex(")") + 2 :].split()  # the command's name may contain spaces and parentheses
     user, system, children_user, children_system = (int(ticks) for ticks in fields[11:15])
     return Process(pid, int(fields[19]), int(fields[1]), user + system, children_user + children_system)
 
 
 def processes() -> list[Process]:
-    """Every process on this machine."""
+    """Return every process on this machine."""
     found = (_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return [process for process in found if process is not None]
 
 
 class _Known:
-    """A process of the tree, alive or ended, as the last sample saw it."""
+    """A process of the tree, alive or ended, as of the last sample."""
 
     __slots__ = ("alive", "children", "seen")
 
@@ -65,16 +66,19 @@ class _Known:
         self.children: list[_Known] = []
 
     def total(self) -> int:
-        """Ticks of this process and all its descendants. The children that ended count with what was seen of them or
-        with what their parent was credited for, whichever is more: a parent that ignores SIGCHLD, as PySpark's daemon
-        does, is credited nothing, and a child that lived between two samples was never seen."""
+        """Return the ticks of this process and all its descendants.
+
+        Ended children count with their last sample, or with the ticks credited to their parent, whichever is more. A
+        parent that ignores SIGCHLD, as PySpark's daemon does, is credited nothing; a child that lived between two
+        samples was not sampled.
+        """
         alive = sum(child.total() for child in self.children if child.alive)
         ended = sum(child.total() for child in self.children if not child.alive)
         return self.seen.own + alive + max(self.seen.reaped, ended)
 
 
 class ProcessTree:
-    """CPU of one process tree, from samples of the process table; it never falls, whoever ends and whoever waits.
+    """CPU use of one process tree, from samples of the process table; it never decreases, whichever process ends.
 
     Args:
         root: pid of the tree's root. The tree is empty until a sample shows it.
@@ -86,8 +90,10 @@ class ProcessTree:
         self._known: dict[tuple[int, int], _Known] = {}
 
     def sample(self, table: Iterable[Process]) -> int:
-        """Take the process table as it is now; returns the ticks that the whole tree has used so far. A process that
-        lost its parent stays where it was first seen."""
+        """Add a sample of the process table, and return the ticks of the whole tree so far.
+
+        A process that lost its parent stays at its first position in the tree.
+        """
         now = {(process.pid, process.started): process for process in table}
         for key, known in self._known.items():
             known.alive = key in now
@@ -97,7 +103,7 @@ class ProcessTree:
             self._root = self._add(new.pop(self._root_pid))
         alive = {known.seen.pid: known for known in self._known.values() if known.alive}
         added = True
-        while added:  # parents before their children, in whatever order the table has them
+        while added:  # parents before their children, whatever the order of the table
             added = False
             for pid in [pid for pid, process in new.items() if process.parent in alive]:
                 known = self._add(new.pop(pid))
@@ -143,12 +149,13 @@ class CpuTimeline:
                 self._cpu_s.append(ticks / _TICKS_PER_S)
 
     def add(self, at_s: float, cpu_s: float) -> None:
-        """Add one sample by hand, in ascending order of time."""
+        """Add one sample manually, in ascending order of time."""
         self._at_s.append(at_s)
         self._cpu_s.append(cpu_s)
 
     def cpu_at(self, at_s: float) -> float:
-        """CPU seconds used up to a wall-clock instant (Unix seconds), interpolated. ValueError outside the samples."""
+        """Return CPU seconds used up to a wall-clock time (Unix seconds), interpolated. Raises ValueError outside the
+        samples."""
         right = bisect_left(self._at_s, at_s)
         if right == len(self._at_s) or (right == 0 and self._at_s[0] != at_s):
             raise ValueError(f"no CPU sample on both sides of {at_s:.3f}; there are {len(self._at_s)} samples")
@@ -159,5 +166,5 @@ class CpuTimeline:
         return self._cpu_s[left] + share * (self._cpu_s[right] - self._cpu_s[left])
 
     def between(self, start_s: float, end_s: float) -> float:
-        """CPU seconds used from one instant to another."""
+        """Return CPU seconds used between two times."""
         return self.cpu_at(end_s) - self.cpu_at(start_s)

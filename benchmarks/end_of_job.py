@@ -1,4 +1,4 @@
-"""From the last record to "all committed", for chains of two-phase sinks. See README.md.
+"""Measures the time from the last record to "all committed", for chains of two-phase-commit sinks. See README.md.
 
     python benchmarks/end_of_job.py [--write]
 
@@ -52,12 +52,12 @@ HEADING = "## End of a job"
 RUN_TIMEOUT = timedelta(minutes=5)
 POLL_S = 0.2
 EXIT_TIMEOUT_S = 40.0
-"""How long a driver may take to leave after its job has ended, seconds."""
+"""How long a driver may take to end after its job, seconds."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What one job runs. `folder`: for what it writes."""
+    """One job to run. `folder`: for its output."""
 
     sink: str
     stages: int
@@ -65,14 +65,14 @@ class Case:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of the pipeline."""
+        """Return the arguments of the pipeline."""
         report, out = self.folder / "report", self.folder / "out"
         report.mkdir(exist_ok=True)
         return {"stages": self.stages, "rows": ROWS, "sink": self.sink, "report": str(report), "out": str(out)}
 
 
 def on_spark(case: Case) -> Sequence[Decision]:
-    """Run the case as a Spark job of its own, as `tidegate start` does; its decision log."""
+    """Run the case as a Spark job, as `tidegate start` does; return its decision log."""
     root = str(case.folder / "root")
     client = JobClient(root, f"end-{secrets.token_hex(4)}")
     spec = client.submit(
@@ -96,14 +96,14 @@ def on_spark(case: Case) -> Sequence[Decision]:
 
 
 def in_process(case: Case) -> Sequence[Decision]:
-    """Run the case in this process: the runtime's coordinator, slot, writer threads and a job directory on disk,
-    without Spark and sockets; its decision log."""
+    """Run the case in this process: real coordinator, slot, writer threads and a job directory on disk, without Spark
+    and sockets. Return its decision log."""
     job = InProcessJob(
         lambda: pipeline.build(case.arguments), {"parallelism": pipeline.SOURCES}, root=str(case.folder / "root")
     )
     job.now_ms = time.time_ns() // 1_000_000
     run = job.submit()
-    with ThreadPoolExecutor(SNAPSHOT_WRITERS * pipeline.SOURCES) as writers:  # as so many slots have
+    with ThreadPoolExecutor(SNAPSHOT_WRITERS * pipeline.SOURCES) as writers:  # as many as the slots have
         run.slot._writers = writers
         while run.outcome is None:
             if not run.pump():
@@ -113,10 +113,10 @@ def in_process(case: Case) -> Sequence[Decision]:
 
 
 def measure(case: Case, runner: Callable[[Case], Sequence[Decision]]) -> float:
-    """Milliseconds from the last record made to the log's entry that everything is committed.
+    """Return the milliseconds from the last record to the log entry that says that everything is committed.
 
     Raises:
-        JobFailedError: the job did not finish, took another number of snapshots than one, or committed other rows.
+        JobFailedError: the job did not finish, took more or fewer than one snapshot, or committed other rows.
     """
     log = runner(case)
     kinds = [d.kind for d in log if d.kind in ("complete", "abort", "committed")]
@@ -132,7 +132,7 @@ def measure(case: Case, runner: Callable[[Case], Sequence[Decision]]) -> float:
 
 
 def committed_rows(sink: str, folder: Path) -> int:
-    """How many rows a stage has committed."""
+    """Return how many rows a stage has committed."""
     if sink == "waiting":
         return sum(int(path.read_text()) for path in folder.iterdir())
     return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
@@ -143,7 +143,7 @@ Measured = Mapping[tuple[str, int], Sequence[float]]
 
 
 def table(measured: Measured) -> list[str]:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     lines = [
         "| sinks | stages | ms, median | in that of one stage | fastest | slowest |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -155,7 +155,7 @@ def table(measured: Measured) -> list[str]:
 
 
 def last_line(sink: str, measured: Measured) -> str:
-    """`end <sink> <stages>=<median ms> ... ratio=<most stages in fewest>`."""
+    """Return `end <sink> <stages>=<median ms> ... ratio=<most stages in fewest>`."""
     medians = {stages: statistics.median(times) for (of, stages), times in measured.items() if of == sink}
     figures = " ".join(f"{stages}={ms:.0f}" for stages, ms in medians.items())
     return f"end {sink} {figures} ratio={medians[max(medians)] / medians[min(medians)]:.2f}"
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = list(itertools.product(args.sinks, args.stages))
     measured: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
     for number in range(args.rounds):
-        # Alternating, and every other round backwards: what else the machine does meets all kinds alike.
+        # Alternate the kinds, and reverse every other round, so that other load of the machine affects all kinds alike.
         for sink, stages in cases if number % 2 == 0 else cases[::-1]:
             with tempfile.TemporaryDirectory(prefix="tidegate-end-of-job-") as folder:
                 ms = measure(Case(sink, stages, Path(folder)), in_process if args.in_process else on_spark)

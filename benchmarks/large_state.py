@@ -1,10 +1,10 @@
-"""A job whose state is several times larger than the memory of its slot, on `rocksdb`. See README.md.
+"""Runs a job whose state is several times larger than the memory of its slot, on `rocksdb`. See README.md.
 
     python benchmarks/large_state.py [--write] [--keys 20000000] [--slot-memory "1 GiB"] [--folder FOLDER]
 
-A driver with master local[1] and one slot fills the state, is killed with its slot, is restored from its last
-checkpoint, reads every key and compares what it finds. The slot fails by itself when it passes its memory. Prints,
-last, `large state: keys=<n> state_gb=<x> peak_mib=<x> cap_mib=<x> wrong=0`.
+A driver with master local[1] and one slot fills the state, and is killed with its slot. It is restored from its last
+checkpoint, reads every key, and compares the values. The slot fails by itself if it exceeds its memory. The last line
+is `large state: keys=<n> state_gb=<x> peak_mib=<x> cap_mib=<x> wrong=0`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SAMPLE_S = 0.1
 
 
 class SlotMemory:
-    """Samples the resident memory of a job's slot while it lasts. `peak_bytes`: the most that was seen."""
+    """Samples the resident memory of a job's slot during the block. `peak_bytes`: the largest sample."""
 
     def __init__(self, client: JobClient) -> None:
         self.peak_bytes = 0
@@ -72,17 +72,17 @@ class SlotMemory:
 
 
 def slot_pid(client: JobClient) -> int | None:
-    """Of the newest driver's one slot, from its status hint."""
+    """Return the pid of the newest driver's only slot, from its status hint."""
     try:
         hint = client.hint(client.view().generation)
-    except Exception:  # between two drivers there is nothing to read
+    except Exception:  # between two drivers there is no hint
         return None
     slots: list[dict[str, Any]] = [] if hint is None else hint.data.get("slots", [])
     return next((int(slot["pid"]) for slot in slots if slot.get("pid")), None)
 
 
 def resident_bytes(pid: int) -> int:
-    """Of a process; 0 when it is gone."""
+    """Return the resident memory of a process; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -90,7 +90,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def counted(out: str) -> dict[str, int]:
-    """Sums of the committed results."""
+    """Return the sums of the committed results."""
     if not os.path.isdir(out):
         return dict.fromkeys(("rows", "written", "right", "wrong"), 0)
     table = ds.dataset(out, RESULT, format="parquet").to_table()
@@ -98,7 +98,7 @@ def counted(out: str) -> dict[str, int]:
 
 
 def submitted(client: JobClient, given: argparse.Namespace, out: str) -> Spec:
-    """The job's one submission."""
+    """Write the job's only submission."""
     return client.submit(
         pipeline=PIPELINE,
         arguments={"keys": given.keys, "out": out, "rate": given.rate},
@@ -107,7 +107,7 @@ def submitted(client: JobClient, given: argparse.Namespace, out: str) -> Spec:
             "state_backend": given.back_end,
             "slot_memory": given.slot_memory,
             "checkpoint_interval": given.interval,
-            "checkpoint_timeout": "2 min",  # what is retired stays on the disk for so long and 30 s
+            "checkpoint_timeout": "2 min",  # retired files stay on the disk for this time plus 30 s
         },
         master="local[1]",
         submitted_by="benchmark",
@@ -115,12 +115,12 @@ def submitted(client: JobClient, given: argparse.Namespace, out: str) -> Spec:
 
 
 def launch(client: JobClient, spec: Spec) -> None:
-    """A driver; the second goes on from the latest checkpoint."""
+    """Launch a driver; the second one resumes from the latest checkpoint."""
     launch_local(client, spec, env={"PYSPARK_PYTHON": sys.executable})
 
 
 def end(client: JobClient, spec: Spec) -> None:
-    """Kill what is left of the driver, and the slot with it."""
+    """Kill the driver if it still runs, and the slot with it."""
     pid = slot_pid(client)
     left = find_local_driver(client.store, client.layout, spec.number)
     if left is not None:
@@ -132,7 +132,7 @@ def end(client: JobClient, spec: Spec) -> None:
 
 
 def until_written(client: JobClient, out: str, keys: int) -> None:
-    """Wait until every key is in a committed checkpoint. Raises SystemExit when the job ends before."""
+    """Wait until every key is in a committed checkpoint. Raises SystemExit if the job ends before."""
     deadline_s = time.monotonic() + TIMEOUT.total_seconds()
     while counted(out)["written"] < keys:
         view = client.view()
@@ -142,7 +142,7 @@ def until_written(client: JobClient, out: str, keys: int) -> None:
 
 
 def run(given: argparse.Namespace, folder: str) -> tuple[list[str], str]:
-    """Fill, kill, restore, read. Gives the lines of the section and the last line."""
+    """Fill, kill, restore, read. Returns the lines of the section and the last line."""
     out = os.path.join(folder, "out")
     client = JobClient(os.path.join(folder, "jobs"), f"large-{secrets.token_hex(4)}")
     started = time.monotonic()

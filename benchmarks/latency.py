@@ -1,4 +1,4 @@
-"""Latency from a row's time to its result at the sink, over rates and slots. See README.md.
+"""Measures the latency from a row's time to its result at the sink, over rates and slots. See README.md.
 
     python benchmarks/latency.py [--write]
 
@@ -61,7 +61,7 @@ class Row:
 
 
 def ours(slots: int, rate: int, seconds: float, warm_up_s: float, work: str) -> Row:
-    """Run tidegate, with checkpoints every second. Raises JobFailedError when it restarted or gave wrong results."""
+    """Run tidegate, with checkpoints every second. Raises JobFailedError if it restarted or its results are wrong."""
     rows = int(rate * (warm_up_s + seconds)) // (slots * KEYS) * (slots * KEYS)
     with tempfile.TemporaryDirectory(prefix="latency-report-", dir=work) as report:
         client = JobClient(work, f"latency-{secrets.token_hex(4)}")
@@ -124,7 +124,7 @@ def structured_streaming(slots: int, rate: int, seconds: float, warm_up_s: float
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     lines = [
         "| slots | rows/s | engine | p50 ms | p99 ms | cores | |",
         "| ---: | ---: | --- | ---: | ---: | ---: | --- |",
@@ -138,7 +138,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def last_line(rows: Sequence[Row]) -> str:
-    """`latency: p99_5k=<ms> p99_20k=<ms> p99_200k=<ms> cores_20k=<n>`; what was not measured is `-`."""
+    """Return `latency: p99_5k=<ms> p99_20k=<ms> p99_200k=<ms> cores_20k=<n>`; `-` for missing values."""
     two = {row.rate: row for row in rows if row.engine == "tidegate" and row.slots == 2}
     parts = [
         f"p99_{RATES[r]}={two[r].p99_ms:.1f}" if r in two else f"p99_{RATES[r]}=-" for r in (5_000, 20_000, 200_000)
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", choices=("both", "tidegate", "structured-streaming"), default="both")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that child processes are ended
     engines = {"tidegate": ours, "structured-streaming": structured_streaming}
     work = tempfile.mkdtemp(prefix="latency-")
     rows: list[Row] = []

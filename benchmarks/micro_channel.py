@@ -1,4 +1,4 @@
-"""Loopback throughput of one data channel between two processes: 64k-row batches of three int64 columns.
+"""Measures the loopback throughput of one data channel between two processes: 64k-row batches of three int64 columns.
 
     python benchmarks/micro_channel.py [seconds]
 
@@ -28,7 +28,7 @@ SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("c", pa.int64())])
 
 
 def transport(slot: int, secret: bytes, wake: threading.Event) -> DataTransport:
-    """A transport of the run this benchmark is."""
+    """Return a transport of this benchmark's run."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     return DataTransport(slot, secret, 1, "micro-channel", CAPACITY_BYTES, wake.set)
 

@@ -1,6 +1,7 @@
 """Single-thread speed of partitioning, keyed windows and their snapshots, without channels or Spark.
 
-Run it as `python benchmarks/micro_operators.py`. The best of several rounds is printed: the machine's noise only slows.
+Run it as `python benchmarks/micro_operators.py`. It prints the best of several rounds, because noise only slows it
+down.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def batch(number: int, keys: int) -> pa.RecordBatch:
 
 
 def window(size_us: int) -> Any:
-    """An opened count-and-sum window."""
+    """Return an open count-and-sum window."""
     aggregates = (BoundAggregate("rows", "count"), BoundAggregate("total", "sum", "v"))
     operator = create_operator(WindowAggSpec(("k",), "ts_ms", "ms", size_us, 0, aggregates, INPUT, OUTPUT))
     operator.open(OperatorContext("job", "lineage", "w", 0, 1, 128, 1, "1-1", (INPUT,), lambda: 0))
@@ -54,7 +55,7 @@ def window(size_us: int) -> Any:
 
 
 def best_s(work: Callable[[], Any]) -> float:
-    """Seconds of the fastest round."""
+    """Return the seconds of the fastest round."""
     times = []
     for _ in range(ROUNDS):
         started = time.perf_counter()
@@ -64,7 +65,7 @@ def best_s(work: Callable[[], Any]) -> float:
 
 
 def aggregate(batches: list[pa.RecordBatch]) -> None:
-    """Ten-second windows over all batches, fired as time goes on."""
+    """Aggregate all batches in ten-second windows, which fire as time advances."""
     operator = window(10_000_000)
     for b in batches:
         list(operator.process(b, 0))

@@ -1,4 +1,4 @@
-"""RESULTS.md: one section a benchmark, replaced as a whole."""
+"""Writes RESULTS.md: one section per benchmark, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 
 
 def write_section(heading: str, lines: Sequence[str], path: Path = RESULTS) -> None:
-    """Put section `heading` ("## W1") into the results file in place of an older one."""
+    """Write section `heading` ("## W1") to the results file, replacing an older one."""
     old = path.read_text(encoding="utf-8").splitlines() if path.exists() else ["# Results", ""]
     start = next((i for i, line in enumerate(old) if line.strip() == heading), len(old))
     end = next((i for i in range(start + 1, len(old)) if old[i].startswith("## ")), len(old))
@@ -22,7 +22,7 @@ def write_section(heading: str, lines: Sequence[str], path: Path = RESULTS) -> N
 
 
 def machine() -> str:
-    """What it ran on."""
+    """Return a description of the machine."""
     model = platform.processor() or platform.machine()
     try:
         cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")

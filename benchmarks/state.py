@@ -1,4 +1,5 @@
-"""What keyed state costs: processing, snapshots and restore of each back end by number of keys. See README.md.
+"""Measures what keyed state costs: processing, snapshots and restore of each back end, by number of keys. See
+README.md.
 
     python benchmarks/state.py [--write] [--keys 100000,1000000] [--back-ends heap,rocksdb] [--folder FOLDER]
 
@@ -41,14 +42,15 @@ KEYS = (100_000, 1_000_000, 4_000_000)
 HEADING = "## State"
 BATCH_ROWS = 64 * 1024
 CHANGED_KEYS = 3 * 64 * 1024
-"""Keys that change between two checkpoints, next to each other in order of first sight: a few chunks."""
+"""Number of keys that change between two checkpoints. They are adjacent in order of arrival, so only a few chunks
+change."""
 ROUNDS = 3
 WRITERS = 8
 """Threads, as in a slot."""
 UPDATES = 16
-"""Batches of random keys whose time is taken."""
+"""Number of timed batches of random keys."""
 MOST_RATIO = 1.3
-"""A first checkpoint beside the raw write of its bytes, at most: the goal."""
+"""The goal: most time of a first checkpoint relative to a raw write of its bytes."""
 SCHEMA = pa.schema([("k", pa.int64())])
 TOTALS = StateDescriptor("totals", "value", pa.schema([("n", pa.int64()), ("total", pa.float64())]))
 UID = "totals"
@@ -64,7 +66,7 @@ class Cost:
         raw_ms: the same bytes written to one file and synchronised.
         changed: share of the keys that change before each further checkpoint.
         part_bytes, part_sync_ms, part_async_ms, part_raw_ms: of such a checkpoint.
-        restore_s: until a fresh back end answers from the last one.
+        restore_s: seconds until a new back end has restored the last one.
     """
 
     back_end: str
@@ -84,18 +86,18 @@ class Cost:
 
     @property
     def raw_ratio(self) -> float:
-        """A full checkpoint beside the raw write of its bytes."""
+        """Return the time of a full checkpoint relative to the raw write of its bytes."""
         return (self.full_sync_ms + self.full_async_ms) / self.raw_ms
 
     @property
     def incremental_ratio(self) -> float:
-        """Share of the bytes that a further checkpoint writes, beside the share of the keys that changed: 1 is in
-        proportion."""
+        """Return the share of bytes that a further checkpoint writes, relative to the share of changed keys: 1 is
+        proportional."""
         return self.part_bytes / self.full_bytes / self.changed
 
 
 class Case:
-    """A back end under measurement, with a plain array beside it that knows every value."""
+    """A back end under test, with a plain array that stores every expected value."""
 
     def __init__(self, back_end: str, keys: int, folder: str) -> None:
         self.name, self.keys, self.folder = back_end, keys, folder
@@ -106,17 +108,17 @@ class Case:
         self.back_end, self.state = self.opened()
 
     def opened(self) -> tuple[KeyedStateBackend, ValueState]:
-        """A fresh one."""
+        """Open a new back end."""
         back_end = new_backend(self.name)
         scratch = tempfile.mkdtemp(dir=self.folder)
         back_end.open(BackendContext(UID, SCHEMA, ("k",), 128, range(128), lambda: 0, scratch))
         return back_end, back_end.value(TOTALS)
 
     def add(self, keys: npt.NDArray[np.int64]) -> None:
-        """One row of each key, in one batch: what a process does."""
+        """Add one row for each key, in one batch, as a process does."""
         found = self.back_end.keys(pa.record_batch([pa.array(keys)], schema=SCHEMA))
         held = self.state.get(found)
-        values = self.rng.integers(0, 2**40, len(keys)).astype(np.float64)  # whole, so that no sum is rounded
+        values = self.rng.integers(0, 2**40, len(keys)).astype(np.float64)  # whole numbers, so that no sum is rounded
         more, added = (np.bincount(found.rows, weights, found.size) for weights in (None, values))
         n, total = (np.where(held.present, held.columns[i].fill_null(0).to_numpy(), 0) for i in range(2))
         columns = [pa.array(n + more), pa.array(total + added)]
@@ -125,7 +127,7 @@ class Case:
         np.add.at(self.totals, keys, values)
 
     def rows_s(self, batches: Sequence[npt.NDArray[np.int64]]) -> float:
-        """Rows a second of some batches."""
+        """Return the rows per second of some batches."""
         rows, seconds = 0, 0.0
         for keys in batches:
             before = time.perf_counter()
@@ -135,11 +137,12 @@ class Case:
         return rows / seconds
 
     def random_batches(self) -> list[npt.NDArray[np.int64]]:
-        """Of known keys."""
+        """Return batches of known keys."""
         return [self.rng.integers(0, self.keys, BATCH_ROWS) for _ in range(UPDATES)]
 
     def checkpoint(self, writer: SnapshotWriter, number: int) -> tuple[float, float, WrittenSnapshot]:
-        """Milliseconds of the synchronous and of the asynchronous part, and what was written. It completes."""
+        """Take a checkpoint. Returns milliseconds of its synchronous and asynchronous part, and the written
+        snapshot."""
         started = time.perf_counter()
         write = self.back_end.snapshot(number)
         frozen = time.perf_counter()
@@ -160,7 +163,8 @@ class Case:
         return (frozen - started) * 1000, (durable - frozen) * 1000, made[0]
 
     def restored_s(self, written: WrittenSnapshot, number: int) -> float:
-        """Seconds until a fresh back end has the checkpoint. Raises SystemExit when a value is wrong."""
+        """Return the seconds until a new back end has restored the checkpoint. Raises SystemExit if a value is
+        wrong."""
         self.back_end.close()
         location = f"jobs/state/checkpoints/chk-{number:09d}"
         started = time.perf_counter()
@@ -180,7 +184,7 @@ class Case:
 
 
 def raw_write_ms(folder: str, size_bytes: int) -> float:
-    """Milliseconds for so many bytes that do not compress into one file, synchronised."""
+    """Return the milliseconds to write incompressible bytes of this size to one file, synchronised."""
     data = np.random.default_rng(0).bytes(min(size_bytes, 64 * 2**20))
     path = os.path.join(folder, "raw")
     started = time.perf_counter()
@@ -195,8 +199,8 @@ def raw_write_ms(folder: str, size_bytes: int) -> float:
 
 
 def measure(back_end: str, keys: int, folder: str, compression: SnapshotCompression) -> Cost:
-    """Fill, update, checkpoint in full, checkpoint what changes, restore."""
-    warm = Case(back_end, 1000, folder)  # kernels are compiled or loaded
+    """Fill, update, take a full checkpoint, take checkpoints of changes, and restore."""
+    warm = Case(back_end, 1000, folder)  # so that kernels are compiled or loaded before the measurement
     warm.add(warm.in_order)
     warm.add(warm.in_order)
     warm.back_end.close()
@@ -231,7 +235,7 @@ def measure(back_end: str, keys: int, folder: str, compression: SnapshotCompress
 
 
 def of_case(back_end: str, keys: int, folder: str, compression: SnapshotCompression) -> Cost | str:
-    """`measure` in a process of its own; what it said, when the back end cannot hold so much."""
+    """Run `measure` in a process of its own. Returns its message if the back end cannot hold this many keys."""
     with tempfile.TemporaryDirectory(prefix="bench-state-", dir=folder) as own:
         command = [sys.executable, __file__, "--case", back_end, str(keys), "--folder", own]
         command += ["--compression", compression]
@@ -245,7 +249,7 @@ def of_case(back_end: str, keys: int, folder: str, compression: SnapshotCompress
 
 
 def table(costs: Sequence[tuple[str, int, Cost | str]]) -> list[str]:
-    """Markdown."""
+    """Return the result as Markdown."""
     lines = [
         "| back end | keys | M rows/s: new, known | full: MB | sync ms | async ms | raw ms | ratio | changed "
         "| part: MB | sync ms | async ms | raw ms | ratio | restore s |",
@@ -266,14 +270,14 @@ def table(costs: Sequence[tuple[str, int, Cost | str]]) -> list[str]:
 
 
 def slope(costs: Sequence[Cost]) -> str:
-    """How much longer a checkpoint takes for a byte more, beside the disk's."""
+    """Return how much longer a checkpoint takes per additional byte, relative to the disk."""
     small, large = costs[0], costs[-1]
     more = large.full_sync_ms + large.full_async_ms - small.full_sync_ms - small.full_async_ms
     return f"{more / max(large.raw_ms - small.raw_ms, 0.001):.2f}"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run, print, write."""
+    """Run the benchmark, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help=f"put the table into {RESULTS.name}")
     parser.add_argument("--keys", default=",".join(map(str, KEYS)))
@@ -305,7 +309,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def explanation(costs: Sequence[Cost]) -> list[str]:
-    """What stands below the table."""
+    """Return the lines below the table."""
     lines = [
         "One value state (int64, float64) by an int64 key; a row reads, adds and writes, in batches of 64Ki. full: a",
         f"first checkpoint; part: one after up to {CHANGED_KEYS:,} keys have changed that are next to each other in",

@@ -1,12 +1,11 @@
 """W1 on Spark Structured Streaming: RocksDB state store, update mode, discarding (`noop`) sink, master local[2].
 
-Run by `w1.py` as a process of its own, so that the CPU of its tree is Structured Streaming's alone:
+`w1.py` runs it as a process of its own, so that the CPU of its process tree belongs to Structured Streaming only:
 
     python benchmarks/structured_streaming.py --keys 100000 --seconds 30 --work DIR
 
-It warms up (class loading, JIT) and finds out the speed with a shorter query of the same shape, then runs the
-measured one, then reads every window's result back from the state store and compares it with the closed form. Prints
-one JSON document.
+It warms up (class loading, JIT) and finds the speed with a shorter query of the same shape. Then it runs the measured
+query, reads every window's result from the state store, and compares it with the closed form. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ SETTINGS = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
-    # Both as Spark's own documents advise for speed: changelog checkpoints, no row counting in the store.
+    # Both options follow Spark's advice for speed: changelog checkpoints, no row counting in the store.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
-    # Keeps every version of the state, so that the results can be read back afterwards; progress of every micro-batch.
+    # Keep every version of the state, to read the results afterwards, and the progress of every micro-batch.
     "spark.sql.streaming.minBatchesToRetain": "100000",
     "spark.sql.streaming.numRecentProgressUpdates": "100000",
 }
 PROGRESS_POLL_S = 0.1
 WARM_UP_BATCHES = 2
 WARM_UP_S = 15.0
-"""Least length of all warm-up queries together; they also settle how many rows make one micro-batch."""
+"""Least duration of all warm-up queries together; they also determine the number of rows of a micro-batch."""
 MOST_WARM_UPS = 6
 MOST_RUNS = 4
-"""How often the measured part is repeated with more rows when it was shorter than asked for."""
+"""How often the measured part is repeated with more rows if it was shorter than requested."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,11 @@ class Measured:
 
 
 def result_stream(spark: SparkSession, rows: int, keys: int, rows_per_batch: int) -> DataFrame:
-    """W1 in native expressions. The source's number n goes to source partition n mod 2; that one reads half n mod 2 in
-    order, as our two source subtasks do. Numbers from `rows` on are cut off."""
+    """Build W1 from native expressions.
+
+    The source's number n goes to source partition n mod 2, which reads half n mod 2 in order, as our two source
+    subtasks do. Numbers from `rows` on are ignored.
+    """
     n, half = F.col("value"), rows // 2
     numbers = (
         spark.readStream.format("rate-micro-batch")
@@ -126,10 +128,13 @@ def _unix_s(text: str) -> float:
 
 
 def check(spark: SparkSession, measured: Measured, keys: int, checkpoint: str) -> tuple[int, int]:
-    """Compare every (k, window) with the closed form; (windows, result rows) compared. RuntimeError on a difference.
+    """Compare every (k, window) with the closed form. Returns the number of compared (windows, result rows).
 
-    A window's final numbers stand in the state after the micro-batch that brought its last row: the watermark of that
-    micro-batch comes from the one before, so the window is still there.
+    A window's final result is in the state after the micro-batch with its last row. The watermark of that micro-batch
+    comes from the previous one, so the window still exists.
+
+    Raises:
+        RuntimeError: a result differs.
     """
     rows_per_batch = measured.rows // measured.micro_batches
     windows = results = 0
@@ -156,11 +161,10 @@ def check(spark: SparkSession, measured: Measured, keys: int, checkpoint: str) -
 
 
 def measure(spark: SparkSession, keys: int, seconds: float, batch_s: float, work: str) -> Measured:
-    """Warm up, settle the size of a micro-batch, then measure at least `seconds`.
+    """Warm up, determine the size of a micro-batch, then measure for at least `seconds`.
 
-    A micro-batch is `batch_s` long, but never less than one whole window, and whole windows: so each result is
-    written to the state once, by the micro-batch that brings its window, which is the least work that Structured
-    Streaming can do.
+    A micro-batch lasts `batch_s`, but has at least one window, and only whole windows. So each result is written to the
+    state once, by the micro-batch with its window, which is the least work for Structured Streaming.
     """
     rows_per_batch, warm_s = ROWS_PER_WINDOW, 0.0
     for attempt in range(MOST_WARM_UPS):

@@ -1,6 +1,6 @@
 """The work of `latency.py` on Spark Structured Streaming, micro-batches as fast as they come, RocksDB state store.
 
-Run by `latency.py` as a process of its own, so that the CPU of its tree is Structured Streaming's alone:
+`latency.py` runs it as a process of its own, so that the CPU of its process tree belongs to Structured Streaming only:
 
     python benchmarks/structured_streaming_latency.py --rate 20000 --slots 2 --seconds 15 --warm-up 10 --keys 1000 \
         --work DIR
@@ -36,26 +36,26 @@ class Rows(InputPartition):
 
 
 class PacedReader(DataSourceStreamReader):
-    """All rows that are due when a micro-batch is planned, in one partition a slot, as Arrow batches."""
+    """Reads all rows that are due when a micro-batch is planned, one partition for each slot, as Arrow batches."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._rate, self._keys = float(options["rate"]), int(options["keys"])
         self._slots, self._start_us = int(options["slots"]), float(options["start_us"])
 
     def initialOffset(self) -> dict[str, int]:
-        """Row 0."""
+        """Return row 0."""
         return {"row": 0}
 
     def latestOffset(self) -> dict[str, int]:
-        """The rows whose time has come."""
+        """Return the offset of the rows that are due."""
         return {"row": max(0, int((time.time_ns() / 1000 - self._start_us) * self._rate / 1e6))}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Rows in turn over the slots."""
+        """Distribute the rows over the slots."""
         return [Rows(start["row"] + slot, end["row"], self._slots) for slot in range(self._slots)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition."""
+        """Yield the rows of one partition."""
         assert isinstance(partition, Rows)
         numbers = np.arange(partition.start, partition.stop, partition.step, dtype=np.int64)
         due_us = (self._start_us + numbers * (1e6 / self._rate)).astype(np.int64)
@@ -68,20 +68,20 @@ class Paced(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Of the format."""
+        """Return the name of the format."""
         return "paced"
 
     def schema(self) -> str:
-        """Of the rows."""
+        """Return the schema of the rows."""
         return "k bigint, v bigint, due_us bigint"
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        """See PacedReader."""
+        """Return a reader; see PacedReader."""
         return PacedReader(self.options)
 
 
 def measure(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]:
-    """Run the query for `warm_up` and `seconds`; latencies of results that came after the warm-up."""
+    """Run the query for `warm_up` and `seconds`; return the latencies of results after the warm-up."""
     spark.dataSource.register(Paced)
     start_s = time.time()
     measured: list[Any] = []

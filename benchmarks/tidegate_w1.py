@@ -1,5 +1,5 @@
 """W1 on tidegate, through its public API: the pipeline in `pipelines/w1.py`, submitted by a JobClient and launched as a
-detached driver with master local[2] and two slots, as `tidegate start` does it."""
+detached driver with master local[2] and two slots, as `tidegate start` does."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ FIRST_ROWS = 100_000_000
 RUN_TIMEOUT = timedelta(minutes=15)
 POLL_S = 0.5
 EXIT_TIMEOUT_S = 40.0
-"""How long a driver may take to leave after its job has ended or it was told to, seconds."""
+"""How long a driver may take to end after its job has ended or it was stopped, seconds."""
 MOST_RUNS = 5
-"""How often the measured part is repeated with more rows when it was shorter than asked for."""
+"""How often the measured part is repeated with more rows if it was shorter than requested."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Measured:
 
 
 def run(root: str, rows: int, keys: int, checkpoint_interval: str | None) -> Measured:
-    """Run W1 once and check every result row. Wall and CPU from the first record made to the last result written.
+    """Run W1 once and check every result row. Wall and CPU time are from the first record to the last written result.
 
     Raises:
-        JobFailedError: the job did not finish, restarted, or gave wrong results.
+        JobFailedError: the job did not finish, restarted, or its results are wrong.
     """
     with tempfile.TemporaryDirectory(prefix="w1-report-", dir=root) as report:
         client = JobClient(root, f"w1-{secrets.token_hex(4)}")
@@ -83,7 +83,7 @@ def run(root: str, rows: int, keys: int, checkpoint_interval: str | None) -> Mea
 
 @contextmanager
 def driver(client: JobClient, spec: Spec) -> Iterator[int]:
-    """A running driver's pid; gone afterwards, also when the benchmark is interrupted."""
+    """Run a driver and yield its pid; end it afterwards, also if the benchmark is interrupted."""
     launch = launch_local(client, spec, env={"PYSPARK_PYTHON": sys.executable})
     assert launch.pid is not None
     try:
@@ -98,7 +98,7 @@ def driver(client: JobClient, spec: Spec) -> Iterator[int]:
 
 
 def _reports(folder: Path) -> tuple[float, float, dict[str, int]]:
-    """(first record, last record, sums over the sinks' subtasks); times in Unix seconds."""
+    """Return (first record, last record, sums over the sinks' subtasks); times in Unix seconds."""
     reports: Mapping[str, Any] = {path.stem: json.loads(path.read_text()) for path in sorted(folder.iterdir())}
     sources = [facts for name, facts in reports.items() if name.startswith("source-")]
     sinks = [facts for name, facts in reports.items() if name.startswith("sink-")]
@@ -126,7 +126,7 @@ def check(rows: int, keys: int, totals: Mapping[str, int]) -> None:
 
 
 def measure(root: str, keys: int, seconds: float, checkpoint_interval: str | None = "1 s") -> Measured:
-    """Find the speed, then measure at least `seconds`."""
+    """Find the speed, then measure for at least `seconds`."""
     os.makedirs(root, exist_ok=True)
     rows, last = FIRST_ROWS, 0.0
     for _ in range(MOST_RUNS):
@@ -134,6 +134,6 @@ def measure(root: str, keys: int, seconds: float, checkpoint_interval: str | Non
         last = measured.wall_s
         if last >= seconds or rows == MOST_ROWS // 2 * 2:
             return measured
-        # A short run is mostly start-up: do not believe more than a tenfold rise at once.
+        # A short run is mostly start-up, so the number of rows grows at most tenfold at once.
         rows = min(int(rows * min(10.0, 1.25 * seconds / last)) // 2 * 2, MOST_ROWS // 2 * 2)
     raise JobFailedError(f"no run lasted {seconds} s; the last one {last:.1f} s")

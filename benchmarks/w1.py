@@ -1,4 +1,6 @@
-"""W1: rows per CPU second of tidegate beside Structured Streaming, and what checkpoints cost. See README.md.
+"""W1: compares tidegate's rows per CPU second with Structured Streaming, and measures the cost of checkpoints.
+
+See README.md.
 
     python benchmarks/w1.py [--write]
 
@@ -50,13 +52,13 @@ class Row:
 
     @property
     def rows_per_cpu_s(self) -> float:
-        """Rows per CPU second of the whole process tree."""
+        """Return the rows per CPU second of the whole process tree."""
         return self.rows / self.cpu_s
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """Share of time that checkpoints every second cost, in percent; medians over pairs of runs."""
+    """Time share of checkpoints every second, in percent; medians over pairs of runs."""
 
     wall_percent: float
     cpu_percent: float
@@ -86,7 +88,7 @@ def ours(keys: int, seconds: float, work: str) -> Row:
 
 
 def overhead(rows: int, pairs: int, work: str) -> Overhead:
-    """Alternate runs of `rows` rows with and without checkpoints; which comes first alternates too."""
+    """Alternate runs of `rows` rows with and without checkpoints; the order within a pair alternates too."""
     walls: list[float] = []
     cpus: list[float] = []
     for pair in range(pairs):
@@ -100,7 +102,7 @@ def overhead(rows: int, pairs: int, work: str) -> Overhead:
 
 
 def table(rows: Sequence[Row], cost: Overhead | None) -> list[str]:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     lines = [
         "| K | engine | rows | seconds | CPU seconds | M rows/s | M rows per CPU second | ratio | |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
@@ -124,7 +126,7 @@ def table(rows: Sequence[Row], cost: Overhead | None) -> list[str]:
 
 
 def last_line(rows: Sequence[Row], cost: Overhead | None) -> str:
-    """`w1 ratio 10=<x> 100k=<x> 1M=<x> overhead_100k=<percent>`; what was not measured is `-`."""
+    """Return `w1 ratio 10=<x> 100k=<x> 1M=<x> overhead_100k=<percent>`; `-` for missing values."""
     speed = {(row.keys, row.engine): row.rows_per_cpu_s for row in rows}
     ratios = []
     for keys, name in KEYS.items():
@@ -134,12 +136,12 @@ def last_line(rows: Sequence[Row], cost: Overhead | None) -> str:
 
 
 def write(lines: Sequence[str], path: Path = RESULTS) -> None:
-    """Put the section into the results file in place of an older one."""
+    """Write the section to the results file, replacing an older one."""
     write_section(HEADING, lines, path)
 
 
 def say(text: str) -> None:
-    """Progress, to standard error."""
+    """Print progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -155,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", choices=("both", "tidegate", "structured-streaming"), default="both")
     parser.add_argument("--write", action="store_true", help=f"put the table into {RESULTS.name}")
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that child processes are ended
     work = tempfile.mkdtemp(prefix="w1-")
     rows: list[Row] = []
     cost: Overhead | None = None

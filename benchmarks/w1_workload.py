@@ -1,9 +1,7 @@
 """Workload W1: its rows, and its result in closed form, without generating the rows.
 
 Row i, 0 <= i < N: k = (i * 2654435761) mod K, v = i mod 1000, ts_ms = (i mod (N/2)) div 250. Two source subtasks read
-one half each; both halves therefore walk through the same event times. Result: count and sum(v) per k and 10 s
-window.
-"""
+one half each, so both halves have the same event times. Result: count and sum(v) per k and 10 s window."""
 
 from __future__ import annotations
 
@@ -21,14 +19,15 @@ WINDOW_MS = 10_000
 ROWS_PER_WINDOW = 2 * ROWS_PER_MS * WINDOW_MS
 """Rows of both halves in one window: 5 million."""
 MOST_ROWS = 2**63 // MULTIPLIER
-"""Beyond this many rows i * 2654435761 leaves int64."""
+"""With more rows than this, i * 2654435761 exceeds int64."""
 
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class WindowResult:
-    """What one window must hold: for key number j (`keys[j]`, ascending) how many rows and the sum of their v."""
+    """Expected content of one window: for key number j (`keys[j]`, ascending) the number of rows and the sum of their
+    v."""
 
     start_ms: int
     keys: Int64s
@@ -45,11 +44,11 @@ def check_rows(rows: int, keys: int) -> None:
 
 
 def expected(rows: int, keys: int) -> Iterator[WindowResult]:
-    """Every window of W1 in ascending order, from closed forms.
+    """Yield every window of W1 in ascending order, from closed forms.
 
-    k depends on r = i mod K alone and, K and the multiplier being coprime, on no two r alike. So key k's rows in a
-    range of i are i = r + K t for a range of t, and v = (r + K t) mod 1000 repeats in t with period P = 1000 / gcd(K,
-    1000).
+    k depends only on r = i mod K, and every r has a different k, because K and the multiplier are coprime. So key k's
+    rows in a range of i are i = r + K t for a range of t, and v = (r + K t) mod 1000 repeats in t with period
+    P = 1000 / gcd(K, 1000).
     """
     check_rows(rows, keys)
     residues = np.arange(keys, dtype=np.int64)

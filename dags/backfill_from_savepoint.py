@@ -1,11 +1,11 @@
-"""Calculate a past interval again, beside the running job: a fork of one of its savepoints, with an end.
+"""Calculates a past interval again while the job runs: a bounded fork of one of its savepoints.
 
-savepoint -> backfill -> compare. The fork begins with the state and the positions of the savepoint, plays what comes
-after it as fast as it can, and ends with the interval. It writes to a place of its own; the original runs on and is
-only read. `compare` then tells which days of the two tables are the same.
+savepoint -> backfill -> compare. The fork starts with the state and the positions of the savepoint, plays later input
+as fast as it can, and ends with the interval. It writes to a place of its own; the original continues and is only read.
+`compare` reports which days of the two tables are equal.
 
-Take the savepoint with `savepoint_on_demand`; without one in the form, the newest of the job is taken. The job root is
-that of the connection `tidegate_default`.
+Take the savepoint with `savepoint_on_demand`. If the form names none, the job's newest is used. The job root is set in
+the connection `tidegate_default`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ JOB_ID = f"{{{{ params.job_id }}}}-from-{RUN}"
 
 @task(task_id="savepoint")
 def where(params: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """`{"path", "out"}`: of the savepoint, and of the original's table."""
-    assert params is not None, "Airflow gives the Params of the run"
+    """Return `{"path", "out"}`: path of the savepoint, and folder of the original's table."""
+    assert params is not None, "Airflow passed no Params"
     of_job, given = params["job_id"], params["savepoint"]
     client = TidegateHook().get_client(of_job)
     taken = [snapshot.path for snapshot in client.view().completed if snapshot.kind == "savepoint"]
@@ -37,7 +37,7 @@ def where(params: Mapping[str, Any] | None = None) -> dict[str, str]:
 
 
 def totals(folder: str) -> dict[str, Any]:
-    """Airport and day -> (flights, minutes late) of a table, its rows added up."""
+    """Return the table as a mapping: airport and day -> (flights, minutes late), with rows added up."""
     import pyarrow.dataset as ds
 
     found: dict[str, Any] = {}
@@ -50,8 +50,10 @@ def totals(folder: str) -> dict[str, Any]:
 
 @task
 def compare(of_job: str, fork: str) -> dict[str, Any]:
-    """`{"days", "same", "only_here", "differ"}`: days and airports of the backfill against the original's table so far.
-    The day that is open in the original, and one that the interval cuts, differ by what is not there yet."""
+    """Compare days and airports of the backfill with the original's table: `{"days", "same", "only_here", "differ"}`.
+
+    The day that is open in the original, and a day that the interval divides, differ because rows are still missing.
+    """
     hook = TidegateHook()
     live, again = (totals(hook.get_client(job).specs()[-1].arguments["out"]) for job in (of_job, fork))
     both = sorted(live.keys() & again.keys())
@@ -81,7 +83,7 @@ with DAG(
             type=["null", "string"],
             pattern=r"^\d{4}-\d\d-\d\d( \d\d:\d\d)?$",
             title="Until",
-            description="End of the interval, UTC, such as 2013-01-10. Empty: all there is.",
+            description="End of the interval, UTC, such as 2013-01-10. Empty: all input.",
         ),
     },
 ) as dag:

@@ -1,11 +1,12 @@
-"""A stateful Spark job's whole life as ordered Airflow tasks, on the departures of 2013 from New York.
+"""The whole life of a stateful Spark job as Airflow tasks, on the departures of 2013 from New York.
 
 start -> checkpoint sensor -> end-of-data sensor (airlines) -> savepoint -> suspend -> restore -> wait until the replay
-has played all -> drain -> audit. Some tasks wait in a worker, some in the triggerer. The job root is that of the
-connection `tidegate_default`; data and output lie below the Param `home`; `tools/flight_data.py HOME/data` writes
-the data.
+has played all -> drain -> audit. Some tasks wait in a worker, some in the triggerer. The job root is set in the
+connection `tidegate_default`. Data and output are below the Param `home`; `tools/flight_data.py HOME/data` writes the
+data.
 
-Clear `start` with everything downstream to run the job again: the output folder carries the run's clear number.
+To run the job again, clear `start` with everything downstream: the output folder's name contains the run's clear
+number.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ with DAG(
         },
         options={"parallelism": "{{ params.parallelism }}", "checkpoint_interval": "2 s", "retained_checkpoints": 3},
         master="{{ params.master }}",
-        fresh=True,  # a cleared run starts over, into a folder of its own
+        fresh=True,  # a cleared run starts again, in a folder of its own
     )
     two_checkpoints = TidegateCheckpointSensor(task_id="two_checkpoints", count=2, poke_interval=1, timeout=300)
     airlines_read = TidegateEndOfDataSensor(
@@ -78,7 +79,7 @@ with DAG(
 
     @task(task_id="audit", retries=0)
     def compare(of_job: str) -> dict[str, Any]:
-        """Compare the committed output with DuckDB's independent calculation; fails unless they are the same rows."""
+        """Compare the committed output with DuckDB's independent calculation; fail unless the rows are the same."""
         sys.path.insert(0, str(HERE))
         from pipelines.flight_audit import audit, verdict
 

@@ -1,13 +1,13 @@
-"""A batch for each hour of a stream, begun when the hour is complete: by event time, not by the clock.
+"""Starts a batch for each hour of a stream when the hour is complete: by event time, not by the clock.
 
 `departures_live` starts a stream of departures that is written to a table. `hourly_batch_on_watermark` is scheduled on
 an asset that changes when the stream's watermark has passed an hour *and* the rows before it are committed
-(`durable=True`): which -> report. The report is a bounded run of its own over the rows of the interval; no row of it
-can come later but those that the stream counts as late.
+(`durable=True`): which -> report. The report is a separate bounded run on the rows of the interval. Only rows that the
+stream counts as late can arrive later.
 
-When hours pass faster than reports are made, one run takes several. An hour that is told twice, after a restart
-of the triggerer, is found done and skipped. The job root is that of the connection `tidegate_default`; data and output
-lie below the Param `home`; `tools/flight_data.py HOME/data` writes the data.
+If hours pass faster than reports are made, one run handles several hours. An hour that is delivered twice, after a
+restart of the triggerer, is skipped. The job root is set in the connection `tidegate_default`. Data and output are
+below the Param `home`; `tools/flight_data.py HOME/data` writes the data.
 """
 
 from __future__ import annotations
@@ -60,28 +60,28 @@ with DAG(
         },
         options={"checkpoint_interval": "5 s"},
         master="{{ params.master }}",
-        fresh=True,  # each run of this DAG has a folder of its own
+        fresh=True,  # each run of this DAG has an output folder of its own
         timeout="10 min",
     )
 
 
 def job_of(end: str) -> str:
-    """The job of the report that ends there."""
+    """Return the job of the report with this end."""
     return f"{STREAM}-until-{datetime.fromisoformat(end):%Y%m%dT%H%M}"
 
 
 @task
 def which(triggering_asset_events: Mapping[Any, Any] | None = None) -> dict[str, str]:
-    """`{"job_id", "start", "end", "table", "out"}`: the hours that passed since the last run. Skips what is done."""
+    """Return the hours since the last run: `{"job_id", "start", "end", "table", "out"}`. Skip hours that are done."""
     told = () if triggering_asset_events is None else triggering_asset_events.get(HOUR_PASSED, ())
     payloads = [event.extra["payload"] for event in told]
     if not payloads:
-        raise AirflowFailException(f"this run was not started by the asset {HOUR_PASSED.name}: which hour is meant?")
+        raise AirflowFailException(f"this run was not started by the asset {HOUR_PASSED.name}, so it has no hour")
     start, end = min(p["interval_start"] for p in payloads), max(p["interval_end"] for p in payloads)
     hook, job_id = TidegateHook(), job_of(end)
     try:
         if hook.get_client(job_id).view().status.value == "FINISHED":
-            raise AirflowSkipException(f"the report until {end} is there: job {job_id}")
+            raise AirflowSkipException(f"the report until {end} exists already: job {job_id}")
     except JobNotFoundError:
         pass
     table = hook.get_client(STREAM).specs()[-1].arguments["out"]

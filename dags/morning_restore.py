@@ -1,12 +1,12 @@
-"""In the morning: the job goes on where it was stopped at night. The other half of `nightly_drain_and_stop`.
+"""Resumes in the morning a job that `nightly_drain_and_stop` has stopped.
 
-whether -> start (there never was such a job) or restore (it is stopped, or its driver has died) -> checkpoint, which
-only a job that works can take. A job that runs still is left alone.
+whether -> start (the job does not exist yet) or restore (it is stopped, or its driver has died) -> checkpoint, which
+only a working job can take. A job that still runs is left alone.
 
-The restore takes the newest recovery point of the job, which is the savepoint of the night's stop. A drain took it, so
-the restore says `allow_drained`: a day whose window was open at night gets a second row in the table, and the two hold
-every flight once. The job root is that of the connection `tidegate_default`; data and output lie below the Param
-`home`; `tools/flight_data.py HOME/data` writes the data.
+The restore uses the newest recovery point of the job: the savepoint of the night's stop. It was made by a drain, so the
+restore sets `allow_drained`: a day whose window was open at night gets a second row in the table, and both rows
+together count every flight once. The job root is set in the connection `tidegate_default`. Data and output are below
+the Param `home`; `tools/flight_data.py HOME/data` writes the data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOME = os.environ.get("FLIGHT_DELAYS_HOME") or str(
 
 @task.branch
 def whether(of_job: str) -> str:
-    """The Airflow task to go on with."""
+    """Return the next Airflow task."""
     client = TidegateHook().get_client(of_job)
     try:
         view = client.view()

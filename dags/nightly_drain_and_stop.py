@@ -1,12 +1,12 @@
-"""At night: every window fires, all output is committed, and the job's slots are free. `morning_restore` goes on.
+"""Stops a job at night: every window fires, all output is committed, and the job's slots are free.
 
-stop -> report. The drain (S7.2) makes the table complete as of the stop: the report counts each flight read so far.
-The price is paid by the day that is open then: it gets one row now, and another one when the restored job has read the
-rest of the day. So this recipe is for results that can be added up, as those of `pipelines/daily_totals.py`. For
-others, means for one, choose `suspend`: windows stay open overnight, each gives one result, and the report ends with
-the last closed day.
+stop -> report. `morning_restore` resumes the job. The drain (S7.2) makes the table complete up to the stop: the report
+counts each flight read so far. The price: the day that is open at the stop gets one row now, and another one when the
+restored job has read the rest of the day. So this recipe is for results that can be added, as in
+`pipelines/daily_totals.py`. For other results, such as means, choose `suspend`: windows stay open overnight, each
+window gives one result, and the report ends with the last closed day.
 
-A drain that cannot end in time becomes a suspend: the job does stop. The job root is that of the connection
+If a drain cannot end in time, it becomes a suspend, so that the job stops. The job root is set in the connection
 `tidegate_default`.
 """
 
@@ -37,7 +37,7 @@ def report(of_job: str) -> dict[str, Any]:
 
 with DAG(
     dag_id="nightly_drain_and_stop",
-    description="Stop a job for the night with everything it has read in its output.",
+    description="Stop a job for the night, with all input that it has read in its output.",
     schedule="0 22 * * *",
     catchup=False,
     max_active_runs=1,
@@ -53,7 +53,7 @@ with DAG(
             title="Mode",
             description="drain: every window fires, an open one again after the restore. suspend: windows stay open.",
         ),
-        "timeout": Param("20 min", type="string", title="Timeout", description="Then it is suspended."),
+        "timeout": Param("20 min", type="string", title="Timeout", description="After it, the job is suspended."),
     },
 ) as dag:
     stop = TidegateStopJobOperator(

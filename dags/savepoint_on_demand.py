@@ -1,9 +1,8 @@
-"""A savepoint of any running job, by a form: press Trigger, name the job, say what to call the savepoint.
+"""Takes a savepoint of any running job, through a form: press Trigger, name the job and the savepoint.
 
-place -> take -> savepoint, or checkpoint. A savepoint belongs to you: the job never deletes it, and a job can be
-restored from it, forked from it or upgraded over it. A checkpoint belongs to the job, which deletes it in time. Every
-run takes a new one; a retry finds the one that it asked for. The job root is that of the connection
-`tidegate_default`.
+place -> take -> savepoint, or checkpoint. A savepoint belongs to you: the job never deletes it. A job can be restored,
+forked or upgraded from it. A checkpoint belongs to the job, which deletes it after some time. Every run takes a new
+one; a retry finds the one that it has requested. The job root is set in the connection `tidegate_default`.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from airflow_tidegate.hooks.tidegate import TidegateHook
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator, TidegateTriggerSavepointOperator
 
 NAME = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""What a file name may be anywhere."""
+"""Names that are valid file names on every system."""
 
 
 @task
 def place(params: Mapping[str, Any] | None = None) -> str | None:
-    """The folder that the savepoint's own folder is made in; None: the job's default.
+    """Return the folder in which the savepoint's folder is created; None: the job's default.
 
-    A label is a folder below the one given; without that, below the one of the job's option `savepoint_directory`, or
-    the job's own.
+    A label is a folder below the one in the form; else below the job's option `savepoint_directory`; else below the
+    job's own.
     """
-    assert params is not None, "Airflow gives the Params of the run"
+    assert params is not None, "Airflow passed no Params"
     folder, label = params["folder"], params["label"]
     if not label:
         return str(folder) if folder else None
@@ -39,7 +38,7 @@ def place(params: Mapping[str, Any] | None = None) -> str | None:
 
 @task.branch
 def take(kind: str) -> str:
-    """The Airflow task to go on with."""
+    """Return the next Airflow task."""
     return kind
 
 
@@ -58,7 +57,7 @@ with DAG(
             type="string",
             enum=["savepoint", "checkpoint"],
             title="Kind",
-            description="A savepoint is yours until you delete it. A checkpoint is the job's own, deleted in time.",
+            description="A savepoint is yours until you delete it. The job deletes its checkpoints after some time.",
         ),
         "label": Param(
             None, type=["null", "string"], pattern=NAME, title="Label", description="The savepoint's folder; optional."
@@ -67,7 +66,10 @@ with DAG(
             None, type=["null", "string"], title="Folder or URL", description="Empty: the job's own savepoint folder."
         ),
         "timeout": Param(
-            "10 min", type="string", title="Timeout", description="Then the request is withdrawn, and the run fails."
+            "10 min",
+            type="string",
+            title="Timeout",
+            description="Then the request is withdrawn, and the run fails.",
         ),
     },
 ) as dag:

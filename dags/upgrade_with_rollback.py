@@ -1,11 +1,11 @@
-"""Give a running job its next version, and take it back when that does not come to a checkpoint.
+"""Gives a running job a new version, and restores the old version if the new one completes no checkpoint.
 
 upgrade -> works, or -> old_version_works. The operator suspends the job, starts the new version from that savepoint,
-and waits for its first checkpoint. If that does not come, the old version is restored from the same savepoint with its
-old code, which was pinned when it was submitted; the run fails, and says why. Nothing is lost or repeated either way.
+and waits for its first checkpoint. If it does not come, the old version is restored from the same savepoint, with its
+code as pinned at its submission. The run fails and reports the reason. No row is lost or repeated in either case.
 
-Try it on the job that `morning_restore` starts: `with_late_flights` is a good version, `broken` is not. The job root
-is that of the connection `tidegate_default`.
+Try it on the job that `morning_restore` starts: `with_late_flights` is a good version, `broken` is not. The job root is
+set in the connection `tidegate_default`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_tidegate.operators.upgrade import TidegateUpgradeJobOperator
 
 with DAG(
     dag_id="upgrade_with_rollback",
-    description="Upgrade a running job; roll back unless the new version completes a checkpoint.",
+    description="Upgrade a running job; restore the old version unless the new one completes a checkpoint.",
     schedule=None,
     catchup=False,
     max_active_runs=1,
@@ -36,7 +36,10 @@ with DAG(
             description="A function of pipelines/daily_totals.py",
         ),
         "first_checkpoint_timeout": Param(
-            "5 min", type="string", title="Time to the first checkpoint", description="Then it is rolled back."
+            "5 min",
+            type="string",
+            title="Time to the first checkpoint",
+            description="Then the old version is restored.",
         ),
     },
 ) as dag:

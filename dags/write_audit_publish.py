@@ -1,12 +1,12 @@
-"""Write, audit, publish: what a Spark job writes is seen by readers only after an Airflow task has looked at it.
+"""Write, audit, publish: readers see the output of a Spark job only after an Airflow task has audited it.
 
 start -> checkpoint -> staged sensor -> audit -> publish -> drain -> audit of the rest -> publish the rest. The job runs
 with `commit="on_request"`: its checkpoints stage rows and publish nothing. The audit reads the staged files of one
-checkpoint with pyarrow; when it fails, `reject` gives them up and stops the job, and readers never see them. The
-last verdict comes when the job has ended, and is carried out without it: `publish_the_rest` or `reject_the_rest`.
+checkpoint with pyarrow. If it fails, `reject` rejects them and stops the job, and readers never see them. The last
+verdict follows after the job has ended, and is executed without it: `publish_the_rest` or `reject_the_rest`.
 
-Let the audit fail: trigger the DAG with `most_delay` 60. The job root is that of the connection `tidegate_default`;
-data and output lie below the Param `home`; `tools/flight_data.py HOME/data` writes the data.
+To see a failed audit, trigger the DAG with `most_delay` 60. The job root is set in the connection `tidegate_default`.
+Data and output are below the Param `home`; `tools/flight_data.py HOME/data` writes the data.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ JOB_ID = f"departures-{RUN}"
 
 @task(retries=0)
 def audit(of_job: str, staged: Mapping[str, Any], most_delay: float) -> dict[str, Any]:
-    """Read what approving a checkpoint would publish, and judge it; the XCom names the checkpoint and its rows.
+    """Audit the rows that an approval of the checkpoint would publish; the XCom has the checkpoint and its rows.
 
     Args:
         of_job: the job.
         staged: XCom of the sensor, or of the stop: names the checkpoint.
-        most_delay: departures may be so late, minutes.
+        most_delay: most minutes that a departure may be late.
     """
     import pyarrow.compute as pc
     import pyarrow.dataset as ds
@@ -61,12 +61,12 @@ def audit(of_job: str, staged: Mapping[str, Any], most_delay: float) -> dict[str
 
 
 def only_after(task_id: str) -> Callable[[Mapping[str, Any]], None]:
-    """What a reject does first: skip, unless `task_id` has named a checkpoint. An audit that was never made because
-    something in front of it failed has rejected nothing."""
+    """Return a check for a reject task: it skips the task unless `task_id` has named a checkpoint. If an audit did not
+    run because an upstream task failed, it has rejected nothing."""
 
     def look(context: Mapping[str, Any]) -> None:
         if context["ti"].xcom_pull(task_ids=task_id) is None:
-            raise AirflowSkipException(f"{task_id} has named no checkpoint: there is nothing to reject")
+            raise AirflowSkipException(f"{task_id} has named no checkpoint, so there is nothing to reject")
 
     return look
 
@@ -97,10 +97,10 @@ with DAG(
             "out": f"{{{{ params.home }}}}/out/{RUN}-{{{{ dag_run.clear_number | default(0) }}}}",
             "speed": "{{ params.speed }}",
         },
-        # Without periodic checkpoints: one that comes between two audits would wait for a verdict that nobody gives.
+        # No periodic checkpoints: one between two audits would wait for a verdict that never comes.
         options={"commit": "on_request", "checkpoint_interval": "off"},
         master="{{ params.master }}",
-        fresh=True,  # a cleared run starts over, into a folder of its own
+        fresh=True,  # a cleared run starts again, in a folder of its own
     )
     airlines_read = TidegateEndOfDataSensor(task_id="airlines_read", sources=["airlines"], poke_interval=1, timeout=300)
     checkpoint = TidegateTriggerCheckpointOperator(task_id="checkpoint", timeout="5 min")
@@ -111,7 +111,7 @@ with DAG(
     publish = TidegateCommitCheckpointOperator(task_id="publish", checkpoint_id=audited, timeout="5 min")
     reject = TidegateRejectCheckpointOperator(
         task_id="reject",
-        checkpoint_id="{{ ti.xcom_pull(task_ids='staged') }}",  # not staged.output: only the audit's end counts
+        checkpoint_id="{{ ti.xcom_pull(task_ids='staged') }}",  # not staged.output: depend on the audit only
         then="stop",
         trigger_rule=TriggerRule.ALL_FAILED,
         timeout="5 min",

@@ -2,8 +2,8 @@
 # Makes an environment with the newest patch release of one minor version of Airflow, and this package in editable form:
 #   tools/airflow_env.sh 3.1            ->  .venv-airflow-3.1
 #   AIRFLOW_ENVS=/big/disk tools/airflow_env.sh 3.1
-# Python as in .venv. Of the other packages it takes what requirements.lock says, as far as that Airflow agrees.
-# Safe to repeat; made anew when requirements.lock or setup.cfg change. About 1 GB.
+# Uses the Python of .venv, and the versions of requirements.lock unless that Airflow requires others.
+# Safe to repeat; rebuilt when requirements.lock or setup.cfg change. About 1 GB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +22,7 @@ echo "installing Airflow $version into $folder"
 rm -f "$stamp"
 "$python" -m uv venv --quiet --allow-existing --python "$("$python" -c 'import sys; print(sys._base_executable)')" "$folder"
 
-# Pins in the output file are uv's preferences: what this Airflow does not contradict stays as in .venv. Two traps:
+# Pins in the output file are preferences for uv: versions stay as in .venv unless this Airflow requires others. Beware:
 # pyspark-client writes into the folder of pyspark; the extra `demo` keeps pandas below 3.
 lock="$folder/requirements.lock"
 grep -v '^apache-airflow' requirements.lock > "$lock"

@@ -1,6 +1,6 @@
-"""A real `airflow standalone` of one's own: home, free ports, login, connection, DAGs of this checkout.
+"""A private `airflow standalone`: home, free ports, login, connection, and DAGs of this checkout.
 
-It is started, driven over REST, and stopped together with everything it started.
+It is started, controlled over REST, and stopped together with all its processes.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 READY_TIMEOUT_S = 240.0
-"""Longest time for database migration and all four processes to come up."""
+"""Time limit for database migration and the start of all four processes."""
 STOP_TIMEOUT_S = 40.0
-"""How long `airflow standalone` may take to end its processes after SIGINT."""
+"""Time limit for `airflow standalone` to end its processes after SIGINT."""
 REQUEST_TIMEOUT_S = 30.0
 PORTS_FROM, PORTS_TO = 15_000, 32_768
-"""Ports of Airflow lie in between, where Linux by default gives none away."""
+"""Range of Airflow's ports: Linux by default assigns none of them automatically."""
 DATABASE_BUSY_TRIES = 8
-"""Of a request that Airflow's API server answers with 500, a second apart: two that write at the same time may wait for
-each other there, until SQLite gives up one of them."""
+"""Tries of a request that the API server answers with 500, one second apart: two writers may block each other until
+SQLite aborts one of them."""
 
 
 class AirflowFailed(RuntimeError):
-    """Airflow did not come up, or refused a request."""
+    """Airflow did not start, or refused a request."""
 
 
 @dataclass
 class AirflowHome:
-    """A folder with everything that one Airflow needs, and the environment that makes it so.
+    """The folder of one Airflow, and its environment.
 
     Attributes:
-        folder: AIRFLOW_HOME; made when missing.
+        folder: AIRFLOW_HOME; created if missing.
         job_root: job root of the connection `tidegate_default`.
         flights: home of the DAG `flight_delays`: data and output.
         dags: DAGs folder.
         user, password: login.
-        extra: more environment.
+        extra: more environment variables.
     """
 
     folder: Path
@@ -65,11 +65,11 @@ class AirflowHome:
 
     @property
     def url(self) -> str:
-        """Of UI and REST API."""
+        """Return the URL of UI and REST API."""
         return f"http://localhost:{self.ports[0]}"
 
     def environment(self) -> dict[str, str]:
-        """Environment of every Airflow process of this home."""
+        """Return the environment of every Airflow process of this home."""
         port, worker_log_port, trigger_log_port = self.ports
         sources = os.pathsep.join(str(REPOSITORY / name) for name in ("spark_runtime", "provider"))
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW_")}
@@ -100,7 +100,7 @@ class AirflowHome:
         }
 
     def prepare(self) -> None:
-        """Make the folders and the password file."""
+        """Create the folders and the password file."""
         for folder in (self.folder, self.job_root, self.flights):
             folder.mkdir(parents=True, exist_ok=True)
         passwords = self.folder / "passwords.json"
@@ -109,7 +109,7 @@ class AirflowHome:
 
 
 class Standalone:
-    """`airflow standalone` in a home. Use as a context manager: everything it started is ended by id."""
+    """Runs `airflow standalone` in a home. Use it as a context manager: all its processes are ended by id."""
 
     def __init__(self, home: AirflowHome) -> None:
         self.home = home
@@ -137,7 +137,7 @@ class Standalone:
         self.stop()
 
     def wait_until_ready(self) -> None:
-        """Block until scheduler, DAG processor, triggerer and API answer, and a token has been obtained."""
+        """Wait until scheduler, DAG processor, triggerer and API answer, and get a token."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             self._remember_family()
@@ -155,7 +155,7 @@ class Standalone:
         raise AirflowFailed(f"airflow standalone did not get ready; its log {self.log} ends with:\n{tail}")
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """One REST call; the answer's JSON. Raises AirflowFailed with the server's words."""
+        """Send one REST request, and return the answer's JSON. Raises AirflowFailed with the server's message."""
         for _ in range(DATABASE_BUSY_TRIES - 1):
             try:
                 return self._call(method, path, body, authorized=True)
@@ -166,12 +166,12 @@ class Standalone:
         return self._call(method, path, body, authorized=True)
 
     def is_running(self) -> bool:
-        """The standalone process lives; also notes its descendants for `stop`."""
+        """Return whether the standalone process lives; also record its descendants for `stop`."""
         self._remember_family()
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
-        """SIGINT, then end by id what is left of the process family."""
+        """Send SIGINT, then end the remaining processes by id."""
         process = self._process
         if process is None:
             return
@@ -191,11 +191,11 @@ class Standalone:
         self._process = None
 
     def replace_triggerer(self) -> None:
-        """kill -9 the triggerer with all its processes, and start another one: `airflow standalone` does not."""
+        """Kill the triggerer with all its processes, and start another one, because `airflow standalone` does not."""
         self._remember_family()
         died = [p for p in self._family.values() if p.is_running() and _is_triggerer(_command(p))]
         if not died:
-            raise AirflowFailed(f"no process of the triggerer was found among {len(self._family)}; see {self.log}")
+            raise AirflowFailed(f"no triggerer process was found among {len(self._family)} processes; see {self.log}")
         for member in {p for root in died for p in (root, *root.children(recursive=True))}:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
@@ -212,7 +212,7 @@ class Standalone:
         self._triggerers.append(another)
 
     def _remember_family(self) -> None:
-        """Note every descendant while its parents live; psutil tells a reused pid by the process's start time."""
+        """Record every descendant while its parents live; psutil detects a reused pid by the process's start time."""
         if self._process is None:
             return
         for started in (self._process, *self._triggerers):
@@ -235,20 +235,22 @@ class Standalone:
 
 
 def _command(process: psutil.Process) -> list[str]:
-    """Its command line; [] when it has ended meanwhile."""
+    """Return its command line; [] if it has ended."""
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []
 
 
 def _is_triggerer(command: list[str]) -> bool:
-    """By its argument, or by the title that it gives itself; DAGs may have the word in their names."""
+    """Return whether a command is a triggerer, by its argument or process title; names of DAGs may contain the word."""
     return "triggerer" in command or " ".join(command).startswith("airflow triggerer")
 
 
 def free_ports() -> tuple[int, int, int]:
-    """Three ports that nobody uses now, and that the system gives to nobody who asks for any: it is some time until
-    Airflow listens on them, and Spark opens many of those meanwhile."""
+    """Return three unused ports that the system does not assign automatically.
+
+    Airflow listens on them only later, and Spark opens many automatic ports meanwhile.
+    """
     candidates = random.sample(range(PORTS_FROM, min(PORTS_TO, _first_given_port())), 300)
     found: list[int] = []
     with contextlib.ExitStack() as stack:
@@ -264,7 +266,7 @@ def free_ports() -> tuple[int, int, int]:
 
 
 def _first_given_port() -> int:
-    """The lowest port of those that the system gives to who asks for any."""
+    """Return the lowest port that the system assigns automatically."""
     with contextlib.suppress(OSError, ValueError):
         return max(PORTS_FROM + 300, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]))
     return PORTS_TO

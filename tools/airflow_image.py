@@ -1,7 +1,7 @@
-"""What `tidegate[airflow]` adds to an Airflow image: the installed size with it minus the size without it.
+"""Measures what `tidegate[airflow]` adds to an Airflow image: the installed size with it minus the size without it.
 
-One fresh environment: Airflow is installed with the versions of requirements.lock, then the wheel with its extra. Both
-need the package index, or uv's cache.
+In one fresh environment, Airflow is installed with the versions of requirements.lock, then the wheel with its extra.
+Both need the package index, or uv's cache.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ LOCK = REPOSITORY / "requirements.lock"
 
 
 def install(environment: Path, *packages: str) -> None:
-    """Into a virtual environment, with the versions of the lock."""
+    """Install packages into a virtual environment, with the versions of the lock."""
     python = environment / "bin" / "python"
     command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python)]
     subprocess.run([*command, "--constraints", str(LOCK), *packages], check=True)
 
 
 def installed_bytes(environment: Path) -> int:
-    """Of all files; links are not followed."""
+    """Return the size of all files; links are not followed."""
     return sum(
         os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(environment) for name in names
     )
 
 
 def make_environment(folder: Path) -> Path:
-    """An empty virtual environment of this interpreter."""
+    """Create an empty virtual environment of this interpreter."""
     subprocess.run([sys.executable, "-m", "uv", "venv", "--quiet", "--python", sys.executable, str(folder)], check=True)
     return folder
 
 
 def added_bytes(wheel: Path) -> int:
-    """How many bytes the wheel with its extra `airflow` adds to an environment that has Airflow."""
+    """Return how many bytes the wheel with its extra `airflow` adds to an environment with Airflow."""
     with tempfile.TemporaryDirectory(prefix="airflow-image-") as folder:
         environment = make_environment(Path(folder) / "env")
         install(environment, "apache-airflow")

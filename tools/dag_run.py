@@ -1,4 +1,4 @@
-"""One DAG run over REST: unpause, trigger, follow task by task, read logs."""
+"""Runs one DAG over REST: unpause, trigger, follow its tasks, read logs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from urllib.parse import quote
 from airflow_home import AirflowFailed, Standalone
 
 PARSE_TIMEOUT_S = 120.0
-"""How long the DAG processor may take to find a DAG."""
+"""Time limit for the DAG processor to find a DAG."""
 POLL_S = 1.0
-"""Between two looks at a run."""
+"""Pause between two reads of a run."""
 
 
 class DagRun:
@@ -23,7 +23,7 @@ class DagRun:
         self._run = f"/api/v2/dags/{dag_id}/dagRuns/{quote(run_id, safe='')}"
 
     def trigger(self, conf: Mapping[str, Any]) -> None:
-        """Wait for the DAG to be parsed, unpause and trigger it. Raises AirflowFailed with the import error, if any."""
+        """Wait until the DAG is parsed, unpause and trigger it. Raises AirflowFailed with the import error, if any."""
         deadline = time.monotonic() + PARSE_TIMEOUT_S
         while True:
             try:
@@ -40,16 +40,17 @@ class DagRun:
         self._airflow.call("POST", f"/api/v2/dags/{self.dag_id}/dagRuns", body)
 
     def state(self) -> str:
-        """`queued`, `running`, `success` or `failed`."""
+        """Return `queued`, `running`, `success` or `failed`."""
         return str(self._airflow.call("GET", self._run)["state"])
 
     def tasks(self) -> dict[str, dict[str, Any]]:
-        """Task id -> task instance as the API gives it."""
+        """Return the task instances of the API by task id."""
         answer = self._airflow.call("GET", f"{self._run}/taskInstances")
         return {task["task_id"]: task for task in answer["task_instances"]}
 
     def follow(self, timeout_s: float, each_look: Callable[[], None] = lambda: None) -> Iterator[tuple[str, str, int]]:
-        """State changes as (task id, state, try), until the run has ended. Raises AirflowFailed after `timeout_s`."""
+        """Yield state changes as (task id, state, try), until the run has ended. Raises AirflowFailed after
+        `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         seen: dict[str, tuple[str, int]] = {}
         while True:
@@ -67,7 +68,7 @@ class DagRun:
             time.sleep(POLL_S)
 
     def log(self, task_id: str, attempt: int = 1) -> str:
-        """The log of one try, as text."""
+        """Return the log of one try, as text."""
         answer = self._airflow.call("GET", f"{self._run}/taskInstances/{task_id}/logs/{attempt}?full_content=true")
         lines = answer["content"]
         if isinstance(lines, str):
@@ -75,7 +76,7 @@ class DagRun:
         return "\n".join(_line(entry) for entry in lines)
 
     def xcom(self, task_id: str) -> Any:
-        """What a task returned."""
+        """Return the value that a task returned."""
         path = f"{self._run}/taskInstances/{task_id}/xcomEntries/return_value?deserialize=true"
         return self._airflow.call("GET", path)["value"]
 

@@ -1,8 +1,8 @@
-"""The demo: a stateful Spark job's whole life, driven by an Airflow DAG on real data, with provably complete output.
+"""The demo: the whole life of a stateful Spark job, controlled by an Airflow DAG, on real data, with verified output.
 
-Starts a real `airflow standalone` in a folder of its own, triggers `dags/flight_delays.py` over REST, tells what
-happens, and compares the committed output with DuckDB's independent calculation. Exit code 0 only if every
-flight is there exactly once.
+Starts a real `airflow standalone` in a folder of its own, triggers `dags/flight_delays.py` over REST, prints the
+progress, and compares the committed output with DuckDB's independent calculation. Exit code 0 only if every flight is
+in the output exactly once.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ DAG_ID = "flight_delays"
 RUN_ID = "demo"
 JOB_ID = f"flight-delays-{RUN_ID}"
 RUN_TIMEOUT_S = 420.0
-"""The whole demo must end within 8 minutes."""
+"""Time limit of the run; the whole demo must end within 8 minutes."""
 STATUS_EVERY_S = 5.0
 DRIVER_END_S = 20.0
-"""How long a driver may take to end by itself."""
+"""Time limit for a driver to end by itself."""
 LOG_LINES = 40
-"""How much of a failed task's log is shown."""
+"""Number of lines of a failed task's log that are shown."""
 
 
 class Story:
-    """Lines with the seconds since the beginning in front."""
+    """Prints lines with the seconds since the start."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -50,14 +50,14 @@ class Story:
 
 
 class JobTeller:
-    """Tells a job's status when it has changed, at most every few seconds."""
+    """Prints a job's status when it has changed, at most every few seconds."""
 
     def __init__(self, client: JobClient, story: Story) -> None:
         self._client, self._story = client, story
         self._last, self._due = "", 0.0
 
     def look(self) -> None:
-        """Read the job directory, if it is time."""
+        """Read the job directory, if the interval has passed."""
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + STATUS_EVERY_S
@@ -69,7 +69,7 @@ class JobTeller:
 
 
 def status_line(view: JobView) -> str:
-    """A job in one line. A source is in it from its first heartbeat on."""
+    """Return a job's status on one line. A source is included from its first heartbeat on."""
     sources = ", ".join(
         f"{s.uid} {s.records:,}{' (ended)' if s.end_of_data else ' (all played)' if s.played_all else ''}"
         for s in view.sources
@@ -79,7 +79,7 @@ def status_line(view: JobView) -> str:
 
 
 def checkpoint_table(view: JobView) -> str:
-    """Every claimed snapshot, oldest first."""
+    """Return a table of every snapshot, oldest first."""
     rows = [("id", "kind", "status", "duration ms", "bytes", "alignment ms")]
     for c in view.checkpoints:
         duration = "" if c.duration_ms is None else f"{c.duration_ms:,}"
@@ -105,14 +105,14 @@ def checkpoint_table(view: JobView) -> str:
 
 
 def number(metrics: Mapping[str, Any], name: str) -> str:
-    """A metric as text; empty when it was not recorded."""
+    """Return a metric as text; empty if it was not recorded."""
     value = metrics.get(name)
     return f"{value:,.0f}" if isinstance(value, int | float) else ""
 
 
 @contextlib.contextmanager
 def job_ended(client: JobClient) -> Iterator[None]:
-    """Whatever happens, no driver of the job is left running."""
+    """Ensure that no driver of the job is left running."""
     try:
         yield
     finally:
@@ -132,7 +132,7 @@ def job_ended(client: JobClient) -> Iterator[None]:
 
 
 def run(work: Path, days: int | None, speed: float, story: Story) -> int:
-    """The demo in folder `work`; returns the exit code."""
+    """Run the demo in folder `work`; return the exit code."""
     for stale in ("airflow", "jobs", "flights/out"):
         shutil.rmtree(work / stale, ignore_errors=True)
     write(work / "flights" / "data", days)
@@ -158,7 +158,7 @@ def run(work: Path, days: int | None, speed: float, story: Story) -> int:
 
 
 def tell_failures(dag_run: DagRun, client: JobClient) -> None:
-    """The end of the failed tasks' logs and of the driver's."""
+    """Print the end of the failed tasks' logs and of the driver's log."""
     for task_id, task in dag_run.tasks().items():
         if task["state"] == "failed":
             tail = dag_run.log(task_id, task["try_number"]).splitlines()[-LOG_LINES:]
@@ -171,7 +171,7 @@ def tell_failures(dag_run: DagRun, client: JobClient) -> None:
 
 
 def conclude(client: JobClient, from_dag: Mapping[str, Any]) -> int:
-    """The table, the audit once more over what lies on disk now, and the exit code."""
+    """Print the table, audit the files on disk again, and return the exit code."""
     sys.path.insert(0, str(REPOSITORY / "dags"))
     from pipelines.flight_audit import audit, verdict
 
@@ -179,7 +179,7 @@ def conclude(client: JobClient, from_dag: Mapping[str, Any]) -> int:
     audits = audit(client.specs()[-1].arguments)
     print(f"\n{checkpoint_table(view)}\n")
     for name, found in audits.items():
-        same = "row for row what DuckDB calculates" if found["exact"] else "NOT what DuckDB calculates"
+        same = "equal to DuckDB's calculation, row for row" if found["exact"] else "NOT equal to DuckDB's calculation"
         print(f"{name}: {same} ({found['rows_missing']} rows missing, {found['rows_extra']} extra)")
     print(verdict(audits))
     good = all(a["exact"] for a in audits.values()) and all(from_dag[name]["exact"] for name in audits)
@@ -187,10 +187,10 @@ def conclude(client: JobClient, from_dag: Mapping[str, Any]) -> int:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--work", type=Path, default=REPOSITORY / ".work" / "demo", help="folder for everything it writes"
+        "--work", type=Path, default=REPOSITORY / ".work" / "demo", help="folder for all files of the demo"
     )
     parser.add_argument("--days", type=int, default=None, help="only the first DAYS of 2013 (in a --work of its own)")
     parser.add_argument("--speed", type=float, default=4.0, help="days of flights played per second")
@@ -202,7 +202,7 @@ def main() -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("demo: interrupted; everything it started has been stopped", file=sys.stderr)
+        print("demo: interrupted; all its processes have been stopped", file=sys.stderr)
         return 130
 
 

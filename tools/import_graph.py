@@ -1,4 +1,4 @@
-"""Which module imports which, at every level: imports inside functions and under TYPE_CHECKING count, too."""
+"""Computes which module imports which; imports inside functions and under TYPE_CHECKING count, too."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Graph = Mapping[str, Set[str]]
 """Module -> the modules that it imports."""
 
 LAZY = frozenset({"tidegate", "tidegate.testing"})
-"""Packages whose `__init__` imports public names when they are first used, and lists them for type checkers."""
+"""Packages whose `__init__` imports public names at their first use, and lists them for type checkers."""
 
 
 def modules_of(roots: Iterable[Path]) -> dict[str, Path]:
-    """Dotted name -> file of every module below folders that are on the import path."""
+    """Return dotted name -> file of every module below folders on the import path."""
     found = {}
     for root in roots:
         for path in root.rglob("*.py"):
@@ -24,7 +24,7 @@ def modules_of(roots: Iterable[Path]) -> dict[str, Path]:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Absolute names that a file imports: `a.b` and `a.b.c` for `from a.b import c`."""
+    """Yield the absolute names that a file imports: `a.b` and `a.b.c` for `from a.b import c`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -34,7 +34,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def import_graph(modules: Mapping[str, Path]) -> dict[str, set[str]]:
-    """Edges between these modules. An import of a module by its package is an import of that module alone."""
+    """Return the edges between these modules. An import of a module through its package counts only for that module."""
     graph = {}
     for name, path in modules.items():
         names = {one for one in imported(path) if one in modules and one != name}
@@ -44,7 +44,7 @@ def import_graph(modules: Mapping[str, Path]) -> dict[str, set[str]]:
 
 
 def cycles(graph: Graph) -> list[list[str]]:
-    """Groups of more than one module that import each other, directly or by others (Tarjan)."""
+    """Return groups of modules that import each other, directly or indirectly (Tarjan)."""
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -73,7 +73,7 @@ def cycles(graph: Graph) -> list[list[str]]:
 
 
 def package_graphs(graph: Graph) -> Iterator[tuple[str, dict[str, set[str]]]]:
-    """For each package the edges between its direct children, modules or packages."""
+    """Yield for each package the edges between its direct children, modules or packages."""
     packages = {name[:at] for name in graph for at, sign in enumerate(name) if sign == "."}
     for package in sorted(packages):
         depth = package.count(".") + 1
@@ -87,7 +87,7 @@ def package_graphs(graph: Graph) -> Iterator[tuple[str, dict[str, set[str]]]]:
 
 
 def all_cycles(graph: Graph) -> list[str]:
-    """Every cycle, between modules and between the children of each package, as text."""
+    """Return every cycle, between modules and between the children of each package, as text."""
     found = [" <-> ".join(group) for group in cycles(graph)]
     for package, edges in package_graphs(graph):
         found += [f"in {package}: {' <-> '.join(group)}" for group in cycles(edges)]

@@ -1,6 +1,6 @@
-"""The prose of a file, by paragraph: documents, and the docstrings, comments and messages of source code.
+"""Reads the prose of a file, by paragraph: documents, and docstrings, comments and messages of source code.
 
-Inline code and the values in f-strings stand as `Q1`, `Q2` and so on, so that only prose is judged.
+Inline code and the values in f-strings are replaced by `Q1`, `Q2` and so on, so that only prose is checked.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pygments.lexers import BashLexer, CssLexer, HtmlLexer, IniLexer, Javascript
 from pygments.token import Comment, String, Text
 
 CODE = "Q"
-"""With a number, so that two of them side by side are no repeated word."""
+"""Placeholder for code. Numbers are added, so that two adjacent ones are not a repeated word."""
 VALUE = "`value`"
 INLINE_CODE = re.compile(r"```.*?```|``[^`]+``|`[^`]*`", re.DOTALL)
 PROSE = re.compile(r"[A-Za-z]{2,}[,;:.]?[ \n]+[A-Za-z]{2,}")
-"""Two words side by side: a string without them is a name or a format, not a message."""
+"""Two adjacent words: a string without them is a name or a format, not a message."""
 DIRECTIVE = re.compile(r"#!|#?\s*(?:noqa|type:|ruff:|pragma|fmt:)")
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Lines of prose that belong together."""
+    """Adjacent lines of prose."""
 
     line: int
     """Number of the first line in the file, from 1."""
@@ -38,7 +38,7 @@ class Paragraph:
 
 
 def paragraphs(line: int, text: str) -> Iterator[Paragraph]:
-    """The parts of a text between empty lines, with inline code masked."""
+    """Yield the parts of a text between empty lines, with inline code masked."""
     masks = itertools.count(1)
     text = INLINE_CODE.sub(lambda code: f"{CODE}{next(masks)}" + "\n" * code[0].count("\n"), text)
     part: list[str] = []
@@ -51,7 +51,7 @@ def paragraphs(line: int, text: str) -> Iterator[Paragraph]:
 
 
 def of_markdown(text: str) -> Iterator[Paragraph]:
-    """Paragraphs, headings, list items and table cells, without code blocks."""
+    """Yield paragraphs, headings, list items and table cells, without code blocks."""
     tokens = MarkdownIt().enable("table").parse(text)
     for token in tokens:
         if token.type == "inline" and token.map:
@@ -67,7 +67,7 @@ def of_markdown(text: str) -> Iterator[Paragraph]:
 
 
 def of_python(text: str) -> Iterator[Paragraph]:
-    """Docstrings, comments, and every string that has words in it: errors, log lines, help texts."""
+    """Yield docstrings, comments, and every string with words in it: errors, log lines, help texts."""
     yield from _python_comments(text)
     tree = ast.parse(text)
     docstrings = set()
@@ -99,7 +99,7 @@ def _python_comments(text: str) -> Iterator[Paragraph]:
 
 
 def _adjacent(comments: Mapping[int, str]) -> Iterator[Paragraph]:
-    """Comments on neighbouring lines are one paragraph."""
+    """Combine comments on adjacent lines to one paragraph."""
     for first in [line for line in comments if line - 1 not in comments]:
         last = first
         while last + 1 in comments:
@@ -108,7 +108,7 @@ def _adjacent(comments: Mapping[int, str]) -> Iterator[Paragraph]:
 
 
 def _of_tokens(lexer: Callable[[], Lexer], *, strings: bool) -> Callable[[str], Iterator[Paragraph]]:
-    """A reader of comments, and of strings and text between tags where `strings`, by a lexer of Pygments."""
+    """Return a reader of comments, and with `strings` of strings and text between tags, by a lexer of Pygments."""
 
     def read(text: str) -> Iterator[Paragraph]:
         comments: dict[int, str] = {}
@@ -152,9 +152,9 @@ READERS: Mapping[str, Callable[[str], Iterator[Paragraph]]] = {
     ".yml": _of_tokens(YamlLexer, strings=False),
     "Makefile": _of_tokens(MakefileLexer, strings=False),
 }
-"""Suffix, or whole name, of a file -> how its prose is read."""
+"""Suffix or whole name of a file -> its reader."""
 
 
 def reader_of(path: Path) -> Callable[[str], Iterator[Paragraph]] | None:
-    """The reader for a file, or None for one that holds no prose."""
+    """Return the reader for a file, or None for a file without prose."""
     return READERS.get(path.name) or READERS.get(path.suffix)

@@ -121,7 +121,7 @@ MUTANTS = (
         "                    pass\n",
     ),
     Mutant(
-        "unaligned: what is queued behind a barrier that was polled is captured, too",
+        "unaligned: records queued after a polled barrier are captured, too",
         "S3.7",
         "tidegate.subtask.alignment",
         "            if channel in alignment.arrived or channel in self._closed:\n",
@@ -256,7 +256,7 @@ MUTANTS = (
         tests=("unit/in_process/test_stop_recovery.py",),
     ),
     Mutant(
-        "subtasks are told to finish while a snapshot is on its way",
+        "subtasks receive the order to finish while a snapshot is pending",
         "S7.3",
         "tidegate.coordinator.coordinator",
         "return not (self._pending or self._claiming or len(self._queue) or self._ending_is_served())",
@@ -487,7 +487,7 @@ MUTANTS = (
         tests=("unit/coordinator/test_job_run_log.py",),
     ),
     Mutant(
-        "the time of a stop is not looked at",
+        "the time limit of a stop is ignored",
         "S7.7",
         "tidegate.coordinator.supervision.supervisor",
         "            return [DeliverToRun(given_up)] if watch.held is None else []",
@@ -512,7 +512,7 @@ MUTANTS = (
         tests=("unit/coordinator/test_stop_timeout.py",),
     ),
     Mutant(
-        "that the job goes on after a stop is told before it runs again",
+        "a failed stop is answered before the job runs again",
         "S7.7",
         "tidegate.coordinator.supervision.supervisor",
         "        if run_over and answer.code == SAVEPOINT_FAILED:\n",
@@ -539,7 +539,7 @@ MUTANTS = (
         tests=("unit/coordinator/test_stop_timeout.py",),
     ),
     Mutant(
-        "checkpoint ids go on from the last completed one",
+        "checkpoint ids continue from the last completed one",
         "S1.4",
         "tidegate.jobs.history.checkpoints",
         'return 1 + max((d.data["checkpoint_id"] for d in decisions if d.kind == "claim"), default=0)',
@@ -557,14 +557,14 @@ MUTANTS = (
     ),
     # ------------------------------------------------------------ commit gate
     Mutant(
-        "behind a commit gate completion permits the commit",
+        "with a commit gate a completion permits the commit",
         "S7.8",
         "tidegate.coordinator.commits.commit_gate",
         "        return [Durable(checkpoint_id, last), *self._pause_sources()]\n",
         "        return [ev.SendPermit(checkpoint_id, 1), Durable(checkpoint_id, last), *self._pause_sources()]\n",
     ),
     Mutant(
-        "behind a commit gate a restore commits all that it holds",
+        "with a commit gate a restore commits everything in its snapshot",
         "S7.8",
         "tidegate.coordinator.driver_job",
         "permitted = min(verdicts.approved, metadata.checkpoint_id)",
@@ -572,7 +572,7 @@ MUTANTS = (
         tests=("unit/in_process/test_commit_gate_jobs.py",),
     ),
     Mutant(
-        "a copy of a snapshot commits what waited in front of it",
+        "a copy of a snapshot commits checkpoints that waited before it",
         "S7.8",
         "tidegate.coordinator.recovery.restore_point",
         "{*_waiting_checkpoints(taken, checkpoint_id), *verdicts.waiting}",
@@ -689,7 +689,7 @@ MUTANTS = (
         "            self._store.replace(path, payload)\n        except AlreadyExistsError:\n            found",
     ),
     Mutant(
-        "a driver that appends nothing never looks whether it still reigns",
+        "a driver that appends nothing never checks its generation",
         "S9.2",
         "tidegate.coordinator.supervision.supervisor",
         "            actions.append(self._recheck_stop(now_ms))\n",

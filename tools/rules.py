@@ -1,9 +1,10 @@
-"""Which tests prove which rule of docs/semantics.md: `make rules`. A rule without a test, unless the document marks it
-open, is a failure; so is a citation of a rule that is not there.
+"""Lists which tests prove which rule of docs/semantics.md: `make rules`.
 
-A test cites a rule (`S3.4`; a range `S3.2-S3.5` cites all in it) in its docstring or in a comment inside it; a test
-class in its docstring for all its tests, a module in its docstring for all of its. Tests inherited from a conformance
-suite count where a test class inherits them.
+It fails for a rule without a test, unless the document marks the rule as open, and for a citation of an unknown rule.
+
+A test cites a rule (`S3.4`; a range `S3.2-S3.5` cites all in it) in its docstring or in a comment inside it. A test
+class cites it in its docstring for all its tests, and a module in its docstring for all of its tests. Tests of a
+conformance suite count if a test class inherits them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 SHOWN = 3
-"""Tests listed for a rule, unless all are asked for."""
+"""Number of tests listed for a rule, without `--all`."""
 OPEN_SECTION = "Limits of version 0.1"
 OPEN = ("part", "whole")
 _CITED = re.compile(r"\bS(\d)\.(\d+)\b(?:\s*(?:-|to)\s*S(\d)\.(\d+)\b)?")
@@ -39,12 +40,12 @@ class Rule:
 
 @dataclass
 class Semantics:
-    """What the document says.
+    """Content of the document.
 
     Attributes:
         rules: rule -> its text on one line.
         open: rule -> (`part` or `whole`, what this version lacks).
-        problems: what in the document contradicts itself.
+        problems: contradictions in the document.
     """
 
     rules: dict[Rule, str] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Semantics:
 
 @dataclass(frozen=True, order=True)
 class Citation:
-    """A test, or a module's docstring, that cites a rule. `name`: `file::test`, or the file of a whole module."""
+    """A test, or a module's docstring, that cites a rule. `name`: `file::test`, or the file for a whole module."""
 
     whole_module: bool
     name: str
@@ -64,8 +65,11 @@ class Citation:
 
 
 def read_semantics(text: str) -> Semantics:
-    """Rules are numbered lines of the sections `## S1 ...` to `## S9 ...`, wrapped lines indented; the table of the
-    last section marks open ones by number, or a section with all its rules."""
+    """Parse the document.
+
+    Rules are numbered lines of the sections `## S1 ...` to `## S9 ...`, with wrapped lines indented. The table of the
+    last section marks open rules by number, or a section with all its rules.
+    """
     found = Semantics()
     section, current, is_table = 0, None, False
     for line in text.splitlines():
@@ -75,7 +79,7 @@ def read_semantics(text: str) -> Semantics:
         elif section and (rule := re.match(r"(\d+)\. (.*)", line)):
             current = Rule(section, int(rule[1]))
             if current in found.rules:
-                found.problems.append(f"{current} is there twice")
+                found.problems.append(f"{current} is defined twice")
             found.rules[current] = rule[2]
         elif current is not None and line.startswith("   ") and line.strip():
             found.rules[current] += " " + line.strip()
@@ -89,10 +93,10 @@ def read_semantics(text: str) -> Semantics:
 def _read_open(found: Semantics, name: str, cells: Sequence[str]) -> None:
     rules = [rule for rule in found.rules if name in (str(rule), f"S{rule.section}")]
     if len(cells) != 2 or cells[0] not in OPEN:
-        found.problems.append(f"the row of {name} does not say whether it is open in {' or as a '.join(OPEN)}")
+        found.problems.append(f"the row of {name} must have a cell that says {' or '.join(OPEN)}")
         return
     if not rules:
-        found.problems.append(f"{name} is marked open and is no rule")
+        found.problems.append(f"{name} is marked open, but is not a rule")
     for rule in rules:
         if rule in found.open:
             found.problems.append(f"{rule} is marked open twice")
@@ -103,7 +107,7 @@ def _read_open(found: Semantics, name: str, cells: Sequence[str]) -> None:
 
 
 def cited_in(text: str) -> Iterator[Rule]:
-    """Every rule that `text` cites."""
+    """Yield every rule that `text` cites."""
     for match in _CITED.finditer(text):
         section, first, last_section, last = match.groups()
         yield Rule(int(section), int(first))
@@ -114,24 +118,24 @@ def cited_in(text: str) -> Iterator[Rule]:
 
 
 def comments(text: str) -> dict[int, str]:
-    """Line -> comment."""
+    """Return the comments by line."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
 
 
 def is_test(node: ast.AST) -> bool:
-    """A function that pytest runs."""
+    """Return whether pytest runs this function."""
     return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
 
 
 def conformance_suites(texts: Iterable[str]) -> dict[str, ast.ClassDef]:
-    """Class name -> the suite that test classes inherit from."""
+    """Return the conformance suites that test classes inherit from, by class name."""
     nodes = (node for text in texts for node in ast.parse(text).body)
     return {node.name: node for node in nodes if isinstance(node, ast.ClassDef) and node.name.endswith("Conformance")}
 
 
 def citations(file: str, text: str, suites: dict[str, ast.ClassDef]) -> Iterator[tuple[Rule, Citation]]:
-    """Every (rule, test) of one module."""
+    """Yield every (rule, test) of one module."""
     module = ast.parse(text)
     remarks = comments(text)
     classes = {**suites, **{node.name: node for node in module.body if isinstance(node, ast.ClassDef)}}
@@ -165,7 +169,7 @@ def _of_class(prefix: str, node: ast.ClassDef, remarks: dict[int, str]) -> Itera
 
 
 def _line_of(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
-    """The class and those it inherits from, as far as they are known."""
+    """Yield the class and its known base classes."""
     yield node
     for base in node.bases:
         if isinstance(base, ast.Name) and base.id in classes:
@@ -182,7 +186,7 @@ def _name(node: ast.AST) -> str:
 
 @dataclass(frozen=True)
 class Findings:
-    """Rule -> its tests, named ones before whole modules; and what is wrong."""
+    """Rule -> its tests, named tests before whole modules; and the problems."""
 
     semantics: Semantics
     proofs: dict[Rule, list[Citation]]
@@ -200,7 +204,7 @@ def judge(semantics: Semantics, tests: Sequence[tuple[str, str]], suites: Sequen
     for rule in sorted(proofs):
         named = [citation.name for citation in sorted(proofs[rule])]
         if rule not in semantics.rules:
-            problems.append(f"{rule} is no rule, but is cited by {', '.join(named[:SHOWN])}")
+            problems.append(f"{rule} is not a rule, but is cited by {', '.join(named[:SHOWN])}")
         elif not named and semantics.open.get(rule, ("",))[0] != "whole":
             problems.append(f"{rule} has no test: {semantics.rules[rule][:100]}")
         elif named and semantics.open.get(rule, ("",))[0] == "whole":
@@ -209,7 +213,7 @@ def judge(semantics: Semantics, tests: Sequence[tuple[str, str]], suites: Sequen
 
 
 def listing(findings: Findings, *, everything: bool = False) -> Iterator[str]:
-    """One block a rule: how many tests, which, and what is open."""
+    """Yield one block per rule: the number of tests, the tests, and open parts."""
     semantics = findings.semantics
     for rule in sorted(semantics.rules):
         tests = findings.proofs[rule]
@@ -229,7 +233,7 @@ def listing(findings: Findings, *, everything: bool = False) -> Iterator[str]:
 
 
 def findings_of(repository: Path) -> Findings:
-    """Of a checkout."""
+    """Return the findings of a checkout."""
     folder = repository / "tests"
     tests = [(p.relative_to(repository).as_posix(), p.read_text(encoding="utf-8")) for p in folder.rglob("*.py")]
     suites = (repository / "spark_runtime" / "tidegate" / "testing").glob("*_conformance.py")
@@ -238,10 +242,10 @@ def findings_of(repository: Path) -> Findings:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """List rule -> tests; 1 when there is a gap."""
-    parser = argparse.ArgumentParser(description="Which tests prove which rule of docs/semantics.md.")
+    """Print the tests of each rule; return 1 if there is a gap."""
+    parser = argparse.ArgumentParser(description="List which tests prove which rule of docs/semantics.md.")
     parser.add_argument("--all", action="store_true", help=f"list every test, not {SHOWN} a rule")
-    parser.add_argument("--quiet", action="store_true", help="the last line and the problems only")
+    parser.add_argument("--quiet", action="store_true", help="print only the last line and the problems")
     given = parser.parse_args(arguments)
     findings = findings_of(REPOSITORY)
     lines = list(listing(findings, everything=given.all))

@@ -1,7 +1,7 @@
-"""`make sim-mutants`: break the protocol on purpose, one line at a time, and see the simulator or a unit test notice.
+"""`make sim-mutants`: break the protocol on purpose, in one place at a time, and check that a test notices it.
 
 Each mutant replaces one piece of the runtime's source, in a process of its own. A mutant that neither violates a
-checker within its seeds nor fails its unit tests survives, and the tool fails: then something is not tested.
+checker of the simulator within its seeds nor fails its unit tests survives. Then a test is missing, and the tool fails.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from protocol_mutants import MUTANTS, Mutant
 
 REPOSITORY = Path(__file__).parents[1]
 SEEDS = 120
-"""Seeds that a mutant must survive to be handed on to its unit tests."""
+"""Number of seeds that a mutant must survive before its unit tests run."""
 TIMEOUT_S = 300.0
-"""Longest life of a mutant, seconds: one that hangs is killed, and counts so."""
+"""Time limit of a mutant, seconds; a mutant that hangs is killed, and counts as noticed."""
 
 
 class _Patch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -39,33 +39,35 @@ class _Patch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Only for the mutant's module."""
+        """Return a spec for the mutant's module only."""
         if fullname != self._mutant.module:
             return None
         return importlib.util.spec_from_loader(fullname, self, origin=str(source_of(self._mutant)))
 
     def exec_module(self, module: ModuleType) -> None:
-        """The changed source."""
+        """Execute the changed source."""
         path = source_of(self._mutant)
         module.__file__ = str(path)
         exec(compile(mutated(self._mutant), str(path), "exec"), module.__dict__)
 
 
 def source_of(mutant: Mutant) -> Path:
-    """File of the mutant's module."""
+    """Return the file of the mutant's module."""
     return REPOSITORY / "spark_runtime" / Path(*mutant.module.split(".")).with_suffix(".py")
 
 
 def mutated(mutant: Mutant) -> str:
-    """The module's source, changed; SystemExit when the piece is not there exactly once."""
+    """Return the changed source of the module. Raises SystemExit unless the piece occurs exactly once."""
     text = source_of(mutant).read_text(encoding="utf-8")
     if text.count(mutant.before) != 1:
-        raise SystemExit(f"mutant {mutant.name!r}: its text is {text.count(mutant.before)} times in {mutant.module}")
+        raise SystemExit(
+            f"mutant {mutant.name!r}: its text occurs {text.count(mutant.before)} times in {mutant.module}"
+        )
     return text.replace(mutant.before, mutant.after)
 
 
 def live(mutant: Mutant, seeds: int) -> str | None:
-    """In a process of its own: who killed the mutant; None: nobody."""
+    """Return what killed the mutant; None: nothing did. Called in a process of its own."""
     sys.meta_path.insert(0, _Patch(mutant))
     if mutant.simulated:
         from simulator.campaign import run_chunk
@@ -84,7 +86,7 @@ def live(mutant: Mutant, seeds: int) -> str | None:
 
 
 def judge(mutant: Mutant, seeds: int) -> tuple[Mutant, str | None, float]:
-    """Run `live` in a child."""
+    """Run `live` in a child process."""
     began_s = time.monotonic()
     command = [sys.executable, __file__, "--live", mutant.name, "--seeds", str(seeds)]
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(REPOSITORY / "tests" / "support")}
@@ -96,12 +98,12 @@ def judge(mutant: Mutant, seeds: int) -> tuple[Mutant, str | None, float]:
         return mutant, f"it hung for {TIMEOUT_S:.0f} s", time.monotonic() - began_s
     lines = [line for line in child.stdout.splitlines() if line.startswith("KILLED ")]
     if child.returncode not in (0, 3) or (child.returncode == 0) != bool(lines):
-        raise SystemExit(f"mutant {mutant.name!r} could not be tried:\n{child.stdout[-2000:]}{child.stderr[-3000:]}")
+        raise SystemExit(f"mutant {mutant.name!r} could not run:\n{child.stdout[-2000:]}{child.stderr[-3000:]}")
     return mutant, lines[0].removeprefix("KILLED ") if lines else None, time.monotonic() - began_s
 
 
 def main() -> int:
-    """Exit code 1 when a mutant survives."""
+    """Run the mutants; return 1 if one survives."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--only", help="part of a name")

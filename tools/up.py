@@ -1,4 +1,4 @@
-"""Leave a real `airflow standalone` running with this checkout's DAGs; prints URL and login. Ctrl-C stops it."""
+"""Run a real `airflow standalone` with this checkout's DAGs; prints URL and login. Ctrl-C stops it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from flight_data import write
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--work", type=Path, default=REPOSITORY / ".work" / "up", help="folder for everything it writes"
+        "--work", type=Path, default=REPOSITORY / ".work" / "up", help="folder for all files of this Airflow"
     )
     work = parser.parse_args().work.resolve()
     over = threading.Event()

@@ -1,7 +1,7 @@
-"""`make words`: phrases that docs/contributing/writing.md advises against, with what to write instead.
+"""`make words`: finds phrases that docs/contributing/writing.md advises against, and prints what to write instead.
 
-proselint finds the words; its own checks run beside the project's. Those are in tools/words.toml, by row of the tables
-of writing.md, and in the table of variants of docs/glossary.md.
+It runs proselint with its own checks and the project's checks. The project's checks are in tools/words.toml, by row of
+the tables of writing.md, and in the table of variants of docs/glossary.md.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ EVERYWHERE = (
     "spark_runtime",
     "tools",
 )
-"""Files and folders that are checked when no path is named."""
+"""Files and folders that are checked by default."""
 MOST_WORDS = 30
-"""In a sentence of a document. Inline code counts as one word."""
+"""Most words in a sentence of a document. Inline code counts as one word."""
 SENTENCE = re.compile(r"(?:[^.!?]|[.!?](?!\s|$))+[.!?]?")
 BREAK = "\N{PILCROW SIGN}"
-"""A line between two paragraphs, so that no pattern matches across."""
+"""A separator between two paragraphs, so that no pattern matches across them."""
 SENTENCE_START = rf"(?:(?<=[.!?][ \n])|(?<={BREAK}\n))"
 
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A place in a text that a rule advises against."""
+    """A place in a text that violates a rule."""
 
     path: str
     line: int
@@ -66,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rules:
-    """The project's own rules: checks for proselint, and places that are exempt."""
+    """The project's own rules: checks for proselint, and exceptions."""
 
     checks: tuple[Check, ...]
     enabled: dict[str, bool]
@@ -74,13 +74,14 @@ class Rules:
 
 
 def pattern(source: str) -> str:
-    """A pattern of words.toml as a regular expression: `^` is the start of a sentence, a space may be a line break."""
+    """Convert a pattern of words.toml to a regular expression: `^` is the start of a sentence, a space may be a line
+    break."""
     spaced = source.replace(" ", r"[ \n]")
     return SENTENCE_START + spaced[1:] if spaced.startswith("^") else spaced
 
 
 def check(name: str, source: str, instead: str, *, exact: bool = False) -> Check:
-    """A check of proselint for one pattern; `exact` minds the case."""
+    """Create a check of proselint for one pattern; `exact`: case matters."""
     engine = Fancy()
     engine.opts = type(engine.opts)(case_insensitive=not exact)
     return Check(
@@ -93,21 +94,21 @@ def check(name: str, source: str, instead: str, *, exact: bool = False) -> Check
 
 
 def table_rows(document: str, heading: str) -> list[tuple[str, str]]:
-    """The first two cells of every row of the table below a heading; code marks are removed."""
+    """Return the first two cells of every row of the table below a heading, without code marks."""
     section = re.split(rf"^## {heading}$", document, flags=re.MULTILINE)[1].split("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (.+?) \|", section, flags=re.MULTILINE)
     return [(left.replace("`", ""), right.replace("`", "")) for left, right in rows[1:]]
 
 
 def variants(glossary: str) -> Iterator[Check]:
-    """A check for each variant of a term that the glossary names."""
+    """Create a check for each variant of a term in the glossary."""
     for banned, term in table_rows(glossary, "Variants to avoid"):
         for word in banned.split(", "):
             yield check("glossary", rf"\b{re.escape(word).replace(chr(92) + ' ', ' ')}(?:s|es)?\b", f"write {term}")
 
 
 def read_rules(rules: Path = RULES, glossary: Path = GLOSSARY) -> Rules:
-    """The rules of the repository."""
+    """Read the rules of the repository."""
     data: dict[str, Any] = tomllib.loads(rules.read_text(encoding="utf-8"))
     own = [
         check("writing", source, rule["instead"], exact=rule.get("exact", False))
@@ -131,7 +132,7 @@ class Words:
         self._rules = rules
 
     def findings(self, path: str, prose: Sequence[Paragraph], *, document: bool) -> Iterator[Finding]:
-        """Findings in one file's prose, without exceptions. Sentences are measured where it is a document."""
+        """Yield the findings in one file's prose, before exceptions. In a document, also long sentences."""
         lines: list[tuple[int, str]] = []
         for paragraph in prose:
             lines += enumerate(paragraph.lines, paragraph.line)
@@ -160,7 +161,7 @@ class Words:
                 yield Finding(path, line, f"{start} ...", f"{len(words)} words; split it (at most {MOST_WORDS})")
 
     def excepted(self, finding: Finding) -> dict[str, str] | None:
-        """The exception that covers a finding."""
+        """Return the exception that covers a finding."""
         for exception in self._rules.exceptions:
             if exception["path"] == finding.path and exception["text"] == finding.text:
                 return exception
@@ -173,14 +174,14 @@ def _matched(file: LintFile, result: CheckResult) -> str:
 
 
 def files_below(paths: Iterable[Path]) -> Iterator[Path]:
-    """Every file with prose at or below paths."""
+    """Yield every file with prose at or below paths."""
     for path in paths:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         yield from (file for file in files if file.is_file() and reader_of(file))
 
 
 def lint(paths: Iterable[Path], rules: Rules, root: Path = REPOSITORY) -> tuple[list[Finding], list[dict[str, str]]]:
-    """Findings in files below `paths`, and exceptions that covered one."""
+    """Return findings in files below `paths`, and exceptions that covered one."""
     words = Words(rules)
     findings: list[Finding] = []
     used: list[dict[str, str]] = []
@@ -198,9 +199,9 @@ def lint(paths: Iterable[Path], rules: Rules, root: Path = REPOSITORY) -> tuple[
 
 
 def main() -> int:
-    """Print findings; 1 when there are any, or when an exception covers nothing."""
+    """Print findings; return 1 if there are any, or if an exception covers nothing."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paths", nargs="*", help="files and folders to check; all of the project unless some are named")
+    parser.add_argument("paths", nargs="*", help="files and folders to check; default: the whole project")
     options = parser.parse_args()
     rules = read_rules()
     paths = [Path(path) for path in options.paths] or [REPOSITORY / name for name in EVERYWHERE]

@@ -1,10 +1,10 @@
-"""What becomes of rows when a job ends: tidegate beside Flink, six cases, windows over event and processing time.
+"""Measures what happens to rows when a job ends: tidegate and Flink, six cases, event-time and processing-time windows.
 
     python benchmarks/endings/endings.py --write
 
-Makes an environment with PyPI's apache-flink, of its own, below .work; runs the same lives on tidegate (real Spark), in
-Flink's SQL and in its DataStream API; prints the tables, and with `--write` puts them into docs/endings.md. Some 20
-minutes, most of them waiting for windows over processing time to close.
+Creates an environment with PyPI's apache-flink below .work; runs the same cases on tidegate (real Spark), in Flink's
+SQL and in its DataStream API; prints the tables, and with `--write` puts them into docs/endings.md. It takes about 20
+minutes, most of them waiting for processing-time windows to close.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DOCUMENT = REPOSITORY / "docs" / "endings.md"
 WORK = REPOSITORY / ".work" / "endings"
 FLINK = "apache-flink==2.3.0"
 FLINK_PYTHONS = ((3, 10), (3, 11), (3, 12))
-"""Versions of Python that it has wheels for and this project's scripts run on."""
+"""Python versions that it has wheels for and that this project's scripts support."""
 SIDES = {
     "tidegate": ("tidegate_job.py",),
     "Flink, SQL": ("flink_job.py", "sql"),
@@ -40,7 +40,7 @@ SIDES = {
 
 
 def flink_python(folder: Path) -> Path:
-    """An interpreter that has apache-flink, installed on the first call. FLINK_PYTHON chooses the Python below it."""
+    """Return an interpreter with apache-flink, installed on the first call. FLINK_PYTHON chooses its Python."""
     python = folder / "bin" / "python"
     done = folder / ".installed"
     if done.exists() and done.read_text() == FLINK:
@@ -65,7 +65,8 @@ def flink_python(folder: Path) -> Path:
 
 
 def pip_settings() -> dict[str, str]:
-    """Package mirror and certificates as uv wants them, where pip has them: uv does not read pip's settings."""
+    """Return pip's package mirror and certificates as environment variables for uv, which does not read pip's
+    settings."""
     told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
     found = dict(re.findall(r"^(?:global|install|:env:)\.(index-url|cert)='(.*)'$", told.stdout, flags=re.MULTILINE))
     names = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
@@ -73,7 +74,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def play(command: Sequence[str], folder: Path) -> dict[str, Any]:
-    """All lives on one side: {"version", "lives"}."""
+    """Play all lives on one side: {"version", "lives"}."""
     (folder / "log").mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "FLINK_LOG_DIR": str(folder / "log")}
     subprocess.run([*command, str(folder)], env=environment, check=True)
@@ -81,25 +82,25 @@ def play(command: Sequence[str], folder: Path) -> dict[str, Any]:
 
 
 def java_version() -> str:
-    """Of the Java that both use."""
+    """Return the version of the Java that both use."""
     told = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr
     found = re.search(r'version "([^"]+)"', told)
     return found[1] if found else "unknown"
 
 
 def lines_of(command: str, sides: dict[str, dict[str, Any]]) -> list[str]:
-    """What goes into the document."""
+    """Return the lines for the document."""
     versions = f"tidegate {sides['tidegate']['version']}. Flink {sides['Flink, SQL']['version']}"
     intro = f"`{command}`: {versions}. Parallelism 1; Java {java_version()}; {machine()}."
     return [intro, "", *tables({side: facts["lives"] for side, facts in sides.items()})]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put the tables into docs/endings.md")
     parser.add_argument("--in-process", action="store_true", help="play tidegate's lives without Spark")
-    parser.add_argument("--resume", action="store_true", help="keep what a run that was broken off has found out")
+    parser.add_argument("--resume", action="store_true", help="keep the results of an interrupted run")
     parser.add_argument("--work", type=Path, default=WORK, help="folder for jobs, their output and Flink's environment")
     parsed = parser.parse_args(arguments)
     work: Path = parsed.work.resolve()

@@ -1,6 +1,7 @@
-"""The job on Flink, in an environment that has PyPI's apache-flink: keyed tumbling windows from a folder of files into
-a two-phase file sink, on a cluster within one JVM, with parallelism 1. In Flink's SQL (`sql`) or its DataStream API
-(`datastream`, windows by PyFlink).
+"""The job on Flink, in an environment with PyPI's apache-flink.
+
+Keyed tumbling windows from a folder of files into a two-phase-commit file sink, on a cluster within one JVM, with
+parallelism 1; in Flink's SQL (`sql`) or its DataStream API (`datastream`, windows by PyFlink).
 
     python flink_job.py API FOLDER [ENDS KINDS]     # adds to FOLDER/lives.json
 """
@@ -40,14 +41,14 @@ TELLING = re.compile(r"timer|window|dropp", re.IGNORECASE)
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens at."""
+    """Return an unused port of the loopback interface."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
 class FlinkJob:
-    """One run of the job: a cluster of its own that ends with it."""
+    """One run of the job, with a cluster of its own that ends with it."""
 
     def __init__(self, api: str, kind: str, work: Path, *, bounded: bool, restore: str | None) -> None:
         self._port = free_port()
@@ -89,30 +90,30 @@ class FlinkJob:
         self._result = self._client.getJobExecutionResult()
 
     def ended(self) -> bool:
-        """Whether the job has come to an end by itself; raises what made it fail."""
+        """Return whether the job has ended by itself; raises the error that made it fail."""
         if not self._result.isDone():
             return False
         self._result.get()
         return True
 
     def rows_at_window(self) -> int:
-        """How many rows this run has brought to the window operator, which is the first one of the last vertex."""
+        """Return how many rows of this run have reached the window operator, the first one of the last vertex."""
         return int(self._facts()["vertices"][-1]["metrics"]["read-records"])
 
     def checkpoint(self) -> tuple[int, str]:
-        """(number, folder) of the newest completed checkpoint; 0 when there is none."""
+        """Return (number, folder) of the newest completed checkpoint; 0 if there is none."""
         newest = self._facts("/checkpoints")["latest"]["completed"]
         return (newest["id"], newest["external_path"]) if newest else (0, "")
 
     def stop(self, *, drain: bool) -> str:
-        """Stop with a savepoint; its folder."""
+        """Stop with a savepoint; return its folder."""
         formats = get_gateway().jvm.org.apache.flink.core.execution.SavepointFormatType
         path = self._client.stopWithSavepoint(drain, self._snapshots.as_uri(), formats.CANONICAL).get()
         self._result.get()
         return str(path)
 
     def cancel(self) -> str:
-        """Cancel; the folder of the checkpoint that is left."""
+        """Cancel; return the folder of the remaining checkpoint."""
         self._client.cancel().get()
         try:
             self._result.get()
@@ -123,7 +124,7 @@ class FlinkJob:
         return left[-1].parent.as_uri()
 
     def _facts(self, path: str = "") -> dict[str, Any]:
-        """What the cluster's REST server says of the job."""
+        """Return the facts of the cluster's REST server about the job."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/jobs/{self._job_id}{path}", timeout=60) as answer:
             return dict(json.load(answer))
 
@@ -133,14 +134,14 @@ def _checkpoint_id(metadata: Path) -> int:
 
 
 def output(work: Path) -> list[Emitted]:
-    """All committed result rows."""
+    """Return all committed result rows."""
     lines = [line for path in (work / "out").rglob("*.txt") if path.name[0] not in "._" for line in _lines(path)]
     fields = [line.split(",") for line in lines]
     return [Emitted(key, window, int(count), int(total)) for key, window, count, total in fields]
 
 
 def _lines(path: Path) -> list[str]:
-    """Result rows of a file; those of the SQL job are written as `+I[...]`."""
+    """Return the result rows of a file; rows of the SQL job are written as `+I[...]`."""
     return [line.removeprefix("+I[").removesuffix("]") for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -206,31 +207,31 @@ def _datastream(env: StreamExecutionEnvironment, kind: str, inputs: Path, bounde
 
 
 class Flink(WallClock):
-    """Flink, as `scenarios` plays it."""
+    """Flink, as a system for `scenarios`."""
 
     def __init__(self, api: str) -> None:
         self._api = api
 
     def start(self, kind: str, work: Path, *, bounded: bool, restore: str | None, allow_drained: bool) -> FlinkJob:
-        """Start the job. Flink asks no question about the snapshot of a drain."""
+        """Start the job. Flink restores the snapshot of a drain without confirmation."""
         return FlinkJob(self._api, kind, work, bounded=bounded, restore=restore)
 
     def refusal(self, work: Path, restore: str) -> str:
-        """Flink refuses no restore of a drain."""
+        """Return "": Flink does not refuse to restore a drain."""
         return ""
 
     def output(self, work: Path) -> list[Emitted]:
-        """All committed result rows."""
+        """Return all committed result rows."""
         return output(work)
 
     def warnings(self, work: Path) -> list[str]:
-        """From the log of this process's JVM."""
+        """Return warnings from the log of this process's JVM."""
         logs = Path(pyflink.__file__).with_name("log").glob("*.log")
         lines = [line for log in logs for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
         return [line for line in lines if LOUD.search(line) and TELLING.search(line)]
 
     def leave(self, work: Path) -> None:
-        """Nothing: clusters live in this process."""
+        """Do nothing: clusters live in this process."""
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The job on tidegate without Spark: `pipeline.py` in this process, with a clock of its own. It plays the same lives as
-the real one in some seconds; the unit tests do that.
+"""The job on tidegate without Spark: `pipeline.py` in this process, with a clock of its own.
+
+It plays the same lives as the real job within seconds; the unit tests do that.
 
     python in_process_job.py FOLDER     # adds to FOLDER/lives.json
 """
@@ -27,18 +28,18 @@ TICK_MS = 50
 
 
 class InProcess:
-    """tidegate within this process, as `scenarios` plays it; one job."""
+    """tidegate within this process, as a system for `scenarios`; one job."""
 
     def __init__(self) -> None:
         self._job: InProcessJob | None = None
         self._run: InProcessRun | None = None
 
     def now_s(self) -> float:
-        """The job's clock."""
+        """Return the time of the job's clock."""
         return self._job.now_ms / 1000 if self._job else 0.0
 
     def pause(self, seconds: float) -> None:
-        """Move the clock, in small steps, and let the job work in each."""
+        """Advance the clock in small steps, and let the job work in each."""
         assert self._job is not None and self._run is not None
         until_ms = self._job.now_ms + int(seconds * 1000)
         while self._job.now_ms < until_ms:
@@ -60,7 +61,7 @@ class InProcess:
         return Running(self._job, self._run)
 
     def refusal(self, work: Path, restore: str) -> str:
-        """Try to restore the snapshot of a drain without `allow_drained`; what it says."""
+        """Try to restore the snapshot of a drain without `allow_drained`; return the refusal."""
         assert self._job is not None
         try:
             self._job.submit(RestoreFrom("savepoint", path=restore)).crash()
@@ -69,11 +70,11 @@ class InProcess:
         return ""
 
     def output(self, work: Path) -> list[Emitted]:
-        """All committed result rows."""
+        """Return all committed result rows."""
         return result_rows(work)
 
     def warnings(self, work: Path) -> list[str]:
-        """There are no logs."""
+        """Return nothing: there are no logs."""
         return []
 
     def leave(self, work: Path) -> None:
@@ -89,17 +90,17 @@ class Running:
         self._before = max((c.checkpoint_id for c in self._completed()), default=0)
 
     def ended(self) -> bool:
-        """Whether the job has finished."""
+        """Return whether the job has finished."""
         if self._run.outcome is not None:
             assert isinstance(self._run.outcome, RunEnded), self._run.outcome
         return self._run.outcome is not None
 
     def rows_at_window(self) -> int:
-        """How many rows the source has given."""
+        """Return how many rows the source has emitted."""
         return sum(s.source.records for s in self._run.slot.metrics().subtasks if s.source is not None)
 
     def checkpoint(self) -> tuple[int, str]:
-        """(number, path) of this submission's newest completed checkpoint; 0 when there is none."""
+        """Return (number, path) of this submission's newest completed checkpoint; 0 if there is none."""
         mine = [c for c in self._completed() if c.checkpoint_id > self._before]
         return (mine[-1].checkpoint_id, mine[-1].path or "") if mine else (0, "")
 
@@ -107,7 +108,7 @@ class Running:
         return derive(self._job.specs, self._job.log.read(), None).completed
 
     def stop(self, *, drain: bool) -> str:
-        """Stop with a savepoint; its path."""
+        """Stop with a savepoint; return its path."""
         request = ev.SnapshotRequest("stop-savepoint", request_id="stop", stop="drain" if drain else "suspend")
         self._run.ask(request)
         outcome = self._run.to_end()
@@ -115,7 +116,7 @@ class Running:
         return outcome.path
 
     def cancel(self) -> str:
-        """End every subtask on the spot; the newest checkpoint's path."""
+        """End every subtask at once; return the newest checkpoint's path."""
         place = self.checkpoint()[1]
         self._run.crash()
         return place

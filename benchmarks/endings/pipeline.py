@@ -1,5 +1,7 @@
-"""The job on tidegate: keyed tumbling windows from a folder of files into a two-phase file sink. One file, so that it
-can be pinned as the job's artifact."""
+"""The job on tidegate: keyed tumbling windows from a folder of files into a two-phase-commit file sink.
+
+It is one file, so that it can be pinned as the job's artifact.
+"""
 
 from __future__ import annotations
 
@@ -16,46 +18,46 @@ from tidegate.connectors.interface import Boundedness, PollResult, Source, Sourc
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("ts_ms", pa.int64())])
 LOOK_MS = 100
-"""How often the folder is looked into for new files, milliseconds."""
+"""Interval of checks of the folder for new files, milliseconds."""
 
 
 class Feed(Source):
-    """Rows of the files in a folder, those that come while it runs too, unless it is bounded. Position: rows read."""
+    """Reads the rows of files in a folder; unless it is bounded, also files that arrive later. Position: rows read."""
 
     def __init__(self, folder: str, bounded: bool) -> None:
         self._folder, self._bounded = folder, bounded
 
     @property
     def boundedness(self) -> Boundedness:
-        """As asked for."""
+        """Return the requested boundedness."""
         return "bounded" if self._bounded else "unbounded"
 
     def schema(self) -> pa.Schema:
-        """Key, value, event time in milliseconds."""
+        """Return the schema: key, value, event time in milliseconds."""
         return SCHEMA
 
     def discover(self, parallelism: int) -> Sequence[Split]:
-        """One split: the folder."""
+        """Return one split: the folder."""
         return [Split("feed", {})]
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
-        """A reader of the whole folder, or of nothing."""
+        """Return a reader of the whole folder, or of nothing."""
         return FeedReader(Path(self._folder), self._bounded)
 
 
 class FeedReader(SourceReader):
-    """Reads the folder's files by name, each file whole."""
+    """Reads the folder's files ordered by name, each file as a whole."""
 
     def __init__(self, folder: Path, bounded: bool) -> None:
         self._folder, self._bounded = folder, bounded
         self._split: Split | None = None
 
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """Take the folder."""
+        """Store the folder."""
         self._split = next(iter(splits), None)
 
     def poll(self, now_ms: int) -> PollResult:
-        """All rows that are new."""
+        """Return all new rows."""
         if self._split is None or self._split.finished:
             return PollResult(state="end" if self._bounded else "nothing_now", retry_at_ms=now_ms + LOOK_MS)
         lines = [line for path in sorted(self._folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
@@ -69,7 +71,7 @@ class FeedReader(SourceReader):
         return PollResult(state="nothing_now", retry_at_ms=now_ms + LOOK_MS)
 
     def snapshot(self) -> Sequence[Split]:
-        """The folder, with the number of rows read."""
+        """Return the folder, with the number of rows read."""
         return [self._split] if self._split else []
 
 

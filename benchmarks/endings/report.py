@@ -1,4 +1,4 @@
-"""The table of `docs/endings.md`, from what `scenarios` wrote down. Pure: text from facts."""
+"""Creates the tables of `docs/endings.md` from the results of `scenarios`. Pure: text from facts."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CASES = (
     ("natural end", "natural", False),
     ("cancel", "cancel", False),
 )
-"""(name, end of the life, whether it is looked at after the restore)."""
+"""(name, end of the life, whether the case is evaluated after the restore)."""
 Lives = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Lives by system, as `Life.facts` gives them."""
+"""Lives by system, as `Life.facts` returns them."""
 
 
 def tables(lives: Lives) -> list[str]:
-    """Both tables, each with its heading."""
+    """Return both tables, each with its heading."""
     lines: list[str] = []
     for kind in ("event", "processing"):
         lines += [f"### Windows over {kind} time", "", *table(kind, lives), ""]
@@ -40,7 +40,7 @@ def tables(lives: Lives) -> list[str]:
 
 
 def table(kind: str, lives: Lives) -> list[str]:
-    """The six cases of one kind of windows, a line for each system. KeyError when a life is missing."""
+    """Return the six cases of one kind of windows, a line for each system. Raises KeyError if a life is missing."""
     lines = [_line(COLUMNS), _line("---" for _ in COLUMNS)]
     for case, end, restored in CASES:
         for system, all_lives in lives.items():
@@ -96,7 +96,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def put(document: str, lines: Sequence[str]) -> str:
-    """The document with these lines between its two marks. ValueError when it has not exactly one of each."""
+    """Return the document with these lines between its two marks. Raises ValueError unless each mark occurs once."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end) or BEGIN in after or END in after:

@@ -1,7 +1,7 @@
-"""The six cases, played on either system: what each committed, told as counts of rows.
+"""The six cases, played on either system: the committed output of each, as counts of rows.
 
-A *life* is a job that is given rows, is ended in one way, and, where it left a snapshot, is restored from it and given
-more rows. Lives are the same for both systems, which each supply a `System`; nothing here knows which one it is.
+A *life* is a job that receives rows, is ended in one way, and, if it left a snapshot, is restored from it and receives
+more rows. Lives are the same for both systems. Each system supplies a `System`; this module does not depend on which.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ End = Literal["stop", "drain", "natural", "cancel"]
 PATIENCE_S = 600.0
 POLL_S = 0.2
 SETTLED_S = 1.5
-"""How long after the last row every watermark has gone through, seconds; checked by the result rows."""
+"""Seconds after the last row by which every watermark has reached all operators; checked by the result rows."""
 FRESH_S = 4.0
-"""A processing-time window that began longer ago than this is given no rows: the next one is, seconds."""
+"""A processing-time window that started longer ago than this gets no rows; the next window does. Seconds."""
 ATTEMPTS = 3
 ENDS: tuple[End, ...] = ("stop", "drain", "natural", "cancel")
 FILE_ROWS = {number: len(file_rows(number)) for number in (1, 2, 3)}
@@ -35,26 +35,26 @@ class Run(Protocol):
     """A running job."""
 
     def ended(self) -> bool:
-        """Whether it has come to an end by itself."""
+        """Return whether it has ended by itself."""
 
     def rows_at_window(self) -> int:
-        """How many rows this run has brought to the window operator."""
+        """Return how many rows of this run have reached the window operator."""
 
     def checkpoint(self) -> tuple[int, str]:
-        """Number and place of the newest completed checkpoint."""
+        """Return number and place of the newest completed checkpoint."""
 
     def stop(self, *, drain: bool) -> str:
-        """Stop with a savepoint; its place."""
+        """Stop with a savepoint; return its place."""
 
     def cancel(self) -> str:
-        """Cancel; the place of the newest checkpoint."""
+        """Cancel; return the place of the newest checkpoint."""
 
 
 class System(Protocol):
     """A way to run the job."""
 
     def now_s(self) -> float:
-        """The job's clock, Unix seconds."""
+        """Return the time of the job's clock, Unix seconds."""
 
     def pause(self, seconds: float) -> None:
         """Let time pass."""
@@ -63,13 +63,13 @@ class System(Protocol):
         """Start the job, which reads `work`/in."""
 
     def refusal(self, work: Path, restore: str) -> str:
-        """Why the snapshot of a drain cannot be restored without further ado; empty when it can."""
+        """Return why the snapshot of a drain cannot be restored without an option; empty if it can."""
 
     def output(self, work: Path) -> list[Emitted]:
-        """All committed result rows."""
+        """Return all committed result rows."""
 
     def warnings(self, work: Path) -> list[str]:
-        """Lines of the job's logs, at level WARN or above, that tell of windows, timers or dropped rows."""
+        """Return log lines of the job, at level WARN or above, about windows, timers or dropped rows."""
 
     def leave(self, work: Path) -> None:
         """End what is still running."""
@@ -77,16 +77,16 @@ class System(Protocol):
 
 @dataclass(frozen=True)
 class Life:
-    """What became of a job.
+    """Result of a job's life.
 
     Attributes:
         at_end: after its end, with files 1 and 2.
-        restored: after the restored job had got file 3, all its windows had closed, and it was stopped; None where
-            there is no snapshot.
+        restored: after the restored job had read file 3, all its windows had closed, and it was stopped; None if there
+            is no snapshot.
         kept_windows: windows that were open at the end and that the restored job emitted.
-        refused: why the snapshot was not restored at the first attempt; empty when it was.
-        ended_early: the restored job came to its end without having been told to, so that file 3 was not read.
-        told: what the job's logs say about windows or timers, where rows are missing after a natural end.
+        refused: why the snapshot was not restored at the first attempt; empty if it was.
+        ended_early: the restored job ended by itself, so that file 3 was not read.
+        told: log lines of the job about windows or timers, if rows are missing after a natural end.
     """
 
     kind: Kind
@@ -99,7 +99,7 @@ class Life:
     told: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the facts, JSON-able."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 
 
@@ -110,10 +110,10 @@ def _plain(value: Any) -> Any:
 
 
 class WallClock:
-    """The clock of systems that run in processes of their own."""
+    """The clock of systems in processes of their own."""
 
     def now_s(self) -> float:
-        """The machine's time."""
+        """Return the machine's time."""
         return time.time()
 
     def pause(self, seconds: float) -> None:
@@ -122,7 +122,7 @@ class WallClock:
 
 
 def until(system: System, condition: Callable[[], bool], what: str) -> None:
-    """Poll. TimeoutError after PATIENCE_S."""
+    """Poll until the condition holds. Raises TimeoutError after PATIENCE_S."""
     by_s = system.now_s() + PATIENCE_S
     while not condition():
         if system.now_s() > by_s:
@@ -139,7 +139,7 @@ def live(system: System, kind: Kind, end: End, work: Path) -> Life:
     inputs = work / "in"
     inputs.mkdir(parents=True)
     if end == "natural":
-        give(inputs, 1, 2)  # as one file: a bounded read of several promises no order, and rows behind it are late
+        give(inputs, 1, 2)  # as one file: a bounded read of several files has no order, so rows would be late
         run = system.start(kind, work, bounded=True, restore=None, allow_drained=False)
         until(system, run.ended, "the job's end")
         at_end = account((1, 2), system.output(work))
@@ -178,8 +178,11 @@ def _live_on(system: System, life: Life, work: Path, place: str) -> Life:
 
 
 def _bring(system: System, run: Run, kind: Kind, inputs: Path, number: int, rows: int) -> float:
-    """Give a file at the beginning of a window, and wait until `rows` rows of the run are in windows; the end of the
-    processing-time window they are in, Unix seconds."""
+    """Add a file at the start of a window, and wait until `rows` rows of the run are in windows.
+
+    Returns:
+        end of the processing-time window that they are in, Unix seconds.
+    """
     if kind == "processing" and _left_s(system) < PROCESSING_WINDOW_S - FRESH_S:
         system.pause(_left_s(system) + 0.1)
     window_end_s = system.now_s() + _left_s(system)
@@ -192,24 +195,24 @@ def _bring(system: System, run: Run, kind: Kind, inputs: Path, number: int, rows
 
 
 def _closed(system: System, kind: Kind) -> None:
-    """Wait until the clock has closed the windows over processing time."""
+    """Wait until the clock has closed the processing-time windows."""
     if kind == "processing":
         system.pause(_left_s(system) + SETTLED_S)
 
 
 def _checkpointed(system: System, run: Run) -> None:
-    """Wait for a checkpoint that began after this call."""
+    """Wait for a checkpoint that started after this call."""
     seen = run.checkpoint()[0]
     until(system, lambda: run.checkpoint()[0] >= seen + 2, "two checkpoints more")
 
 
 def _left_s(system: System) -> float:
-    """Seconds to the end of the processing-time window that is open now."""
+    """Return the seconds to the end of the current processing-time window."""
     return PROCESSING_WINDOW_S - system.now_s() % PROCESSING_WINDOW_S
 
 
 def play(system: System, version: str, folder: Path, ends: Sequence[End] = ENDS, kinds: Sequence[Kind] = KINDS) -> None:
-    """Play all lives that `folder`/lives.json does not have yet, each in a folder of its own, and add them to it."""
+    """Play all lives that are missing in `folder`/lives.json, each in a folder of its own, and add them to the file."""
     book = folder / "lives.json"
     told = json.loads(book.read_text(encoding="utf-8"))["lives"] if book.exists() else []
     known = {(life["kind"], life["end"]) for life in told}
@@ -221,7 +224,7 @@ def play(system: System, version: str, folder: Path, ends: Sequence[End] = ENDS,
 
 
 def _live_in_time(system: System, kind: Kind, end: End, folder: Path) -> Life:
-    """Play a life, and again when its window was missed."""
+    """Play a life; repeat it if its window was missed."""
     for _ in range(ATTEMPTS):
         work = Path(tempfile.mkdtemp(prefix=f"{kind}-{end}-", dir=folder))
         try:

@@ -1,5 +1,5 @@
 """The job on tidegate, on real Spark: `pipeline.py`, submitted by a JobClient and launched as a detached driver with
-master local[1] and one slot, as `tidegate start` does it.
+master local[1] and one slot, as `tidegate start` does.
 
     python tidegate_job.py FOLDER [ENDS KINDS]     # adds to FOLDER/lives.json
 """
@@ -35,14 +35,14 @@ ENDED = {"FINISHED", "STOPPED", "CANCELED", "FAILED"}
 
 
 def result_rows(work: Path) -> list[Emitted]:
-    """All rows that tidegate's sink has committed below `work`/out."""
+    """Return all rows that tidegate's sink has committed below `work`/out."""
     paths = [path for path in (work / "out").glob("*.jsonl") if path.name[0] not in "._"]
     rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
     return [Emitted(row["k"], row["window_start"], row["n"], row["total"]) for row in rows]
 
 
 def arguments(kind: str, work: Path, *, bounded: bool) -> dict[str, object]:
-    """What the pipeline's function is given."""
+    """Return the arguments of the pipeline's function."""
     size = f"{EVENT_WINDOW_MS} ms" if kind == "event" else f"{PROCESSING_WINDOW_S} s"
     return {"kind": kind, "window": size, "bounded": bounded, "in": str(work / "in"), "out": str(work / "out")}
 
@@ -56,24 +56,24 @@ class TidegateRun:
         launch_local(client, spec, env={"PYSPARK_PYTHON": sys.executable})
 
     def ended(self) -> bool:
-        """Whether the job has finished; raises what made it fail."""
+        """Return whether the job has finished; raises the error that made it fail."""
         view = self._client.view()
         if view.failure is not None:
             raise JobFailedError(view.failure.message, where=self._client.job_id)
         return view.status.value in ENDED
 
     def rows_at_window(self) -> int:
-        """How many rows the source has given. That they are in their windows is certain at the next checkpoint."""
+        """Return how many rows the source has emitted. Only at the next checkpoint are they surely in their windows."""
         source = self._client.view().source("feed")
         return (source.records or 0) if source else 0
 
     def checkpoint(self) -> tuple[int, str]:
-        """(number, folder) of this submission's newest completed checkpoint; 0 when there is none."""
+        """Return (number, folder) of this submission's newest completed checkpoint; 0 if there is none."""
         mine = [c for c in self._client.view().completed if c.checkpoint_id > self._before]
         return (mine[-1].checkpoint_id, mine[-1].path or "") if mine else (0, "")
 
     def stop(self, *, drain: bool) -> str:
-        """Stop with a savepoint; its folder."""
+        """Stop with a savepoint; return its folder."""
         command = self._client.send("stop", {"mode": "drain" if drain else "suspend"}, issued_by="benchmark")
         result = self._client.wait_result(command.command_id, PATIENCE, POLL_S)
         if not result.ok or result.data["outcome"] != "committed":
@@ -82,7 +82,7 @@ class TidegateRun:
         return str(result.data["path"])
 
     def cancel(self) -> str:
-        """Cancel; the folder of the checkpoint that is left."""
+        """Cancel; return the folder of the remaining checkpoint."""
         command = self._client.send("cancel", issued_by="benchmark")
         self._client.wait_result(command.command_id, PATIENCE, POLL_S)
         self._client.wait_status({"CANCELED"}, PATIENCE, POLL_S)
@@ -90,7 +90,7 @@ class TidegateRun:
 
 
 class Tidegate(WallClock):
-    """tidegate, as `scenarios` plays it."""
+    """tidegate, as a system for `scenarios`."""
 
     def start(self, kind: str, work: Path, *, bounded: bool, restore: str | None, allow_drained: bool) -> TidegateRun:
         """Submit the job, or a restore of it, and launch a driver."""
@@ -108,23 +108,23 @@ class Tidegate(WallClock):
         return TidegateRun(client, spec)
 
     def refusal(self, work: Path, restore: str) -> str:
-        """Try to restore the snapshot of a drain without `allow_drained`; what the job's failure says."""
+        """Try to restore the snapshot of a drain without `allow_drained`; return the error of the job."""
         client = _client(work)
         launch_local(client, client.submit(restore=RestoreFrom("savepoint", path=restore)))
         view = client.wait_status(ENDED | {"RUNNING"}, PATIENCE, POLL_S)
         return view.failure.message if view.failure is not None else ""
 
     def output(self, work: Path) -> list[Emitted]:
-        """All committed result rows."""
+        """Return all committed result rows."""
         return result_rows(work)
 
     def warnings(self, work: Path) -> list[str]:
-        """From the logs of driver and slots."""
+        """Return warnings from the logs of driver and slots."""
         lines = [line for text in _client(work).logs().values() for line in text.splitlines()]
         return [line for line in lines if TELLING.search(line)]
 
     def leave(self, work: Path) -> None:
-        """End drivers that are still there."""
+        """End drivers that still run."""
         client = _client(work)
         for spec in client.specs():
             driver = find_local_driver(client.store, client.layout, spec.number)
@@ -133,7 +133,7 @@ class Tidegate(WallClock):
 
 
 def driver_gone(is_running: Callable[[], bool]) -> bool:
-    """Whether a driver leaves by itself; it still writes a last hint after its job has ended."""
+    """Return whether a driver ends by itself; it still writes a last hint after its job has ended."""
     by = time.monotonic() + EXIT_TIMEOUT_S
     while is_running() and time.monotonic() < by:
         time.sleep(POLL_S)

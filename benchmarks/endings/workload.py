@@ -1,15 +1,15 @@
-"""The rows that both systems get, and what became of each of them.
+"""The rows that both systems receive, and an account of each row afterwards.
 
-Row number i has the value 2^i. A window's `sum(v)` is then the set of the rows in it, so that every row can be looked
-for in what was committed: once, twice, or nowhere. Standard library only: the Flink side runs this in an environment of
-its own.
+Row number i has the value 2^i. A window's `sum(v)` therefore identifies its rows, so that each row can be found in the
+committed output: once, twice, or never. Uses the standard library only, because the Flink side runs this in an
+environment of its own.
 
-Three files, given to a job one after the other:
+A job receives three files, one after the other:
 
 1. rows whose windows are closed when the job is ended;
 2. rows whose windows are open then;
-3. rows that come after a restore, some of them for the windows that were open, with one of key `end` whose event time
-   lies so far ahead that all other windows close. That one is not counted.
+3. rows that arrive after a restore, some of them for the windows that were open, and one of key `end` whose event time
+   is so late that all other windows close. The row of key `end` is not counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 EVENT_WINDOW_MS = 10_000
 PROCESSING_WINDOW_S = 20
-"""Long enough that a job can be given rows and ended within one window, also on a busy machine."""
+"""Long enough to pass rows to a job and end it within one window, also on a busy machine."""
 KEYS = ("a", "b", "c")
 END_KEY = "end"
 END_TS_MS = 1_000_000
@@ -32,7 +32,7 @@ END_TS_MS = 1_000_000
 
 @dataclass(frozen=True)
 class Emitted:
-    """One result row: of which key and window (its start), how many rows were counted, and the sum of their values."""
+    """One result row: its key and window (its start), the number of counted rows, and the sum of their values."""
 
     key: str
     window: str
@@ -41,7 +41,7 @@ class Emitted:
 
     @property
     def rows(self) -> frozenset[int]:
-        """Numbers of the rows in it. ValueError when count and sum contradict each other."""
+        """Return the numbers of its rows. Raises ValueError if count and sum contradict each other."""
         numbers = frozenset(i for i in range(self.total.bit_length()) if self.total >> i & 1)
         if len(numbers) != self.count:
             raise ValueError(f"{self}: {self.count} rows counted, but the sum says {sorted(numbers)}")
@@ -50,7 +50,7 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Account:
-    """What became of the rows of a job's life up to some moment.
+    """Account of the rows of a job's life up to some moment.
 
     Attributes:
         given: rows in the input.
@@ -66,12 +66,12 @@ class Account:
 
     @property
     def missing(self) -> frozenset[int]:
-        """Rows in no committed window."""
+        """Return the rows in no committed window."""
         return self.given - self.emitted
 
 
 def file_rows(number: int) -> list[dict[str, Any]]:
-    """The rows of file 1, 2 or 3."""
+    """Return the rows of file 1, 2 or 3."""
     times = {1: range(0, 20_000, 2_500), 2: range(20_000, 26_000, 1_000), 3: range(26_000, 40_000, 2_000)}
     first = sum(len(times[earlier]) for earlier in range(1, number))
     rows = [
@@ -81,12 +81,12 @@ def file_rows(number: int) -> list[dict[str, Any]]:
 
 
 def numbers_of(files: Iterable[int]) -> frozenset[int]:
-    """Numbers of the counted rows of these files."""
+    """Return the numbers of the counted rows of these files."""
     return frozenset(row["v"].bit_length() - 1 for file in files for row in file_rows(file) if row["k"] != END_KEY)
 
 
 def give(folder: Path, *numbers: int) -> int:
-    """Put a file with the rows of these files, whole at once, where a job reads; how many rows it has."""
+    """Put the rows of these files as one file, atomically, where a job reads; return the number of rows."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [row for number in numbers for row in file_rows(number)]
     hidden = folder.parent / f"rows-{numbers[-1]}.part"
@@ -96,7 +96,7 @@ def give(folder: Path, *numbers: int) -> int:
 
 
 def account(files: Iterable[int], results: Sequence[Emitted]) -> Account:
-    """Compare the given files with everything committed so far."""
+    """Compare the rows of these files with the whole committed output."""
     counted = [result for result in results if result.key != END_KEY]
     times = Counter(number for result in counted for number in result.rows)
     windows = Counter((result.key, result.window) for result in counted)

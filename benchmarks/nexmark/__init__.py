@@ -1,1 +1,1 @@
-"""Nexmark: an auction house's events, made from their numbers, and queries over them in the public API."""
+"""Nexmark: events of an auction house, computed from their numbers, and queries over them in the public API."""

@@ -1,7 +1,7 @@
-"""Nexmark's results beside those of the same queries in SQL, on the same events: `make nexmark-check`.
+"""Compares Nexmark's results with the same queries in SQL, on the same events: `make nexmark-check`.
 
-Every query runs in this process at parallelism 2, takes a checkpoint on its way, is crashed behind it, and goes on from
-there. `--events N` chooses how many; `--only q3,q4` which queries.
+Every query runs in this process at parallelism 2, takes a checkpoint, crashes after it, and resumes from it. `--events
+N` sets the number of events; `--only q3,q4` selects queries.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ EVENTS = 200_000
 POLLS = 40
 """Batches of each of the two source subtasks."""
 FLOAT_TOLERANCE = 1e-9
-"""Relative: a mean of millions, added up in another order."""
+"""Relative tolerance: the mean of millions of values, added in another order."""
 
 
 def result(query: str, events: int, shape: Shape) -> pa.Table:
-    """What the pipeline commits."""
+    """Return the rows that the pipeline commits."""
     name = f"nexmark-{query}"
     clear_collected(name)
     source = Nexmark(events, shape, splits=4, batch_groups=max(1, events // GROUP // (2 * POLLS)))
@@ -51,7 +51,7 @@ def result(query: str, events: int, shape: Shape) -> pa.Table:
 
 
 def difference(found: pa.Table, wanted: pa.Table) -> str:
-    """ "": the same rows, in whatever order; else what differs."""
+    """Return "" if the rows are the same, in any order; else the difference."""
     if sorted(found.schema.names) != sorted(wanted.schema.names):
         return f"columns {found.schema.names}, wanted {wanted.schema.names}"
     if found.num_rows != wanted.num_rows:
@@ -65,7 +65,7 @@ def difference(found: pa.Table, wanted: pa.Table) -> str:
 
 
 def _exact_first(schema: pa.Schema) -> list[str]:
-    """Floats last, so that rows are put in order by what is exact."""
+    """Return the columns with floats last, so that rows are ordered by exact values."""
     return sorted(schema.names, key=lambda name: (pt.is_floating(schema.field(name).type), name))
 
 
@@ -81,7 +81,7 @@ def _equal(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> bool:
 
 
 def check(names: Sequence[str], events: int, shape: Shape) -> list[str]:
-    """Run the queries, tell of each, and give the names of those that differ."""
+    """Run the queries, print a line for each, and return the names of those that differ."""
     made = table(events, shape)
     different: list[str] = []
     for name in names:
@@ -96,7 +96,7 @@ def check(names: Sequence[str], events: int, shape: Shape) -> list[str]:
 
 
 def main() -> int:
-    """Exit code 1 when a query differs."""
+    """Run the check; return 1 if a query differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=EVENTS)
     parser.add_argument("--only", help="names of queries, with commas")

@@ -1,9 +1,9 @@
-"""Nexmark's events, each computed from its number alone: the same number gives the same event, whoever asks and when.
+"""Nexmark's events, each computed from its number only: the same number always gives the same event.
 
-Of 50 events in a row the first is a person, three are auctions and 46 are bids. Event n happens at `START_US` + n x
-`us_per_event`, but within a group of `shuffled` events the times are dealt out in another order, so that events come
-out of order by less than a group. Ids, skew and fields follow the generator of Apache Beam and of Flink's
-github.com/nexmark/nexmark; numbers are integers throughout, so that they are equal on every machine.
+Of 50 consecutive events, the first is a person, three are auctions and 46 are bids. Event n happens at `START_US` + n x
+`us_per_event`. Within a group of `shuffled` events the times are permuted, so events are out of order by less than a
+group. Ids, skew and fields follow the generators of Apache Beam and of Flink's github.com/nexmark/nexmark. All numbers
+are integers, so that they are equal on every machine.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from tidegate.connectors.interface import Boundedness, PollResult, Source, Sourc
 PERSON, AUCTION, BID = 0, 1, 2
 """Values of the column `event`."""
 GROUP, PERSONS, AUCTIONS = 50, 1, 3
-"""Events of a group; of these the first are persons, the next auctions, the rest bids."""
+"""Events of a group: the first are persons, then auctions, the rest bids."""
 START_US = 1_767_225_600_000_000
 """2026-01-01 00:00 UTC."""
 FIRST_PERSON, FIRST_AUCTION, FIRST_CATEGORY, CATEGORIES = 1_000, 1_000, 10, 5
 ACTIVE_PERSONS, AUCTIONS_IN_FLIGHT = 1_000, 100
-"""Of the newest persons and auctions, how many take part."""
+"""Number of newest persons and auctions that are active."""
 HOT_SELLERS, HOT_BIDDERS, HOT_AUCTIONS = 4, 4, 2
-"""One event in so many does *not* go to the hot one."""
+"""One of this many events does *not* belong to the hot person or auction."""
 PERSON_STRIDE, AUCTION_STRIDE = 100, 100
-"""The hot one is the last whose number this divides."""
+"""The hot one is the last whose number is divisible by this."""
 BATCH_GROUPS = 1_024
 """Groups of events in one batch: 51,200 events."""
 SHUFFLE_STEP = 7_919
-"""A prime: with a group size that it does not divide every time of a group is dealt out once."""
+"""A prime that does not divide the group size, so that every time of a group is used once."""
 
 STATES = ("AZ", "CA", "ID", "OR", "WA", "WY")
 CITIES = (
@@ -75,18 +75,18 @@ SCHEMA = pa.schema(
         *[("b_auction", _INT), ("b_bidder", _INT), ("b_price", _INT), ("b_channel", _TEXT), ("b_url", _TEXT)],
     ]
 )
-"""Columns of persons, auctions and bids begin with p_, a_ and b_, and are null in the others."""
+"""Columns of persons, auctions and bids start with p_, a_ and b_, and are null in other events."""
 
 Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What all events of one run have in common.
+    """Properties of all events of one run.
 
     Attributes:
         us_per_event: microseconds from one event to the next.
-        shuffled: events that come out of order among themselves; a multiple of GROUP.
+        shuffled: number of events that are out of order among themselves; a multiple of GROUP.
     """
 
     us_per_event: int = 1_000
@@ -98,22 +98,22 @@ class Shape:
 
     @property
     def delay_us(self) -> int:
-        """No event comes later than this behind a newer one."""
+        """Return the longest time by which an event is out of order."""
         return self.shuffled * self.us_per_event
 
     @property
     def longest_auction_us(self) -> int:
-        """No auction lasts longer."""
+        """Return the longest duration of an auction."""
         return 2 * AUCTIONS_IN_FLIGHT * GROUP // AUCTIONS * self.us_per_event
 
 
 def table(events: int, shape: Shape) -> pa.Table:
-    """Events 0 <= n < `events`."""
+    """Return the events 0 <= n < `events`."""
     return pa.Table.from_batches([batch(np.arange(events, dtype=np.int64), shape)])
 
 
 def batch(numbers: Numbers, shape: Shape) -> pa.RecordBatch:
-    """The events of these numbers, in their order."""
+    """Return the events of these numbers, in their order."""
     group, place = np.divmod(numbers, GROUP)
     event = np.where(place < PERSONS, PERSON, np.where(place < PERSONS + AUCTIONS, AUCTION, BID)).astype(np.int8)
     time_us = _times_us(numbers, shape)
@@ -141,7 +141,7 @@ def _times_us(numbers: Numbers, shape: Shape) -> Numbers:
 
 
 def _random(numbers: Numbers, salt: int) -> npt.NDArray[np.uint64]:
-    """64 bits for each number and salt (splitmix64)."""
+    """Return 64 random bits for each number and salt (splitmix64)."""
     with np.errstate(over="ignore"):
         z = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(salt * 0x2545F4914F6CDD1D % 2**64)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -150,17 +150,17 @@ def _random(numbers: Numbers, salt: int) -> npt.NDArray[np.uint64]:
 
 
 def _below(numbers: Numbers, salt: int, limit: int | Numbers) -> Numbers:
-    """A number 0 <= x < limit for each."""
+    """Return a number 0 <= x < limit for each."""
     return (_random(numbers, salt) % np.asarray(limit).astype(np.uint64)).astype(np.int64)
 
 
 def _price(numbers: Numbers, salt: int) -> Numbers:
-    """In cents: three digits, and as likely 0 as 5 zeros behind them."""
+    """Return a price in cents: three digits followed by 0 to 5 zeros, all equally likely."""
     return (100 + _below(numbers, salt, 900)) * np.int64(10) ** _below(numbers, salt + 1, 6)
 
 
 def _active(numbers: Numbers, salt: int, newest: Numbers, active: int) -> Numbers:
-    """One of the `active` numbers up to `newest`, from 0 on."""
+    """Return one of the `active` numbers up to `newest`, from 0 on."""
     oldest = np.maximum(newest - active + 1, 0)
     return oldest + _below(numbers, salt, newest - oldest + 1)
 
@@ -219,7 +219,7 @@ def _bids(numbers: Numbers, group: Numbers) -> dict[str, Any]:
 
 
 def names_of(names: Sequence[str], places: Numbers) -> pa.Array:
-    """The name at each place."""
+    """Return the name at each position."""
     return pa.array(names).take(pa.array(places))
 
 
@@ -235,7 +235,7 @@ _CHANNELS = pa.array([*HOT_CHANNELS, *(f"channel-{k}" for k in range(CHANNELS))]
 _SITE = "https://www.nexmark.example"
 _URLS = pa.array([f"{_SITE}/{name.lower()}/item.htm?channel_id={k}" for k, name in enumerate(_CHANNELS.to_pylist())])
 _EXTRAS = pa.array([f"{int(_random(np.array([k]), 99)[0]):016x}" * (2 + k % 4) for k in range(256)])
-"""Of 32 to 80 characters."""
+"""Texts of 32 to 80 characters."""
 
 
 @dataclass(frozen=True)
@@ -243,11 +243,11 @@ class Nexmark(Source):
     """Nexmark's events 0 <= n < `events`, in the order of their numbers.
 
     Split s of S holds the groups of 50 events s, s + S, s + 2 S, ...; its position is the number of groups it has
-    emitted (S4.2).
+    Split s of S has the groups of 50 events s, s + S, s + 2 S, ...; its position is the number of groups that it has
 
     Attributes:
         events: a multiple of 50.
-        splits: None: the source's parallelism at the first start.
+        splits: number of splits; None: the source's parallelism at the first start.
     """
 
     events: int
@@ -261,36 +261,36 @@ class Nexmark(Source):
 
     @property
     def boundedness(self) -> Boundedness:
-        """Bounded."""
+        """Return "bounded"."""
         return "bounded"
 
     def schema(self) -> pa.Schema:
-        """All columns of all kinds."""
+        """Return all columns of all kinds of events."""
         return SCHEMA
 
     def discover(self, parallelism: int) -> Sequence[Split]:
-        """By stride."""
+        """Return the splits, by stride."""
         count = self.splits or parallelism
         return [Split(f"nexmark-{s:05d}-of-{count:05d}", {"index": s, "of": count}) for s in range(count)]
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
-        """A reader that takes its splits in turn."""
+        """Return a reader that reads its splits in turn."""
         return _Reader(self)
 
     def describe(self) -> str:
-        """How many events."""
+        """Return the number of events."""
         return f"Nexmark({self.events} events)"
 
 
 class _Reader(SourceReader):
-    """Computes the events of its splits, the one that is furthest behind first."""
+    """Computes the events of its splits; the split with the lowest position is next."""
 
     def __init__(self, source: Nexmark) -> None:
         self._source = source
         self._splits: list[Split] = []
 
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """Take splits at their positions."""
+        """Add splits at their positions."""
         self._splits = list(splits)
 
     def _groups(self, split: Split) -> int:
@@ -298,7 +298,7 @@ class _Reader(SourceReader):
         return max(0, -(-(groups - split.data["index"]) // split.data["of"]))
 
     def poll(self, now_ms: int) -> PollResult:
-        """The next batch."""
+        """Return the next batch."""
         left = [s for s in self._splits if (s.position or 0) < self._groups(s)]
         if not left:
             return PollResult(state="end")
@@ -311,5 +311,5 @@ class _Reader(SourceReader):
         return PollResult(batch(numbers, self._source.shape), split.split_id)
 
     def snapshot(self) -> Sequence[Split]:
-        """All splits with the groups they have emitted."""
+        """Return all splits with the number of groups that they have emitted."""
         return [replace(s, finished=(s.position or 0) == self._groups(s)) for s in self._splits]

@@ -1,4 +1,4 @@
-"""The same queries in SQL, for DuckDB over the same events: what the results must be."""
+"""The same queries in SQL, for DuckDB over the same events: the expected results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ QUERIES = {
 
 
 def answers(events: pa.Table, query: str) -> pa.Table:
-    """The result of a query."""
+    """Return the result of a query."""
     with duckdb.connect() as connection:
         connection.register("events", events)
         connection.execute(VIEWS)

@@ -1,6 +1,7 @@
 """Nexmark's queries in the public API.
 
-`build` makes one as a job: arguments `query`, `events`, and `out`, a folder for Parquet files; without it results are
+`build` creates one as a job. Arguments: `query`, `events`, and `out`, a folder for Parquet files; without it results
+are
 discarded.
 """
 
@@ -24,43 +25,43 @@ f = pc.field
 
 
 def persons(events: Stream) -> Stream:
-    """id, name, email, card, city, state, date_time, extra."""
+    """Select persons: id, name, email, card, city, state, date_time, extra."""
     columns = {name: f(f"p_{name}") for name in ("id", "name", "email", "card", "city", "state")}
     return events.filter(f("event") == PERSON).select(**columns, date_time=f("date_time"), extra=f("extra"))
 
 
 def auctions(events: Stream) -> Stream:
-    """id, item, description, initial_bid, reserve, expires, seller, category, date_time, extra."""
+    """Select auctions: id, item, description, initial_bid, reserve, expires, seller, category, date_time, extra."""
     names = ("id", "item", "description", "initial_bid", "reserve", "expires", "seller", "category")
     columns = {name: f(f"a_{name}") for name in names}
     return events.filter(f("event") == AUCTION).select(**columns, date_time=f("date_time"), extra=f("extra"))
 
 
 def bids(events: Stream) -> Stream:
-    """auction, bidder, price, channel, url, date_time, extra."""
+    """Select bids: auction, bidder, price, channel, url, date_time, extra."""
     columns = {name: f(f"b_{name}") for name in ("auction", "bidder", "price", "channel", "url")}
     return events.filter(f("event") == BID).select(**columns, date_time=f("date_time"), extra=f("extra"))
 
 
 def q0(events: Stream) -> Stream:
-    """Pass through: what reading and writing cost."""
+    """Pass events through: the cost of reading and writing."""
     return bids(events).select("auction", "bidder", "price", "date_time", "extra")
 
 
 def q1(events: Stream) -> Stream:
-    """Prices in another currency."""
+    """Convert prices to another currency."""
     return bids(events).select("auction", "bidder", "date_time", "extra", price=f("price").cast("double") * 0.908)
 
 
 def q2(events: Stream) -> Stream:
-    """Bids on some auctions."""
+    """Select bids on some auctions."""
     number = f("auction")
     some = pc.equal(pc.subtract(number, pc.multiply(pc.divide(number, 123), 123)), 0)
     return bids(events).filter(some).select("auction", "price")
 
 
 def q3(events: Stream) -> Stream:
-    """Who sells in category 10, in three states: a join that keeps both sides."""
+    """Find sellers in category 10, in three states: a join that stores both sides."""
     sellers = (
         persons(events).filter(f("state").isin(["OR", "ID", "CA"])).select("name", "city", "state", person=f("id"))
     )
@@ -70,7 +71,7 @@ def q3(events: Stream) -> Stream:
 
 
 def winning_bids(events: Stream, shape: Shape) -> Stream:
-    """The winning bid of each auction that had one while it was open, when it closes: see `WINNERS`."""
+    """Find the winning bid of each auction that had a bid while it was open, when it closes: see `WINNERS`."""
     opened = auctions(events).select("id", "item", "seller", "category", "expires", opened=f("date_time"))
     in_time = bids(events).join(
         opened,
@@ -85,13 +86,13 @@ def winning_bids(events: Stream, shape: Shape) -> Stream:
 
 
 def q4(events: Stream, shape: Shape) -> Stream:
-    """Mean price of winning bids by category, of each day."""
+    """Compute the mean price of winning bids by category and day."""
     by_category = winning_bids(events, shape).group_by("category").window(tumbling("1 day"))
     return by_category.agg(price=mean("price"), uid="price-of-category").select("category", "price")
 
 
 def q5(events: Stream) -> Stream:
-    """The auctions with the most bids in each 10 seconds, every 2 seconds."""
+    """Find the auctions with the most bids in each 10 seconds, every 2 seconds."""
     windows = bids(events).group_by("auction").window(sliding("10 s", "2 s"))
     counted = windows.agg(n=count(), uid="bids-of-auction").select("auction", "n", start=f("window_start"))
     timed = counted.with_watermark("start", "0 s")
@@ -103,7 +104,7 @@ def q5(events: Stream) -> Stream:
 
 
 def q7(events: Stream) -> Stream:
-    """The highest bids in each 10 seconds."""
+    """Find the highest bids in each 10 seconds."""
     bid = bids(events)
     windows = bid.select("price", "date_time", all=pc.scalar(0)).group_by("all").window(tumbling("10 s"))
     highest = windows.agg(highest=tidegate.max("price"), uid="highest-price").select("highest", at=f("window_start"))
@@ -115,7 +116,7 @@ def q7(events: Stream) -> Stream:
 
 
 def q8(events: Stream) -> Stream:
-    """New persons who opened an auction within the same 10 seconds."""
+    """Find new persons who opened an auction within the same 10 seconds."""
     sellers = auctions(events).select("seller", opened=f("date_time"))
     new = persons(events).join(
         sellers, left_on="id", right_on="seller", how="semi", window=tumbling("10 s"), uid="new-sellers"
@@ -124,24 +125,24 @@ def q8(events: Stream) -> Stream:
 
 
 def q9(events: Stream, shape: Shape) -> Stream:
-    """The winning bid of each auction."""
+    """Find the winning bid of each auction."""
     names = ("id", "item", "seller", "category", "bidder", "price", "bid_time")
     return winning_bids(events, shape).select(*names)
 
 
 def q11(events: Stream) -> Stream:
-    """Bids of each bidder in one session."""
+    """Count bids of each bidder in one session."""
     return bids(events).group_by("bidder").window(session("10 s")).agg(n=count(), uid="sessions")
 
 
 def q12(events: Stream) -> Stream:
-    """Bids of each bidder in 10 seconds of the clock: another run gives other results."""
+    """Count bids of each bidder in 10 seconds of processing time: another run gives other results."""
     windows = bids(events).group_by("bidder").window(tumbling("10 s", time="processing"))
     return windows.agg(n=count(), uid="bids-per-bidder")
 
 
 def q17(events: Stream) -> Stream:
-    """Statistics of each auction, of each day."""
+    """Compute statistics of each auction and day."""
     price = f("price")
     ranked = bids(events).select(
         "auction",
@@ -167,14 +168,14 @@ def q17(events: Stream) -> Stream:
 
 
 def q18(events: Stream) -> Stream:
-    """The last bid of each bidder on each auction, when there was none for a day."""
+    """Find the last bid of each bidder on each auction, if there was no other for a day."""
     names = ("auction", "bidder", "price", "channel", "url", "date_time", "extra")
     found = bids(events).deduplicate(("bidder", "auction"), keep="last", within="1 day", uid="last-bid")
     return found.select(*names)
 
 
 def q20(events: Stream) -> Stream:
-    """Bids with the auction that they are on, of category 10: a join that keeps both sides."""
+    """Join bids with their auctions of category 10: a join that stores both sides."""
     names = ("item", "initial_bid", "reserve", "expires", "seller", "category")
     items = auctions(events).filter(f("category") == 10).select("id", *names)
     bid = bids(events).select("auction", "bidder", "price", "channel", "url", bid_time=f("date_time"))
@@ -185,11 +186,11 @@ def q20(events: Stream) -> Stream:
 QUERIES: Mapping[str, Callable[..., Stream]] = {
     query.__name__: query for query in (q0, q1, q2, q3, q4, q5, q7, q8, q9, q11, q12, q17, q18, q20)
 }
-"""Some take the shape of the events, too: how long an auction may last."""
+"""Some queries also need the shape of the events, for the longest auction."""
 
 
 def pipeline(query: str, source: Nexmark, sink: Sink) -> Pipeline:
-    """A query from the source to the sink."""
+    """Build a query from the source to the sink."""
     p = Pipeline()
     delay = f"{source.shape.delay_us} us"
     events = p.read(source, uid="events").with_watermark("date_time", delay)

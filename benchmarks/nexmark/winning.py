@@ -1,4 +1,4 @@
-"""The winning bid of an auction: the highest, of equal ones the first, known when the auction has closed."""
+"""The winning bid of an auction: the highest one, of equal bids the first, known when the auction has closed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ WINNERS = pa.schema(
         *[("bidder", pa.int64()), ("price", pa.int64()), ("bid_time", TIME), ("date_time", TIME)],
     ]
 )
-"""`date_time` is when the auction closed: event time of what follows."""
+"""`date_time` is the time at which the auction closed: the event time of the results."""
 BEST = {"price": pa.int64(), "bidder": pa.int64(), "time_us": pa.int64()}
 
 
 class WinningBid(KeyedProcess):
-    """Of rows with an auction's columns as keys, and a bid's beside them."""
+    """Finds the winning bid. Keys are an auction's columns; rows also have a bid's columns."""
 
     states = (value_state("best", BEST),)
 
     def process(self, rows: KeyedRows, ctx: ProcessContext) -> None:
-        """Keep the best of each auction, and ask to be told when it closes."""
+        """Store the best bid of each auction, and set a timer at its end."""
         columns = {name: rows.batch[name].to_numpy() for name in ("price", "bidder")}
         columns["time_us"] = rows.batch["date_time"].cast(pa.int64()).to_numpy()
         closes_us = rows.batch["expires"].cast(pa.int64()).to_numpy() + 1
         order = np.lexsort((columns["time_us"], -columns["price"], rows.owners))
-        first = order[np.unique(rows.owners[order], return_index=True)[1]]  # one row for each key, in their order
+        first = order[np.unique(rows.owners[order], return_index=True)[1]]  # one row for each key, in the order of keys
         mine = {name: values[first] for name, values in columns.items()}
         known = ctx.value("best").get(rows.keys)
         theirs = {name: known.columns[name].fill_null(0).to_numpy() for name in BEST}
@@ -42,7 +42,7 @@ class WinningBid(KeyedProcess):
         ctx.event_timers.register(rows.keys, rows.owners[first], closes_us[first])
 
     def on_timers(self, due: FiredTimers, ctx: ProcessContext) -> Iterator[pa.RecordBatch]:
-        """The auction has closed: no bid in time is missing."""
+        """Emit the winning bid: the auction has closed, so no timely bid is missing."""
         best, owners = ctx.value("best").get(due.keys).columns, pa.array(due.owners)
         auction = due.keys.columns()
         columns = {name: auction[name].take(owners) for name in ("id", "item", "seller", "category")}

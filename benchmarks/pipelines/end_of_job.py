@@ -1,8 +1,8 @@
-"""The pipeline of `benchmarks/end_of_job.py`: two source subtasks and a chain of two-phase sinks.
+"""The pipeline of `benchmarks/end_of_job.py`: two source subtasks and a chain of two-phase-commit sinks.
 
-One file, so that it can be pinned as the job's artifact. Arguments: `stages`, `rows` (integers), `sink`: one of
-`SINKS`, `out`, a folder with one subfolder for each stage, and `report`, a local folder where each source subtask notes
-when it made its last record.
+It is one file, so that it can be pinned as the job's artifact. Arguments: `stages`, `rows` (integers); `sink`: one of
+`SINKS`; `out`: a folder with one subfolder for each stage; `report`: a local folder in which each source subtask
+records the time of its last record.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from tidegate.connectors.transactions import Committable, SinkContext
 
 SOURCES = 2
 ROWS_PER_S = 20_000
-"""Over both subtasks."""
+"""Rows of both subtasks together."""
 WAIT_S = 0.05
 REQUEST_S = 0.02
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.float64())])
 
 
 class Rows:
-    """Makes rows of their numbers; notes when it has made a source subtask's last."""
+    """Computes rows from their numbers; records the time of a source subtask's last row."""
 
     def __init__(self, rows: int, report: str) -> None:
         self._last = {(s + 1) * rows // SOURCES - 1: s for s in range(SOURCES)}
         self._report = report
 
     def __call__(self, numbers: Any) -> dict[str, Any]:
-        """Row numbers to columns."""
+        """Convert row numbers to columns."""
         made = {"k": numbers % 1000, "v": np.sqrt(numbers)}
         if int(numbers[-1]) in self._last:
             now_ns = time.time_ns()
@@ -48,8 +48,10 @@ class Rows:
 
 
 class Distant(DirFileSystem):
-    """This machine's disk as an object store across a network: every request takes `REQUEST_S` longer. To sinks it is
-    none of this machine: they upload, copy and remove, where on a local disk they rename and fsync."""
+    """This machine's disk as a remote object store: every request takes `REQUEST_S` longer.
+
+    Sinks treat it as remote: they upload, copy and delete, instead of rename and fsync as on a local disk.
+    """
 
     protocol = "distant"
 
@@ -75,24 +77,26 @@ fsspec.register_implementation(Distant.protocol, Distant, clobber=True)
 
 
 def distant_parquet(folder: str) -> Sink:
-    """The Parquet sink, on `Distant`."""
+    """Return the Parquet sink on `Distant`."""
     return tidegate.Parquet(f"{Distant.protocol}://{folder}")
 
 
 class Waiting(Sink):
-    """A two-phase sink whose store takes `WAIT_S` to stage and `WAIT_S` to commit, as one across a network does, and
-    which costs next to no CPU: what is left is the runtime's own. Each commit leaves a file of its number of rows."""
+    """A two-phase-commit sink whose store takes `WAIT_S` to stage and `WAIT_S` to commit, like a remote one.
+
+    It uses almost no CPU, so that the measured time is the runtime's own. Each commit writes a file with its row count.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
-        """See the class."""
+        """Return a writer; see the class."""
         os.makedirs(self.folder, exist_ok=True)
         return WaitingWriter(self.folder, ctx.subtask)
 
     def describe(self) -> str:
-        """See the class."""
+        """Return the name; see the class."""
         return f"Waiting({self.folder!r})"
 
 
@@ -103,11 +107,11 @@ class WaitingWriter(SinkWriter):
         self._folder, self._subtask, self._rows = folder, subtask, 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Count."""
+        """Count rows."""
         self._rows += batch.num_rows
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
-        """Stage."""
+        """Stage the counted rows."""
         handle = Committable(f"{self._subtask}-{checkpoint_id}", {"rows": self._rows})
 
         def stage() -> Sequence[Committable]:
@@ -117,17 +121,17 @@ class WaitingWriter(SinkWriter):
         return stage
 
     def commit(self, committables: Sequence[Committable]) -> None:
-        """Commit."""
+        """Commit the staged rows."""
         time.sleep(WAIT_S)
         for handle in committables:
             with open(os.path.join(self._folder, handle.transaction_id), "w") as file:
                 file.write(str(handle.data["rows"]))
 
     def abort(self, committables: Sequence[Committable]) -> None:
-        """Nothing is staged anywhere."""
+        """Do nothing: nothing is staged in a store."""
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
-        """Nothing is staged anywhere."""
+        """Do nothing: nothing is staged in a store."""
 
 
 SINKS: dict[str, Callable[[str], Sink]] = {"parquet": tidegate.Parquet, "distant": distant_parquet, "waiting": Waiting}

@@ -1,7 +1,7 @@
-"""A job whose state is larger than memory: every key gets a value of its own, and later has to have it still.
+"""A job whose state is larger than memory: it writes a value for every key, and later checks all values.
 
-Row i < keys writes key p(i), where p is a permutation; row i >= keys reads p'(i - keys), another one, compares what it
-finds with what was written, and replaces it by the next value, which is written nowhere else.
+Row i < keys writes key p(i), where p is a permutation. Row i >= keys reads p'(i - keys), with another permutation,
+compares the value with the written one, and replaces it by the next value, which is stored nowhere else.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ RESULT = pa.schema([("rows", pa.int64()), ("written", pa.int64()), ("right", pa.
 
 
 def shuffled(numbers: npt.NDArray[np.int64], keys: int, step: int) -> npt.NDArray[np.int64]:
-    """A permutation of 0..keys - 1, `step` being prime and no divisor of `keys`."""
+    """Return a permutation of 0..keys - 1. Args: step: a prime that does not divide `keys`."""
     return (numbers * step + 12_345) % keys
 
 
 def payload(keys: npt.NDArray[np.int64], turn: int) -> pa.Array:
-    """VALUE_BYTES that no compression makes much of and that tell key and turn."""
+    """Return VALUE_BYTES that hardly compress, and that identify key and turn."""
     words = VALUE_BYTES // 8
     seeds = (keys.astype(np.uint64)[:, None] * np.uint64(words) + np.arange(words, dtype=np.uint64)) * np.uint64(2)
     mixed = (seeds + np.uint64(turn) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -39,7 +39,7 @@ def payload(keys: npt.NDArray[np.int64], turn: int) -> pa.Array:
 
 
 class Remembers(KeyedProcess):
-    """Writes and reads; gives (rows, written, right, wrong) for each batch, which does one of the two."""
+    """Writes or reads a batch; emits (rows, written, right, wrong) for it."""
 
     states = (value_state("payload", {"bytes": pa.binary()}),)
 
@@ -59,7 +59,7 @@ class Remembers(KeyedProcess):
 
 
 def build(args: Mapping[str, Any]) -> Pipeline:
-    """Arguments: keys, out (folder), rate (rows a second; 0: as fast as it goes)."""
+    """Build the pipeline. Arguments: keys, out (folder), rate (rows per second; 0: no limit)."""
     keys = int(args["keys"])
 
     def rows(numbers: npt.NDArray[np.int64]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""The pipeline of `benchmarks/latency.py`: a paced source, a hash exchange, one reducing state per key, a sink that
-notes when each result came.
+"""The pipeline of `benchmarks/latency.py`: a paced source, a hash exchange, one reducing state per key, and a sink that
+records the arrival of each result.
 
-One file, so that it can be pinned as the job's artifact. Arguments: `rows`, `rate` (rows per second over all slots),
-`keys`, `slots` and `warm_up_s` (numbers), and `report`, a local folder where each sink subtask leaves its figures.
+It is one file, so that it can be pinned as the job's artifact. Arguments: `rows`, `rate` (rows per second over all
+slots), `keys`, `slots` and `warm_up_s` (numbers), and `report`, a local folder in which each sink subtask writes its
+figures.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ RESULT = pa.schema([pa.field("k", pa.int64()), pa.field("total", pa.int64()), pa
 
 
 class Rows:
-    """Rows with the time at which each was due: what a source that falls behind holds back counts as latency, too.
+    """Computes rows with the time at which each was due, so that the delay of a slow source counts as latency, too.
 
-    A slot has one split, which holds consecutive numbers: its first is due when it is first asked for.
+    A slot has one split, which holds consecutive numbers: its first row is due at the first call.
     """
 
     def __init__(self, rate: float, keys: int, slots: int) -> None:
@@ -37,7 +38,7 @@ class Rows:
         self._first: tuple[int, float] | None = None
 
     def __call__(self, numbers: npt.NDArray[np.int64]) -> dict[str, Any]:
-        """Row numbers to columns."""
+        """Convert row numbers to columns."""
         if self._first is None:
             self._first = int(numbers[0]), time.time_ns() / 1000
         number, start_us = self._first
@@ -46,7 +47,7 @@ class Rows:
 
 
 class Totals(tidegate.KeyedProcess):
-    """The running total of each row's key."""
+    """Computes the running total of each row's key."""
 
     states = (tidegate.reducing_state("total", {"v": "sum"}),)
 
@@ -59,7 +60,7 @@ class Totals(tidegate.KeyedProcess):
 
 
 class LatencySink(Sink):
-    """Notes of each result how long after its row's time it came, and the greatest total of each key."""
+    """Records how long after its row's time each result arrived, and the greatest total of each key."""
 
     two_phase = False
 
@@ -67,12 +68,12 @@ class LatencySink(Sink):
         self.keys, self.warm_up_s, self.report = keys, warm_up_s, report
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
-        """One writer a subtask."""
+        """Return a writer for each subtask."""
         return LatencyWriter(self, ctx)
 
 
 class LatencyWriter(SinkWriter):
-    """Leaves its figures when it is closed. A restart would leave two reports of one subtask, which the benchmark
+    """Writes its figures when it is closed. After a restart, one subtask would have two reports, which the benchmark
     refuses."""
 
     def __init__(self, sink: LatencySink, ctx: SinkContext) -> None:
@@ -96,17 +97,17 @@ class LatencyWriter(SinkWriter):
         np.maximum.at(self._totals, batch.column("k").to_numpy(), batch.column("total").to_numpy())
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
-        """Nothing to commit."""
+        """Return nothing to commit."""
         return tuple
 
     def commit(self, committables: Sequence[Committable]) -> None:
-        """Nothing to do."""
+        """Do nothing: there is nothing to commit."""
 
     def abort(self, committables: Sequence[Committable]) -> None:
-        """Nothing to do."""
+        """Do nothing: there is nothing to commit."""
 
     def close(self) -> None:
-        """Leave the report."""
+        """Write the report."""
         facts = {
             "rows": self._rows,
             "first_s": self._first_s,

@@ -1,8 +1,8 @@
 """Workload W1 as a tidegate pipeline; see `benchmarks/w1_workload.py` for its definition and README.md for the rules.
 
-One file, so that it can be pinned as the job's artifact. Arguments: `rows`, `keys` (integers) and `report`, a local
-folder in which each source and sink subtask leaves one small JSON file: when it saw its first and last record, and a
-fingerprint of the result rows it discarded.
+It is one file, so that it can be pinned as the job's artifact. Arguments: `rows`, `keys` (integers) and `report`, a
+local folder in which each source and sink subtask writes one small JSON file: the times of its first and last record,
+and a fingerprint of the result rows that it discarded.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from tidegate.connectors.transactions import Committable, SinkContext
 SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("k", "v", "ts_ms")])
 _INT64S = numba.int64[::1]
 _READ_ONLY = numba.types.Array(numba.int64, 1, "C", readonly=True)
-# Explicit signatures: both kernels are compiled when the pipeline is built, not at the first record.
+# Explicit signatures, so that both kernels are compiled when the pipeline is built, not at the first record.
 
 
 def make_generator(rows: int, keys: int) -> Callable[..., None]:
-    """W1's definition, compiled for these numbers, as Spark compiles the same expressions with the same constants.
+    """Return W1's generator, compiled for these numbers, as Spark compiles the same expressions with the same
+    constants.
 
-    The function made fills the columns k, v and ts_ms for consecutive or other row numbers, row by row.
+    The function fills the columns k, v and ts_ms for any row numbers, row by row.
     """
     k_mod, half = np.uint64(keys), np.uint64(rows // 2)
     multiplier, v_mod, rows_per_ms = np.uint64(2_654_435_761), np.uint64(1_000), np.uint64(250)
@@ -54,8 +55,10 @@ def fingerprint(
     rows: npt.NDArray[np.int64],
     total: npt.NDArray[np.int64],
 ) -> Any:
-    """Sum over result rows, modulo 2^64, of a 64-bit hash of the whole row: equal multisets of rows, and in practice
-    only those, give equal sums, in whatever order and batches the rows come."""
+    """Return the sum over result rows, modulo 2^64, of a 64-bit hash of the whole row.
+
+    Equal multisets of rows give equal sums, in any order and batches; in practice different ones give different sums.
+    """
     answer = np.uint64(0)
     for j in range(len(k)):
         h = np.uint64(0x9E3779B97F4A7C15)
@@ -67,16 +70,16 @@ def fingerprint(
 
 
 class W1Rows:
-    """The generator; notes when it is first called in its process, which is the first record of its subtask."""
+    """The generator; records the time of its first call in the process, which makes its subtask's first record."""
 
     def __init__(self, rows: int, keys: int, report: str) -> None:
         self._generate = make_generator(rows, keys)
         self._report = report
         self._started = False
-        pa.array(np.zeros(1, dtype=np.int64))  # the first such call of a process looks for pandas, for a second or so
+        pa.array(np.zeros(1, dtype=np.int64))  # the first such call of a process imports pandas, for a second or more
 
     def __call__(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """Row numbers to records."""
+        """Convert row numbers to records."""
         if not self._started and len(numbers):
             self._started = True
             _leave(self._report, f"source-{int(numbers[0])}", {"first_s": time.time()})
@@ -94,12 +97,12 @@ class FingerprintSink(Sink):
         self._report = report
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
-        """One writer a subtask."""
+        """Return a writer for each subtask."""
         return FingerprintWriter(self._report, ctx)
 
 
 class FingerprintWriter(SinkWriter):
-    """Writes its report when it is closed. A restart would leave two reports of one subtask with different runs, which
+    """Writes its report when it is closed. After a restart, one subtask would have two reports of different runs, which
     the benchmark refuses."""
 
     def __init__(self, report: str, ctx: SinkContext) -> None:
@@ -110,7 +113,7 @@ class FingerprintWriter(SinkWriter):
         self._last_s = 0.0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add the rows up and forget them."""
+        """Add the rows to the sums, and discard them."""
         k, rows, total = (batch.column(name).to_numpy() for name in ("k", "rows", "total"))
         start_us = batch.column("window_start").cast(pa.int64()).to_numpy()
         self._result_rows += len(k)
@@ -120,17 +123,17 @@ class FingerprintWriter(SinkWriter):
         self._last_s = time.time()
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
-        """Nothing to commit."""
+        """Return nothing to commit."""
         return tuple
 
     def commit(self, committables: Sequence[Committable]) -> None:
-        """Nothing to do."""
+        """Do nothing: there is nothing to commit."""
 
     def abort(self, committables: Sequence[Committable]) -> None:
-        """Nothing to do."""
+        """Do nothing: there is nothing to commit."""
 
     def close(self) -> None:
-        """Leave the report."""
+        """Write the report."""
         _leave(
             self._report,
             self._name,
@@ -150,7 +153,7 @@ def _leave(folder: str, name: str, facts: Mapping[str, Any]) -> None:
 
 
 def build(args: Mapping[str, Any]) -> tidegate.Pipeline:
-    """W1: generate, window, count and sum, discard."""
+    """Build W1: generate, window, count and sum, discard."""
     rows, keys, report = int(args["rows"]), int(args["keys"]), str(args["report"])
     p = tidegate.Pipeline()
     (

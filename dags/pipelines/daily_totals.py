@@ -1,10 +1,10 @@
-"""Flights and minutes of delay per airport and day: totals that can be added up.
+"""Flights and minutes of delay per airport and day: totals that can be added.
 
-A replayed stream of flights, one window a day. Both columns are sums, so that a day whose window fires more than once -
-once at a drain, and again when the restored job has read the rest of the day - is right when its rows are added.
+A replayed stream of flights, one window a day. Both columns are sums. A day's window may fire more than once: at a
+drain, and again when the restored job has read the rest of the day. Adding the rows of a day gives the right total.
 
-`build` is what runs day by day. `with_late_flights` is its next version, `broken` one that nobody has tried, and
-`interval` the same calculation with an end, for a fork.
+`build` is the version that runs day by day. `with_late_flights` is its next version. `broken` is a faulty version.
+`interval` is the same calculation with an end, for a fork.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LATE_MINUTES = 120
 
 
 def build(args: Mapping[str, Any]) -> Pipeline:
-    """The pipeline.
+    """Build the pipeline.
 
     Args:
         args: `flights`: Parquet file or folder; `out`: folder of the table; `speed`: days of flights that play in one
@@ -35,8 +35,10 @@ def build(args: Mapping[str, Any]) -> Pipeline:
 
 
 def with_late_flights(args: Mapping[str, Any]) -> Pipeline:
-    """Writes flights that are very late as well, to the folder `out`-late. What was there before keeps its uids, and so
-    its state."""
+    """Build a version that also writes flights that are over two hours late, to the folder `out`-late.
+
+    Existing operators keep their uids, and so their state.
+    """
     p = Pipeline()
     departed = _departed(p, args)
     _totals(departed, args)
@@ -45,7 +47,7 @@ def with_late_flights(args: Mapping[str, Any]) -> Pipeline:
 
 
 def broken(args: Mapping[str, Any]) -> Pipeline:
-    """Goes on from either, and fails at the first flight."""
+    """Build a version that restores from both others, but fails at the first flight."""
     p = Pipeline()
     departed = _departed(p, args)
     departed = departed.map_in_arrow(_divide_by_zero, departed.schema)
@@ -55,10 +57,10 @@ def broken(args: Mapping[str, Any]) -> Pipeline:
 
 
 def interval(args: Mapping[str, Any]) -> Pipeline:
-    """Plays as fast as it can, and ends.
+    """Build a version that plays as fast as it can, and ends.
 
     Args:
-        args: `until`: flights before this point in time, as text in UTC; empty: all. `speed` is not looked at.
+        args: `until`: flights before this time, as text in UTC; empty: all. `speed` is ignored.
     """
     p = Pipeline()
     departed = _departed(p, {**args, "speed": None})
@@ -70,7 +72,7 @@ def interval(args: Mapping[str, Any]) -> Pipeline:
 
 def _divide_by_zero(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in batches:
-        raise ZeroDivisionError("nobody has tried this version")
+        raise ZeroDivisionError("this version was never tested")
     yield from ()
 
 

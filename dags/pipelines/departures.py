@@ -11,7 +11,7 @@ SECONDS_PER_DAY = 86_400
 
 
 def build(args: Mapping[str, Any]) -> Pipeline:
-    """The pipeline.
+    """Build the pipeline.
 
     Args:
         args: `flights`, `airlines`: Parquet files or folders; `out`: folder of the table; `speed`: days of flights that

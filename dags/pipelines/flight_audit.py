@@ -1,7 +1,7 @@
-"""Is the output of `flight_delays` complete? DuckDB calculates the same tables independently, from the source files.
+"""Checks whether the output of `flight_delays` is complete: DuckDB calculates the same tables from the source files.
 
-The two tables are compared as multisets of rows, floats rounded to nine decimals; and flight by flight, from the counts
-that the windows hold, so that loss and duplication are told apart.
+The two tables are compared as multisets of rows, with floats rounded to nine decimals. They are also compared flight by
+flight, by the counts in the windows, to distinguish loss from duplication.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXPECTED_HOURLY = """
 
 @dataclass(frozen=True)
 class TableAudit:
-    """One output table against its independent calculation; all numbers but the last two count flights.
+    """Comparison of one output table with its independent calculation; all numbers except the last two count flights.
 
     Attributes:
         expected: flights that must have reached the windows.
@@ -50,13 +50,16 @@ class TableAudit:
 
     @property
     def exact(self) -> bool:
-        """Row for row the same, and not empty."""
+        """Return whether all rows are the same, and there is at least one."""
         return self.expected > 0 and not (self.lost or self.duplicated or self.rows_missing or self.rows_extra)
 
 
 def audit(arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Compare both tables; `arguments` are the pipeline's own. Returns `{"daily": {...}, "hourly": {...}}`: the
-    fields of `TableAudit`, and `exact`."""
+    """Compare both tables. Returns `{"daily": {...}, "hourly": {...}}`: the fields of `TableAudit`, and `exact`.
+
+    Args:
+        arguments: the pipeline's arguments.
+    """
     connection = duckdb.connect()
     for name in ("flights", "airlines", "weather"):
         connection.read_parquet(parquet_of(arguments[name])).create_view(name)
@@ -68,7 +71,7 @@ def audit(arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def verdict(audits: Mapping[str, Mapping[str, Any]]) -> str:
-    """The one line that tells whether every flight is in the output exactly once, in both tables."""
+    """Return one line that says whether every flight is in the output exactly once, in both tables."""
     daily, hourly = audits["daily"], audits["hourly"]
     expected, committed = (
         str(daily[k]) if daily[k] == hourly[k] else f"{daily[k]}/{hourly[k]}" for k in ("expected", "committed")
@@ -78,7 +81,7 @@ def verdict(audits: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def parquet_of(path: str) -> str:
-    """A file, or all Parquet files of a folder."""
+    """Return the file, or a pattern for all Parquet files of a folder."""
     return path if path.endswith(".parquet") else f"{path.rstrip('/')}/*.parquet"
 
 

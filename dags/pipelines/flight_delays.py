@@ -1,6 +1,6 @@
 """Departure delays from New York: a replayed stream of flights, enriched with two bounded sources, in two windows.
 
-Flights play as an unbounded stream; airlines and hourly weather are read to their end while flights run on.
+Flights play as an unbounded stream. Airlines and hourly weather are read to their end meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SECONDS_PER_DAY = 86_400
 
 
 def build(args: Mapping[str, Any]) -> Pipeline:
-    """The pipeline.
+    """Build the pipeline.
 
     Args:
         args: `flights`, `airlines`, `weather`: Parquet files or folders; `out`: folder of the two tables `daily` and

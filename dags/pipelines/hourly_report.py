@@ -1,4 +1,4 @@
-"""One interval of a table of departures, per airport and hour: a bounded run over what a stream has written."""
+"""One interval of a table of departures, per airport and hour: a bounded run on the output of a stream."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tidegate import Files, Parquet, Pipeline, count, max, tumbling
 
 
 def build(args: Mapping[str, Any]) -> Pipeline:
-    """The pipeline.
+    """Build the pipeline.
 
     Args:
-        args: `table`: folder of the departures; `start`, `end`: of the interval, points in time with zone, as text;
-            `out`: folder of the report.
+        args: `table`: folder of the departures; `start`, `end`: of the interval, times with zone, as text; `out`:
+            folder of the report.
     """
     start, end = (
         pa.scalar(datetime.fromisoformat(args[n]).astimezone(UTC).replace(tzinfo=None)) for n in ("start", "end")

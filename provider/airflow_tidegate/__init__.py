@@ -1,7 +1,7 @@
-"""tidegate's Airflow provider: hook, operators, sensors and triggers over a job directory.
+"""tidegate's Airflow provider: hook, operators, sensors and triggers that work on a job directory.
 
-Of the runtime it imports `tidegate.jobs` and nothing else: no Airflow process needs a network route to a Spark
-driver, nor Spark's packages.
+It imports only `tidegate.jobs` from the runtime: no Airflow process needs Spark's packages or a network route to a
+Spark driver.
 """
 
 from importlib.util import find_spec

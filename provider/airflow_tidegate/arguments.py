@@ -1,4 +1,4 @@
-"""Arguments as Airflow hands them over: values, or the text that a template was rendered to."""
+"""Parses arguments as Airflow passes them: values, or the text of a rendered template."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tidegate.errors import OptionError
 from tidegate.jobs.options import parse_duration
 
 NOTHING = (None, "", "None")
-"""What a template that has nothing to say renders to."""
+"""Renderings of a template without a value."""
 
 
 def duration(value: Any, name: str) -> timedelta:
-    """`value` as a timedelta. Raises OptionError naming the argument; bare numbers are refused."""
+    """Return `value` as a timedelta. Raises OptionError that names the argument; bare numbers are refused."""
     if isinstance(value, timedelta):
         return value
     try:
@@ -23,23 +23,23 @@ def duration(value: Any, name: str) -> timedelta:
 
 
 def optional_duration(value: Any, name: str) -> timedelta | None:
-    """`duration`, or None for what names none."""
+    """Return `value` as a timedelta, or None if it is empty."""
     return None if value in NOTHING else duration(value, name)
 
 
 def flag(value: Any, name: str) -> bool:
-    """`value` as a boolean; the words "true" and "false" in any case. Raises OptionError naming the argument."""
+    """Return `value` as a boolean; "true" and "false" in any case. Raises OptionError that names the argument."""
     word = str(value).strip().lower()
     if word not in ("true", "false"):
-        raise OptionError(f"{value!r} is neither true nor false", where=f"argument {name}", remedy="use true or false")
+        raise OptionError(f"{value!r} is neither true nor false", where=f"argument {name}", remedy="Use true or false")
     return word == "true"
 
 
 def whole_number(value: Any, name: str, least: int) -> int:
-    """`value` as a whole number from `least` upwards. Raises OptionError naming the argument."""
+    """Return `value` as an integer of at least `least`. Raises OptionError that names the argument."""
     text = str(value).strip()
     if isinstance(value, bool) or not text.isdecimal() or int(text) < least:
         raise OptionError(
-            f"{value!r} is not a whole number from {least} upwards", where=f"argument {name}", remedy="give such a one"
+            f"{value!r} is not an integer from {least} on", where=f"argument {name}", remedy=f"Use {least} or more"
         )
     return int(text)

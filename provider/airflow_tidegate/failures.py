@@ -1,4 +1,4 @@
-"""One failure, told once: from a `TidegateError` (or a trigger's event) to the exception that ends the Airflow task."""
+"""Converts a `TidegateError`, or a trigger's event, to the exception that ends the Airflow task, with one message."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tidegate.errors import TidegateError
 __all__ = ["AirflowException", "AirflowFailException", "AirflowSensorTimeout", "Failure", "airflow_failures"]
 
 FINAL_CODES = frozenset({"option", "pipeline", "environment", "record"})
-"""Codes of errors that the same attempt would meet again: the Airflow task fails without using up its retries."""
+"""Codes of errors that would repeat: the Airflow task fails without using its retries."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure as JSON, so that a trigger can hand it to its task.
+    """A failure as JSON, so that a trigger can pass it to its task.
 
     Attributes:
         code: the `TidegateError`'s code.
         message: one text with place, cause (the user's traceback included) and remedy.
-        final: a retry cannot mend it.
+        final: a retry cannot fix it.
     """
 
     code: str
@@ -32,26 +32,27 @@ class Failure:
 
     @classmethod
     def of(cls, error: TidegateError) -> Failure:
-        """The failure that `error` tells."""
+        """Create the failure for `error`."""
         return cls(code=error.code, message=str(error), final=error.code in FINAL_CODES)
 
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> Failure:
-        """The failure in a trigger's event."""
+        """Return the failure in a trigger's event."""
         return cls(**event["failure"])
 
     def to_event(self) -> dict[str, Any]:
-        """The event a trigger fires for this failure."""
+        """Return the event that a trigger fires for this failure."""
         return {"failure": asdict(self)}
 
     def end_task(self) -> NoReturn:
-        """Raise what ends the Airflow task: AirflowFailException when no retry can mend it, else AirflowException."""
+        """Raise the exception that ends the task: AirflowFailException if a retry cannot fix it, else
+        AirflowException."""
         raise (AirflowFailException if self.final else AirflowException)(self.message) from None
 
 
 @contextmanager
 def airflow_failures() -> Iterator[None]:
-    """Turn a `TidegateError` inside into the exception that ends the Airflow task, with one message."""
+    """Convert a `TidegateError` inside the context to the exception that ends the Airflow task, with one message."""
     try:
         yield
     except TidegateError as error:

@@ -1,4 +1,4 @@
-"""What Airflow asks a provider about itself."""
+"""Metadata of the provider for Airflow."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ OPERATORS = (
     "rescale",
     "collect_garbage",
 )
-"""Modules with operators, below `airflow_tidegate.operators`; SENSORS and TRIGGERS likewise."""
+"""Modules with operators, below `airflow_tidegate.operators`. SENSORS and TRIGGERS list modules likewise."""
 SENSORS = ("checkpoint", "end_of_data", "job_status", "staged_checkpoint", "watermark")
 TRIGGERS = ("event_triggers", "job_triggers")
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Metadata for the entry point `apache_airflow_provider`; valid against Airflow's provider_info.schema.json."""
+    """Return the metadata for the entry point `apache_airflow_provider`; valid against Airflow's
+    provider_info.schema.json."""
     return {
         "package-name": "tidegate",
         "name": "tidegate",
@@ -44,7 +45,7 @@ def get_provider_info() -> dict[str, Any]:
                 "description": "The page of jobs in Airflow's UI.",
                 "options": {
                     "connections": {
-                        "description": "Ids of the tidegate connections whose jobs the page shows, with commas.",
+                        "description": "Ids of tidegate connections whose jobs the page shows, separated by commas.",
                         "version_added": "0.1.0",
                         "type": "string",
                         "example": "tidegate_default,tidegate_reports",
@@ -82,7 +83,7 @@ def _connection_fields() -> dict[str, Any]:
         "launcher": {
             "label": "Launcher",
             "schema": launchers,
-            "description": f"Who brings drivers up: {', '.join(kinds)}.",
+            "description": f"The launcher of drivers: {', '.join(kinds)}.",
         },
         "master": {
             "label": "Spark master",
@@ -102,13 +103,13 @@ def _connection_fields() -> dict[str, Any]:
         "python": {
             "label": "Python interpreter",
             "schema": text,
-            "description": "The drivers' interpreter, with tidegate[spark]; default: the Airflow worker's own. "
-            "With yarn and kubernetes: inside the container.",
+            "description": "Interpreter of the drivers, with tidegate[spark]; default: the Airflow worker's own. "
+            "With yarn and kubernetes: its path inside the container.",
         },
         "spark_submit": {
             "label": "spark-submit",
             "schema": text,
-            "description": "Path of spark-submit; default: that of SPARK_HOME, else on the PATH.",
+            "description": "Path of spark-submit; default: from SPARK_HOME, else from the PATH.",
         },
         **{
             setting.name: {"label": setting.label, "schema": text, "description": setting.description}

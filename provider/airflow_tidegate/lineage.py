@@ -1,6 +1,6 @@
-"""What OpenLineage is told of a task: the places that the job writes to, and which job, submission and snapshot it was.
+"""Reports to OpenLineage: the places that a job writes to, and the job, submission and snapshot of a task.
 
-Needs `apache-airflow-providers-openlineage`; without it nothing is told.
+Needs `apache-airflow-providers-openlineage`; without it nothing is reported.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ FACET = "tidegate_job"
 
 
 def lineage_of(client: JobClient) -> Any:
-    """An `OperatorLineage`: the sinks of the job's current submission as outputs, and a run facet `tidegate_job` with
-    `job_id`, `submission`, `generation`, `status`, `checkpoint_id` and `snapshot`, of its newest completed one.
+    """Return an `OperatorLineage` with the sinks of the job's current submission as outputs.
+
+    The run facet `tidegate_job` has `job_id`, `submission`, `generation`, `status`, and `checkpoint_id` and `snapshot`
+    of the newest completed snapshot.
 
     Raises:
         ImportError: OpenLineage's provider is not installed.
-        TidegateError: the job cannot be looked at.
+        TidegateError: the job cannot be read.
     """
     lineage: Any = importlib.import_module("airflow.providers.openlineage.extractors").OperatorLineage
     dataset: Any = importlib.import_module("openlineage.client.event_v2").Dataset
@@ -47,7 +49,7 @@ def lineage_of(client: JobClient) -> Any:
 
 
 def _named(place: tuple[str, ...]) -> tuple[str, str] | None:
-    """Namespace and name of a dataset, by OpenLineage's naming; None for a place that has none."""
+    """Return namespace and name of a dataset, by OpenLineage's naming; None for a place without a name there."""
     if len(place) == 2:
         server, _, database = place[0].partition("/")
         return f"postgres://{server}", f"{database}.{place[1]}"

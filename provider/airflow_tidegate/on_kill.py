@@ -1,7 +1,8 @@
-"""What becomes of a job when a user kills the Airflow task that watches it: one command, made beforehand as plain data.
+"""Defines what happens to a job when a user kills the Airflow task that watches it: one command, prepared as plain
+data.
 
-The worker and the triggerer send the same command, under an id that the task instance computes anew after any restart:
-however often and from wherever it is sent, the job is told once (S9.4).
+The worker and the triggerer send the same command, under an id that the task instance can compute again after a
+restart. However often it is sent, and from wherever, the job executes it once (S9.4).
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ def check_kill_policy(policy: str, task_id: str) -> None:
         raise OptionError(
             f"on_kill={policy!r} is unknown",
             where=f"Airflow task {task_id}",
-            remedy='use "keep_running", "savepoint_then_stop" or "cancel"',
+            remedy='Use "keep_running", "savepoint_then_stop" or "cancel"',
         )
 
 
 def kill_command(policy: str, context: Any, spec: int | None = None) -> dict[str, Any] | None:
-    """What `policy` has sent, JSON-able; None: nothing.
+    """Return the command that `policy` sends, JSON-able; None: no command.
 
     Args:
         policy: one of `KILL_POLICIES`.
         context: the Airflow task context; names the command.
-        spec: submission it is meant for: a later one is not the killed task's to end. None: the newest when it is sent.
+        spec: submission that the command is for: the killed task must not end a later one. None: the newest when the
+            command is sent.
 
     Returns:
         `{"verb", "arguments", "command_id", "issued_by", "spec"}`.
     """
     if policy == "keep_running":
         return None
-    # Not "stop": that would be the name of what a stop task itself asks for.
+    # Not "stop": a stop task uses that name for its own command.
     verb, name = ("cancel", "cancel") if policy == "cancel" else ("stop", "kill-stop")
     return {
         "verb": verb,
@@ -55,37 +57,40 @@ def kill_command(policy: str, context: Any, spec: int | None = None) -> dict[str
 
 
 def trigger_supports_on_kill(context: Any) -> bool:
-    """Whether a triggerer may end the deferred wait of this run's tasks in a user's name.
+    """Return whether a triggerer may end the deferred wait of this run's tasks on behalf of a user.
 
-    Not of `dag.test`, which runs each trigger by itself and then takes its task back: a triggerer on the same database,
-    as of `airflow standalone`, takes up the same trigger and tells it that its task was killed.
+    This is not so for `dag.test`, which runs each trigger itself and then continues its task. A triggerer on the same
+    database, as of `airflow standalone`, starts the same trigger and later reports its task as killed.
     """
     return getattr(context.get("dag_run"), "triggering_user_name", None) != "dag_test"
 
 
 def is_still_deferred(instance: Any) -> bool:
-    """Whether a task waits on in a triggerer. Then nobody killed it, but another triggerer has taken it over: Airflow
-    3.3 tells a trigger that was taken away from a late triggerer that its task was killed.
+    """Return whether a task still waits in a triggerer.
+
+    Then nobody killed it, but another triggerer has taken it over: Airflow 3.3 reports a kill to a trigger that was
+    moved away from a slow triggerer.
 
     Args:
         instance: the trigger's `task_instance`; None: unknown, False.
     """
     if instance is None:
         return False
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance  # slow, and of no use where DAGs are parsed
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance  # slow import, not needed to parse DAGs
 
     try:
         states = RuntimeTaskInstance.get_task_states(
             instance.dag_id, map_index=instance.map_index, task_ids=[instance.task_id], run_ids=[instance.run_id]
         )
-    except Exception as error:  # whatever Airflow raises: a kill is passed on when in doubt
-        logger.warning("task %s: its state is not known, so it counts as killed: %s", instance.task_id, error)
+    except Exception as error:  # any error of Airflow: in doubt, the kill is passed on
+        logger.warning("task %s: its state is unknown, so it counts as killed: %s", instance.task_id, error)
         return False
     return "deferred" in states.get(instance.run_id, {}).values()
 
 
 def send_kill_command(client: JobClient, command: Mapping[str, Any]) -> None:
-    """Send what `kill_command` made, or withdraw a command ("verb": "withdraw"). A job that is over is left alone."""
+    """Send the command of `kill_command`, or withdraw a command ("verb": "withdraw"). A job that has ended is left
+    alone."""
     if command["verb"] == "withdraw":
         client.withdraw(command["command_id"], by=command["issued_by"])
         return
@@ -98,4 +103,4 @@ def send_kill_command(client: JobClient, command: Mapping[str, Any]) -> None:
             issued_by=command["issued_by"],
         )
     except CommandRefusedError as error:
-        logger.info("job %s: the task was killed; nothing is sent: %s", client.job_id, error)
+        logger.info("job %s: the task was killed; no command is sent: %s", client.job_id, error)

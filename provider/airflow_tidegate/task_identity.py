@@ -1,7 +1,7 @@
-"""Names that an Airflow task instance gives to what it asks for, so that a retry finds its own question and answer.
+"""Names for the commands of an Airflow task instance, so that a retry finds its own command and answer.
 
-A name is made of dag id, run id, task id, map index and the run's clear number. A retry of the task instance computes
-the same name; Airflow raises the clear number of the whole run with every clear, so that a cleared task asks anew.
+A name contains dag id, run id, task id, map index and the run's clear number. A retry of the task instance computes
+the same name. Every clear makes Airflow increase the clear number of the whole run, so a cleared task gets a new name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tidegate.jobs.layout import stable_id
 
 
 def make_command_id(context: Any, verb: str) -> str:
-    """The deterministic id of what this task instance asks for with `verb`; safe as a file name.
+    """Return the deterministic id of this task instance's command `verb`; safe as a file name.
 
     Args:
         context: the Airflow task context.
@@ -32,11 +32,11 @@ def make_command_id(context: Any, verb: str) -> str:
 
 
 def numbered_command_id(ask: str, attempt: int) -> str:
-    """The id of the `attempt`-th question of one task instance; the first keeps the plain name."""
+    """Return the id of the `attempt`-th command of one task instance; the first has the plain name."""
     return ask if attempt == 1 else f"{ask}-{attempt}"
 
 
 def issued_by(context: Any) -> str:
-    """Who asks, for the job directory's records: `airflow:<dag>/<run>/<task>`."""
+    """Return the sender of a command, for the job directory's records: `airflow:<dag>/<run>/<task>`."""
     instance = context["ti"]
     return f"airflow:{instance.dag_id}/{instance.run_id}/{instance.task_id}"

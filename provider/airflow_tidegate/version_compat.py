@@ -1,7 +1,7 @@
-"""What has another place, or is missing, in one of the Airflow versions that the provider runs on: 3.1, 3.2, 3.3.
+"""Names that differ between, or are missing in, the Airflow versions that the provider supports: 3.1, 3.2, 3.3.
 
-The one module that looks for it; all others import from here. It asks for the thing itself, not for the version number.
-What users lose on an older Airflow is in docs/airflow/versions.md.
+Only this module handles the differences; all others import from here. It tests for the name itself, not for the version
+number. docs/airflow/versions.md lists the features that are missing on an older Airflow.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __all__ = [
 ]
 
 TRIGGER_TIMEOUT_MARGIN = timedelta(minutes=2)
-"""Airflow's own timeout of a deferral lies this much behind ours, so that ours, with its message, comes first.
-Airflow's comes when a store hangs, or no triggerer runs."""
+"""Airflow's own timeout of a deferral is this much later than ours, so that ours, with its message, comes first.
+Airflow's comes only if a store hangs or no triggerer runs."""
 TRIGGERS_SUPPORT_ON_KILL = hasattr(BaseTrigger, "on_kill")
-"""A trigger is told when a user ends its deferred task: since 3.3. Before, such a task ends without a word to it."""
+"""True if Airflow notifies a trigger when a user ends its deferred task: since 3.3."""
 
 
 def deferrable_or_default(deferrable: bool | None) -> bool:
-    """`deferrable`; None: what Airflow's setting `[operators] default_deferrable` says."""
+    """Return `deferrable`, or for None the value of Airflow's setting `[operators] default_deferrable`."""
     return conf.getboolean("operators", "default_deferrable", fallback=False) if deferrable is None else deferrable

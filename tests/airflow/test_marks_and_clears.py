@@ -75,7 +75,11 @@ def test_a_run_whose_trigger_goes_to_another_triggerer_goes_on(airflow: Standalo
         [log] = (airflow.home.folder / "logs").glob(f"dag_id={run.dag_id}/run_id={run.run_id}/**/*.trigger.*")
         if TRIGGERS_SUPPORT_ON_KILL:
             until("the trigger to be told of a kill", lambda: "invoking on_kill" in log.read_text(), 60)
-            until("it to see that nobody killed the task", lambda: "another triggerer waits on" in log.read_text(), 30)
+            until(
+                "it to see that nobody killed the task",
+                lambda: "another triggerer has taken over the wait" in log.read_text(),
+                30,
+            )
     finally:
         thaw()
     assert run_to_end(run) == {"run": "success"}

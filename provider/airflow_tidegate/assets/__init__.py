@@ -1,7 +1,7 @@
-"""Assets that change by what happens to a job: schedule a DAG on one, and each event starts a run.
+"""Assets that change on events of a job: schedule a DAG on one, and each event starts a run.
 
-The event's payload is `context["triggering_asset_events"][asset][0].extra["payload"]`; what it holds, and what is told
-twice when, is in docs/airflow/assets.md.
+The event's payload is `context["triggering_asset_events"][asset][0].extra["payload"]`. docs/airflow/assets.md describes
+its content, and when an event is delivered twice.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def checkpoint_asset(
     """An asset that changes when a snapshot of the job is completed.
 
     Args:
-        job_id: the job; it need not be there yet.
+        job_id: the job; it need not exist yet.
         conn_id: connection of type `tidegate`.
         published: only snapshots whose output is committed.
-        name: of the asset; None: made from the arguments.
+        name: of the asset; None: derived from the arguments.
         options: `watcher`, `min_interval`, `poll_interval`; see `JobEventTrigger`.
     """
     trigger = TidegateCheckpointEventTrigger(job_id=job_id, conn_id=conn_id, published=published, **options)
@@ -49,12 +49,12 @@ def watermark_asset(
     """An asset that changes each time the job's watermark has passed the end of an interval.
 
     Args:
-        job_id: the job; it need not be there yet.
+        job_id: the job; it need not exist yet.
         every: length of an interval: "1 h".
         conn_id: connection of type `tidegate`.
-        start: where the first interval begins; None: with the first that begins after the watcher does.
-        durable: by the watermark of published checkpoints: the rows of the interval are committed.
-        name: of the asset; None: made from the arguments.
+        start: begin of the first interval; None: the first interval that begins after the watcher starts.
+        durable: use the watermark of published checkpoints, so that the rows of the interval are committed.
+        name: of the asset; None: derived from the arguments.
         options: see `checkpoint_asset`.
     """
     trigger = TidegateWatermarkEventTrigger(
@@ -73,14 +73,14 @@ def end_of_data_asset(
     name: str | None = None,
     **options: Any,
 ) -> Asset:
-    """An asset that changes when sources of the job have come to their end.
+    """Return an asset that changes when sources of the job have reached the end of their input.
 
     Args:
-        job_id: the job; it need not be there yet.
-        sources: uids with commas; with neither argument: all sources of the job.
-        played_all: uids, with commas, of replaying sources that have played all they have.
+        job_id: the job; it need not exist yet.
+        sources: uids, separated by commas; with neither argument: all sources of the job.
+        played_all: uids, separated by commas, of replaying sources that have played all their rows.
         conn_id: connection of type `tidegate`.
-        name: of the asset; None: made from the arguments.
+        name: of the asset; None: derived from the arguments.
         options: see `checkpoint_asset`.
     """
     trigger = TidegateEndOfDataEventTrigger(
@@ -93,7 +93,8 @@ def end_of_data_asset(
 
 
 def _asset(trigger: JobEventTrigger, what: str, name: str | None) -> Asset:
-    """Name and URI tell assets of other arguments apart; so must a name that is given."""
+    """Create the asset. Assets with other arguments have another name and URI; a `name` of the user must be unique
+    too."""
     path = f"{check_job_id(trigger.job_id)}/{what}"
     title = name or f"tidegate-{path.replace('/', '-')}"
     watcher = AssetWatcher(name=title, trigger=trigger)

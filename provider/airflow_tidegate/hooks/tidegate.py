@@ -1,4 +1,4 @@
-"""The hook: an Airflow connection of type `tidegate` as a way to jobs."""
+"""TidegateHook: reads an Airflow connection of type `tidegate`, and gives access to its jobs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ DEFAULT_LAUNCHER = next(iter(BUILT_IN))
 
 @dataclass(frozen=True)
 class JobRoot:
-    """Where jobs live and how their drivers are launched, as a connection says.
+    """The job root of a connection, and how its drivers are launched.
 
     Attributes:
         root: URL or path of the job root.
         storage_options: fsspec options; secrets as references, resolved where they are used.
         master: Spark master.
         spark_conf: Spark properties for every job of this connection.
-        python: interpreter of the drivers; None: the launching process's own.
-        launcher: who brings drivers up: local, spark-submit, yarn, kubernetes, another package's launcher, or agent.
+        python: interpreter of the drivers; None: the interpreter of the launching process.
+        launcher: kind of launcher: local, spark-submit, yarn, kubernetes, another package's launcher, or agent.
         spark_submit: path of spark-submit; None: found by SPARK_HOME and PATH.
         launcher_extra: values of the settings that launchers declare, such as `yarn` and `driver_script`, by name.
     """
@@ -48,13 +48,13 @@ class JobRoot:
     launcher_extra: Mapping[str, str] = field(default_factory=dict)
 
     def launcher_settings(self) -> LauncherSettings:
-        """How drivers of this connection are launched."""
+        """Return the launcher settings of this connection."""
         return LauncherSettings(
             kind=self.launcher, python=self.python, spark_submit=self.spark_submit, extra=self.launcher_extra
         )
 
     def client(self, job_id: str) -> JobClient:
-        """A client of one job. Raises OptionError on a bad job id."""
+        """Return a client of one job. Raises OptionError for an invalid job id."""
         return JobClient(self.root, job_id, dict(self.storage_options))
 
 
@@ -80,27 +80,27 @@ class TidegateHook(BaseHook):
         self.tidegate_conn_id = tidegate_conn_id
 
     def get_conn(self) -> JobRoot:
-        """The connection's content. Raises OptionError naming the field that is wrong."""
+        """Return the content of the connection. Raises OptionError that names an invalid field."""
         connection = self.get_connection(self.tidegate_conn_id)
         where = f"connection {self.tidegate_conn_id}"
         extra = connection.extra_dejson
         root = extra.get("root") or connection.host
         if not root:
             raise OptionError(
-                "the connection names no job root",
+                "the connection has no job root",
                 where=where,
-                remedy='put the URL or folder into "host", or into "root" of the extra',
+                remedy='Set its URL or folder in "host", or in "root" of the extra',
             )
         if _holds_password(str(root)):
             raise OptionError(
-                "the job root holds a password",
+                "the job root contains a password",
                 where=where,
-                cause="it would stand in logs, error messages and Airflow's table of triggers",
-                remedy='put it into storage_options, as "secret:env/NAME" or "secret:file/PATH"',
+                cause="the password would appear in logs, error messages and Airflow's table of triggers",
+                remedy='Move it to storage_options, as "secret:env/NAME" or "secret:file/PATH"',
             )
         storage_options = _mapping(extra.get("storage_options"), "storage_options", where)
         spark_conf = {k: str(v) for k, v in _mapping(extra.get("spark_conf"), "spark_conf", where).items()}
-        # They would stand in the job directory, on command lines and in Airflow's table of triggers.
+        # Plain secrets would appear in the job directory, on command lines and in Airflow's table of triggers.
         check_no_plain_secrets(storage_options, where=f"{where}, storage_options", storage=True)
         check_no_plain_secrets(spark_conf, where=f"{where}, spark_conf")
         launcher_extra = {
@@ -121,13 +121,17 @@ class TidegateHook(BaseHook):
         )
 
     def get_client(self, job_id: str) -> JobClient:
-        """A client of job `job_id` under this connection's root. Raises OptionError on a bad id or connection."""
+        """Return a client of job `job_id` under this connection's root. Raises OptionError for an invalid id or
+        connection."""
         return self.get_conn().client(job_id)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Airflow's Test button, as the host that is asked sees it: probe what the job directory needs of its store -
-        exclusive creation, reading back, replacing, listing, deleting - with an object that is removed again; then what
-        the launcher needs: interpreter, spark-submit, a master that answers. Never raises."""
+        """Run the checks of Airflow's Test button, on the host that handles the request. Never raises.
+
+        First it probes the operations that a job directory needs in its store (exclusive creation, reading back,
+        replacing, listing, deleting) with an object that it deletes again. Then it checks what the launcher needs:
+        interpreter, spark-submit, and a master that answers.
+        """
         try:
             job_root = self.get_conn()
             open_store(job_root.root, dict(job_root.storage_options)).probe()
@@ -136,13 +140,14 @@ class TidegateHook(BaseHook):
         checks = check_launcher(job_root.launcher_settings(), job_root.master, job_root.spark_conf)
         problems = [check.text for check in checks if not check.ok]
         if problems:
-            return False, "; ".join([f"the job root {job_root.root} is good", *problems])
-        root = f"the job root {job_root.root} holds what a job directory needs"
+            return False, "; ".join([f"the job root {job_root.root} works", *problems])
+        root = f"the job root {job_root.root} supports all operations of a job directory"
         return True, "; ".join([root, *(check.text for check in checks)])
 
 
 def _holds_password(root: str) -> bool:
-    """A user's name alone is none: `abfs://container@account` has one."""
+    """Return whether a URL contains a password. A user name alone does not count: `abfs://container@account` has
+    one."""
     user, at, _ = urlsplit(root).netloc.rpartition("@")
     return bool(at) and ":" in user
 
@@ -153,7 +158,7 @@ def _text(extra: Mapping[str, Any], name: str) -> str | None:
 
 
 def _mapping(value: Any, name: str, where: str) -> dict[str, Any]:
-    """`value` as a mapping; JSON text is read."""
+    """Return `value` as a mapping; JSON text is parsed."""
     if value is None or value == "":
         return {}
     if isinstance(value, str):
@@ -161,10 +166,10 @@ def _mapping(value: Any, name: str, where: str) -> dict[str, Any]:
             value = json.loads(value)
         except ValueError as error:
             raise OptionError(
-                f"{name} is not JSON", where=where, cause=str(error), remedy='write an object such as {"key": "value"}'
+                f"{name} is not JSON", where=where, cause=str(error), remedy='Write an object such as {"key": "value"}'
             ) from None
     if not isinstance(value, Mapping):
         raise OptionError(
-            f"{name} must be a JSON object", where=where, remedy='write an object such as {"key": "value"}'
+            f"{name} must be a JSON object", where=where, remedy='Write an object such as {"key": "value"}'
         )
     return {str(k): v for k, v in value.items()}

@@ -1,4 +1,4 @@
-"""Ways to bring a Spark driver up, chosen by the connection; `ensure_driver` is the one entry."""
+"""Launch Spark drivers as the connection says; call `ensure_driver`."""
 
 from airflow_tidegate.launchers.driver_launch import check_machine, ensure_driver
 

@@ -1,4 +1,4 @@
-"""Verbs of the command line as processes of the Airflow worker: what needs the runtime, which Airflow has not."""
+"""Runs CLI verbs as processes on the Airflow worker, for work that needs the runtime, which Airflow does not have."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tidegate.jobs.process_environment import CALLER_VARIABLE, STORAGE_OPTIONS_V
 
 Payload = dict[str, Any]
 TAIL = 2000
-"""How much of the process's words an error shows, characters."""
+"""Number of characters of the process's error output that an error shows."""
 
 
 def commit_pending(
     root: JobRoot, job_id: str, verdict: Sequence[str], *, asked_by: str, timeout_s: float | None
 ) -> Payload:
-    """Give a verdict on a job that has ended, if any, and commit what is approved. May be repeated.
+    """Give a verdict on a job that has ended, if any, and commit approved checkpoints. May be repeated.
 
-    The user's pinned code and the sinks' libraries are loaded by the connection's interpreter, not by Airflow's.
+    The connection's interpreter loads the pinned code and the sinks' libraries, not Airflow's interpreter.
 
     Args:
-        root: where the job lives, and the interpreter.
-        verdict: the verb's words, such as `("--approve", "12")`; (): none.
-        asked_by: who gives it, for the decision log.
-        timeout_s: most time, seconds; None: no limit.
+        root: the connection: job root and interpreter.
+        verdict: the verb's arguments, such as `("--approve", "12")`; (): none.
+        asked_by: sender of the verdict, for the decision log.
+        timeout_s: time limit, seconds; None: no limit.
 
     Returns:
         `{"job_id", "status", "committed", "waiting", "uncommitted", "quarantined"}` (docs/cli.md).
 
     Raises:
-        CommandRefusedError: the job's answer to the verdict, or why nothing can be committed.
-        EnvironmentProblemError: the process did not say what became of it.
-        WaitTimeoutError: it took too long; what it has done is done.
+        CommandRefusedError: the job refuses the verdict, or nothing can be committed.
+        EnvironmentProblemError: the process did not report a result.
+        WaitTimeoutError: the time limit is over; work that is done stays done.
     """
     needs = "tidegate and the sinks' libraries"
     return run_cli_verb(root, "commit-pending", job_id, verdict, asked_by=asked_by, timeout_s=timeout_s, needs=needs)
@@ -56,19 +56,19 @@ def run_cli_verb(
     """Run `tidegate VERB JOB --json WORDS` with the connection's interpreter, not Airflow's.
 
     Args:
-        root: where the job lives, and the interpreter.
-        asked_by: who asks, for the job directory.
-        timeout_s: most time, seconds; None: no limit.
-        needs: what the interpreter has to have, for errors.
+        root: the connection: job root and interpreter.
+        asked_by: sender of the command, for the job directory.
+        timeout_s: time limit, seconds; None: no limit.
+        needs: what the interpreter must have, for errors.
 
     Returns:
         The verb's document (docs/cli.md).
 
     Raises:
-        CommandRefusedError: what the verb refused, in its words.
-        EnvironmentProblemError: the interpreter lacks the runtime or a connector's library, or the process gave no
-            answer.
-        WaitTimeoutError: it took too long; what it has done is done.
+        CommandRefusedError: the verb refused, with its message.
+        EnvironmentProblemError: the interpreter lacks the runtime or a connector's library, or the process reported no
+            result.
+        WaitTimeoutError: the time limit is over; work that is done stays done.
     """
     where = f"job {job_id}"
     command = [root.python or sys.executable, "-m", "tidegate.cli.main", verb, job_id, "--json", *words]
@@ -82,13 +82,13 @@ def run_cli_verb(
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise WaitTimeoutError(
-            f"{verb} did not end within {timeout_s:g} s", where=where, remedy="Retry the task: it goes on"
+            f"{verb} did not end within {timeout_s:g} s", where=where, remedy="Retry the task: it continues the work"
         ) from error
     try:
         document = json.loads(done.stdout)
     except ValueError as error:
         raise EnvironmentProblemError(
-            f"{verb} ended with exit code {done.returncode} and no answer",
+            f"{verb} ended with exit code {done.returncode} and reported no result",
             where=f"{where}, {command[0]}",
             cause=done.stderr[-TAIL:].strip(),
             remedy=f"Check that the connection's interpreter has {needs}",

@@ -1,4 +1,4 @@
-"""At most one driver per submission, by the launcher that the connection names."""
+"""Launches at most one driver per submission, with the launcher of the connection."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ logger = logging.getLogger("airflow_tidegate.launchers")
 def check_machine(
     root: JobRoot, master: str | None, spark_conf: Mapping[str, Any], options: JobOptions, *, replaces: bool = False
 ) -> None:
-    """Look at what a driver needs of this host, where it would be started here; before a job is submitted, or another
-    one stopped for it.
+    """Check this host's requirements for a driver, if drivers start here. Called before a job is submitted or stopped.
 
     Args:
-        replaces: the job runs, and its driver still has its ports.
+        replaces: the job runs, and its driver still uses its ports.
 
     Raises:
         EnvironmentProblemError: the interpreter of the drivers has no runtime; or see `require_driver_machine`.
@@ -50,25 +49,27 @@ def check_machine(
 
 
 def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
-    """See to it that a driver lives for `spec`; launch one only if none does. With the launcher `agent` nothing is
-    launched here: the job directory says that one is wanted, and the agent beside the cluster launches it.
+    """Ensure that a driver lives for `spec`; launch one only if there is none.
 
-    Not atomic between two callers: the loser's driver ends itself, since a newer launch than its own is recorded, or is
-    fenced off by the winner's (S9.2).
+    With the launcher `agent` nothing is launched here: the job directory records the request, and the agent near the
+    cluster launches the driver.
+
+    Not atomic between two callers. The driver of the loser ends itself because a newer launch is recorded, or the
+    winner's driver fences it (S9.2).
 
     Args:
         client: the job's client.
         spec: the submission.
-        root: what the connection says.
+        root: content of the connection.
 
     Returns:
-        The generation up to which statuses belong to an earlier driver of this submission; 0 when there was none, or
-        when it lives or has ended well.
+        The generation up to which statuses belong to an earlier driver of this submission; 0 if there was none, if it
+        lives, or if it has ended well.
 
     Raises:
-        EnvironmentProblemError: workers are ephemeral here, or nothing could be started.
-        JobFailedError: the submission was cancelled; only a new one can run.
-        OptionError: master and launcher do not go together.
+        EnvironmentProblemError: the workers here are ephemeral, or no process could be started.
+        JobFailedError: the submission was cancelled; only a new submission can run.
+        OptionError: master and launcher do not fit.
     """
     view = client.view()
     if view.spec_number > spec.number:
@@ -78,13 +79,13 @@ def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
         raise JobFailedError(
             "the job was cancelled",
             where=f"job {client.job_id}, submission {spec.number}",
-            remedy="clear the task to submit it anew",
+            remedy="Clear the task to submit the job again",
         )
     if begun and view.is_terminal and view.status is not JobStatus.FAILED:
         return 0
     settings = root.launcher_settings()
     if _has_heartbeat(client, spec, view, make_launchers(settings)):
-        logger.info("job %s: a driver of submission %s lives already", client.job_id, spec.number)
+        logger.info("job %s: submission %s already has a running driver", client.job_id, spec.number)
         return 0
     if root.launcher == AGENT:
         request_running(client, spec, by="airflow", anew=begun)
@@ -93,7 +94,7 @@ def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
         launch = _launch(client, spec, launcher_class(root.launcher)(settings))
         place = f"pid {launch.pid}" if launch.pid is not None else launch.external_id
         logger.info(
-            "job %s: launched a driver for submission %s by %s, %s",
+            "job %s: launched a driver for submission %s with %s, %s",
             client.job_id,
             spec.number,
             launch.launcher,
@@ -107,7 +108,7 @@ def _launch(client: JobClient, spec: Spec, launcher: Launcher) -> Launch:
 
 
 def _has_heartbeat(client: JobClient, spec: Spec, view: JobView, by_kind: Mapping[str, Launcher]) -> bool:
-    """A driver of another host beats; that takes a few heartbeats to observe, and comes last."""
+    """Return whether a driver on another host is alive. This waits for several heartbeats, so it is checked last."""
     if find_local_driver(client.store, client.layout, spec.number) is not None:
         return True
     elsewhere = {kind: launcher for kind, launcher in by_kind.items() if not launcher.runs_on_this_host}

@@ -1,4 +1,4 @@
-"""Drivers as detached processes on the Airflow worker's own host."""
+"""Starts drivers as detached processes on the Airflow worker's own host."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from tidegate.jobs.launch.local import find_local_driver_settled
 from tidegate.jobs.records import Launch, Spec
 
 EPHEMERAL_EXECUTORS = ("KubernetesExecutor", "AwsEcsExecutor", "AwsBatchExecutor", "AzureContainerInstancesExecutor")
-"""Executors whose workers end with their Airflow task, and a detached process with them."""
+"""Executors whose workers end with their Airflow task. A detached process ends with the worker."""
 
 
 def launch(client: JobClient, spec: Spec, launcher: Launcher) -> Launch:
-    """Start a driver here, or find the one that another launcher of this host is about to record.
+    """Start a driver here, or find the one that another launcher on this host is about to record.
 
-    Raises EnvironmentProblemError when workers are ephemeral here or the process cannot be started.
+    Raises:
+        EnvironmentProblemError: the workers here are ephemeral, or the process cannot be started.
     """
     _refuse_ephemeral()
     living = find_local_driver_settled(client, spec)
@@ -33,6 +34,6 @@ def _refuse_ephemeral() -> None:
             "a driver cannot be launched on an ephemeral Airflow worker",
             where=f"executor {executor}",
             cause=f"with {used[0]} the worker ends with its task, and the driver with it",
-            remedy="run this task on a worker that stays, with LocalExecutor or CeleryExecutor, or use the launcher "
+            remedy="Run this task on a permanent worker, with LocalExecutor or CeleryExecutor, or use the launcher "
             "yarn, kubernetes or agent",
         )

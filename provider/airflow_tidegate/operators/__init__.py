@@ -1,1 +1,1 @@
-"""Operators: one module for each family of verbs."""
+"""Operators, grouped by families of verbs."""

@@ -1,4 +1,4 @@
-"""Ask whether a job can go on from a snapshot, before anything is stopped."""
+"""Operator that checks whether a pipeline can restore a snapshot, before a job is stopped."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ OnMisfit = Literal["fail", "return"]
 
 
 class TidegateCheckRestoreOperator(JobOperator):
-    """Say whether a pipeline can go on from a snapshot: uids, states and their columns, max_parallelism, what has
-    finished, drains (S5.5, S6.4, S7.5). Reads the job directory alone: no driver, Spark or pipeline is needed.
+    """Check whether a pipeline can restore a snapshot.
 
-    Whether sources still find their positions it cannot see; `tidegate snapshot check` does. It changes nothing, so a
-    retry and a clear look anew. XCom: `{"fits", "findings", "path", "spec"}`, a
-    finding being `{"code", "verdict", "uid", "state", "what", "cause", "remedy"}`.
+    It compares uids, states and their columns, max_parallelism, finished operators, and drains (S5.5, S6.4, S7.5). It
+    only reads the job directory: no driver, Spark or pipeline is needed. It cannot check whether sources still find
+    their positions; `tidegate snapshot check` does. It changes nothing, so a retry and a clear check again. XCom:
+    `{"fits", "findings", "path", "spec"}`; a finding is `{"code", "verdict", "uid", "state", "what", "cause",
+    "remedy"}`.
 
     Args:
         from_: the snapshot: "latest", a checkpoint id, a savepoint's path or URL, or the XCom of a savepoint,
             checkpoint or stop task.
-        graph: of the pipeline: path or URL of a file that `tidegate snapshot check --write-graph` wrote, or its
-            document; None: the graph that the driver of the job's newest submission has pinned.
-        parallelism: to restore with; None: the graph's own.
+        graph: the pipeline's graph: path or URL of a file written by `tidegate snapshot check --write-graph`, or its
+            document; None: the graph pinned by the driver of the job's newest submission.
+        parallelism: parallelism of the restore; None: the graph's own.
         allow_non_restored_state: state without an operator may be dropped (S5.5).
-        allow_drained: what a drain took may be restored (S7.5).
+        allow_drained: a drain's savepoint may be restored (S7.5).
         on_misfit: "fail" the Airflow task with every reason, or "return" the verdict, for a branch.
     """
 
@@ -66,13 +67,13 @@ class TidegateCheckRestoreOperator(JobOperator):
         self.on_misfit = on_misfit
 
     def execute(self, context: Any) -> Payload:
-        """Look and judge. Raises AirflowFailException with every reason when it does not fit."""
+        """Check the snapshot. Raises AirflowFailException with every reason if it does not fit."""
         with airflow_failures():
             if self.on_misfit not in ("fail", "return"):
                 raise OptionError(
                     f"on_misfit={self.on_misfit!r} is unknown",
                     where=f"Airflow task {self.task_id}",
-                    remedy='use "fail" or "return"',
+                    remedy='Use "fail" or "return"',
                 )
             root = self.job_root()
             restore = restore_from(

@@ -1,4 +1,4 @@
-"""Delete what no submission, snapshot or claim of a job needs any more."""
+"""Operator that deletes files that no submission, snapshot or claim of a job needs any more."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from airflow_tidegate.waits.job_waits import Payload
 from tidegate.units import format_duration
 
 MAX_LOGGED = 100
-"""Deleted paths that the task's log lists; the rest is counted."""
+"""Most deleted paths that the task's log lists; the rest is counted."""
 
 
 class TidegateCollectGarbageOperator(JobOperator):
-    """Delete what dead drivers left: checkpoints that were never completed or are not needed any more, shared files
-    that no checkpoint uses, rows of DataFrames that nobody reads, and code that no submission names (S2.3). Savepoints,
-    and whatever can be reached, stay. For jobs that run and jobs that have ended.
+    """Delete files left behind by dead drivers, for running jobs and for jobs that have ended.
 
-    A short process of the worker does it, `tidegate gc`, with the connection's interpreter. It may be killed at any
-    point; a retry and a clear go on with what is left. XCom: `{"job_id", "dry_run", "collected", "in_sinks",
-    "freed_bytes", "too_young", "kept_back", "rows_kept", "sinks_kept"}`: numbers from the third to the sixth, then two
-    texts or None, and a list of texts.
+    These are checkpoints that never completed or are no longer needed, shared files that no checkpoint uses, unread
+    rows of DataFrames, and code that no submission names (S2.3). Savepoints, and everything that is still referenced,
+    stay.
+
+    The work is done by a short process on the worker, `tidegate gc`, with the connection's interpreter. It may be
+    killed at any point; a retry and a clear continue with the rest. XCom: `{"job_id", "dry_run", "collected",
+    "in_sinks", "freed_bytes", "too_young", "kept_back", "rows_kept", "sinks_kept"}`: the third to the sixth are
+    numbers, the next two are texts or None, the last is a list of texts.
 
     Args:
-        older_than: only what was last written so long ago; longer than the job's `checkpoint_timeout`.
-        sinks: also what sinks keep for nobody: data staged before a fresh start, commit markers. Runs the pinned
+        older_than: delete only files written at least this long ago; longer than the job's `checkpoint_timeout`.
+        sinks: also delete what sinks no longer need: data staged before a fresh start, commit markers. Runs the pinned
             pipeline's code in that process, which needs the sinks' packages, network and secrets.
-        keep: newest recovery points that stay; None: the job's option `retained_checkpoints`.
-        dry_run: delete nothing, but tell what would go.
-        timeout: how long it may take.
+        keep: number of newest recovery points to keep; None: the job's option `retained_checkpoints`.
+        dry_run: delete nothing, but report what would be deleted.
+        timeout: time limit of the process.
     """
 
     template_fields: Sequence[str] = (*JobOperator.template_fields, "older_than", "keep", "sinks", "only_tell")
@@ -55,7 +57,7 @@ class TidegateCollectGarbageOperator(JobOperator):
         self.only_tell = dry_run
 
     def execute(self, context: Any) -> Payload:
-        """Run the process, and list what it says."""
+        """Run the process, and log its report."""
         with airflow_failures():
             words = ["--older-than", format_duration(duration(self.older_than, "older_than"))]
             if self.keep not in NOTHING:
@@ -79,5 +81,5 @@ class TidegateCollectGarbageOperator(JobOperator):
             if found.get(name):
                 self.log.info("job %s: %s: %s", self.job_id, name, found[name])
         for kept in found.get("sinks_kept", []):
-            self.log.info("job %s: what sinks keep stays: %s", self.job_id, kept)
+            self.log.info("job %s: data of sinks is kept: %s", self.job_id, kept)
         return {**found, "collected": len(found["collected"]), "in_sinks": len(in_sinks)}

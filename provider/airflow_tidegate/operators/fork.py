@@ -1,4 +1,4 @@
-"""Work off a part of a job's input beside it, from one of its snapshots."""
+"""Operator that forks a job: it processes a part of its input from one of its snapshots, next to the running job."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from tidegate.jobs.records import Spec
 
 
 class TidegateForkJobOperator(SubmittingOperator):
-    """Run a bounded job of its own from another job's snapshot, and succeed when it has FINISHED: a backfill.
+    """Run a bounded job from another job's snapshot, and succeed when it has FINISHED: a backfill.
 
-    The original is only read: the fork commits none of its transactions and has a lineage of its own (S7.4). Its driver
-    refuses, by name and before anything runs, a source that is unbounded and a sink that writes to where the original's
-    writes. Original and fork lie under the same connection.
+    The original is only read: the fork commits none of its transactions and has a lineage of its own (S7.4). Before
+    anything runs, the fork's driver refuses, by name, an unbounded source and a sink that writes to the same place as a
+    sink of the original. Original and fork use the same connection.
 
-    A retry finds its own submission and goes on from the fork's latest checkpoint, or from the original's snapshot when
-    there is none yet. A clear, or a new run of the task, under the id of a fork that is over is refused unless `fresh`
-    is true; then it forks anew, with a fresh lineage. XCom:
+    A retry finds its own submission and resumes from the fork's latest checkpoint, or from the original's snapshot if
+    there is none yet. If a fork with this id has ended, a clear or a new run of the task is refused unless `fresh` is
+    true; then it forks again, with a new lineage. XCom:
     `{"job_id", "spec", "generation", "status", "fork_of", "path"}`; `path`: of the original's snapshot.
 
     Args:
         job_id: of the fork.
         from_job: id of the original.
-        from_: as of a restore, but of the original: "latest", a checkpoint id, a savepoint's path or URL, or an XCom.
+        from_: as for a restore, but of the original: "latest", a checkpoint id, a savepoint's path or URL, or an XCom.
             Prefer a savepoint: checkpoints are deleted when the original retains newer ones.
-        arguments: laid over the original's.
-        options: in place of the original's, as a whole.
-        pipeline: other code than the original's; without it, `arguments` have to say what is different.
-        allow_non_restored_state, allow_drained: as for a restore. A source with another uid than in the snapshot begins
-            at its beginning; the state of the one that is gone needs `allow_non_restored_state`.
-        max_snapshot_age: as for a restore, of the original's snapshot; a retry that finds its own fork goes on with it.
-        fresh: fork also under the id of a job that is over, without its state. What happens to output that exists, the
-            `if_exists` of each file sink decides. Default: False.
-        on_kill: "cancel" by default: a killed backfill does not go on in the dark.
+        arguments: override the original's.
+        options: replace the original's, as a whole.
+        pipeline: code that replaces the original's; without it, `arguments` must make the difference.
+        allow_non_restored_state, allow_drained: as for a restore. A source whose uid is not in the snapshot starts at
+            its beginning. The state of a removed source needs `allow_non_restored_state`.
+        max_snapshot_age: as for a restore, for the original's snapshot; a retry that finds its own fork continues it.
+        fresh: fork again even if a job with this id has ended, without its state. The option `if_exists` of each file
+            sink decides what happens to existing output. Default: False.
+        on_kill: "cancel" by default: a killed backfill does not continue without supervision.
     """
 
     template_fields: Sequence[str] = (
@@ -79,7 +79,7 @@ class TidegateForkJobOperator(SubmittingOperator):
         self.fresh = fresh
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
-        """A fork of the original's snapshot."""
+        """Submit a fork of the original's snapshot."""
         request = submission.SubmissionRequest(
             pipeline=self.pipeline_of(context),
             arguments=self.arguments,
@@ -109,7 +109,7 @@ class TidegateForkJobOperator(SubmittingOperator):
         return fork.fork(client, original, request)
 
     def finish(self, client: JobClient, found: Payload) -> Payload:
-        """The job, and where it began."""
+        """Return the XCom with the original and the snapshot."""
         restore = client.spec(found["spec"]).restore
         return {
             **found,

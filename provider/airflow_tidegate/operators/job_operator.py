@@ -1,4 +1,5 @@
-"""What operators share: about one job; and most of them: ask, wait in the worker or in the triggerer, give an XCom."""
+"""Base classes of operators: JobOperator for one job; WaitingOperator sends a command, waits for it and returns an
+XCom."""
 
 from __future__ import annotations
 
@@ -24,21 +25,21 @@ from tidegate.errors import TidegateError, WaitTimeoutError
 from tidegate.jobs.client.job_client import JobClient
 
 NOT_KEPT_WHILE_DEFERRED = (
-    "this task waits in the triggerer from here on. Should a user end it there, the job will not be told (%s): this "
-    "version of Airflow says nothing to triggers. Use Airflow 3.3, or deferrable=False, where on_kill must be kept"
+    "this task now waits in the triggerer. If a user ends it there, the job is not notified (%s): this version of "
+    "Airflow does not notify triggers. Use Airflow 3.3, or deferrable=False if on_kill must work"
 )
-"""For the task log of an Airflow before 3.3; takes the verb of the command that would have been sent."""
+"""Message for the task log of an Airflow before 3.3. Its argument is the verb of the command that is not sent."""
 
 
 class JobOperator(BaseOperator):
-    """About one job. Not used by itself.
+    """Base class of operators for one job.
 
     Args:
         job_id: the job; templated.
         tidegate_conn_id: connection of type `tidegate`.
-        timeout: how long to wait in all, as timedelta or text such as "10 min"; None: for ever.
-        poll_interval: between two looks at the job directory; of a deferred wait the first: they grow rarer by and by.
-        deferrable: wait in the triggerer and give the worker slot back; None: as Airflow's setting `[operators]
+        timeout: time limit of the whole wait, as timedelta or text such as "10 min"; None: no limit.
+        poll_interval: between two reads of the job directory; for a deferred wait the first interval, which then grows.
+        deferrable: wait in the triggerer and release the worker slot; None: as Airflow's setting `[operators]
             default_deferrable` says.
     """
 
@@ -46,7 +47,7 @@ class JobOperator(BaseOperator):
     ui_color: str = "#dbe9ee"
     operator_extra_links = (TidegateJobLink(), TidegateSparkUiLink())
     sleep: Callable[[float], None] = staticmethod(time.sleep)
-    """Between two looks in a worker; replaced in tests."""
+    """Pause between two reads in a worker; replaced in tests."""
 
     def __init__(
         self,
@@ -66,39 +67,39 @@ class JobOperator(BaseOperator):
         self.deferrable = deferrable_or_default(deferrable)
         self._kill_command: dict[str, Any] | None = None
 
-    # ------------------------------------------------------------ what a verb fills in
+    # ------------------------------------------------------------ methods for subclasses
 
     def finish(self, client: JobClient, found: Payload) -> Payload:
-        """The XCom, from what was found."""
+        """Return the XCom for the result of the wait."""
         return found
 
     def on_wait_timeout(self, client: JobClient, wait: Mapping[str, Any]) -> None:
-        """The wait, given by its fields, took too long: take back what can be taken back."""
+        """Clean up after a wait that took too long; `wait` holds the fields of the wait."""
 
     # ------------------------------------------------------------ Airflow's entry points
 
     def on_kill(self) -> None:
-        """The Airflow task was killed in a worker: send the command its policy asks for, if any."""
+        """Send the command of the kill policy, if any: the Airflow task was killed in a worker."""
         if self._kill_command is not None:
             send_kill_command(self.job_root().client(self.job_id), self._kill_command)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """For OpenLineage's provider: where the job writes, and which snapshot is its newest; None when the job cannot
-        be looked at."""
+        """Return for OpenLineage's provider where the job writes, and its newest snapshot; None if the job cannot be
+        read."""
         try:
             return lineage_of(self.job_root().client(self.job_id))
         except (TidegateError, ImportError) as error:
-            self.log.info("job %s: nothing to tell OpenLineage: %s", self.job_id, error)
+            self.log.info("job %s: nothing is reported to OpenLineage: %s", self.job_id, error)
             return None
 
     def job_root(self) -> JobRoot:
-        """What the connection says."""
+        """Return the content of the connection."""
         return TidegateHook(self.tidegate_conn_id).get_conn()
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internal
 
     def wait_limit(self) -> timedelta | None:
-        """`timeout`, parsed. Raises OptionError."""
+        """Return `timeout`, parsed. Raises OptionError."""
         return optional_duration(self.timeout, "timeout")
 
     def _defer(self, context: Any, root: JobRoot, watch: WaitRunner, limit_s: float | None, poll_s: float) -> None:
@@ -128,14 +129,14 @@ class JobOperator(BaseOperator):
 
 
 class WaitingOperator(JobOperator):
-    """One job, one question, one wait. Not used by itself."""
+    """Base class of operators that send one command to a job and wait once."""
 
     @abstractmethod
     def begin(self, client: JobClient, context: Any) -> Wait:
-        """Ask, idempotently, and say what to wait for. May set `_kill_command` for `on_kill`."""
+        """Send the command, idempotently, and return what to wait for. May set `_kill_command` for `on_kill`."""
 
     def execute(self, context: Any) -> Payload:
-        """Ask and wait. Raises AirflowFailException for what no retry can mend."""
+        """Send and wait. Raises AirflowFailException for failures that a retry cannot fix."""
         with airflow_failures():
             timeout, poll_s = self.wait_limit(), duration(self.poll_interval, "poll_interval").total_seconds()
             root = self.job_root()
@@ -160,7 +161,7 @@ class WaitingOperator(JobOperator):
             return self._done(client, found)
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Payload:
-        """Called with the trigger's event."""
+        """Continue with the trigger's event."""
         with airflow_failures():
             client = self.job_root().client(self.job_id)
             if "failure" in event:

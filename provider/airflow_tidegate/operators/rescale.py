@@ -1,4 +1,4 @@
-"""Give a running job another parallelism."""
+"""Operator that changes the parallelism of a running job."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from tidegate.jobs.records import Spec
 
 
 class TidegateRescaleJobOperator(TidegateUpgradeJobOperator):
-    """Suspend a job and go on from that savepoint at another parallelism, with the same code, arguments and other
-    options (S5.5); succeed at its first completed checkpoint. When it comes to none, go back to the old parallelism,
-    and fail, saying what happened: see TidegateUpgradeJobOperator, which this is a case of, for retries and clears.
+    """Suspend a job and resume from that savepoint at another parallelism; succeed at its first completed checkpoint.
 
-    A job that has the parallelism is left as it is. XCom: `{"job_id", "spec", "generation", "status", "parallelism",
-    "rescaled_from", "savepoint", "checkpoint_id", "path"}`, the last three null when there was nothing to do.
+    Code, arguments and other options stay the same (S5.5). If the job completes no checkpoint, the old parallelism is
+    restored, and the task fails with the reason. TidegateUpgradeJobOperator describes retries and clears.
+
+    A job that already has the parallelism is not changed. XCom: `{"job_id", "spec", "generation", "status",
+    "parallelism", "rescaled_from", "savepoint", "checkpoint_id", "path"}`; the last three are null if there was nothing
+    to do.
 
     Args:
-        parallelism: slots from now on; at most the job's `max_parallelism`.
-        first_checkpoint_timeout, stop_timeout, on_kill, timeout: as for upgrading.
+        parallelism: new number of slots; at most the job's `max_parallelism`.
+        first_checkpoint_timeout, stop_timeout, on_kill, timeout: as for an upgrade.
     """
 
     template_fields: Sequence[str] = (*TidegateUpgradeJobOperator.template_fields, "parallelism")
@@ -39,7 +41,7 @@ class TidegateRescaleJobOperator(TidegateUpgradeJobOperator):
     def advance(
         self, client: JobClient, root: JobRoot, context: Any, found: Payload | None, failure: Failure | None
     ) -> PendingWait | Payload:
-        """The next step; none for a job that runs at this parallelism and was not stopped for it."""
+        """Do the next step; nothing for a job that already runs at this parallelism and was not stopped for it."""
         view = client.view()
         facts = self._facts(client, context, lost=False)
         if facts.new is None and facts.old is None and not view.is_terminal:
@@ -50,30 +52,30 @@ class TidegateRescaleJobOperator(TidegateUpgradeJobOperator):
         return super().advance(client, root, context, found, failure)
 
     def finish(self, client: JobClient, found: Payload) -> Payload:
-        """What was, and what is."""
+        """Return the XCom with the old and the new parallelism."""
         before = client.spec(found.pop("upgraded_from")).options["parallelism"]
         return {**found, "parallelism": self._wanted(), "rescaled_from": before}
 
     def new_options(self, like: Spec) -> JobOptions:
-        """Those of `like`, at the other parallelism."""
+        """Return the options of `like` with the new parallelism."""
         return JobOptions.from_mapping({**like.options, "parallelism": self._wanted()})
 
     def check_arguments(self, like: Spec) -> None:
-        """Nothing but the parallelism is another. Raises OptionError."""
+        """Check that only the parallelism changes. Raises OptionError."""
         given = (self.pipeline, self.arguments, self.options, self.master, self.spark_conf)
         if any(value is not None for value in given):
             raise OptionError(
-                "a rescaled job differs in nothing but its parallelism",
+                "a rescale can change only the parallelism",
                 where=f"Airflow task {self.task_id}",
-                remedy="use TidegateUpgradeJobOperator for the rest",
+                remedy="Use TidegateUpgradeJobOperator for other changes",
             )
         most = JobOptions.from_mapping(like.options).max_parallelism
         if self._wanted() > most:
             raise OptionError(
                 f"parallelism={self._wanted()} is more than the job's max_parallelism, {most}",
                 where=f"Airflow task {self.task_id}",
-                cause="its state has as many key groups, for its whole life",
-                remedy=f"use {most} at most",
+                cause="max_parallelism is the number of key groups of its state, and never changes",
+                remedy=f"Use at most {most}",
             )
 
     def _wanted(self) -> int:

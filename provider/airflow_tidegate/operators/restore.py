@@ -1,4 +1,4 @@
-"""Go on from a snapshot."""
+"""Operator that resumes a job from a snapshot."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from tidegate.jobs.records import RestoreFrom, Spec
 
 
 class TidegateRestoreJobOperator(SubmittingOperator):
-    """Restore a job and succeed once it is RUNNING.
+    """Restore a job; succeed when it is RUNNING.
 
-    What is not given is taken from the last submission, its pinned code included: a restore runs what was submitted,
-    not what lies there today. XCom: `{"job_id", "spec", "generation", "status"}`.
+    Arguments that are not set are copied from the last submission, including its pinned code: a restore runs the
+    submitted code, not the current file. XCom: `{"job_id", "spec", "generation", "status"}`.
 
-    A retry goes on with its own submission. A clear submits anew, which is refused while the job is alive, and restores
-    what `from_` names then: "latest" is what the job has come to meanwhile; a checkpoint or savepoint that is named is
-    gone back to, past what was done since (`on_committed_after`).
+    A retry continues with its own submission. A clear submits again, which is refused while the job is alive. It
+    restores what `from_` means at that time: "latest" is then the newest snapshot of the job. With a named checkpoint
+    or savepoint, the job is restored to it again, and later work is discarded (`on_committed_after`).
 
     Args:
         from_: "latest" (of the job's lineage), a checkpoint id, a savepoint's path or URL, or the XCom of a savepoint,
             checkpoint or stop task, or of a checkpoint sensor (a mapping with "path" or "checkpoint_id").
-        allow_non_restored_state: state without an operator in the pipeline is dropped instead of refused (S5.5).
-        on_committed_after: going back past committed output: "refuse"; "accept_duplicates": its rows come again;
-            "rewind": sinks take them back, and the driver refuses when one of them cannot (S9.3).
-        allow_drained: restore what a drain took, whose windows fired early and emit again (S7.5).
-        claim_mode: of a snapshot that is named: "no_claim": a savepoint stays; "claim": it is the job's, which may
-            share its files and deletes it, a savepoint too, when it is not needed any more (S7.4).
-        max_snapshot_age: timedelta or text such as "6 h": when what would be restored completed longer ago, the task
-            fails and nothing is submitted; None: any age. A retry that finds its own submission goes on with it.
-        pipeline, arguments, options, master, spark_conf: as for starting.
+        allow_non_restored_state: drop state without an operator in the pipeline instead of refusing it (S5.5).
+        on_committed_after: if output was committed after the snapshot: "refuse"; "accept_duplicates": its rows are
+            written again; "rewind": sinks delete it, and the driver refuses if a sink does not support this (S9.3).
+        allow_drained: restore a drain's savepoint, whose windows fired early and emit again (S7.5).
+        claim_mode: for a named snapshot: "no_claim": a savepoint stays; "claim": the job owns it, may share its files,
+            and deletes it, also a savepoint, when it is no longer needed (S7.4).
+        max_snapshot_age: timedelta or text such as "6 h": if the snapshot completed longer ago, the task fails and
+            nothing is submitted; None: any age. A retry that finds its own submission continues with it.
+        pipeline, arguments, options, master, spark_conf: as for a start.
     """
 
     template_fields: Sequence[str] = (
@@ -73,7 +73,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
         self.max_snapshot_age = max_snapshot_age
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
-        """A submission that names its snapshot."""
+        """Write a submission that names its snapshot."""
         if not client.specs():
             raise JobNotFoundError(
                 "there is no such job",
@@ -116,7 +116,7 @@ def restore_from(
     allow_drained: bool = False,
     claim_mode: str = "no_claim",
 ) -> RestoreFrom:
-    """What `from_` means. Raises OptionError on nothing and on a mapping with neither path nor id."""
+    """Parse `from_`. Raises OptionError if it is empty, or a mapping with neither path nor id."""
     if isinstance(value, Mapping):
         value = value.get("path") or value.get("checkpoint_id")
     text = str(value).strip() if value is not None else ""
@@ -124,7 +124,7 @@ def restore_from(
         raise OptionError(
             "no snapshot is named",
             where="argument from_",
-            remedy='use "latest", a checkpoint id, a savepoint path, or the XCom of a savepoint or stop task',
+            remedy='Use "latest", a checkpoint id, a savepoint path, or the XCom of a savepoint or stop task',
         )
     rest: dict[str, Any] = {
         "allow_non_restored_state": allow_non_restored_state,

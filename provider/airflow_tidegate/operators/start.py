@@ -1,4 +1,4 @@
-"""Start a job and leave it running, or run a bounded one to its end."""
+"""Operators that start a job and leave it running, or run a bounded job to its end."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ ENDED = ("FINISHED", "FINISHED_COMMIT_PENDING")
 
 
 class SubmittingOperator(WaitingOperator):
-    """Submits a spec under a deterministic submission id and sees to it that exactly one driver runs it.
+    """Base class: submits a spec under a deterministic submission id and ensures that exactly one driver runs it.
 
-    A retry finds its own spec and, when the driver still lives, that driver; a driver is launched only when none does.
-    A clear submits anew, which is refused while the job is alive.
+    A retry finds its own spec and, if the driver still lives, that driver. A driver is launched only if there is none.
+    A clear submits again, which is refused while the job is alive.
 
     Args:
-        pipeline: `path/to/file.py:function` or `package.module:function`; a relative path is looked for beside the DAG
-            file, or below `code_root`.
-        arguments: given to the function; JSON-able, secrets as references. Relative paths in it lie beside the DAG
-            file; one that leads out of the DAG bundle is refused.
-        options: names and values of `JobOptions`; checked before anything is submitted.
+        pipeline: `path/to/file.py:function` or `package.module:function`; a relative path is resolved against the
+            folder of the DAG file, or against `code_root`.
+        arguments: arguments of the function; JSON-able, secrets as references. Relative paths in them are resolved
+            against the folder of the DAG file; a path outside the DAG bundle is refused.
+        options: names and values of `JobOptions`; checked before the job is submitted.
         master: Spark master; default: the connection's.
-        spark_conf: Spark properties, over the connection's.
+        spark_conf: Spark properties; they override the connection's.
         code_root: folder to pin as a whole; default: the pipeline's file, or its top package.
         on_kill: what happens to the job when a user kills the Airflow task: "keep_running", "savepoint_then_stop" (it
             is suspended, and can be restored) or "cancel"; templated.
@@ -80,7 +80,7 @@ class SubmittingOperator(WaitingOperator):
         """Write the spec, or find this task instance's own."""
 
     def begin(self, client: JobClient, context: Any) -> Wait:
-        """Submit, launch if needed, and wait for the status."""
+        """Submit, launch a driver if needed, and wait for the status."""
         check_kill_policy(self.kill_policy, self.task_id)
         root = self.job_root()
         spec = self.submit(client, root, context)
@@ -90,11 +90,11 @@ class SubmittingOperator(WaitingOperator):
         return StatusWait(spec=spec.number, statuses=self.waits_for, after_generation=after_generation, owner=owner)
 
     def is_submitted(self, client: JobClient, context: Any) -> bool:
-        """An earlier try of this task instance has written the spec: its driver may live."""
+        """Return whether an earlier try of this task instance has written the spec, so that its driver may live."""
         return any(spec.submission_id == make_command_id(context, "submit") for spec in client.specs())
 
     def pipeline_of(self, context: Any) -> str | None:
-        """The pipeline, a relative path to a file that lies beside the DAG file made absolute."""
+        """Return the pipeline; a relative path to a file next to the DAG file is made absolute."""
         if self.pipeline is None or self.code_root:
             return self.pipeline
         location, _, _ = self.pipeline.rpartition(":")
@@ -104,8 +104,11 @@ class SubmittingOperator(WaitingOperator):
         return os.path.join(os.path.dirname(fileloc), self.pipeline)
 
     def relative_paths_of(self, context: Any) -> RelativePaths:
-        """Relative paths in the pipeline and its arguments lie beside the DAG file, and not outside of its bundle; the
-        working directory of an Airflow task does not last."""
+        """Return how to resolve relative paths of the pipeline and its arguments.
+
+        They are resolved against the folder of the DAG file, and may not leave its bundle. The working directory of an
+        Airflow task is temporary.
+        """
         fileloc = getattr(context.get("dag"), "fileloc", None)
         if not fileloc:
             return RelativePaths(None)
@@ -115,15 +118,15 @@ class SubmittingOperator(WaitingOperator):
 
 
 class TidegateStartJobOperator(SubmittingOperator):
-    """Start a job; succeeds once it is RUNNING.
+    """Start a job; succeed when it is RUNNING.
 
-    A retry whose driver has died resumes from the job's latest recovery point (S9.1). A new run of the task, or a
-    clear, under the id of a job that is over is refused unless `fresh` is true. XCom: `{"job_id", "spec", "generation",
+    A retry whose driver has died resumes from the job's latest recovery point (S9.1). If a job with this id has ended,
+    a new run of the task or a clear is refused unless `fresh` is true. XCom: `{"job_id", "spec", "generation",
     "status"}`.
 
     Args:
-        fresh: start also under the id of a job that is over, without its state: all input is read again. What happens
-            to output that exists, the `if_exists` of each file sink decides. Default: False.
+        fresh: start again even if a job with this id has ended, without its state: all input is read again. The option
+            `if_exists` of each file sink decides what happens to existing output. Default: False.
     """
 
     def __init__(self, *, fresh: bool = False, **kwargs: Any) -> None:
@@ -131,12 +134,12 @@ class TidegateStartJobOperator(SubmittingOperator):
         self.fresh = fresh
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
-        """A fresh submission: a new lineage (S9.3)."""
+        """Write a fresh submission: a new lineage (S9.3)."""
         if not self.pipeline:
             raise OptionError(
-                "no pipeline is named",
+                "no pipeline is set",
                 where=f"Airflow task {self.task_id}",
-                remedy='set pipeline="path/to/file.py:build"',
+                remedy='Set pipeline="path/to/file.py:build"',
             )
         options = JobOptions.from_mapping(self.options or {})
         master, spark_conf = self.master or root.master, {**root.spark_conf, **(self.spark_conf or {})}
@@ -158,14 +161,14 @@ class TidegateStartJobOperator(SubmittingOperator):
 
 
 class TidegateRunJobOperator(TidegateStartJobOperator):
-    """Run a bounded job; succeeds when it has FINISHED.
+    """Run a bounded job; succeed when it has FINISHED.
 
-    A retry resumes from the job's latest recovery point (S9.1). A new run of the task, or a clear, under the id of a
-    job that is over is refused unless `fresh` is true; then it reads its input from the beginning.
+    A retry resumes from the job's latest recovery point (S9.1). If a job with this id has ended, a new run of the task
+    or a clear is refused unless `fresh` is true; then it reads its input from the beginning.
     XCom: `{"job_id", "spec", "generation", "status"}`.
 
     Args:
-        on_kill: "cancel" by default: a killed run does not go on in the dark.
+        on_kill: "cancel" by default: a killed run does not continue without supervision.
     """
 
     waits_for: ClassVar[tuple[str, ...]] = ENDED

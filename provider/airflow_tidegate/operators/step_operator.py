@@ -1,4 +1,4 @@
-"""Operators that act, wait, and act again: in a worker, or with each wait in the triggerer."""
+"""Operators with several steps and a wait between them, in a worker or in the triggerer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class PendingWait:
     """A wait between two steps.
 
     Attributes:
-        wait: what for.
-        deadline_at: seconds since the epoch; None: for ever.
+        wait: the wait.
+        deadline_at: seconds since the epoch; None: no deadline.
         limit_s: length of the whole wait, for messages.
     """
 
@@ -33,29 +33,29 @@ class PendingWait:
 
 
 class MultiStepOperator(JobOperator):
-    """Goes from step to step. Not used by itself.
+    """Base class: runs one step after the other.
 
-    Where it is, it derives anew from the job directory at every step: a retry, or the worker that a trigger resumes it
-    in, goes on where another has stopped.
+    Before every step, the current position is derived from the job directory. So a retry, or a worker that a trigger
+    resumes the task in, continues where another one stopped.
     """
 
     @abstractmethod
     def advance(
         self, client: JobClient, root: JobRoot, context: Any, found: Payload | None, failure: Failure | None
     ) -> PendingWait | Payload:
-        """Do what is to be done now, idempotently, and say what to wait for; or give the XCom, and be done.
+        """Do the next step, idempotently. Returns what to wait for, or the XCom at the end.
 
         Args:
-            found: what the last wait found; None: there was none, or it failed.
-            failure: why it failed; what cannot be dealt with is to end the task (`Failure.end_task`).
+            found: result of the last wait; None: there was no wait, or it failed.
+            failure: why the wait failed; if no step can handle it, end the task with it (`Failure.end_task`).
         """
 
     def execute(self, context: Any) -> Payload:
-        """From wherever things are."""
+        """Start from the current position."""
         return self._resume(context, None, None)
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Payload:
-        """Called with the trigger's event."""
+        """Continue with the trigger's event."""
         failure = Failure.from_event(event) if "failure" in event else None
         if failure is not None and failure.code == WaitTimeoutError.code:
             with airflow_failures():

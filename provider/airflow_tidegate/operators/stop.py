@@ -1,4 +1,4 @@
-"""End a job: with a savepoint (suspend, drain), or without (cancel)."""
+"""Operators that end a job: with a savepoint (suspend, drain), or without (cancel)."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ StopMode = Literal["suspend", "drain"]
 class TidegateStopJobOperator(CommandOperator):
     """Stop a job with a savepoint; output that the savepoint covers is committed before the job ends (S7.5).
 
-    `mode="suspend"` leaves open windows in the savepoint, to go on later; `mode="drain"` lets every window fire, as if
-    the input had ended (S7.2). XCom: `{"outcome", "path", "mode", "checkpoint_id"}`; a job that came to its own end
-    before the stop gives outcome "finished". A clear asks anew, of the job as it is then; of one that is stopped still,
-    it finds how that was.
+    `mode="suspend"` leaves open windows in the savepoint, so that the job can resume later. `mode="drain"` fires every
+    window, as if the input had ended (S7.2). XCom: `{"outcome", "path", "mode", "checkpoint_id"}`. If the job ended by
+    itself before the stop, the outcome is "finished". A clear sends a new stop to the job as it is then; for a job that
+    is still stopped, it reports the earlier stop.
 
-    The outcomes `committed` and `commits_pending` are success; the second one, and a stop that needed its second try,
-    come with a warning in the Airflow task's log and more in the XCom ("uncommitted"; "asked_mode", "held_up_by",
-    "reason"). Every other outcome fails the Airflow task, with the next action (docs/operating.md). A retry asks again.
+    The outcomes `committed` and `commits_pending` are success. `commits_pending`, and a stop that needed its second
+    try, add a warning to the Airflow task's log and more keys to the XCom ("uncommitted"; "asked_mode", "held_up_by",
+    "reason"). Every other outcome fails the Airflow task and names the next action (docs/operating.md). A retry stops
+    again.
 
     Args:
         mode: "suspend" or "drain".
-        path: folder or URL that the savepoint's own folder is made in; default: the job's savepoint directory.
-        timeout: how long the job may take to end, from when its driver takes the command, as timedelta or text such as
-            "10 min"; None: the job's `stop_timeout`. The answer is waited for twice as long and 5 min more.
-        on_timeout: what becomes then of the job, which the answer names the operators that held it up in:
-            "keep_running": it goes on as before, and the Airflow task fails; "suspend": it is tried once more, without
-            a drain, with as much time again; "cancel": it ends without a savepoint, its checkpoints stay, and the
-            Airflow task fails.
+        path: folder or URL in which the savepoint's folder is created; default: the job's savepoint directory.
+        timeout: time limit for the end of the job, from when its driver starts the command, as timedelta or text such
+            as "10 min"; None: the job's `stop_timeout`. The task waits for the answer twice as long plus 5 min.
+        on_timeout: what happens to the job after `timeout`; the answer names the operators that delayed the stop.
+            "keep_running": it continues, and the Airflow task fails. "suspend": one more try, without a drain, with the
+            same time limit. "cancel": it ends without a savepoint, its checkpoints stay, and the Airflow task fails.
     """
 
     template_fields: Sequence[str] = (*CommandOperator.template_fields, "mode", "path", "on_timeout")
@@ -62,18 +62,18 @@ class TidegateStopJobOperator(CommandOperator):
         self.on_timeout = on_timeout
 
     def command_arguments(self) -> dict[str, Any]:
-        """Mode, place, time, and what follows when it is up."""
+        """Return mode, place, time limit, and what happens after it."""
         if self.mode not in ("suspend", "drain"):
             raise OptionError(
                 f"mode={self.mode!r} is unknown",
                 where=f"Airflow task {self.task_id}",
-                remedy='use "suspend" (go on later) or "drain" (fire every window)',
+                remedy='Use "suspend" (the job can resume later) or "drain" (every window fires)',
             )
         given = {"mode": self.mode, "path": self.path or None, "on_timeout": self.on_timeout}
         return stop_arguments({**given, "timeout": super().wait_limit()})
 
     def wait_limit(self) -> timedelta:
-        """How long to wait for the answer."""
+        """Return the time limit of the wait for the answer."""
         given = super().wait_limit()
         if given is None:
             client = self.job_root().client(self.job_id)
@@ -81,7 +81,7 @@ class TidegateStopJobOperator(CommandOperator):
         return answer_timeout(given)
 
     def finish(self, client: JobClient, found: Payload) -> Payload:
-        """How it ended; what there is to say besides goes to the log."""
+        """Return how the job ended; warnings go to the log."""
         if words := stop_warning(found):
             self.log.warning("job %s: %s", self.job_id, words)
         more = ("uncommitted", "asked_mode", "held_up_by", "reason")
@@ -90,15 +90,17 @@ class TidegateStopJobOperator(CommandOperator):
 
 
 class TidegateCancelJobOperator(WaitingOperator):
-    """End a job at once, without a savepoint; what was not committed is not. Succeeds also when the job is over.
+    """End a job at once, without a savepoint; uncommitted output is not committed. Also succeeds if the job has ended.
 
-    Its checkpoints stay, or go with the option `retention="delete"`; savepoints always stay. A clear asks anew, of the
-    job as it is then. XCom: `{"job_id", "spec", "generation", "status"}`.
+    Its checkpoints stay, or are deleted with the option `retention="delete"`; savepoints always stay. A clear sends a
+    new cancel to the job as it is then. XCom: `{"job_id", "spec", "generation", "status"}`.
     """
 
     def begin(self, client: JobClient, context: Any) -> Wait:
-        """Ask, or find the own question; a job whose driver is dead is cancelled in its place, behind a fence. A driver
-        that is silent, but whose process is there, is asked: it reads the command when it goes on."""
+        """Send the cancel, or find this task instance's own. If the driver is dead, cancel the job here, after a fence.
+
+        A driver that is silent but whose process exists receives the command: it reads it when it continues.
+        """
         view = client.view()
         if view.is_active and not client.is_alive():
             with suppress(CommandRefusedError):

@@ -1,4 +1,4 @@
-"""Keep a job's driver alive within a budget, and wake somebody when that is not enough."""
+"""Operator that keeps a job's driver alive within a budget, and fails when this is not enough."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from tidegate.jobs.status import JobStatus, JobView
 
 
 class TidegateSuperviseJobOperator(MultiStepOperator):
-    """Watch a job to its end; relaunch a driver that died, which goes on from the latest recovery point (S9.1).
+    """Watch a job to its end. Relaunch a driver that died, which resumes from the latest recovery point (S9.1).
 
-    Succeeds when the job has ended, or was stopped or cancelled. Fails, without using up its retries, when the job has
-    failed for good, when its driver died more often than the budget allows, and when the job shows no progress; a job
-    that stands still is left running. A submission that takes over meanwhile (a restore, an upgrade) is supervised
-    from then on. A job whose driver died while it was being stopped or cancelled, or that `desired.json` wants stopped,
-    is not relaunched: the task succeeds, with a warning.
+    Succeeds when the job has ended, was stopped or was cancelled. Fails, without using its retries, when the job has
+    failed permanently, when its driver died more often than the budget allows, or when the job makes no progress; a job
+    without progress is left running. If another submission takes over (a restore, an upgrade), that one is supervised.
+    A job is not relaunched if its driver died during a stop or cancel, or if `desired.json` says that it should stop:
+    the task succeeds with a warning.
 
-    The budget is counted from the launches in the job directory: a retry of this task has none of its own. XCom:
+    The budget is counted from the launches in the job directory, so a retry of this task gets no new budget. XCom:
     `{"job_id", "spec", "generation", "status", "relaunches"}`.
 
     Args:
-        max_relaunches: within `relaunch_window`, of one submission; all launches but the first count.
-        relaunch_window: looked back from the driver's death.
-        no_progress_timeout: fail when no checkpoint has completed and no source has read a record for so long, or a
-            driver gives no sign of life for so long that cannot be launched again, since its process is there or an
+        max_relaunches: within `relaunch_window`, per submission; all launches except the first count.
+        relaunch_window: period before the driver's death.
+        no_progress_timeout: fail when for this long no checkpoint has completed and no source has read a record; or
+            when for this long a driver gives no sign of life and cannot be relaunched, because its process exists or an
             agent launches none; None: never.
         on_kill: "keep_running", "savepoint_then_stop" or "cancel".
         timeout: how long to watch between two relaunches; None: as long as the job lives.
-        deferrable: True: the wait is held by the triggerer.
+        deferrable: True: wait in the triggerer.
     """
 
     template_fields: Sequence[str] = (
@@ -88,7 +88,7 @@ class TidegateSuperviseJobOperator(MultiStepOperator):
     def advance(
         self, client: JobClient, root: JobRoot, context: Any, found: Payload | None, failure: Failure | None
     ) -> PendingWait | Payload:
-        """Relaunch, go on watching, or be done."""
+        """Relaunch, continue to watch, or end."""
         check_kill_policy(self.kill_policy, self.task_id)
         limits = SupervisionLimits(
             whole_number(self.max_relaunches, "max_relaunches", 0),
@@ -106,7 +106,7 @@ class TidegateSuperviseJobOperator(MultiStepOperator):
         if failure is not None:
             decision = decide_supervision(self._seen(client, view, failure.message), limits)
             if decision.action == "end":
-                self.log.warning("job %s: %s: it is not relaunched", self.job_id, decision.why)
+                self.log.warning("job %s: %s: its driver is not relaunched", self.job_id, decision.why)
                 return self._result(client, view)
             if decision.action == "fail":
                 raise self._page(f"{decision.why}: {failure.message}", decision.remedy)
@@ -120,14 +120,16 @@ class TidegateSuperviseJobOperator(MultiStepOperator):
         return PendingWait(wait, deadline(timeout), timeout.total_seconds() if timeout else 0.0)
 
     def _relaunch(self, client: JobClient, root: JobRoot, view: JobView, decision: SupervisionDecision) -> bool:
-        """Whether a driver was launched: not beside one whose process is there, and not here when an agent launches."""
+        """Relaunch a driver. Returns whether one was launched: not if its process exists, and not here if an agent
+        launches.
+        launches."""
         self.log.warning("job %s: relaunching its driver: %s", self.job_id, decision.why)
         before = len(client.launches())
         ensure_driver(client, client.spec(view.spec_number), root)
         return len(client.launches()) > before
 
     def _last_sign_s(self, client: JobClient, view: JobView) -> float:
-        """When a driver was last launched, or asked of an agent, or last said anything, seconds since the epoch."""
+        """Return the latest sign of life: a launch, a request to an agent, or a message; seconds since the epoch."""
         hint, wish = client.hint(view.generation), read_desired(client)
         signs = [launch.launched_at for launch in _launches(client, view.spec_number)[-1:]]
         signs += [decision.at for decision in client.decisions()[-1:]]
@@ -145,7 +147,7 @@ class TidegateSuperviseJobOperator(MultiStepOperator):
         return {**result_summary(view), "relaunches": max(0, len(_launches(client, view.spec_number)) - 1)}
 
     def _page(self, why: str, remedy: str) -> AirflowFailException:
-        """No retry mends it: somebody has to look."""
+        """Return the error for a failure that a retry cannot fix, so that a user must act."""
         return AirflowFailException(f"job {self.job_id}: {why}. {remedy}".rstrip(" ."))
 
     def _seen(self, client: JobClient, view: JobView, lost: str) -> DriverObservation:
@@ -159,7 +161,8 @@ class TidegateSuperviseJobOperator(MultiStepOperator):
         )
 
     def _is_starting(self, client: JobClient, view: JobView, newest: Launch) -> bool:
-        """Its driver has not put its fence into the log, which takes as long as starting a process does."""
+        """Return whether the driver is still starting: it has not written its fence, which takes as long as a process
+        start."""
         begun = any(
             d.kind == "fence" and (d.data["spec"], d.data["launch"]) == (newest.spec, newest.attempt)
             for d in client.decisions()
@@ -173,6 +176,6 @@ class TidegateSuperviseJobOperator(MultiStepOperator):
 
 
 def _launches(client: JobClient, spec: int) -> list[Launch]:
-    """Of one submission, oldest first."""
+    """Return the launches of one submission, oldest first."""
     paths = [client.layout.launch(number, attempt) for number, attempt in client.launches() if number == spec]
     return [decode(client.store.read(path), Launch, path) for path in paths]

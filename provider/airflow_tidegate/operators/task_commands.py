@@ -1,4 +1,5 @@
-"""Commands of one Airflow task instance: found again by a retry, asked anew after a failure or a clear."""
+"""Commands of one Airflow task instance. A retry finds the earlier command; after a failure or a clear it sends a new
+one."""
 
 from __future__ import annotations
 
@@ -12,23 +13,23 @@ from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.status import JobView
 
 MAX_COMMANDS = 1000
-"""Most questions one task instance may have asked: a bound on the search for its last one."""
+"""Most commands of one task instance; limits the search for the last one."""
 MAX_WAIT = timedelta(days=7)
-"""Expiry of a command that is waited for without a timeout."""
+"""Expiry of a command without a timeout."""
 
 
 def send_command(
     client: JobClient, context: Any, verb: str, arguments: Mapping[str, Any], expires_in: timedelta | None = None
 ) -> str:
-    """Send `verb`, or find this task instance's own question; returns the command id.
+    """Send `verb`, or find this task instance's earlier command. Returns the command id.
 
-    A retry finds a question that is unanswered or was answered well, and gets that answer. After a refusal, a failure,
-    a withdrawal, or when the question was meant for an earlier submission (S9.4), it asks again, under the next number.
-    Atomic towards the driver: a command id is create-only. A job that is over is not asked: the caller's wait tells.
+    A retry uses an earlier command that is unanswered or succeeded. If it was refused, failed, was withdrawn, or was
+    meant for an earlier submission (S9.4), a new command is sent under the next number. A command id is create-only, so
+    the driver sees each command once. No command is sent to a job that has ended; the caller's wait reports this.
 
     Raises:
         JobNotFoundError: the job was never submitted.
-        CommandRefusedError: the task instance has asked too often.
+        CommandRefusedError: the task instance has sent too many commands.
     """
     view = client.view()
     base = make_command_id(context, verb)
@@ -46,15 +47,15 @@ def send_command(
             )
         return command_id
     raise CommandRefusedError(
-        f"this task instance has asked {MAX_COMMANDS} times",
+        f"this task instance has sent {MAX_COMMANDS} commands",
         where=f"job {client.job_id}, command {base}",
-        remedy="Find out why every answer is a refusal; clear the task to ask under a new name",
+        remedy="Find out why every command fails; clear the task to start with a new name",
     )
 
 
 def executed_verdict(client: JobClient, context: Any, verb: str) -> int | None:
-    """The checkpoint on which a verdict that this task instance asked for is in the decision log, answered or not; the
-    newest of several."""
+    """Return the checkpoint of this task instance's verdict in the decision log, answered or not; the newest of
+    several."""
     base = make_command_id(context, verb)
     own = {numbered_command_id(base, attempt) for attempt in range(1, MAX_COMMANDS + 1)}
     verdicts = [d.data for d in client.decisions() if d.kind in ("approve", "reject")]
@@ -62,7 +63,7 @@ def executed_verdict(client: JobClient, context: Any, verb: str) -> int | None:
 
 
 def _is_final(client: JobClient, view: JobView, command_id: str) -> bool:
-    """No good answer can come to this question any more."""
+    """Return whether this command can no longer succeed."""
     command = client.command(command_id)
     if command is None:
         return False

@@ -1,4 +1,4 @@
-"""Give a running job new code or options, and take it back when the new version comes to no checkpoint."""
+"""Operator that gives a running job new code or options, and restores the old version if the new one fails."""
 
 from __future__ import annotations
 
@@ -33,34 +33,35 @@ from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.stop_outcomes import answer_timeout, stop_arguments
 
 END_LIMIT_S = 600.0
-"""How long ending the new version may take, seconds."""
+"""Time limit for ending the new version, seconds."""
 WORTH_A_RETRY = ("store", "driver_lost", "timeout")
-"""Codes of errors of a submission that say nothing about the new version."""
+"""Error codes of a submission that do not show a fault of the new version."""
 
 
 class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
     """Suspend a job, start its new version from that savepoint, and succeed at the new version's first completed
-    checkpoint; else end the new version, restore the savepoint with the old code, arguments and options, and fail,
-    saying what happened.
+    checkpoint.
 
-    The new version is checked, as far as it can be without running it, before the job is stopped. Until its first
-    checkpoint has completed it has committed nothing: going back loses and repeats no row. Of a job that was suspended
-    before, the newest savepoint of that stop is gone on from.
+    If the new version completes none, the operator ends it, restores the savepoint with the old code, arguments and
+    options, and fails with the reason.
 
-    Every step has an id of its own, and where the upgrade is lies in the job directory: a retry goes on there, also
-    with a roll back, and fails with the same words when that is done. A clear upgrades what is there by then. XCom:
-    `{"job_id", "spec", "generation", "status", "upgraded_from", "savepoint", "checkpoint_id", "path"}`.
+    The new version is checked, as far as possible without running it, before the job is stopped. Until its first
+    checkpoint has completed it has committed nothing, so the restore loses and repeats no row. For a job that was
+    already suspended, the newest savepoint of that stop is used.
+
+    Every step has an id of its own, and the job directory shows how far the upgrade is. A retry continues there, also
+    with a rollback, and fails with the same message when the rollback is done. A clear upgrades the job as it is then.
+    XCom: `{"job_id", "spec", "generation", "status", "upgraded_from", "savepoint", "checkpoint_id", "path"}`.
 
     Args:
-        pipeline, arguments, options, master, spark_conf: of the new version, each as a whole in the place of the old
-            one's; None: as it was. At least one is needed.
-        first_checkpoint_timeout: how long the new version may take to its first completed checkpoint, from its
-            submission.
-        stop_timeout: how long the job may take to suspend; None: its option `stop_timeout`. When it cannot be suspended
-            it goes on, and the task fails.
-        allow_non_restored_state: the new version drops state that it has no operator for (S5.5). A roll back does not.
-        on_kill: "keep_running" by default: the job stays where the upgrade was.
-        timeout: how long the old version may take to run again after a roll back.
+        pipeline, arguments, options, master, spark_conf: of the new version; each replaces the old value as a whole;
+            None: unchanged. At least one is required.
+        first_checkpoint_timeout: time limit for the new version's first completed checkpoint, from its submission.
+        stop_timeout: time limit for the suspend; None: the job's option `stop_timeout`. If the suspend fails, the job
+            continues, and the task fails.
+        allow_non_restored_state: the new version drops state that no operator restores (S5.5). A rollback does not.
+        on_kill: "keep_running" by default: the job stays as the upgrade left it.
+        timeout: time limit for the old version to run again after a rollback.
     """
 
     template_fields: Sequence[str] = (
@@ -88,7 +89,7 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
     def advance(
         self, client: JobClient, root: JobRoot, context: Any, found: Payload | None, failure: Failure | None
     ) -> PendingWait | Payload:
-        """The next step. Raises AirflowFailException when the upgrade is over and was none."""
+        """Do the next step. Raises AirflowFailException when the upgrade has ended without success."""
         check_kill_policy(self.kill_policy, self.task_id)
         lost = failure is not None and failure.code == DriverLostError.code
         facts = self._facts(client, context, lost=lost)
@@ -119,27 +120,27 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         return self.advance(client, root, context, None, None)
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
-        """The new version, from the savepoint; or what was submitted."""
+        """Submit the new version from the savepoint, or find its submission."""
         facts = self._facts(client, context, lost=False)
         allow = flag(self.allow_non_restored_state, "allow_non_restored_state")
         restore = RestoreFrom("savepoint", path=facts.savepoint, allow_non_restored_state=allow)
         return submission.submit(client, self._request(context, "new", client.spec(facts.before), restore))
 
     def check_arguments(self, like: Spec) -> None:
-        """Whether what is given makes a new version of `like`. Raises OptionError."""
+        """Check that the arguments differ from `like`. Raises OptionError."""
         given = (self.pipeline, self.arguments, self.options, self.master, self.spark_conf)
         if all(value is None for value in given):
             raise OptionError(
-                "the new version is the old one",
+                "the new version equals the old version",
                 where=f"Airflow task {self.task_id}",
-                remedy="give pipeline, arguments, options, master or spark_conf",
+                remedy="Pass pipeline, arguments, options, master or spark_conf",
             )
 
     def new_options(self, like: Spec) -> JobOptions | None:
-        """The new version's; None: those of `like`, which it follows."""
+        """Return the new version's options; None: keep the options of `like`."""
         return None if self.options is None else JobOptions.from_mapping(self.options)
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ facts
 
     def _ids(self, context: Any) -> dict[str, str]:
         return {step: make_command_id(context, f"upgrade-{step}") for step in ("new", "again", "back", "end")}
@@ -167,7 +168,7 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         )
 
     def _deadline_of(self, spec: Spec) -> float:
-        """When the new version's time is up, seconds since the epoch."""
+        """Return the deadline of the new version's first checkpoint, seconds since the epoch."""
         limit = duration(self.first_checkpoint_timeout, "first_checkpoint_timeout")
         return parse_iso(spec.submitted_at).timestamp() + limit.total_seconds()
 
@@ -184,7 +185,8 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         return _pending(StopWait(command_id=command_id), wait_s)
 
     def _check_new(self, client: JobClient, context: Any) -> None:
-        """What would be refused once the job is stopped is refused before. Raises OptionError, PipelineError."""
+        """Check everything that would be refused after the stop, before the job is stopped. Raises OptionError,
+        PipelineError."""
         like = client.spec(client.view().spec_number)
         self.check_arguments(like)
         flag(self.allow_non_restored_state, "allow_non_restored_state")
@@ -203,7 +205,7 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         except TidegateError as error:
             if error.code in WORTH_A_RETRY:
                 raise
-            self.log.error("job %s: the new version is refused, the old one is restored: %s", self.job_id, error)
+            self.log.error("job %s: the new version is refused; restoring the old version: %s", self.job_id, error)
             assert next_step(replace(facts, refused=True)) is UpgradeStep.RESTORE_OLD
             back = RestoreFrom("savepoint", path=facts.savepoint)
             self._submit_like(client, context, "back", facts.before, back)
@@ -221,7 +223,8 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         return PendingWait(FirstCheckpointWait(spec=number, after_generation=after), self._deadline_of(spec), limit_s)
 
     def _end_new(self, client: JobClient, context: Any, facts: UpgradeFacts) -> PendingWait:
-        """Its driver is asked, also one that is silent though its process is there; a dead one is fenced off."""
+        """Cancel the new version through its driver, also if the driver is silent but its process exists. Fence a dead
+        driver."""
         assert facts.new is not None
         command_id, is_fenced_off = self._ids(context)["end"], False
         if not client.is_alive():
@@ -233,9 +236,11 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         return _pending(CancelWait(command_id=command_id), timedelta(seconds=END_LIMIT_S))
 
     def _can_resume(self, client: JobClient, context: Any, step: UpgradeStep, *, lost: bool) -> bool:
-        """Whether a failed wait is what the next step deals with: the new version's time is up, or it failed, or a
-        driver died that was to be ended. All else - it cannot be suspended, it cannot be ended, the old version does
-        not run - is for people."""
+        """Return whether the next step handles a failed wait: the new version's time is over, it failed, or a driver
+        died that was to be ended.
+
+        A user must handle all other failures: the job cannot be suspended or ended, or the old version does not run.
+        """
         if step in (UpgradeStep.SUSPEND, UpgradeStep.AWAIT_NEW, UpgradeStep.AWAIT_OLD, UpgradeStep.OVER):
             return False
         return step is not UpgradeStep.END_NEW or lost or client.command(self._ids(context)["end"]) is None
@@ -247,7 +252,7 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
             client.withdraw(command.command_id)
 
     def _request(self, context: Any, step: str, like: Spec, restore: RestoreFrom) -> submission.SubmissionRequest:
-        """The new version, where it is given, else `like`."""
+        """Return a request for the new version; values that are not set are copied from `like`."""
         return submission.SubmissionRequest(
             pipeline=self.pipeline_of(context),
             arguments=self.arguments,
@@ -264,7 +269,7 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         )
 
     def _submit_like(self, client: JobClient, context: Any, step: str, number: int, restore: RestoreFrom) -> Spec:
-        """Submission `number` once more, as it was."""
+        """Submit submission `number` again, unchanged."""
         request = self._request(context, step, client.spec(number), restore)
         as_it_was = replace(request, pipeline=None, arguments=None, options=None, master=None, spark_conf=None)
         return submission.submit(client, as_it_was)
@@ -290,13 +295,13 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         if step is UpgradeStep.ROLLED_BACK:
             why = f"its submission {facts.new} {_end_of(client, facts.new)}" if facts.new else "it was not accepted"
             return AirflowFailException(
-                f"{where}: the new version did not come to a checkpoint: {why}. The upgrade is rolled back: submission "
-                f"{facts.old} runs the old version from savepoint {facts.savepoint}; nothing was lost or repeated. "
-                "Mend the new version, then clear the task"
+                f"{where}: the new version completed no checkpoint: {why}. The old version is restored: submission "
+                f"{facts.old} runs the old version from savepoint {facts.savepoint}; no row was lost or repeated. "
+                "Fix the new version, then clear the task"
             )
         newest = client.spec(facts.newest)
         reasons = {
-            UpgradeStep.OVER: f"it is {facts.status}, and was not suspended: there is nothing to upgrade. Restore it",
+            UpgradeStep.OVER: f"it is {facts.status} and was not suspended, so it cannot be upgraded. Restore it",
             UpgradeStep.DRAINED: "it was drained, so its windows fired early. Restore it with allow_drained=True",
             UpgradeStep.TAKEN_OVER: f"submission {facts.newest} by {newest.submitted_by} took over; the upgrade ends",
         }
@@ -308,12 +313,12 @@ def _pending(wait: Wait, limit: timedelta | None) -> PendingWait:
 
 
 def _start_of(spec: Spec) -> str | None:
-    """Path of the snapshot that it names."""
+    """Return the path of the snapshot that a submission restores."""
     return spec.restore.path if spec.restore is not None else None
 
 
 def _end_of(client: JobClient, number: int) -> str:
-    """How a submission ended that is not the newest any more, with its root cause."""
+    """Describe how an earlier submission ended, with its root cause."""
     own = [entry.data for entry in entries_by_submission(client.decisions()) if entry.spec == number]
     failure = next((str(data["message"]) for data in reversed(own) if "message" in data), "")
     status = next((str(data["status"]) for data in reversed(own) if "status" in data), "never ran")

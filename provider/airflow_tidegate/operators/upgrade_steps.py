@@ -1,7 +1,7 @@
-"""Where an upgrade is, derived from the job directory. Pure: no clock, no store.
+"""The next step of an upgrade, derived from the job directory. Pure: no clock, no store.
 
-The submissions that the upgrade makes have ids of their own, the stop and the cancel as well. Whoever looks - the first
-try, a retry, a worker resumed by a trigger - finds the same step and does it once.
+The submissions, the stop and the cancel of an upgrade have ids of their own. So the first try, a retry, and a worker
+that a trigger resumes all find the same step, and it is done once.
 """
 
 from __future__ import annotations
@@ -16,38 +16,39 @@ RUNS_OR_RAN = (JobStatus.RUNNING, JobStatus.STOPPING, JobStatus.STOPPED, *ENDED_
 
 
 class UpgradeStep(StrEnum):
-    """What is to be done next."""
+    """The next step."""
 
     SUSPEND = "suspend the job"
     START_NEW = "start the new version from the savepoint"
     AWAIT_NEW = "wait for the new version's first checkpoint"
     END_NEW = "end the new version"
-    RESUME_NEW = "go on with the new version: it had completed a checkpoint before it was ended"
+    RESUME_NEW = "continue with the new version: it had completed a checkpoint before it was ended"
     RESTORE_OLD = "restore the savepoint with the old version"
     AWAIT_OLD = "wait until the old version runs"
-    UPGRADED = "nothing: the job is upgraded"
-    ROLLED_BACK = "nothing: the old version runs"
-    OVER = "nothing: there is no job to upgrade"
-    DRAINED = "nothing: the job was drained"
-    TAKEN_OVER = "nothing: another submission took over"
+    UPGRADED = "done: the job is upgraded"
+    ROLLED_BACK = "done: the old version runs"
+    OVER = "done: there is no job to upgrade"
+    DRAINED = "done: the job was drained"
+    TAKEN_OVER = "done: another submission took over"
 
 
 @dataclass(frozen=True)
 class UpgradeFacts:
-    """The job directory, as far as an upgrade is concerned.
+    """Facts of the job directory about an upgrade.
 
     Attributes:
         newest: number of the newest submission.
         status: its status.
         before: number of the submission that is upgraded.
         new: newest number of the new version's submissions; None: not submitted.
-        resumed: `new` is the one that went on with the new version after it had been ended.
-        old: number of the submission that goes back to the old version; None: not submitted.
-        savepoint: path of what the job was suspended with; "": it is not stopped, or with no savepoint.
-        drained: that is of a drain.
+        resumed: `new` resumed the new version after it had been ended.
+        old: number of the submission that restores the old version; None: not submitted.
+        savepoint: path of the savepoint with which the job was suspended; "": it was not stopped, or has no savepoint.
+        drained: the savepoint was made by a drain.
         has_checkpoint: the new version has completed a snapshot.
-        given_up: its end was asked for; or it has completed none, and its time is up or its driver lost.
-        refused: the new version was not taken as a submission.
+        given_up: the end of the new version was requested; or it completed no snapshot, and its time is over or its
+            driver is lost.
+        refused: the submission of the new version was refused.
     """
 
     newest: int
@@ -64,8 +65,11 @@ class UpgradeFacts:
 
 
 def next_step(facts: UpgradeFacts) -> UpgradeStep:
-    """The rules. A version counts as working once it has completed a snapshot: until then it has committed nothing, and
-    going back to the savepoint loses and repeats no row (S7.4, S9.3); from then on there is no way back."""
+    """Return the next step.
+
+    A version counts as working when it has completed a snapshot. Until then it has committed nothing, so restoring the
+    savepoint loses and repeats no row (S7.4, S9.3). After that, the old version is no longer restored.
+    """
     if facts.newest not in (facts.before, facts.new, facts.old):
         return UpgradeStep.TAKEN_OVER
     if facts.old is not None:

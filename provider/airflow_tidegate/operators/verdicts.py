@@ -1,4 +1,4 @@
-"""Say yes or no to what a job behind a commit gate has staged (S7.8)."""
+"""Operators that approve or reject staged checkpoints of a job with a commit gate (S7.8)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ RejectThen = Literal["stop", "replay", "quarantine"]
 
 
 class VerdictOperator(CommandOperator):
-    """A command to the driver; of a job that has ended, the same by a short process in the worker. Not used by itself.
+    """Base class: sends a verdict to the driver, or for a job that has ended runs a short process on the worker.
 
-    The process gives the verdict and commits what is approved from what the newest checkpoint holds, behind a fence in
-    the decision log. It may be killed and repeated at any point.
+    The process records the verdict and commits approved output of the newest checkpoint, after a fence in the decision
+    log. It may be killed and repeated at any point.
     """
 
     _asked_by = ""
     _verdict_id = ""
 
     def execute(self, context: Any) -> Payload:
-        """As the job is by then: running or ended."""
+        """Give the verdict, to a running job or on a job that has ended."""
         self._asked_by, self._verdict_id = issued_by(context), make_command_id(context, self.verb)
         with airflow_failures():
             client = self.job_root().client(self.job_id)
@@ -39,17 +39,17 @@ class VerdictOperator(CommandOperator):
             view = client.view()
             if view.is_terminal:
                 said = executed_verdict(client, context, self.verb)
-                if said is not None:  # by a try before, of which only the commit may be left
+                if said is not None:  # an earlier try gave the verdict; only the commit may be missing
                     arguments["checkpoint_id"] = said
                 return self._done(client, self.commit_late(client, view, arguments))
         return super().execute(context)
 
     @abstractmethod
     def commit_late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:
-        """Give the verdict on a job that has ended. Gives what the driver's answer would hold."""
+        """Give the verdict on a job that has ended. Returns what the driver's answer would contain."""
 
     def committer(self, *verdict: str) -> Payload:
-        """Run `commit-pending`, with the operator's `timeout`."""
+        """Run `commit-pending` with the operator's `timeout`."""
         timeout = self.wait_limit()
         named = ("--id", self._verdict_id) if verdict else ()
         return commit_pending(
@@ -62,16 +62,17 @@ class VerdictOperator(CommandOperator):
 
 
 class TidegateCommitCheckpointOperator(VerdictOperator):
-    """Approve a checkpoint, and with it all in front of it that wait, and wait until every sink has committed.
+    """Approve a checkpoint, and with it all earlier waiting ones, and wait until every sink has committed.
 
-    Works on a job that runs and on one that has ended (FINISHED_COMMIT_PENDING, or stopped with outcome
-    "commits_pending"); there the worker's host needs the sinks' libraries and a way to their systems. An approval is an
-    entry of the decision log: it holds across restarts and restores, and cannot be taken back. A retry finds its own; a
-    clear approves again, which for the same checkpoint changes nothing. XCom: `{"checkpoint_id", "committed"}`.
+    Works on a running job and on a job that has ended (FINISHED_COMMIT_PENDING, or stopped with outcome
+    "commits_pending"). For a job that has ended, the worker's host needs the sinks' libraries and access to their
+    systems. An approval is an entry of the decision log: it holds across restarts and restores, and cannot be revoked.
+    A retry finds its own approval. A clear approves again, which changes nothing for the same checkpoint.
+    XCom: `{"checkpoint_id", "committed"}`.
 
     Args:
-        checkpoint_id: which one, by id or as the XCom of a sensor, checkpoint or stop task; None: the newest that
-            waits. Give the one that was audited: a newer one may have been staged since.
+        checkpoint_id: an id, or the XCom of a sensor, checkpoint or stop task; None: the newest that waits. Pass the
+            checkpoint that was audited: a newer one may have been staged since.
     """
 
     template_fields: Sequence[str] = (*CommandOperator.template_fields, "checkpoint_id")
@@ -83,11 +84,11 @@ class TidegateCommitCheckpointOperator(VerdictOperator):
         self.checkpoint_id = checkpoint_id
 
     def command_arguments(self) -> dict[str, Any]:
-        """Which one."""
+        """Return the checkpoint id."""
         return {"checkpoint_id": checkpoint_number(self.checkpoint_id, "checkpoint_id")}
 
     def commit_late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:
-        """Approve and commit. A retry after an approval has only the commit left."""
+        """Approve and commit. A retry after an approval only commits."""
         wanted = arguments["checkpoint_id"]
         if wanted is None:
             wanted = max(view.waiting or view.uncommitted, default=None)
@@ -97,25 +98,25 @@ class TidegateCommitCheckpointOperator(VerdictOperator):
         return {"checkpoint_id": wanted, "committed": True}
 
     def finish(self, client: JobClient, found: Payload) -> Payload:
-        """What was committed; when the job ended between approval and commit, commits it."""
+        """Return the committed checkpoint. If the job ended between approval and commit, commit it first."""
         if not found["committed"]:
-            self.log.info("job %s has ended before the commit: committing without it", self.job_id)
+            self.log.info("job %s has ended before the commit: committing in a process of this worker", self.job_id)
             self.committer()
         return {"checkpoint_id": found["checkpoint_id"], "committed": True}
 
 
 class TidegateRejectCheckpointOperator(VerdictOperator):
-    """Reject a checkpoint and what came after it: nothing of it is ever committed (S7.8).
+    """Reject a checkpoint and all later ones: their output is never committed (S7.8).
 
-    XCom: `{"checkpoint_id", "rejected", "then"}`; `rejected`: ids of all that were. A retry finds its own verdict; a
-    clear rejects again, which for the same checkpoint changes nothing. Works on a job that has ended, too.
+    XCom: `{"checkpoint_id", "rejected", "then"}`; `rejected`: ids of all rejected checkpoints. A retry finds its own
+    verdict. A clear rejects again, which changes nothing for the same checkpoint. Also works on a job that has ended.
 
     Args:
-        checkpoint_id: the oldest one to give up, by id or as the XCom of a sensor or checkpoint task.
-        then: "stop": the job ends; "replay": it goes back at once to what is in front of the rejected, and reads the
-            input since then again (one that has ended: with its next restore); "quarantine": it goes on, and what was
-            staged moves to the job's `quarantine/`.
-        reason: for people; in the decision log, and beside what is in quarantine.
+        checkpoint_id: the oldest checkpoint to reject: an id, or the XCom of a sensor or checkpoint task.
+        then: "stop": the job ends; "replay": the job restores the checkpoint before the rejected ones at once, and
+            reads the input since then again (a job that has ended does so with its next restore); "quarantine": the job
+            continues, and the staged output moves to the job's `quarantine/`.
+        reason: text for users; stored in the decision log, and next to output in quarantine.
     """
 
     template_fields: Sequence[str] = (*CommandOperator.template_fields, "checkpoint_id", "then", "reason")
@@ -135,22 +136,23 @@ class TidegateRejectCheckpointOperator(VerdictOperator):
         self.reason = reason
 
     def command_arguments(self) -> dict[str, Any]:
-        """Which one, what then, and why."""
+        """Return the checkpoint id, the consequence, and the reason."""
         where = f"Airflow task {self.task_id}"
         if self.then not in ("stop", "replay", "quarantine"):
             raise OptionError(
                 f"then={self.then!r} is unknown",
                 where=where,
-                remedy='use "stop" (the job ends), "replay" (it goes back to what is in front of the rejected) or '
-                '"quarantine" (it goes on without what was staged)',
+                remedy='Use "stop" (the job ends), "replay" (it restores the checkpoint before the rejected ones) or '
+                '"quarantine" (it continues without the staged output)',
             )
         checkpoint_id = checkpoint_number(self.checkpoint_id, "checkpoint_id")
         if checkpoint_id is None:
-            raise OptionError("there is no checkpoint to reject", where=where, remedy="give checkpoint_id")
+            raise OptionError("there is no checkpoint to reject", where=where, remedy="Pass checkpoint_id")
         return {"checkpoint_id": checkpoint_id, "then": self.then, "reason": self.reason}
 
     def commit_late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:
-        """Reject; nothing is left to stop or to replay. A retry finds rejected what its first try rejected."""
+        """Reject on a job that has ended, so there is nothing to stop or replay. A retry reports what its first try
+        rejected."""
         wanted = arguments["checkpoint_id"]
         flag = "--quarantine" if self.then == "quarantine" else "--reject"
         self.committer(flag, str(wanted), *(("--reason", self.reason) if self.reason else ()))
@@ -158,5 +160,5 @@ class TidegateRejectCheckpointOperator(VerdictOperator):
         return {"checkpoint_id": wanted, "rejected": [n for n in gone if n >= wanted], "then": self.then}
 
     def finish(self, client: JobClient, found: Payload) -> Payload:
-        """What was rejected."""
+        """Return the rejected checkpoints."""
         return {k: found.get(k) for k in ("checkpoint_id", "rejected", "then")}

@@ -1,4 +1,4 @@
-"""Who may see a job and who may press what: Airflow's auth manager decides, by the job's owner DAG."""
+"""Decides who may see a job and use its buttons: Airflow's auth manager decides, by the job's owner DAG."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from airflow.models import Connection
 from fastapi import HTTPException, Request
 
 Right = Literal["read", "operate", "control"]
-"""What a route asks for. read: see the job. operate: what a DAG run may do, and takes nothing away: checkpoint,
-savepoint, commit. control: what ends or changes the job: stop, drain, cancel, restore, reject."""
+"""The right that a route needs. read: see the job. operate: actions of a DAG run that end nothing: checkpoint,
+savepoint, commit. control: actions that end or change the job: stop, drain, cancel, restore, reject."""
 
 _OF_DAG: dict[Right, tuple[Any, DagAccessEntity | None]] = {
     "read": ("GET", None),
@@ -26,16 +26,16 @@ _OF_DAG: dict[Right, tuple[Any, DagAccessEntity | None]] = {
 
 
 NO_DAG = (None, "", "~")
-"""Owners that name no DAG. Where Airflow looks for a DAG's id in a request, the last two mean "none" and "all"."""
+"""Owners that name no DAG. In a request, Airflow reads the last two as "no DAG" and "all DAGs"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """What decides about the rights on a job.
+    """Facts that decide about the rights on a job.
 
     Attributes:
-        conn_id: the connection that the job lives under.
-        owner_dag: as its newest submission says; None: no DAG owns it.
+        conn_id: the job's connection.
+        owner_dag: from its newest submission; None: no DAG owns it.
     """
 
     conn_id: str
@@ -43,8 +43,11 @@ class Owned:
 
 
 def may(right: Right, job: Owned, request: Request, user: GetUserDep) -> bool:
-    """Whether the auth manager lets `user`. A job without owner DAG is for those who may change its connection: they
-    could point that elsewhere anyhow. With Airflow's own roles these are Op and Admin."""
+    """Return whether the auth manager allows `user` this right.
+
+    A job without owner DAG needs the right to change its connection: such users could change the job root anyway. With
+    Airflow's own roles these are Op and Admin.
+    """
     if job.owner_dag in NO_DAG:
         team = getattr(Connection, "get_team_name", lambda _: None)(job.conn_id)
         details = ConnectionDetails(conn_id=job.conn_id, **({"team_name": team} if team else {}))
@@ -60,7 +63,7 @@ def may(right: Right, job: Owned, request: Request, user: GetUserDep) -> bool:
 
 
 def readable(jobs: Collection[Owned], request: Request, user: GetUserDep) -> frozenset[Owned]:
-    """Those of `jobs` that `user` may see: one question for all DAGs that Airflow knows, one for each other owner."""
+    """Return the `jobs` that `user` may see: one request for all DAGs that Airflow knows, one for each other owner."""
     if not jobs:
         return frozenset()
     known = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
@@ -68,13 +71,15 @@ def readable(jobs: Collection[Owned], request: Request, user: GetUserDep) -> fro
 
 
 def name_of(user: GetUserDep) -> str:
-    """For commands, submissions and through them the decision log."""
+    """Return the user's name for commands, submissions and the decision log."""
     return f"airflow-ui:{user.get_name()}"
 
 
 def require_own_origin(request: Request) -> None:
-    """Refuse a request that another site may have made the browser send: its cookie would be the user's. Only a caller
-    that brings its token itself may leave out where it comes from."""
+    """Refuse a request that another site may have made the browser send with the user's cookie.
+
+    Only a request with its own token may omit its origin.
+    """
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
     foreign = site not in (None, "same-origin") or (origin is not None and not _is_own(origin, request))
     brings_token = request.headers.get("authorization", "").lower().startswith("bearer ")
@@ -83,7 +88,8 @@ def require_own_origin(request: Request) -> None:
 
 
 def _is_own(origin: str, request: Request) -> bool:
-    """The host that was asked, or that of Airflow's configured address where a proxy stands in between."""
+    """Return whether the origin is the requested host, or, if there is a proxy, the host of Airflow's configured
+    address."""
     asked = urlsplit(origin)
     configured = urlsplit(conf.get("api", "base_url", fallback="") or "")
     if asked.scheme not in ("http", "https"):

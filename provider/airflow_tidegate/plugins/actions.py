@@ -1,4 +1,4 @@
-"""What the buttons do: a command to the job's driver, or a new submission that restores a snapshot."""
+"""Actions of the buttons: a command to the job's driver, or a new submission that restores a snapshot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RIGHTS: Mapping[str, Right] = {
     "reject": "control",
     "restore": "control",
 }
-"""Verb of the page -> what it asks of the user."""
+"""Verb of the page -> the right that it needs."""
 
 _ARGUMENTS: Mapping[str, Mapping[str, type]] = {
     "checkpoint": {},
@@ -48,7 +48,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, type]] = {
 _NONCE = re.compile(r"[A-Za-z0-9-]{8,64}")
 FOLLOW_UPS = ("stop", "replay", "quarantine")
 MAX_REASON_CHARACTERS = 500
-"""Characters of a reason for a rejection."""
+"""Most characters of a reason for a rejection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class PageAction:
 
     Attributes:
         verb: a key of `RIGHTS`.
-        nonce: made by the page for the press: a second click, and a request that is sent again, are the same press.
+        nonce: created by the page for each press: a second click or a repeated request has the same nonce.
         spec: the submission that the user saw.
         arguments: by verb; checked.
-        by: who.
+        by: the user.
     """
 
     verb: str
@@ -71,18 +71,18 @@ class PageAction:
 
     @classmethod
     def of(cls, verb: str, body: Mapping[str, Any], by: str) -> PageAction:
-        """From what the page sent. Raises OptionError naming what is wrong."""
+        """Create from the page's request. Raises OptionError that names an invalid value."""
         allowed = {"nonce": str, "spec": int, **_ARGUMENTS[verb]}
         for name, value in body.items():
             if name not in allowed:
-                raise OptionError(f"{verb} takes no {name!r}", where=verb, remedy=f"Send {', '.join(allowed)}")
+                raise OptionError(f"{verb} has no argument {name!r}", where=verb, remedy=f"Send {', '.join(allowed)}")
             if type(value) is not allowed[name]:
                 raise OptionError(f"{name} must be of type {allowed[name].__name__}", where=verb)
         for name in ("nonce", "spec", *(["checkpoint_id"] if verb in ("commit", "reject") else [])):
             if name not in body:
-                raise OptionError(f"there is no {name}", where=verb, remedy="Reload the page")
+                raise OptionError(f"{name} is missing", where=verb, remedy="Reload the page")
         if not _NONCE.fullmatch(body["nonce"]):
-            raise OptionError("the nonce is not 8 to 64 letters, digits and dashes", where=verb)
+            raise OptionError("the nonce must be 8 to 64 letters, digits and dashes", where=verb)
         arguments = {name: value for name, value in body.items() if name not in ("nonce", "spec")}
         if verb == "reject" and arguments.setdefault("then", FOLLOW_UPS[0]) not in FOLLOW_UPS:
             raise OptionError(
@@ -97,36 +97,36 @@ class PageAction:
 
     @property
     def command_id(self) -> str:
-        """The same for the same press of the same user."""
+        """Return the command id: the same for the same press of the same user."""
         return stable_id("ui", self.verb, self.by, self.nonce)
 
 
 def perform_action(client: JobClient, root: JobRoot, look: JobState, it: PageAction) -> dict[str, Any]:
-    """Do it. Gives `{"command_id"}` of what the driver will answer, or `{"done"}`: what has been done already.
+    """Perform the action. Returns `{"command_id"}` of the command to the driver, or `{"done"}` with a completed action.
 
     Raises:
-        CommandRefusedError: the job has ended, or is not what the user saw.
-        JobExistsError, SnapshotError, EnvironmentProblemError: why it cannot be restored.
+        CommandRefusedError: the job has ended, or has changed since the user saw it.
+        JobExistsError, SnapshotError, EnvironmentProblemError: it cannot be restored.
         StoreError: the job root cannot be written.
     """
     if it.verb == "restore":
         return _restore(client, root, look, it)
     if it.spec != look.view.spec_number and client.command(it.command_id) is None:
         raise CommandRefusedError(
-            f"the job has been submitted anew meanwhile: submission {look.view.spec_number}",
+            f"the job was submitted again meanwhile: submission {look.view.spec_number}",
             where=f"job {client.job_id}",
-            remedy="Look at it as it is now, then press again",
+            remedy="Check the job as it is now, then press again",
         )
     if it.verb == "cancel" and look.is_silent and not client.is_alive():
-        with suppress(CommandRefusedError):  # silent, but its process is there: it is asked
+        with suppress(CommandRefusedError):  # the driver is silent, but its process exists: send it the command
             client.cancel_dead(it.by)
-            return {"done": "The driver was dead: the job is cancelled without it."}
+            return {"done": "The driver was dead: the job was cancelled without it."}
     client.send(it.verb, it.arguments, command_id=it.command_id, spec=it.spec, issued_by=it.by)
     return {"command_id": it.command_id}
 
 
 def _restore(client: JobClient, root: JobRoot, look: JobState, it: PageAction) -> dict[str, Any]:
-    """A submission that continues the one before, with its code, options and owner DAG; then its driver."""
+    """Submit a continuation of the last submission, with its code, options and owner DAG; then start its driver."""
     refuse_foreign_code(client, root)
     spec = next((spec for spec in look.specs if spec.submission_id == it.command_id), None)
     if spec is None:
@@ -134,14 +134,14 @@ def _restore(client: JobClient, root: JobRoot, look: JobState, it: PageAction) -
     ensure_driver(client, spec, root)
     chosen = it.arguments.get("checkpoint_id")
     from_ = "the latest recovery point" if chosen is None else f"snapshot {chosen}"
-    starts = "an agent is to start its driver" if root.launcher == AGENT else "its driver is starting"
+    starts = "an agent will start its driver" if root.launcher == AGENT else "its driver is starting"
     return {"done": f"Submission {spec.number} restores {from_}; {starts}."}
 
 
 def _submit(client: JobClient, root: JobRoot, look: JobState, it: PageAction) -> Spec:
     where = f"job {client.job_id}"
     if it.spec != look.view.spec_number:
-        raise CommandRefusedError("the job has been submitted anew meanwhile", where=where, remedy="Look at it again")
+        raise CommandRefusedError("the job was submitted again meanwhile", where=where, remedy="Check the job again")
     chosen = it.arguments.get("checkpoint_id")
     known = look.view.checkpoint(chosen) if chosen is not None else None
     if chosen is not None and (known is None or known.status != "completed"):

@@ -1,4 +1,4 @@
-"""Reading jobs for the page: one process, one read of a job for all who look at it within a moment."""
+"""Reads jobs for the page: in one process, all users who view a job within a moment share one read."""
 
 from __future__ import annotations
 
@@ -27,39 +27,40 @@ from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder
 from tidegate.jobs.status import CheckpointView, JobView, derive_durable, with_hint
 
 READ_INTERVAL_S = 1.5
-"""How old what is shown may be, seconds: so long all who look share one read."""
+"""Most age of shown data, seconds: within it all users share one read."""
 LIST_S = 5.0
-"""The same of the list of jobs below a root, and of what a connection says."""
+"""The same for the list of jobs below a root, and for the content of a connection."""
 RATE_WINDOW_S = 15.0
-"""Throughput is that of so many seconds, seconds."""
+"""Period over which throughput is measured, seconds."""
 MAX_JOBS = 512
-"""Jobs that are kept in memory; the one not looked at for longest goes first."""
+"""Jobs kept in memory; the least recently viewed one is dropped first."""
 READS_AT_ONCE = 4
-"""Reads of one connection's jobs under way at once, in one process."""
+"""Reads of one connection's jobs at a time, in one process."""
 PATIENCE_S = 5.0
-"""How long a request waits for others' reads, seconds."""
+"""How long a request waits for reads of other requests, seconds."""
 MAX_POINTS = 20
-"""Snapshots of which it is looked up whether they are still there."""
+"""Snapshots that are checked for existence."""
 
 
 def connections() -> tuple[str, ...]:
-    """Connections whose jobs the page shows: the setting `connections` of the section `tidegate`, ids with commas."""
+    """Return the connections whose jobs the page shows: setting `connections` of section `tidegate`, separated by
+    commas."""
     configured = conf.get("tidegate", "connections", fallback=DEFAULT_CONN_ID) or DEFAULT_CONN_ID
     return tuple(dict.fromkeys(name.strip() for name in configured.split(",") if name.strip()))
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job as of one look.
+    """A job at the time of one read.
 
     Attributes:
         view, specs, decisions: of the same moment.
-        rates: records a second by uid of the source; empty before two looks have seen the same run.
-        silent_s: for how long this process has seen the driver give no sign of life, seconds.
+        rates: records per second by uid of the source; empty until two reads have seen the same run.
+        silent_s: for how long this process has seen no sign of life of the driver, seconds.
         is_silent: that is longer than the job's `heartbeat_timeout`.
-        staged: what waits for a verdict, by checkpoint.
-        staged_problem: why that cannot be told; "": it can.
-        points: snapshots to restore from that are there, newest first; only looked up while no driver runs.
+        staged: data that waits for a verdict, by checkpoint.
+        staged_problem: why it cannot be read; "": it can.
+        points: existing snapshots to restore from, newest first; only read while no driver runs.
         restore_problem: why the page cannot restore it then; "": it can.
     """
 
@@ -76,12 +77,12 @@ class JobState:
 
     @property
     def spec(self) -> Spec:
-        """The newest submission."""
+        """Return the newest submission."""
         return self.specs[-1]
 
 
 class _CachedJob:
-    """A job that somebody looks at. From one thread at a time."""
+    """A job that somebody views. Used by one thread at a time."""
 
     def __init__(self, root: JobRoot, job_id: str, monotonic: Callable[[], float]) -> None:
         self.root = root
@@ -96,11 +97,11 @@ class _CachedJob:
         self._known: dict[str, tuple[int, Any]] = {}
 
     def read(self) -> JobState:
-        """Raises JobNotFoundError, and StoreError for what cannot be read."""
+        """Read the job. Raises JobNotFoundError, and StoreError if the store fails."""
         client = self._client
         specs = client.specs()
         if not specs:
-            raise JobNotFoundError("there is no job of this id", where=f"job {client.job_id}")
+            raise JobNotFoundError("there is no job with this id", where=f"job {client.job_id}")
         decisions = client.decisions()
         durable = derive_durable(specs, decisions)
         hint = client.hint(durable.driver_generation) if durable.driver_generation else None
@@ -140,7 +141,7 @@ class _CachedJob:
         return bool(store.exists(JobLayout.metadata(folder)))
 
     def _rates(self, view: JobView, hint: StatusHint | None) -> Mapping[str, float]:
-        """Of two hints of one run, by the driver's own clock."""
+        """Return the rates between two hints of one run, by the driver's own clock."""
         if hint is None or view.is_terminal or view.run_id != self._run_id:
             self._samples.clear()
         self._run_id = view.run_id
@@ -160,8 +161,11 @@ class _CachedJob:
 
 
 class _ReadLimit:
-    """How many threads may wait for the store of one connection. They are Airflow's API server's own, which answers the
-    tasks as well: a store that hangs must not take them all."""
+    """Limits how many threads wait for the store of one connection.
+
+    The threads belong to Airflow's API server, which also answers the tasks: a store that hangs must not block them
+    all.
+    """
 
     def __init__(self, conn_id: str, monotonic: Callable[[], float]) -> None:
         self.turns = threading.Semaphore(READS_AT_ONCE)
@@ -170,8 +174,11 @@ class _ReadLimit:
 
     @contextmanager
     def holding(self, lock: threading.Lock | threading.Semaphore) -> Iterator[None]:
-        """Hold a job's lock, or a turn. Raises StoreError when none comes within `PATIENCE_S`; for as long after that,
-        nobody waits any more."""
+        """Hold a job's lock, or a place among the reads.
+
+        Raises StoreError if it is not free within `PATIENCE_S`. For the same time after that, other requests fail at
+        once.
+        """
         now_s = self._monotonic()
         patient = self._stuck_s is None or now_s - self._stuck_s >= PATIENCE_S
         if not lock.acquire(timeout=PATIENCE_S if patient else 0):
@@ -180,8 +187,8 @@ class _ReadLimit:
             raise StoreError(
                 "the job root does not answer",
                 where=f"connection {self._conn_id}",
-                cause=f"earlier reads have not come back for {PATIENCE_S:g} s",
-                remedy="Look at the store, and at the way from the API server to it",
+                cause=f"earlier reads have not returned for {PATIENCE_S:g} s",
+                remedy="Check the store, and the network from the API server to it",
             )
         try:
             yield
@@ -190,17 +197,17 @@ class _ReadLimit:
 
 
 def _understood(read: Callable[[], JobState], job_id: str) -> JobState:
-    """What `read` gives; RecordError for records of which it makes no sense."""
+    """Return the result of `read`. Raises RecordError if the job's records are invalid."""
     try:
         return read()
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise RecordError(
-            "its records cannot be understood", where=f"job {job_id}", cause=f"{type(error).__name__}: {error}"
+            "the job's records are invalid", where=f"job {job_id}", cause=f"{type(error).__name__}: {error}"
         ) from error
 
 
 class JobCache:
-    """All jobs of the connections that the page shows. Safe from any thread; blocks on the stores."""
+    """All jobs of the connections that the page shows. Thread-safe; blocks on the stores."""
 
     def __init__(
         self,
@@ -215,20 +222,20 @@ class JobCache:
         self._gates: dict[str, _ReadLimit] = {}
 
     def root(self, conn_id: str) -> JobRoot:
-        """What a connection says. Raises JobNotFoundError for one that the page does not show."""
+        """Return the content of a connection. Raises JobNotFoundError for one that the page does not show."""
         if conn_id not in connections():
-            raise JobNotFoundError("the page shows no such connection", where=f"connection {conn_id}")
+            raise JobNotFoundError("the page does not show this connection", where=f"connection {conn_id}")
         known = self._roots.get(conn_id)
         if known is None or self._monotonic() - known[0] >= LIST_S:
             self._roots[conn_id] = known = (self._monotonic(), self._root_of(conn_id))
         return known[1]
 
     def client(self, conn_id: str, job_id: str) -> JobClient:
-        """A client of the caller's own, for commands."""
+        """Return a client for commands, used by the caller only."""
         return self.root(conn_id).client(job_id)
 
     def ids(self, conn_id: str) -> list[str]:
-        """All jobs below a connection's root, sorted."""
+        """Return all jobs below a connection's root, sorted."""
         known = self._listed.get(conn_id)
         if known is None or self._monotonic() - known[0] >= LIST_S:
             root, gate = self.root(conn_id), self._gate(conn_id)
@@ -237,7 +244,7 @@ class JobCache:
         return known[1]
 
     def look(self, conn_id: str, job_id: str, *, fresh: bool = False) -> JobState:
-        """A job as it was at most `READ_INTERVAL_S` ago. Args: fresh: as it is now.
+        """Return a job, read at most `READ_INTERVAL_S` ago. Args: fresh: read it now.
 
         Raises:
             JobNotFoundError: no such job or connection.
@@ -254,7 +261,7 @@ class JobCache:
 
     @contextmanager
     def _forgetting(self, conn_id: str, job_id: str) -> Iterator[None]:
-        """A job that turns out not to be there is not kept: made-up ids must not displace those of real jobs."""
+        """Drop the entry of a job that does not exist, so that invented ids do not displace real jobs."""
         try:
             yield
         except JobNotFoundError:
@@ -279,5 +286,5 @@ class JobCache:
 
 
 def unreadable(error: TidegateError) -> str:
-    """One line for a list."""
+    """Return an error as one line, for a list."""
     return f"{error.what}{f': {error.cause}' if error.cause else ''}"

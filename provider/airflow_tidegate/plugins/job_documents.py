@@ -1,4 +1,4 @@
-"""A job as JSON for the page. Pure; the page shows every text of it as text."""
+"""Converts a job to JSON for the page. Pure; the page shows all texts as plain text."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tidegate.jobs.status_text import (
 from tidegate.jobs.stop_outcomes import STOP_OUTCOMES, stop_warning
 
 NEWEST_CHECKPOINTS = 60
-"""Snapshots of the history that are sent."""
+"""Number of newest snapshots that are sent."""
 NEWEST_ENTRIES = 40
-"""Events that are sent."""
+"""Number of newest events that are sent."""
 NEWEST_FAILURES = 10
 MAX_FILES = 20
-"""Staged files that are named."""
+"""Number of staged files that are listed."""
 
 Json = dict[str, Any]
 
 
 def summary_document(conn_id: str, job_id: str, look: JobState, now: datetime) -> Json:
-    """A job for the list."""
+    """Return a job for the list."""
     view = look.view
     last = view.completed[-1] if view.completed else None
     return {
@@ -60,7 +60,7 @@ def summary_document(conn_id: str, job_id: str, look: JobState, now: datetime) -
 
 
 def job_document(conn_id: str, look: JobState, now: datetime) -> Json:
-    """A job for its page."""
+    """Return a job for its page."""
     view = look.view
     newest = view.checkpoints[-NEWEST_CHECKPOINTS:]
     entries = entries_by_submission(look.decisions)
@@ -173,7 +173,7 @@ def _stop(stop: Mapping[str, Any] | None) -> Json | None:
 
 
 def _failures(entries: Sequence[LogEntry], view: JobView) -> list[Json]:
-    """Newest first."""
+    """Return the failures, newest first."""
     told = [
         {
             "at": failure.at,
@@ -190,7 +190,8 @@ def _failures(entries: Sequence[LogEntry], view: JobView) -> list[Json]:
 
 
 def _events(entries: Iterable[LogEntry]) -> list[Json]:
-    """What a person wants to know of the decision log, newest first: not each checkpoint that the job takes itself."""
+    """Return entries of the decision log for users, newest first, without the checkpoints that the job takes by
+    itself."""
     told: list[Json] = []
     for entry in entries:
         words = _words(entry)
@@ -203,7 +204,7 @@ def _words(entry: LogEntry) -> str:
     data, n = entry.data, entry.data.get("checkpoint_id")
     match entry.kind:
         case "fence":
-            goes = "commits what is pending" if data.get("only_commits") else f"runs submission {entry.spec}"
+            goes = "commits pending output" if data.get("only_commits") else f"runs submission {entry.spec}"
             return f"Driver generation {entry.decision.generation} {goes}"
         case "claim":
             asked = data.get("by") or data.get("kind") != "checkpoint"
@@ -216,7 +217,7 @@ def _words(entry: LogEntry) -> str:
             why = f": {data['reason']}" if data.get("reason") else ""
             return f"Checkpoint {n} rejected, then {data.get('then')}{why}"
         case "rewind":
-            return f"Sinks take back what was committed after checkpoint {n}"
+            return f"Sinks delete output committed after checkpoint {n}"
         case "end_of_data":
             return f"Source {data.get('source')} has been read to its end"
         case "status":

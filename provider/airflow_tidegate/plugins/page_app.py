@@ -1,4 +1,4 @@
-"""The page's routes. Every one knows its user; what it gives or does is judged by the job's owner DAG (`access`)."""
+"""Routes of the page. Every route knows its user; the job's owner DAG decides what it returns or does (`access`)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ HEADERS = {
 }
 
 NO_SUCH_JOB = "there is no such job, or you may not see it"
-CANNOT_BE_READ = "jobs of this connection cannot be read now; those who may change the connection are told why"
+CANNOT_BE_READ = "jobs of this connection cannot be read now; users who may edit the connection see the reason"
 router = APIRouter(dependencies=[Depends(get_user)])
 
 
 def make_app(jobs: JobCache | None = None) -> FastAPI:
-    """The application. Args: jobs: where it reads; None: the connections that Airflow's configuration names."""
+    """Create the application. Args: jobs: source of its data; None: the connections in Airflow's configuration."""
     app = FastAPI(title="tidegate", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.jobs = jobs or JobCache()
     app.include_router(router)
@@ -59,7 +59,7 @@ def make_app(jobs: JobCache | None = None) -> FastAPI:
 
 
 async def _problem(_: Request, error: Exception) -> JSONResponse:
-    """An error of ours in the words that it has, for the page to show."""
+    """Return an error as JSON with its texts, for the page to show."""
     assert isinstance(error, TidegateError)
     status = 409
     if isinstance(error, JobNotFoundError):
@@ -81,11 +81,11 @@ JobsDep = Annotated[JobCache, Depends(_jobs)]
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object of a request, once it is known who asks and from where."""
+    """Return the JSON object of a request. Runs after user and origin are checked."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "send application/json")
     raw = bytearray()
-    async for part in request.stream():  # a chunked request does not say how long it is
+    async for part in request.stream():  # a chunked request does not declare its length
         raw += part
         if len(raw) > MAX_BODY_BYTES:
             raise HTTPException(413, f"send at most {MAX_BODY_BYTES} bytes")
@@ -101,8 +101,11 @@ async def _body(request: Request) -> dict[str, Any]:
 def _seen(
     conn_id: str, job_id: str, jobs: JobCache, request: Request, user: GetUserDep, *, fresh: bool = False
 ) -> JobState:
-    """The job, for somebody who may read it; for others it is not there. Why it cannot be read, with paths and what the
-    store said, is for those who can mend it: whose job it is cannot be told then."""
+    """Return the job if the user may read it; else answer as if it did not exist.
+
+    If it cannot be read, the reason, with paths and the store's error, is shown only to users who may edit the
+    connection: without its records, the job's owner is unknown.
+    """
     try:
         look = jobs.look(conn_id, job_id, fresh=fresh)
     except (JobNotFoundError, OptionError):
@@ -121,12 +124,12 @@ def _seen(
 
 @cache
 def _statics() -> dict[str, bytes]:
-    """Name -> content of the page's files."""
+    """Return the page's files: name -> content."""
     return {file.name: file.read_bytes() for file in files("airflow_tidegate.plugins").joinpath("static").iterdir()}
 
 
 def _page(request: Request, name: str, **facts: str) -> HTMLResponse:
-    """One of the two pages; `facts` go into attributes of its root element."""
+    """Return one of the two pages; `facts` are attributes of its root element."""
     data = {"root": request.scope.get("root_path", "").rstrip("/"), **facts}
     told = " ".join(f'data-{key}="{escape(value, quote=True)}"' for key, value in data.items())
     text = _statics()["page.html"].decode()
@@ -137,13 +140,13 @@ def _page(request: Request, name: str, **facts: str) -> HTMLResponse:
 
 @router.get("/ui/jobs")
 def list_page(request: Request) -> HTMLResponse:
-    """The list of jobs."""
+    """Show the list of jobs."""
     return _page(request, "jobs")
 
 
 @router.get("/ui/jobs/{conn_id}/{job_id}")
 def job_page(conn_id: str, job_id: str, request: Request, user: GetUserDep, jobs: JobsDep) -> HTMLResponse:
-    """One job."""
+    """Show one job."""
     _seen(conn_id, job_id, jobs, request, user)
     return _page(request, "job", conn=conn_id, job=job_id)
 
@@ -152,7 +155,7 @@ def job_page(conn_id: str, job_id: str, request: Request, user: GetUserDep, jobs
 def go(
     request: Request, user: GetUserDep, jobs: JobsDep, dag_id: str, run_id: str = "", task_id: str = ""
 ) -> RedirectResponse:
-    """From a DAG, a run or a task to its job; to the list where there are several, or none."""
+    """Redirect from a DAG, a run or a task to its job; to the list if there are several jobs or none."""
     found = [(owned, name, look) for owned, name, look in _readable_jobs(jobs, request, user) if _owns(dag_id, look)]
     for asked in (f"airflow:{dag_id}/{run_id}/{task_id}", f"airflow:{dag_id}/{run_id}/") if run_id else ():
         closer = [one for one in found if any(_is_by(spec.submitted_by, asked) for spec in one[2].specs)]
@@ -171,13 +174,13 @@ def _owns(dag_id: str, look: JobState) -> bool:
 
 
 def _is_by(name: str, asked: str) -> bool:
-    """A submitter is the task that is asked for, or one of the run."""
+    """Return whether a submitter is the task `asked`, or a task of the run `asked`."""
     return name.startswith(asked) if asked.endswith("/") else name == asked
 
 
 @router.get("/static/{name}")
 def static(name: str) -> Response:
-    """Scripts, styles and pictures."""
+    """Return scripts, styles and pictures."""
     content_type = next((CONTENT_TYPES[s] for s in CONTENT_TYPES if name.endswith(s)), None)
     content = _statics().get(name) if content_type is not None else None
     if content is None:
@@ -189,10 +192,10 @@ def static(name: str) -> Response:
 
 
 def _readable_jobs(jobs: JobCache, request: Request, user: GetUserDep) -> list[tuple[Owned, str, JobState]]:
-    """All jobs that can be read and that the user may see."""
+    """Return all readable jobs that the user may see."""
     looks: list[tuple[Owned, str, JobState]] = []
     for conn_id in connections():
-        with suppress(Exception):  # the list names what cannot be read
+        with suppress(Exception):  # the list reports connections that cannot be read
             for job_id in jobs.ids(conn_id):
                 with suppress(TidegateError):
                     look = jobs.look(conn_id, job_id)
@@ -203,14 +206,20 @@ def _readable_jobs(jobs: JobCache, request: Request, user: GetUserDep) -> list[t
 
 @router.get("/api/jobs")
 def list_jobs(request: Request, user: GetUserDep, jobs: JobsDep, after: str = "", dag: str = "") -> dict[str, Any]:
-    """A page of the jobs that the user may see, by connection and id. Args: after: `next` of the answer before; dag: of
-    this owner only. A job or a root that cannot be read is named to those who may mend it."""
+    """Return a page of the jobs that the user may see, by connection and id.
+
+    Args:
+        after: `next` of the previous answer.
+        dag: only jobs of this owner.
+
+    Jobs or roots that cannot be read are named to users who may edit the connection.
+    """
     problems: list[dict[str, str]] = []
     keys: list[tuple[str, str]] = []
     for conn_id in sorted(connections()):
         try:
             keys += [(conn_id, job_id) for job_id in jobs.ids(conn_id)]
-        except Exception as error:  # a connection that is missing raises Airflow's own errors
+        except Exception as error:  # a missing connection raises Airflow's own errors
             problems.append({"conn_id": conn_id, "job_id": "", "problem": _words(error)})
     if after:
         conn_id, _, job_id = after.rpartition("/")
@@ -235,7 +244,7 @@ def list_jobs(request: Request, user: GetUserDep, jobs: JobsDep, after: str = ""
                 continue
             try:
                 told.append(summary_document(owned.conn_id, job_id, look, now))
-            except Exception as error:  # one job's records do not hide all others
+            except Exception as error:  # invalid records of one job must not hide all others
                 problems.append({"conn_id": owned.conn_id, "job_id": job_id, "problem": _words(error)})
         last = "/".join(some[-1])
     menders = {conn_id: may("read", Owned(conn_id, None), request, user) for conn_id in connections()}
@@ -254,7 +263,7 @@ def _words(error: Exception) -> str:
 
 @router.get("/api/jobs/{conn_id}/{job_id}")
 def read_job(conn_id: str, job_id: str, request: Request, user: GetUserDep, jobs: JobsDep) -> dict[str, Any]:
-    """A job, and what the user may do with it."""
+    """Return a job, and the actions that the user may perform."""
     look = _seen(conn_id, job_id, jobs, request, user)
     owned = Owned(conn_id, look.spec.owner_dag)
     rights: tuple[Right, ...] = ("operate", "control")
@@ -268,7 +277,7 @@ def read_job(conn_id: str, job_id: str, request: Request, user: GetUserDep, jobs
 def read_answer(
     conn_id: str, job_id: str, command_id: str, request: Request, user: GetUserDep, jobs: JobsDep
 ) -> dict[str, Any]:
-    """What became of a command: `{"answered": false}`, or the driver's answer."""
+    """Return the state of a command: `{"answered": false}`, or the driver's answer."""
     look = _seen(conn_id, job_id, jobs, request, user)
     result = jobs.client(conn_id, job_id).result(command_id)
     if result is None:
@@ -290,9 +299,9 @@ def act(
     user: GetUserDep,
     jobs: JobsDep,
 ) -> JSONResponse:
-    """A button. 202 with `{"command_id"}` or `{"done"}`; 403 when the user may only look."""
+    """Perform a button's action. 202 with `{"command_id"}` or `{"done"}`; 403 if the user may only read."""
     if verb not in RIGHTS:
-        raise HTTPException(404, f"there is no {verb!r}")
+        raise HTTPException(404, f"there is no action {verb!r}")
     look = _seen(conn_id, job_id, jobs, request, user, fresh=True)
     if not may(RIGHTS[verb], Owned(conn_id, look.spec.owner_dag), request, user):
         owner = f"DAG {look.spec.owner_dag}" if look.spec.owner_dag is not None else f"connection {conn_id}"

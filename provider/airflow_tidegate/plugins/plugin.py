@@ -1,5 +1,5 @@
-"""What Airflow learns of the page. Every Airflow process imports this, so that the page itself is imported only where
-and when it is asked for."""
+"""Registers the page in Airflow. Every Airflow process imports this module, so the page itself is imported only when it
+is requested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ URL_PREFIX = "/tidegate"
 
 
 class LazyPage:
-    """The page as an ASGI application, made at its first request: workers, scheduler and triggerer never make it."""
+    """The page as an ASGI application, created at its first request: workers, scheduler and triggerer never create
+    it."""
 
     def __init__(self) -> None:
         self._app: Any = None
@@ -32,7 +33,7 @@ class LazyPage:
 
 
 def views(base: str) -> list[dict[str, Any]]:
-    """What Airflow shows in frames. Args: base: path below which Airflow is served, without slash at its end."""
+    """Return the views that Airflow shows in frames. Args: base: path of Airflow's server, without slash at its end."""
     page, dag, run, task = f"{base}{URL_PREFIX}", "dag_id={DAG_ID}", "run_id={RUN_ID}", "task_id={TASK_ID}"
     shown = {
         "nav": ("tidegate", "ui/jobs"),
@@ -50,7 +51,7 @@ def views(base: str) -> list[dict[str, Any]]:
 
 
 class TidegatePlugin(AirflowPlugin):
-    """A navigation entry with the list of jobs, and a tab on DAG, run and task pages that jumps to their job."""
+    """Adds a navigation entry with the list of jobs, and a tab on DAG, run and task pages that leads to their job."""
 
     name = "tidegate"
     fastapi_apps = [{"app": LazyPage(), "url_prefix": URL_PREFIX, "name": "tidegate"}]

@@ -1,8 +1,8 @@
-"""Whether the page can restore a job: whether somebody would start the driver of a new submission.
+"""Decides whether the page can restore a job: whether something would start the driver of a new submission.
 
-Drivers are started from the page only where Airflow's own tasks start them beside its servers, and where the job's
-last one was started. With YARN and Kubernetes, too, a process of the API server would submit: with Spark settings that
-the job directory holds, so that whoever may write there would choose what it does.
+The page starts drivers only where Airflow's own tasks start them next to its servers, and where the job's last driver
+was started. With YARN and Kubernetes, too, a process of the API server would submit the driver, with Spark settings
+from the job directory, so anyone who can write there could control it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REMEDY = "Trigger a DAG with TidegateRestoreJobOperator, or run `tidegate restor
 
 
 def restore_blocker(client: JobClient, root: JobRoot, specs: Sequence[Spec]) -> str:
-    """Why the page cannot restore the job, for people; "": it can. Raises StoreError."""
+    """Return why the page cannot restore the job, as text for users; "": it can. Raises StoreError."""
     try:
         refuse_foreign_code(client, root)
         refuse_without_launcher(client, root, specs)
@@ -32,34 +32,39 @@ def restore_blocker(client: JobClient, root: JobRoot, specs: Sequence[Spec]) -> 
 
 
 def refuse_foreign_code(client: JobClient, root: JobRoot) -> None:
-    """A driver runs the code of a DAG's author, with what the environment of the API server holds; and what the job
-    directory says of earlier launches and submissions, such an author may have written. So drivers are started here
-    only where Airflow itself runs tasks beside its servers. Raises EnvironmentProblemError."""
+    """Refuse to run code of DAG authors on the API server unless tasks run there anyway.
+
+    A driver runs a DAG author's code with the environment of the API server, and DAG authors can also write launches
+    and submissions into the job directory. So drivers are started here only if Airflow runs tasks next to its servers.
+    Raises EnvironmentProblemError.
+    """
     if root.launcher == AGENT:
         return
     executors = [name.strip().rpartition(".")[2] for name in conf.get("core", "executor", fallback="").split(",")]
     if executors != ["LocalExecutor"]:
         raise EnvironmentProblemError(
-            "the page starts no driver here",
+            "the page cannot start a driver here",
             where=f"job {client.job_id}",
-            cause=f"tasks run elsewhere ({', '.join(executors)}), and their code is kept off Airflow's API server",
+            cause=f"tasks run elsewhere ({', '.join(executors)}), and their code must not run on Airflow's API server",
             remedy=REMEDY,
         )
 
 
 def refuse_without_launcher(client: JobClient, root: JobRoot, specs: Sequence[Spec]) -> None:
-    """A submission that nobody launches would leave the job waiting for ever. An agent launches what is submitted
-    anywhere. Otherwise the page starts a driver only where the job's last one was started, and when that is this
-    machine: an API server need not be a place for drivers. Raises EnvironmentProblemError, StoreError."""
+    """Refuse a submission that nothing would launch, so that the job would wait forever.
+
+    An agent launches every submission. Otherwise the page starts a driver only on the machine of the job's last driver:
+    an API server may not be able to run drivers. Raises EnvironmentProblemError, StoreError.
+    """
     if root.launcher == AGENT:
         return
     where = f"job {client.job_id}, launcher {root.launcher}"
     if not runs_on_this_host(root.launcher):
         raise EnvironmentProblemError(
-            "the page starts no driver with this launcher",
+            "the page cannot start a driver with this launcher",
             where=where,
             cause=f"with launcher {root.launcher!r} a process of Airflow's API server would submit it, with settings "
-            "that the job directory holds",
+            "from the job directory",
             remedy=REMEDY,
         )
     launches = (launched_processes(client.store, client.layout, spec.number) for spec in reversed(specs))
@@ -67,10 +72,10 @@ def refuse_without_launcher(client: JobClient, root: JobRoot, specs: Sequence[Sp
     here = (host_name(), process_namespace())
     if last is not None and (last.host, last.process_space) == here:
         return
-    started = f"on {last.host}" if last is not None else "nowhere that the job directory knows of"
+    started = f"on {last.host}" if last is not None else "on a host that the job directory does not record"
     raise EnvironmentProblemError(
         "the page cannot start this job's driver",
         where=where,
-        cause=f"the last one was started {started}, and Airflow's API server runs on {here[0]}",
+        cause=f"its last driver was started {started}, but Airflow's API server runs on {here[0]}",
         remedy=REMEDY,
     )

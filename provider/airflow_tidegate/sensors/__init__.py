@@ -1,1 +1,1 @@
-"""Sensors over the decision log and the status hint."""
+"""Sensors that read the decision log and the status hint."""

@@ -1,4 +1,4 @@
-"""Wait for a completed snapshot."""
+"""Sensor that waits for a completed snapshot."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 class TidegateCheckpointSensor(JobSensor):
-    """Waits until a snapshot is completed: this very one, any newer than one, or so many of the current submission.
+    """Wait until a snapshot is completed: a named one, one newer than another, or a number of them.
 
-    With none of the three: any one of the current submission. XCom:
-    `{"checkpoint_id", "kind", "path", "duration_ms", "completed_at", "count"}` of the newest that satisfies it.
+    With none of the three arguments: any one of the current submission. XCom:
+    `{"checkpoint_id", "kind", "path", "duration_ms", "completed_at", "count"}` of the newest that fits.
 
     Args:
-        checkpoint_id: this one, by id or as the XCom of a checkpoint task; its abortion is a failure.
-        newer_than: a checkpoint id, or the XCom of a checkpoint, savepoint or stop task; or a point in time with zone,
+        checkpoint_id: this one, by id or as the XCom of a checkpoint task; if it is aborted, the sensor fails.
+        newer_than: a checkpoint id, or the XCom of a checkpoint, savepoint or stop task; or a time with zone,
             such as `"{{ data_interval_end }}"`: one that was triggered after it, by the driver's clock.
-        count: so many completed under the current submission.
+        count: this many completed under the current submission.
     """
 
     template_fields: Sequence[str] = (*JobSensor.template_fields, "checkpoint_id", "newer_than", "count")
@@ -44,7 +44,7 @@ class TidegateCheckpointSensor(JobSensor):
         self.count = count
 
     def job_wait(self) -> Wait:
-        """The wait, from rendered arguments."""
+        """Return the wait for the rendered arguments."""
         checkpoint_id = checkpoint_number(self.checkpoint_id, "checkpoint_id")
         newer, after = newer_than(self.newer_than)
         count = whole_number(self.count, "count")
@@ -54,7 +54,7 @@ class TidegateCheckpointSensor(JobSensor):
 
 
 def newer_than(value: Any) -> tuple[int | None, str | None]:
-    """A checkpoint's id, or a point in time as ISO 8601, of which at least one is None. Raises OptionError."""
+    """Return a checkpoint's id, or a time as ISO 8601; at least one of them is None. Raises OptionError."""
     is_time = isinstance(value, datetime) or (isinstance(value, str) and _DATE.match(value.strip()) is not None)
     if is_time:
         return None, point_text(event_time_us(value, "newer_than"))
@@ -62,15 +62,15 @@ def newer_than(value: Any) -> tuple[int | None, str | None]:
 
 
 def checkpoint_number(value: Any, name: str) -> int | None:
-    """A checkpoint's id, given as such or in the XCom of a task that names one. Raises OptionError."""
+    """Return a checkpoint's id, from a number or the XCom of a task that names one. Raises OptionError."""
     return whole_number(value.get("checkpoint_id") if isinstance(value, Mapping) else value, name)
 
 
 def whole_number(value: Any, name: str) -> int | None:
-    """`value`, perhaps rendered to text, as a number. Raises OptionError naming the argument."""
+    """Return `value`, possibly rendered to text, as a number. Raises OptionError that names the argument."""
     if value is None or value in ("", "None"):
         return None
     text = str(value).strip()
     if not text.isdecimal():
-        raise OptionError(f"{value!r} is not a whole number", where=f"argument {name}", remedy="give one such as 12")
+        raise OptionError(f"{value!r} is not an integer", where=f"argument {name}", remedy="Use a number such as 12")
     return int(text)

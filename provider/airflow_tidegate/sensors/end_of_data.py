@@ -1,4 +1,4 @@
-"""Wait for sources to end."""
+"""Sensor that waits for sources to end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from airflow_tidegate.waits.job_waits import EndOfDataWait, Wait
 
 
 class TidegateEndOfDataSensor(JobSensor):
-    """Waits until bounded sources have been read to their end, or replaying ones have played all they have.
+    """Wait until bounded sources have been read to their end, or replaying ones have played all their rows.
 
     XCom: `{"job_id", "status", "sources": {uid: {"records", "end_of_data"}}}`.
 
     Args:
         sources: uids of sources that must have ended; with neither argument: all sources of the job.
-        played_all: uids of replaying sources, which stay open at their end; theirs is a fact of the status hint, not
-            of the decision log: a job restored from before that point plays on.
+        played_all: uids of replaying sources, which stay open at their end. The status hint reports this, not the
+            decision
+            log: a job restored from before that point continues to play.
     """
 
     template_fields: Sequence[str] = (*JobSensor.template_fields, "sources", "played_all")
@@ -34,12 +35,12 @@ class TidegateEndOfDataSensor(JobSensor):
         self.played_all = played_all
 
     def job_wait(self) -> Wait:
-        """The wait, from rendered arguments."""
+        """Return the wait for the rendered arguments."""
         return EndOfDataWait(sources=names(self.sources), played_all=names(self.played_all))
 
 
 def names(value: Sequence[str] | str | None) -> tuple[str, ...]:
-    """Uids from a list, or from text with commas."""
+    """Return uids from a list, or from text with commas."""
     if value is None:
         return ()
     parts = value.split(",") if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""What both sensors share: one look a poke, or the triggerer."""
+"""JobSensor: base class of sensors. Each poke reads the job directory once; or the triggerer waits."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tidegate.errors import WaitTimeoutError
 
 
 class JobSensor(BaseSensorOperator):
-    """Waits for something about one job. Not used by itself.
+    """Base class of sensors for one job.
 
-    A job that ends, or whose driver dies, before that is a failure at once, not a timeout.
+    If the job ends, or its driver dies, before the condition holds, the sensor fails at once, without a timeout.
 
     Args:
         job_id: the job; templated.
         tidegate_conn_id: connection of type `tidegate`.
-        deferrable: wait in the triggerer and give the worker slot back; None: as Airflow's setting `[operators]
+        deferrable: wait in the triggerer and release the worker slot; None: as Airflow's setting `[operators]
             default_deferrable` says.
         poke_interval, timeout, mode, soft_fail, ...: Airflow's own; `poke_interval` defaults to 5 s.
     """
@@ -53,7 +53,7 @@ class JobSensor(BaseSensorOperator):
 
     @abstractmethod
     def job_wait(self) -> Wait:
-        """What to wait for, from rendered arguments. Raises OptionError."""
+        """Return what to wait for, from rendered arguments. Raises OptionError."""
 
     def execute(self, context: Any) -> Any:
         """Poke, or defer."""
@@ -81,7 +81,7 @@ class JobSensor(BaseSensorOperator):
         return None
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Payload:
-        """Called with the trigger's event."""
+        """Continue with the trigger's event."""
         if "failure" in event:
             failure = Failure.from_event(event)
             if failure.code == WaitTimeoutError.code:
@@ -90,7 +90,7 @@ class JobSensor(BaseSensorOperator):
         return dict(event["found"])
 
     def poke(self, context: Any) -> PokeReturnValue:
-        """One look."""
+        """Read the job directory once."""
         with airflow_failures():
             if self._watch is None:
                 self._watch = self._new_watch(None)

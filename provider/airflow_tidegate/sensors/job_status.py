@@ -1,4 +1,4 @@
-"""Wait for a job's status."""
+"""Sensor that waits for a job's status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidegate.jobs.status import JobStatus
 
 
 class TidegateJobStatusSensor(JobSensor):
-    """Waits until the job has one of some statuses. A job that ended with another one is a failure at once.
+    """Wait until the job has one of some statuses. If the job ends with another status, the sensor fails at once.
 
     XCom: `{"job_id", "spec", "generation", "status"}`.
 
@@ -29,15 +29,15 @@ class TidegateJobStatusSensor(JobSensor):
         self.statuses = statuses
 
     def job_wait(self) -> Wait:
-        """The wait, from rendered arguments."""
+        """Return the wait for the rendered arguments."""
         wanted = tuple(name.upper() for name in names(self.statuses))
         known = [status.value for status in JobStatus]
         wrong = [name for name in wanted if name not in known]
         if wrong or not wanted:
             near = difflib.get_close_matches(wrong[0], known, 1) if wrong else []
             raise OptionError(
-                f"{wrong[0]!r} is no status of a job" if wrong else "no status is named",
+                f"{wrong[0]!r} is not a status of a job" if wrong else "no status is named",
                 where="argument statuses",
-                remedy=f"did you mean {near[0]!r}" if near else f"name some of {', '.join(known)}",
+                remedy=f"Did you mean {near[0]!r}" if near else f"Name some of {', '.join(known)}",
             )
         return JobStatusWait(statuses=wanted)

@@ -1,4 +1,4 @@
-"""Wait for a checkpoint that waits for a verdict."""
+"""Sensor that waits for a checkpoint that needs a verdict."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from airflow_tidegate.waits.job_waits import StagedWait, Wait
 
 
 class TidegateStagedCheckpointSensor(JobSensor):
-    """Waits until a checkpoint of a job with `commit="on_request"` waits for a verdict: its rows are written and can be
-    read, and no reader of the table sees them (S7.8).
+    """Wait until a checkpoint of a job with `commit="on_request"` waits for a verdict (S7.8).
 
-    With neither argument: any one. XCom: `{"checkpoint_id", "kind", "path", "duration_ms", "completed_at", "verdict",
-    "waiting"}` of the newest that satisfies it; `waiting`: ids of all that wait, oldest first.
+    Its rows are then written and can be read for an audit, but readers of the table do not see them. With neither
+    argument: any checkpoint. XCom: `{"checkpoint_id", "kind", "path", "duration_ms", "completed_at", "verdict",
+    "waiting"}` of the newest that fits; `waiting`: ids of all that wait, oldest first.
 
     Args:
-        checkpoint_id: this one, by id or as the XCom of a checkpoint task. Also found when it was approved since, as
-            `verdict` says; its rejection or abortion is a failure.
+        checkpoint_id: this one, by id or as the XCom of a checkpoint task. It is also found if it was approved since,
+            as `verdict` shows; if it is rejected or aborted, the sensor fails.
         newer_than: any that waits and is newer than this id, or the XCom of a checkpoint, savepoint or sensor task.
     """
 
@@ -37,7 +37,7 @@ class TidegateStagedCheckpointSensor(JobSensor):
         self.newer_than = newer_than
 
     def job_wait(self) -> Wait:
-        """The wait, from rendered arguments."""
+        """Return the wait for the rendered arguments."""
         return StagedWait(
             checkpoint_id=checkpoint_number(self.checkpoint_id, "checkpoint_id"),
             newer_than=checkpoint_number(self.newer_than, "newer_than"),

@@ -1,4 +1,4 @@
-"""Wait for event time to pass a point."""
+"""Sensor that waits for event time to pass a point."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tidegate.errors import OptionError
 
 
 class TidegateWatermarkSensor(JobSensor):
-    """Waits until the job's watermark has reached a point in event time: by then everything before it has come (S4.4).
+    """Wait until the job's watermark has reached a point in event time: all earlier rows have arrived by then (S4.4).
 
     A job that has finished is past every point. XCom: `{"job_id", "status", "at", "watermark", "checkpoint_id"}`;
-    `watermark` is None when the job has finished, `checkpoint_id` unless `durable`.
+    `watermark` is None if the job has finished, `checkpoint_id` is None unless `durable`.
 
     Args:
         at: the point, with zone; usually `"{{ data_interval_end }}"`.
-        source: uid of one source, whose own watermark it is then; None: the whole job.
-        durable: ask for a completed checkpoint that has passed the point and whose output is committed, where the job
-            has sinks that commit. False: for what the driver tells of itself, which is newer, and which a restart may
-            take back.
+        source: uid of one source, to use its own watermark; None: the whole job's.
+        durable: True: wait for a completed checkpoint that has passed the point and whose output is committed, if the
+            job has sinks that commit. False: use the driver's current report, which is newer, but which a restart may
+            set back.
     """
 
     template_fields: Sequence[str] = (*JobSensor.template_fields, "at", "source", "durable")
@@ -38,13 +38,13 @@ class TidegateWatermarkSensor(JobSensor):
         self.durable = durable
 
     def job_wait(self) -> Wait:
-        """The wait, from rendered arguments."""
+        """Return the wait for the rendered arguments."""
         durable = flag(self.durable, "durable")
         source = None if self.source in (None, "", "None") else str(self.source)
         if durable and source is not None:
             raise OptionError(
-                "a checkpoint tells the watermark of the whole job, not that of one source",
+                "a checkpoint records the watermark of the whole job, not of one source",
                 where="arguments source and durable",
-                remedy="leave one of them out",
+                remedy="Remove one of them",
             )
         return WatermarkWait(at_us=event_time_us(self.at, "at"), source=source, durable=durable)

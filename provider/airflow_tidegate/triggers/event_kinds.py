@@ -1,7 +1,7 @@
-"""What can happen to a job that starts DAGs: each kind as a pure function of a look and of how far one has told.
+"""Kinds of job events that start DAGs. Each is a pure function of a snapshot of the job directory and a cursor.
 
-A cursor is JSON and small. The events of a look follow from the look and the cursor alone, so a watcher that comes back
-with an older cursor tells the same events again, with the same dedupe keys.
+A cursor is small JSON that records which events were delivered. Events depend only on the observation and the cursor,
+so a watcher that restarts with an older cursor delivers the same events again, with the same dedupe keys.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Cursor = Mapping[str, Any]
 Payload = dict[str, Any]
 
 EVENTS_AT_ONCE = 24
-"""Events that one look gives at most; the rest comes with the next looks."""
+"""Most events of one observation; the rest follows with the next observations."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """An event, and the cursor once it has been told."""
+    """An event, and the cursor after its delivery."""
 
     payload: Payload
     cursor: Cursor
@@ -39,39 +39,42 @@ class JobEvents(ABC):
 
     @abstractmethod
     def initial_cursor(self, look: JobObservation) -> Cursor | None:
-        """The cursor of a watcher that begins now; None: it cannot yet."""
+        """Return the cursor of a watcher that starts now; None: it cannot start yet."""
 
     def current(self, look: JobObservation, cursor: Cursor) -> Cursor:
-        """The cursor to go on from: `cursor`, unless what it counts in has begun anew since."""
+        """Return the cursor to continue from: `cursor`, unless its lineage has ended since."""
         return cursor
 
     @abstractmethod
     def events_since(self, look: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
-        """What has happened since, oldest first, at most EVENTS_AT_ONCE. `as_one`: all of it as one event."""
+        """Return the events since the cursor, oldest first, at most EVENTS_AT_ONCE. `as_one`: all of them as one
+        event."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointEvents(JobEvents):
-    """A snapshot is completed; `published`: and what it covers is committed, where the job has sinks that commit.
+    """Events for completed snapshots; with `published`, only when their output is committed, if the job has sinks that
+    commit.
 
-    An event for several is that of the newest, with their number.
+    One event for several snapshots has the data of the newest, and their number.
     """
 
     kind: ClassVar[str] = "checkpoint"
     published: bool = False
 
     def initial_cursor(self, look: JobObservation) -> Cursor | None:
-        """Behind the log as it is."""
+        """Start after the current end of the log."""
         return {"entry": look.view.last_decision}
 
     def events_since(self, look: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
-        """In the order of the log's entries: a checkpoint that overtakes another one hides it not."""
+        """Return events in the order of the log's entries, so that no snapshot is missed if a later one completes
+        first."""
         fresh = sorted((c for c in look.view.completed if self._entry(c) > cursor["entry"]), key=self._entry)
         chosen = [(fresh[-1], len(fresh))] if as_one and fresh else [(c, 1) for c in fresh[:EVENTS_AT_ONCE]]
         return [JobEvent(self._payload(look.view, c, count), {"entry": self._entry(c)}) for c, count in chosen]
 
     def _entry(self, checkpoint: CheckpointView) -> int:
-        """The log's entry by which it happened; 0: it has not."""
+        """Return the log entry that makes the event happen; 0: it has not happened."""
         if not self.published:
             return checkpoint.settled_by
         return (checkpoint.committed_by or checkpoint.settled_by) if checkpoint.is_published else 0
@@ -90,12 +93,13 @@ class CheckpointEvents(JobEvents):
 
 @dataclass(frozen=True, kw_only=True)
 class WatermarkEvents(JobEvents):
-    """The watermark passes a multiple of `every_us`, counted from 1970, UTC: the interval before it is complete.
+    """Events for each multiple of `every_us`, counted from 1970, UTC, that the watermark passes: the interval is
+    complete.
 
     Attributes:
         every_us: length of an interval, microseconds.
-        start_us: where the first interval begins; None: the first that begins after the watcher does.
-        durable: by the watermark of published checkpoints.
+        start_us: begin of the first interval; None: the first that begins after the watcher starts.
+        durable: use the watermark of published checkpoints.
     """
 
     kind: ClassVar[str] = "watermark"
@@ -104,20 +108,20 @@ class WatermarkEvents(JobEvents):
     durable: bool = False
 
     def initial_cursor(self, look: JobObservation) -> Cursor | None:
-        """At `start_us`, else at the newest boundary that was passed; a job without watermark has none yet."""
+        """Start at `start_us`, else at the newest boundary that was passed; a job without watermark has none yet."""
         from_us = self.start_us if self.start_us is not None else self._watermark_us(look.view)
         if from_us is None:
             return None
         return {"lineage": look.spec.lineage, "boundary_us": from_us // self.every_us * self.every_us}
 
     def current(self, look: JobObservation, cursor: Cursor) -> Cursor:
-        """A job begun afresh has a time of its own: it begins anew as soon as there is one."""
+        """Return a new cursor if the job was started fresh, as soon as it has a watermark."""
         if look.spec.lineage == cursor["lineage"]:
             return cursor
         return self.initial_cursor(look) or cursor
 
     def events_since(self, look: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
-        """One event an interval; none of a lineage that has no watermark yet."""
+        """Return one event per interval; none for a lineage without a watermark."""
         if look.spec.lineage != cursor["lineage"]:
             return []
         watermark_us, boundary_us = self._watermark_us(look.view), int(cursor["boundary_us"])
@@ -153,18 +157,18 @@ class WatermarkEvents(JobEvents):
 
 @dataclass(frozen=True, kw_only=True)
 class EndOfDataEvents(JobEvents):
-    """Sources come to their end, once a submission; see `EndOfDataWait`."""
+    """Events for the end of sources, once a submission; see `EndOfDataWait`."""
 
     kind: ClassVar[str] = "end_of_data"
     sources: tuple[str, ...] = ()
     played_all: tuple[str, ...] = ()
 
     def initial_cursor(self, look: JobObservation) -> Cursor | None:
-        """An end that is there already is told."""
+        """Start before the first submission: an end that already happened is delivered."""
         return {"spec": 0}
 
     def events_since(self, look: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
-        """At most one."""
+        """Return at most one event."""
         view = look.view
         refuse_unknown_sources(view, (*self.sources, *self.played_all))
         found = EndOfDataWait(sources=self.sources, played_all=self.played_all).found(view)

@@ -1,8 +1,9 @@
-"""Event triggers, for `AssetWatcher`s: DAGs start when a checkpoint completes, a watermark passes an hour, data ends.
+"""Event triggers for `AssetWatcher`s: DAGs start when a checkpoint completes, the watermark passes an hour, or data
+ends.
 
-Airflow runs such a trigger for as long as a DAG is scheduled on its asset. Each event is handed over at least once: the
-cursor in the job directory follows `DELIVERY_GRACE_S` behind, so that an event which a triggerer had not passed on
-when it died is told again, with the same `dedupe_key`.
+Airflow runs such a trigger as long as a DAG is scheduled on its asset. Each event is delivered at least once: the
+cursor in the job directory is written `DELIVERY_GRACE_S` later. If a triggerer dies before it has passed on an event,
+the event is delivered again, with the same `dedupe_key`.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ from tidegate.jobs.records import WatchCursor
 from tidegate.jobs.watch_cursors import read_cursor, write_cursor
 
 DELIVERY_GRACE_S = 15.0
-"""How long Airflow may take to write an event that a trigger gave it into its database, seconds."""
+"""Time that Airflow may need to write a fired event to its database, seconds."""
 RETRY_S = 30.0
-"""Pause after an error, seconds: there is no job of this id yet, the store or the connection fails."""
+"""Pause after an error, seconds: no job has this id yet, or the store or the connection fails."""
 
 
 class JobEventTrigger(BaseEventTrigger):
-    """What all event triggers share. Not used by itself.
+    """Base class of all event triggers.
 
     Args:
-        job_id: the job; it need not be there yet.
+        job_id: the job; it need not exist yet.
         conn_id: connection of type `tidegate`; resolved in the triggerer.
-        watcher: tells this watcher from others of the same kind on the job: two Airflows that watch one job need two
-            names, since each watcher has its cursor.
-        min_interval: least time between two events, as text ("10 min"); what happens in between is told as one. None:
-            an event for each happening.
-        poll_interval: between looks at the job directory after a change; grows while nothing changes.
+        watcher: distinguishes watchers of the same kind on one job: two Airflow installations that watch one job need
+            two names, since each watcher has its own cursor.
+        min_interval: least time between two events, as text ("10 min"); happenings in between are merged into one
+            event. None: one event each.
+        poll_interval: between reads of the job directory after a change; grows while nothing changes.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class JobEventTrigger(BaseEventTrigger):
 
     @abstractmethod
     def job_events(self) -> JobEvents:
-        """What to tell."""
+        """Return the kind of events to fire."""
 
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """Own arguments, JSON-able."""
+        """Return the trigger's own arguments, JSON-able."""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class path and the arguments that make the same trigger again."""
+        """Return class path and arguments, from which Airflow creates the same trigger again."""
         shared = ("job_id", "conn_id", "watcher", "min_interval", "poll_interval")
         return (
             f"{type(self).__module__}.{type(self).__qualname__}",
@@ -90,14 +91,15 @@ class JobEventTrigger(BaseEventTrigger):
 
     @property
     def cursor_id(self) -> str:
-        """Name of the cursor: a trigger with other arguments tells other events, or at other times, and has one of its
-        own."""
+        """Return the name of the cursor. A trigger with other arguments fires other events, so it has its own
+        cursor."""
         arguments = sorted(f"{name}={value}" for name, value in self.arguments().items())
         pace = [f"min_interval={self.min_interval}"] if self.min_interval else []
         return stable_id(self.watcher, self.job_events().kind, *arguments, *pace)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Tell what happens, for ever. Whatever fails is tried again: nobody else would look after this job."""
+        """Fire events forever. Every error leads to another try, because nothing else watches this job for the
+        asset."""
         teller = EventSender(self.job_events(), self.cursor_id, least_s=self.least_s, poll_s=self.poll_s)
         while True:
             try:
@@ -109,13 +111,13 @@ class JobEventTrigger(BaseEventTrigger):
                             teller.on_delivered(happening)
             except Exception as error:
                 unexpected = None if isinstance(error, TidegateError) else error
-                self.log.warning("watching job %s: %s; tried again soon", self.job_id, error, exc_info=unexpected)
+                self.log.warning("watching job %s: %s; retrying soon", self.job_id, error, exc_info=unexpected)
             await asyncio.sleep(RETRY_S)
 
 
 class EventSender:
-    """An observer that knows what it has told. `see` runs in a thread, `handed_over` on the event loop, never both at
-    once."""
+    """An observer that tracks its delivered events. `evaluate` runs in a thread, `on_delivered` on the event loop,
+    never both at once."""
 
     deadline_at: float | None = None
 
@@ -127,10 +129,10 @@ class EventSender:
         self._unsaved: deque[tuple[float, WatchCursor]] = deque()
 
     def evaluate(self, client: JobClient, look: JobObservation) -> list[JobEvent] | None:
-        """What has happened since; None: nothing, or it is not time yet."""
+        """Return the new events; None: there are none, or it is too early."""
         if self._told is None and not self._begin(client, look):
             return None
-        assert self._told is not None, "it has begun"
+        assert self._told is not None, "the cursor is not initialised"
         self._go_on(client, look)
         self._save(client)
         if self._told_at is not None and time.time() - self._told_at < self._least_s:
@@ -138,12 +140,12 @@ class EventSender:
         return self._happenings.events_since(look, self._told, as_one=self._least_s > 0) or None
 
     def on_delivered(self, happening: JobEvent) -> None:
-        """Airflow has taken the event."""
+        """Record that Airflow has accepted the event."""
         self._told, self._told_at = happening.cursor, time.time()
         self._unsaved.append((time.monotonic(), self._cursor()))
 
     def _begin(self, client: JobClient, look: JobObservation) -> bool:
-        """Go on from the cursor, else begin now, which is written down: what happens from now on is not lost."""
+        """Continue from the stored cursor; else start now and store that cursor, so that later events are not lost."""
         found = read_cursor(client.store, client.layout, self._cursor_id)
         if found is not None:
             self._told, self._told_at = found.data, parse_iso(found.at).timestamp()
@@ -155,8 +157,8 @@ class EventSender:
         return True
 
     def _go_on(self, client: JobClient, look: JobObservation) -> None:
-        """Keep a cursor that has begun anew: behind those of events that Airflow may still be writing down."""
-        assert self._told is not None, "it has begun"
+        """Store a cursor that has started again, after cursors of events that Airflow may still be writing."""
+        assert self._told is not None, "the cursor is not initialised"
         current = self._happenings.current(look, self._told)
         if current == self._told:
             return
@@ -167,7 +169,7 @@ class EventSender:
             write_cursor(client.store, client.layout, self._cursor())
 
     def _save(self, client: JobClient) -> None:
-        """Write down the newest event that Airflow has had for long enough."""
+        """Store the cursor of the newest event that Airflow accepted at least `DELIVERY_GRACE_S` ago."""
         settled = 0
         for handed_over, _ in self._unsaved:
             settled += time.monotonic() - handed_over >= DELIVERY_GRACE_S
@@ -177,7 +179,7 @@ class EventSender:
                 self._unsaved.popleft()
 
     def _cursor(self) -> WatchCursor:
-        assert self._told is not None, "it has begun"
+        assert self._told is not None, "the cursor is not initialised"
         return WatchCursor(self._cursor_id, now_iso(), self._told)
 
 
@@ -185,7 +187,8 @@ class TidegateCheckpointEventTrigger(JobEventTrigger):
     """Fires when a snapshot of the job is completed.
 
     Args:
-        published: only those whose output is committed, where the job has sinks that commit: for readers of the output.
+        published: only snapshots whose output is committed, if the job has sinks that commit: for readers of the
+            output.
         other arguments: see `JobEventTrigger`.
     """
 
@@ -207,9 +210,9 @@ class TidegateWatermarkEventTrigger(JobEventTrigger):
 
     Args:
         every: length of an interval, as text: "1 h"; intervals are counted from 1970, UTC.
-        start: where the first interval begins, a point in time with zone as text; None: with the first that begins
-            after the watcher does.
-        durable: by the watermark of published checkpoints: the rows of the interval are committed.
+        start: begin of the first interval, a time with zone as text; None: the first interval that begins
+            after the watcher starts.
+        durable: use the watermark of published checkpoints, so that the rows of the interval are committed.
         other arguments: see `JobEventTrigger`.
     """
 
@@ -219,23 +222,23 @@ class TidegateWatermarkEventTrigger(JobEventTrigger):
         self._every_us = parse_duration(every, where="every") // timedelta(microseconds=1)
         self._start_us = None if start is None else event_time_us(start, "start")
         if not self._every_us:
-            raise OptionError("an interval has a length", where="argument every", remedy='give one such as "1 h"')
+            raise OptionError("every must not be 0", where="argument every", remedy='Use an interval such as "1 h"')
 
     def job_events(self) -> JobEvents:
-        """Steps of the watermark."""
+        """Return the events of the watermark."""
         return WatermarkEvents(every_us=self._every_us, start_us=self._start_us, durable=self.durable)
 
     def arguments(self) -> dict[str, Any]:
-        """Own arguments."""
+        """Return the trigger's own arguments."""
         return {"every": self.every, "start": self.start, "durable": self.durable}
 
 
 class TidegateEndOfDataEventTrigger(JobEventTrigger):
-    """Fires when sources have come to their end, once for each submission of the job.
+    """Fires when sources have reached the end of their input, once for each submission of the job.
 
     Args:
-        sources: uids with commas; with neither argument: all sources of the job.
-        played_all: uids, with commas, of replaying sources that have played all they have.
+        sources: uids, separated by commas; with neither argument: all sources of the job.
+        played_all: uids, separated by commas, of replaying sources that have played all their rows.
         other arguments: see `JobEventTrigger`.
     """
 
@@ -244,10 +247,10 @@ class TidegateEndOfDataEventTrigger(JobEventTrigger):
         self.sources, self.played_all = sources, played_all
 
     def job_events(self) -> JobEvents:
-        """Ends of data."""
+        """Return the events of the end of data."""
         named = [tuple(u.strip() for u in text.split(",") if u.strip()) for text in (self.sources, self.played_all)]
         return EndOfDataEvents(sources=named[0], played_all=named[1])
 
     def arguments(self) -> dict[str, Any]:
-        """Own arguments."""
+        """Return the trigger's own arguments."""
         return {"sources": self.sources, "played_all": self.played_all}

@@ -1,8 +1,8 @@
-"""Triggers: the same waits as in a worker, held by the triggerer.
+"""Triggers: the same waits as in a worker, run by the triggerer.
 
-A trigger is its arguments and nothing more, so it survives a restart of the triggerer; the deadline is a point on the
-wall clock for the same reason. One look at the job directory serves all triggers of a job (`shared_reads`), in a
-thread, never on the event loop. `cleanup` leaves the job alone: it also runs when a triggerer restarts.
+A trigger consists only of its arguments, so it survives a restart of the triggerer. The deadline is a wall-clock time
+for the same reason. All triggers of a job share one read of the job directory (`waits.shared_reader`), in a thread,
+never on the event loop. `cleanup` does not touch the job, because it also runs when a triggerer restarts.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.client.job_client import JobClient
 
 CANCEL_GRACE_S = 10.0
-"""Least time from a trigger's start to its event, seconds. The scheduler must have heard by then that the worker has
-let go of the task, else Airflow (3.3) takes the worker's exit for that of the resumed task, which is queued, and fails
-it. A worker may notice only after `[workers] min_heartbeat_interval`, 5 s, that the task's process has ended; then come
+"""Least time from a trigger's start to its event, seconds. The scheduler must first learn that the worker has released
+the task. Otherwise Airflow (3.3) takes the worker's exit for the exit of the resumed task, which is queued, and fails
+it. A worker may notice only after `[workers] min_heartbeat_interval`, 5 s, that the task's process has ended; then
+follow a round of the executor and one of the scheduler.
 a round of the executor and one of the scheduler."""
 
 
 class _WaitObserver(WaitEvaluator):
-    """A wait as an observer of shared looks."""
+    """A wait, as an observer of shared reads."""
 
     def __init__(self, wait: Wait, trigger: JobWaitTrigger) -> None:
         super().__init__(wait, deadline_at=trigger.deadline_at, timeout_s=trigger.timeout_s)
@@ -52,20 +53,20 @@ class _WaitObserver(WaitEvaluator):
 
 
 class JobWaitTrigger(BaseTrigger):
-    """What all waiting triggers share.
+    """Base class of all waiting triggers.
 
-    Fires one event: `{"wait": {...}, "found": {...}}`, or `{"wait": {...}, "failure": {...}}` as `Failure.to_event`
-    makes it. The wait comes back with it, because not every way to resume a deferred task passes arguments of its own.
+    Fires one event: `{"wait": {...}, "found": {...}}`, or `{"wait": {...}, "failure": {...}}` as created by
+    `Failure.to_event`. The event contains the wait, because not every way to resume a deferred task passes arguments.
 
     Args:
         root: job root.
         job_id: the job.
         storage_options: fsspec options; secrets as references.
         wait: keyword arguments of the wait (`Wait.fields`).
-        deadline_at: seconds since the epoch; None: wait for ever.
+        deadline_at: seconds since the epoch; None: no deadline.
         timeout_s: length of the whole wait, for messages.
-        poll_s: seconds between looks after a change; while nothing changes the pauses grow (`shared_reads.Pace`).
-        kill_command: what to send when a user kills the deferred task (`kills.kill_command`), or None.
+        poll_s: seconds between reads after a change; without changes the interval grows.
+        kill_command: command to send when a user kills the deferred task (`on_kill.kill_command`), or None.
     """
 
     wait_class: ClassVar[type[Wait]]
@@ -90,7 +91,7 @@ class JobWaitTrigger(BaseTrigger):
         self.kill_command = dict(kill_command) if kill_command else None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class path and the arguments that make the same trigger again."""
+        """Return class path and arguments, from which Airflow creates the same trigger again."""
         return (
             f"{type(self).__module__}.{type(self).__qualname__}",
             {
@@ -106,16 +107,16 @@ class JobWaitTrigger(BaseTrigger):
         )
 
     def client(self) -> JobClient:
-        """A client of the job; made in a thread, because opening a store may block."""
+        """Return a client of the job. Called in a thread, because opening a store may block."""
         return JobClient(self.root, self.job_id, self.storage_options)
 
     def job_wait(self) -> Wait:
-        """The wait this trigger asks."""
+        """Return the wait of this trigger."""
         arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in self.wait.items()}
         return self.wait_class(**arguments)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until found, or until it cannot come any more."""
+        """Read until the condition holds, or can no longer hold."""
         began = time.monotonic()
         try:
             async with shared_job(self.root, self.job_id, self.storage_options) as job:
@@ -127,11 +128,11 @@ class JobWaitTrigger(BaseTrigger):
         yield TriggerEvent(event)
 
     async def on_kill(self) -> None:
-        """A user ended the deferred task: send the command that the operator's policy asks for, if any."""
+        """Send the command of the operator's kill policy, if any: a user ended the deferred task."""
         if self.kill_command is None:
             return
         if await sync_to_async(is_still_deferred)(self.task_instance):
-            self.log.info("job %s: another triggerer waits on; nothing is sent", self.job_id)
+            self.log.info("job %s: another triggerer has taken over the wait; no command is sent", self.job_id)
             return
         await asyncio.to_thread(self._send_kill_command, self.kill_command)
 
@@ -217,7 +218,7 @@ TRIGGERS: Mapping[str, type[JobWaitTrigger]] = {
 
 
 class TidegateSuperviseTrigger(JobWaitTrigger):
-    """Waits until a supervised job is over or stands still (`SuperviseWait`), or its driver is dead."""
+    """Waits until a supervised job has ended or makes no progress (`SuperviseWait`), or its driver is dead."""
 
     wait_class = SuperviseWait
 

@@ -1,7 +1,7 @@
-"""Looking at one job again and again, at little cost.
+"""Reads one job repeatedly, with few requests.
 
-What does not change is read once: submissions, and the entries of the decision log. A look at a living job costs three
-requests to the store; one at a job whose driver gives no sign of life costs `LIVENESS_REQUESTS` more.
+Submissions and entries of the decision log never change, so they are read once. A read of a living job costs three
+requests to the store. If the driver gives no sign of life, it costs `LIVENESS_REQUESTS` more.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from tidegate.jobs.records import Launch, Spec
 from tidegate.jobs.status import JobStatus, JobView
 
 REQUESTS_PER_READ = 3
-"""Requests of one look when nothing is new: the next submission, the next entry of the log, the status hint. An entry
-that is there costs one more, once."""
+"""Requests of one read without news: the next submission, the next entry of the log, the status hint. A new entry costs
+one more request, once."""
 LIVENESS_REQUESTS = 2
-"""Requests more at the first look, and while the driver gives no sign of life: the list of launches, and the newest."""
+"""Additional requests at the first read, and while the driver gives no sign of life: list of launches, newest
+launch."""
 
 
 SILENT_INTERVALS = 3
-"""Heartbeat intervals without a sign of life after which a look asks whether the driver's process is there."""
+"""Heartbeat intervals without a sign of life after which a read checks whether the driver's process exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,10 @@ class JobObservation:
     Attributes:
         view: the job.
         spec: its current submission.
-        options: of that.
-        death: the launch of this host whose process is gone: a certain death. None: not known to be dead.
-        moved: log or submissions have grown since this reader's look before, or the driver is suspiciously silent: the
-            next look is worth taking soon.
+        options: of that submission.
+        death: the launch on this host whose process is dead. None: not known to be dead.
+        moved: log or submissions have grown since this reader's last read, or the driver is suspiciously silent: read
+            again soon.
     """
 
     view: JobView
@@ -48,10 +49,10 @@ class JobObservation:
 
 
 class JobReader:
-    """Looks at one job. Blocks on the store; not thread-safe, but may be used by one thread after another.
+    """Reads one job. Blocks on the store; not thread-safe, but several threads may use it one after the other.
 
     Args:
-        client: the job's client; this reader's alone.
+        client: the job's client, used by this reader only.
         monotonic: seconds.
     """
 
@@ -65,7 +66,7 @@ class JobReader:
         self._submission: tuple[Spec, JobOptions] | None = None
 
     def read(self) -> JobObservation:
-        """The job now. Raises JobNotFoundError and StoreError."""
+        """Read the job. Raises JobNotFoundError and StoreError."""
         view = self.client.view()
         spec, options = self._submitted(view.spec_number)
         durable, beat = (view.spec_number, view.last_decision), (view.hint_generation, view.heartbeat)
@@ -77,7 +78,7 @@ class JobReader:
             return JobObservation(view, spec, options, None, grown)
         silent_s = self._monotonic() - self._beaten_at
         silent = silent_s >= SILENT_INTERVALS * options.heartbeat_interval.total_seconds() and view.is_active
-        # At the first look, too: one that looks now and then, each time with a reader of its own, has no other.
+        # Also at the first read: a caller with a new reader for each read has no second one.
         death = (
             local_driver_death(self.client.store, self.client.layout, spec.number)
             if silent or self._suspected

@@ -1,8 +1,7 @@
-"""What an Airflow task can wait for, as serialisable questions about a job.
+"""Conditions that an Airflow task can wait for, as serialisable objects.
 
-One place for operators, sensors and triggers: a `Wait` is pure data with one question, `look`, over the job's derived
-view and the store. `watch.py` asks it again and again, in a worker or in the triggerer, and notices that nobody is left
-to bring about what is waited for.
+Operators, sensors and triggers share them. A `Wait` is pure data with one method, `check`, on the job's derived view
+and the store. `watch.py` calls it repeatedly, in a worker or in the triggerer, and detects a dead driver.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from tidegate.jobs.status import CheckpointView, JobStatus, JobView, SourceView
 from tidegate.jobs.stop_outcomes import NEXT_OF_REFUSED, STOP_OUTCOMES
 
 Payload = dict[str, Any]
-"""What was found, JSON-able."""
+"""Result of a wait, JSON-able."""
 NEXT_ACTIONS = {
     **{code: outcome.next_action for code, outcome in STOP_OUTCOMES.items() if not outcome.stopped},
     **NEXT_OF_REFUSED,
-    "superseded": "Retry the task, to ask the job's current submission",
-    "expired": "No driver saw the command in time; see that one runs, then retry the task",
+    "superseded": "Retry the task, to send the command to the job's current submission",
+    "expired": "No driver read the command in time; check that one runs, then retry the task",
     "job_failed": "Restore the job from its latest snapshot",
-    "job_ended": "There is nothing to ask any more; look at how the job ended",
+    "job_ended": "The job accepts no commands any more; check how it ended",
 }
 """Code of a negative answer -> what to do next (S7.7, S9.4)."""
 
@@ -38,44 +37,45 @@ ENDED_WELL = frozenset({JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING, J
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(ABC):
-    """A question about a job."""
+    """A condition about a job."""
 
     kind: ClassVar[str]
-    """Names the wait where it is serialised; each kind has its trigger class."""
+    """Name of the wait in serialised form; each kind has its own trigger class."""
     what: ClassVar[str]
-    """What is waited for, in words, for messages."""
+    """Description of the condition, for messages."""
 
     @abstractmethod
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """What was waited for, or None: not yet. May read the store.
+        """Return the result, or None: not yet. May read the store.
 
         Args:
             client: the job's client.
             view: read just before.
 
         Raises:
-            TidegateError: it cannot come any more.
+            TidegateError: the condition can no longer become true.
         """
 
     def raise_if_over(self, view: JobView) -> None:
-        """Raise what tells why the job is over, with its root cause; nothing when it is not."""
+        """Raise the error that says why the job has ended, with its root cause; return if it has not ended."""
         if view.is_terminal:
             raise ended_error(view, view.spec_number, self.what)
 
     def fields(self) -> dict[str, Any]:
-        """JSON-able keyword arguments that make the same wait again."""
+        """Return JSON-able keyword arguments that create the same wait again."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatusWait(Wait):
-    """Until submission `spec` has one of `statuses`.
+    """Wait until submission `spec` has one of `statuses`.
 
     Attributes:
         spec: number of the submission.
         statuses: job statuses that end the wait.
-        after_generation: what drivers up to this generation say belongs to an earlier try and is not listened to.
-        owner: who waits, when it owns the submission (`on_owner_lost`): `Watch` renews `owner.json` meanwhile; "": not.
+        after_generation: reports of drivers up to this generation are ignored: they belong to an earlier try.
+        owner: the waiting task, if it owns the submission (`on_owner_lost`): `owner.json` is renewed during the wait;
+            "": it does not.
     """
 
     kind: ClassVar[str] = "status"
@@ -86,7 +86,7 @@ class StatusWait(Wait):
     owner: str = ""
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """The job's summary once its status is one of `statuses`."""
+        """Return the job's summary once its status is one of `statuses`."""
         if view.spec_number > self.spec:
             raise ended_error(view, self.spec, self.what)
         if view.spec_number < self.spec or (self.after_generation and view.generation <= self.after_generation):
@@ -99,14 +99,14 @@ class StatusWait(Wait):
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatusWait(Wait):
-    """Until the job, whichever submission is its newest by then, has one of `statuses`; else an error once it ended."""
+    """Wait until the newest submission of the job has one of `statuses`; fail if the job ends with another status."""
 
     kind: ClassVar[str] = "job_status"
     what: ClassVar[str] = "the job's status"
     statuses: tuple[str, ...]
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """The job's summary once its status is one of `statuses`."""
+        """Return the job's summary once its status is one of `statuses`."""
         if view.status.value in self.statuses:
             return result_summary(view)
         self.raise_if_over(view)
@@ -115,14 +115,14 @@ class JobStatusWait(Wait):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandWait(Wait):
-    """Until command `command_id` is answered; a refusal is an error."""
+    """Wait until command `command_id` is answered; a refusal is an error."""
 
     kind: ClassVar[str] = "command"
     what: ClassVar[str] = "the driver's answer"
     command_id: str
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """The answer's data with `answered_at`."""
+        """Return the answer's data with `answered_at`."""
         result = client.result(self.command_id)
         if result is None:
             return self._without_answer(view)
@@ -137,14 +137,16 @@ class CommandWait(Wait):
 
 @dataclass(frozen=True, kw_only=True)
 class StopWait(CommandWait):
-    """Until the job has stopped as asked; a job that came to its own end meanwhile has stopped too (S7.5, S7.7)."""
+    """Wait until the job has stopped; a job that ended by itself meanwhile counts as stopped (S7.5, S7.7)."""
 
     kind: ClassVar[str] = "stop"
     what: ClassVar[str] = "the job to stop"
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """The answer's data; "there is nothing to stop" is what a driver answers whose job comes to its own end, as it
-        records that or just before."""
+        """Return the answer's data.
+
+        A driver answers `job_ended` if its job ends by itself, possibly just before the log records the end.
+        """
         result = client.result(self.command_id)
         if result is None or result.code != "job_ended":
             return super().check(client, view)
@@ -163,13 +165,13 @@ class StopWait(CommandWait):
 
 @dataclass(frozen=True, kw_only=True)
 class CancelWait(CommandWait):
-    """Until the job is cancelled, or has ended otherwise."""
+    """Wait until the job is cancelled, or has ended otherwise."""
 
     kind: ClassVar[str] = "cancel"
     what: ClassVar[str] = "the job to be cancelled"
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """The job's summary once it has ended."""
+        """Return the job's summary once it has ended."""
         if view.is_terminal:
             return result_summary(view)
         result = client.result(self.command_id)
@@ -180,13 +182,14 @@ class CancelWait(CommandWait):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointWait(Wait):
-    """Until a completed snapshot is there.
+    """Wait until a completed snapshot exists.
 
     Attributes:
-        checkpoint_id: this very one; its abortion is an error.
+        checkpoint_id: this one; if it is aborted, the wait fails.
         newer_than: any with a greater id.
-        count: so many, of the current submission.
-        triggered_after: ISO 8601; any that was triggered later, by the driver's clock: it holds what was there then.
+        count: this many, of the current submission.
+        triggered_after: ISO 8601; any that was triggered later, by the driver's clock, so that it contains earlier
+            input.
     """
 
     kind: ClassVar[str] = "checkpoint"
@@ -197,7 +200,7 @@ class CheckpointWait(Wait):
     triggered_after: str | None = None
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """The newest completed snapshot that satisfies the wait."""
+        """Return the newest completed snapshot that fits."""
         completed: Sequence[CheckpointView] = view.completed
         if self.checkpoint_id is not None:
             refuse_aborted(view, self.checkpoint_id)
@@ -217,10 +220,10 @@ class CheckpointWait(Wait):
 
 @dataclass(frozen=True, kw_only=True)
 class StagedWait(Wait):
-    """Until a checkpoint waits for a verdict of the commit gate (S7.8). With neither attribute: any one.
+    """Wait until a checkpoint waits for a verdict of the commit gate (S7.8). With neither attribute: any checkpoint.
 
     Attributes:
-        checkpoint_id: this very one; also found when it was approved since. Its abortion or rejection is an error.
+        checkpoint_id: this one; also found if it was approved since. If it is aborted or rejected, the wait fails.
         newer_than: any that waits with a greater id.
     """
 
@@ -230,7 +233,7 @@ class StagedWait(Wait):
     newer_than: int | None = None
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """The newest staged checkpoint that satisfies the wait; a job that has ended may still have some."""
+        """Return the newest staged checkpoint that fits; a job that has ended may still have some."""
         self._refuse_ungated(client, view)
         if self.checkpoint_id is not None:
             refuse_aborted(view, self.checkpoint_id)
@@ -251,34 +254,35 @@ class StagedWait(Wait):
         return checkpoint.verdict == "waiting" and checkpoint.checkpoint_id > (self.newer_than or 0)
 
     def _refuse_settled(self, view: JobView, checkpoint: CheckpointView) -> None:
-        """One that was rejected, or never waits: savepoints, and what was abandoned by a restore of something older."""
+        """Fail for a checkpoint that was rejected or never waits: savepoints, and snapshots abandoned by a later
+        restore."""
         if checkpoint.verdict in ("waiting", "approved"):
             return
-        what = "was rejected" if checkpoint.verdict == "rejected" else f"({checkpoint.kind}) waits for no verdict"
+        what = "was rejected" if checkpoint.verdict == "rejected" else f"({checkpoint.kind}) needs no verdict"
         raise CommandRefusedError(
             f"checkpoint {checkpoint.checkpoint_id} {what}",
             where=f"job {view.job_id}",
-            remedy="wait for a newer one (newer_than=)",
+            remedy="Wait for a newer one (newer_than=)",
         )
 
     def _refuse_ungated(self, client: JobClient, view: JobView) -> None:
         if client.spec(view.spec_number).options.get("commit") != "on_request":
             raise OptionError(
-                "the job commits by itself: nothing ever waits for a verdict",
+                "the job commits by itself, so no checkpoint waits for a verdict",
                 where=f"job {view.job_id}",
-                remedy='submit it with the option commit="on_request"',
+                remedy='Submit it with the option commit="on_request"',
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommitWait(CommandWait):
-    """Until the checkpoint that a `commit` command approved is committed by every sink (S7.8)."""
+    """Wait until every sink has committed the checkpoint that a `commit` command approved (S7.8)."""
 
     kind: ClassVar[str] = "commit"
     what: ClassVar[str] = "the commit"
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """The answer's data once its checkpoint is committed; or `committed` False, when the job ended before that."""
+        """Return the answer's data once the checkpoint is committed; with `committed` False if the job ended before."""
         found = super().check(client, view)
         if found is None:
             return None
@@ -288,11 +292,11 @@ class CommitWait(CommandWait):
 
 @dataclass(frozen=True, kw_only=True)
 class EndOfDataWait(Wait):
-    """Until sources have come to their end.
+    """Wait until sources have ended.
 
     Attributes:
-        sources: uids whose every subtask must have ended; empty together with `played_all`: all sources of the job.
-        played_all: uids of replaying sources that must have played all they have; they stay open after that.
+        sources: uids of sources of which every subtask must have ended; both attributes empty: all sources of the job.
+        played_all: uids of replaying sources that must have played all their rows; they stay open after that.
     """
 
     kind: ClassVar[str] = "end_of_data"
@@ -301,7 +305,7 @@ class EndOfDataWait(Wait):
     played_all: tuple[str, ...] = ()
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """The sources' facts once all have ended."""
+        """Return the sources' facts once all have ended."""
         refuse_unknown_sources(view, (*self.sources, *self.played_all))
         found = self.found(view)
         if found is None:
@@ -309,7 +313,7 @@ class EndOfDataWait(Wait):
         return found
 
     def found(self, view: JobView) -> Payload | None:
-        """The sources' facts once all have ended; None: not yet, or never."""
+        """Return the sources' facts once all have ended; None: not yet, or never."""
         known = {s.uid: s for s in view.sources}
         ended = {uid for uid, s in known.items() if s.end_of_data}
         played = {uid for uid, s in known.items() if s.played_all or s.end_of_data}
@@ -325,7 +329,7 @@ class EndOfDataWait(Wait):
 
 
 def refuse_unknown_sources(view: JobView, uids: Sequence[str]) -> None:
-    """Raise OptionError for one that the running job does not have: nothing will ever be heard of it."""
+    """Raise OptionError for a uid that the running job does not have: the wait would never end."""
     known = {source.uid for source in view.sources}
     if view.status is not JobStatus.RUNNING or not known or view.hint_generation != view.generation:
         return
@@ -336,19 +340,19 @@ def refuse_unknown_sources(view: JobView, uids: Sequence[str]) -> None:
                 f"the job has no source {uid!r}",
                 where=f"job {view.job_id}",
                 cause=f"its sources are {', '.join(sorted(known))}",
-                remedy=f"did you mean {near[0]!r}" if near else "name one of them",
+                remedy=f"Did you mean {near[0]!r}" if near else "Name one of them",
             )
 
 
 def refuse_aborted(view: JobView, checkpoint_id: int) -> None:
-    """Raise CommandRefusedError when this one was aborted: it will never be completed."""
+    """Raise CommandRefusedError if the checkpoint was aborted: it will never complete."""
     checkpoint = view.checkpoint(checkpoint_id)
     if checkpoint is not None and checkpoint.status == "aborted":
         raise CommandRefusedError(
             f"checkpoint {checkpoint_id} was aborted",
             where=f"job {view.job_id}",
             cause=checkpoint.reason or "no reason recorded",
-            remedy="wait for a newer one (newer_than=), or trigger one",
+            remedy="Wait for a newer one (newer_than=), or trigger one",
         )
 
 
@@ -357,12 +361,13 @@ def _source_facts(source: SourceView) -> Payload:
 
 
 def stop_result_of_ended_job(view: JobView) -> Payload:
-    """What a stop gives when the job is over already: the outcome of the stop that ended it, or its own end."""
+    """Return the result of a stop if the job has already ended: the outcome of the stop that ended it, or
+    "finished"."""
     return {"outcome": "finished", "mode": None, "path": None, "checkpoint_id": None, **(view.stop or {})}
 
 
 def refusal_error(view: JobView, result: CommandResult) -> CommandRefusedError:
-    """A negative answer as an error, with the next action where the answer's code has one."""
+    """Return a negative answer as an error, with the next action if the answer's code has one."""
     return CommandRefusedError(
         result.message or "the job refused",
         where=f"job {view.job_id}, status {view.status.value}",
@@ -372,7 +377,7 @@ def refusal_error(view: JobView, result: CommandResult) -> CommandRefusedError:
 
 
 def result_summary(view: JobView) -> Payload:
-    """A job in four facts."""
+    """Return a summary of a job."""
     return {
         "job_id": view.job_id,
         "spec": view.spec_number,
@@ -382,7 +387,7 @@ def result_summary(view: JobView) -> Payload:
 
 
 def checkpoint_facts(checkpoint: CheckpointView) -> Payload:
-    """A completed snapshot, JSON-able."""
+    """Return a completed snapshot, JSON-able."""
     return {
         "checkpoint_id": checkpoint.checkpoint_id,
         "kind": checkpoint.kind,

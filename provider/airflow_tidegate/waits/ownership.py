@@ -1,5 +1,5 @@
-"""Owning a job (`on_owner_lost`): an Airflow task that waits for its job's end says now and then that it is there, in a
-worker or in the triggerer. When it does so no more, the job itself does what its option says."""
+"""Ownership of a job (`on_owner_lost`): an Airflow task that waits for the job's end renews it regularly, in a worker
+or in the triggerer. If the renewals stop, the job does what its option says."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec
 
 RENEWALS = 6
-"""Renewals within `owner_timeout`: some may be lost, and a task takes its time from worker to triggerer."""
+"""Renewals within `owner_timeout`: several, because some may fail, and moving a task to the triggerer takes time."""
 logger = logging.getLogger("airflow_tidegate.waits")
 
 
 def claim_ownership(client: JobClient, spec: Spec, by: str) -> str:
-    """Own submission `spec`, before a driver is launched, when it does something about a lost owner.
+    """Own submission `spec`, before a driver is launched, if its option `on_owner_lost` needs an owner.
 
     Returns:
-        `by`; "" when it does nothing about it, and needs no owner.
+        `by`; "" if the submission needs no owner.
     """
     if JobOptions.from_mapping(spec.options).on_owner_lost == "keep_running":
         return ""
@@ -30,11 +30,11 @@ def claim_ownership(client: JobClient, spec: Spec, by: str) -> str:
 
 
 class OwnerRenewal:
-    """Renews while somebody waits: at most RENEWALS times within `owner_timeout`, however often it is asked.
+    """Renews the ownership during a wait: at most RENEWALS times within `owner_timeout`, however often it is called.
 
     Args:
-        by: the owner, for people.
-        only: number of the submission owned; 0: whichever is the newest.
+        by: the owner, as text for users.
+        only: number of the owned submission; 0: the newest one.
         monotonic: seconds.
     """
 
@@ -46,12 +46,12 @@ class OwnerRenewal:
 
     @classmethod
     def of(cls, wait: Wait, monotonic: Callable[[], float]) -> OwnerRenewal | None:
-        """For a wait that names its owner (`owner`), of its submission (`spec`) if it has one; None for any other."""
+        """Create it for a wait with an `owner`, for its submission (`spec`) if it has one; None for other waits."""
         by = getattr(wait, "owner", "")
         return cls(by, getattr(wait, "spec", 0), monotonic) if by else None
 
     def renew(self, client: JobClient, spec: Spec) -> None:
-        """Renew when it is due; blocks. A store that does not take it now is tried again at the next look.
+        """Renew if it is due; blocks. If the store fails, the next call tries again.
 
         Args:
             client: of the job.

@@ -1,11 +1,11 @@
-"""One look at a job serves all who wait for something of it in this process.
+"""Shares one read of a job among all waits in this process.
 
-A triggerer holds hundreds of waits on some dozens of jobs. For each job there is at most one look under way, in a
-thread, never on the event loop; it serves every observer of the job. Looks come less and less often while nothing
-changes, and stop with the last observer. State is kept for each event loop apart.
+A triggerer runs hundreds of waits on perhaps dozens of jobs. Each job is read at most once at a time, in a thread,
+never on the event loop; the read serves every observer of the job. Reads become less frequent while nothing changes,
+and end with the last observer. Each event loop has its own state.
 
-Cancelling an observer (a trigger's cleanup, the triggerer's shutdown) touches no other one. A look that is under way
-then comes to its end in its thread, unheard.
+Cancelling an observer (a trigger's cleanup, the triggerer's shutdown) does not affect others. A read that is running
+then ends in its thread, and its result is discarded.
 """
 
 from __future__ import annotations
@@ -29,45 +29,48 @@ from tidegate.jobs.client.job_client import JobClient
 T = TypeVar("T", covariant=True)
 
 MAX_CONCURRENT_READS = 4
-"""Looks under way at once in one event loop, over all jobs of one root. They have threads of their own: a store that
-hangs holds up neither the jobs of another root nor what else the loop's default threads do, name look-ups for one."""
+"""Reads at a time in one event loop, over all jobs of one root. They have threads of their own: a store that hangs
+blocks neither the jobs of another root nor other users of the loop's default threads, such as name resolution."""
 MAX_PAUSE_S = 15.0
-"""Between two looks at a job of which nothing changes, seconds, unless an observer asks for more."""
+"""Longest pause between two reads of an unchanged job, seconds, unless an observer wants a longer one."""
 PAUSE_GROWTH = 2.0
-"""How many times longer each pause is than the one before, while nothing changes."""
+"""Factor by which each pause is longer than the previous one, while nothing changes."""
 MIN_PAUSE_S = 1.0
-"""Between two looks at a job, whatever its observers ask for, seconds."""
+"""Shortest pause between two reads of a job, seconds, whatever its observers want."""
 READS_BEFORE_SILENCE = 2
-"""Looks, at least, within the time that a driver, or an owner, may be silent."""
+"""Least number of reads within the time that a driver, or an owner, may be silent."""
 STORE_RETRIES = 5
-"""Looks in a row that may fail on the store before an observer is told."""
+"""Consecutive reads that may fail on the store before an observer gets the error."""
 
 
 class WaitObserver(Protocol[T]):
-    """Asked about every look at a job until it has an answer. Its `see` runs in a thread, one call at a time."""
+    """Evaluates every read of a job until it has a result. `evaluate` runs in a thread, one call at a time."""
 
     poll_s: float
-    """Pause between looks that it asks for after a change, seconds."""
+    """Pause between reads after a change that it wants, seconds."""
     deadline_at: float | None
-    """Wall clock: a look is taken then, whatever the pause."""
+    """Wall clock: the job is read at this time, whatever the pause."""
 
     def evaluate(self, client: JobClient, look: JobObservation) -> T | None:
-        """What was looked for; None: look again. May read the store. What it raises ends it; of a failing store, at
-        the `STORE_RETRIES`-th time in a row."""
+        """Return the result; None: read again. May read the store.
+
+        An exception ends the observer; an error of the store only after more than `STORE_RETRIES` consecutive failures.
+        """
 
 
 @dataclass(slots=True)
 class PollInterval:
-    """How long to pause between looks: from `shortest_s` on, longer each time nothing has changed."""
+    """The pause between reads: starts at `shortest_s`, and grows while nothing changes."""
 
     _pause_s: float = 0.0
 
     def next_pause_s(self, shortest_s: float, silence_s: float, *, moved: bool) -> float:
-        """The pause after a look.
+        """Return the pause after a read.
 
         Args:
-            shortest_s: what the most impatient observer asks for, seconds.
-            silence_s: how long driver and owner may be silent, seconds: there are `READS_BEFORE_SILENCE` looks in that.
+            shortest_s: shortest pause that an observer wants, seconds.
+            silence_s: how long driver and owner may be silent, seconds; the job is read `READS_BEFORE_SILENCE` times in
+                it.
             moved: something has changed.
         """
         longest_s = max(shortest_s, min(MAX_PAUSE_S, silence_s / READS_BEFORE_SILENCE))
@@ -85,7 +88,7 @@ class _PendingObserver(Generic[T]):
 
 @dataclass(slots=True)
 class _ReadResult:
-    """One look: the answers it gave, and what it says about the next."""
+    """Result of one read: the observers' results, and facts for the next pause."""
 
     answers: list[tuple[_PendingObserver[Any], Any]] = field(default_factory=list)
     failures: list[tuple[_PendingObserver[Any], Exception]] = field(default_factory=list)
@@ -95,7 +98,7 @@ class _ReadResult:
 
 
 class _RootReader:
-    """Turns and threads for the looks at the jobs of one root, in one event loop."""
+    """Semaphore and threads for the reads of the jobs of one root, in one event loop."""
 
     def __init__(self) -> None:
         self.turns = asyncio.Semaphore(MAX_CONCURRENT_READS)
@@ -104,7 +107,7 @@ class _RootReader:
 
 
 class SharedJobReader:
-    """One job of one event loop. See `shared_job`."""
+    """Reads one job in one event loop. See `shared_job`."""
 
     def __init__(self, open_client: Callable[[], JobClient], lane: _RootReader) -> None:
         self._open_client, self._lane = open_client, lane
@@ -115,16 +118,16 @@ class SharedJobReader:
         self.held = 0
 
     async def first(self, observer: WaitObserver[T]) -> T:
-        """The first answer of `observer`, which is asked at once and then again and again.
+        """Return the first result of `observer`, which is called at once and then after every read.
 
         Raises:
-            TidegateError, or whatever `observer.see` raises.
+            TidegateError, or whatever `observer.evaluate` raises.
         """
         waiting = _PendingObserver(observer, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._came.set()
         if self._looking is None or self._looking.done():
-            # In a context of its own: what is logged there belongs to no observer.
+            # Use a new context, so that log lines of the reader belong to no observer.
             self._looking = asyncio.create_task(self._keep_reading(), context=contextvars.Context())
         try:
             found: T = await waiting.answer
@@ -133,7 +136,7 @@ class SharedJobReader:
             self._waiting.remove(waiting)
 
     async def close(self) -> None:
-        """No look is taken any more."""
+        """Stop reading."""
         if self._looking is not None:
             self._looking.cancel()
             with suppress(asyncio.CancelledError):
@@ -150,7 +153,7 @@ class SharedJobReader:
                 try:
                     loop = asyncio.get_running_loop()
                     seen = await loop.run_in_executor(self._lane.threads, self._take_round, asked)
-                except Exception as error:  # nobody may wait for ever because of an error here
+                except Exception as error:  # without this, observers would wait forever after an unexpected error
                     seen = _ReadResult(failures=[(waiting, error) for waiting in asked])
             for waiting, answer in seen.answers:
                 if not waiting.answer.done():
@@ -161,11 +164,11 @@ class SharedJobReader:
             if self._unanswered():
                 shortest_s = max(min(w.observer.poll_s for w in self._unanswered()), MIN_PAUSE_S)
                 pause_s = pace.next_pause_s(shortest_s, seen.silence_s, moved=seen.moved)
-                # Of a store that fails, tries are counted: neither those who come nor a deadline use them up faster.
+                # Pause after errors of the store, so that new observers and deadlines do not use up the retries.
                 await (asyncio.sleep(pause_s) if seen.store_fails else self._pause(pause_s))
 
     async def _pause(self, pause_s: float) -> None:
-        """Until the next look is due, or somebody new has come."""
+        """Wait until the next read is due, or a new observer has arrived."""
         deadlines = [w.observer.deadline_at for w in self._unanswered() if w.observer.deadline_at is not None]
         if deadlines:
             pause_s = min(pause_s, max(min(deadlines) - time.time(), 0.0))
@@ -178,7 +181,7 @@ class SharedJobReader:
     # ------------------------------------------------------------ in a thread
 
     def _take_round(self, asked: list[_PendingObserver[Any]]) -> _ReadResult:
-        """One look, and what everybody says to it."""
+        """Read the job once, and pass it to every observer."""
         seen = _ReadResult()
         try:
             if self._reader is None:
@@ -202,7 +205,7 @@ class SharedJobReader:
 
     @staticmethod
     def _failed(seen: _ReadResult, waiting: _PendingObserver[Any], error: Exception) -> None:
-        """A store may fail for a moment; everything else is told at once."""
+        """Record an observer's error. Errors of the store are retried; all others are reported at once."""
         waiting.failures += 1
         if not isinstance(error, TidegateError) or error.code != "store" or waiting.failures > STORE_RETRIES:
             seen.failures.append((waiting, error))
@@ -219,7 +222,7 @@ class _SharedJobs:
 
     @contextmanager
     def lane(self, root: str) -> Iterator[_RootReader]:
-        """Of the jobs below `root`, for as long as one of them is held."""
+        """Return the reader for a root, while one of its jobs is in use."""
         lane = self.lanes.get(root) or self.lanes.setdefault(root, _RootReader())
         lane.held += 1
         try:
@@ -238,7 +241,7 @@ _of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _SharedJobs] = WeakKeyDic
 async def shared_job(
     root: str, job_id: str, storage_options: Mapping[str, Any] | None = None
 ) -> AsyncIterator[SharedJobReader]:
-    """The one reader of this job in this event loop, for as long as somebody holds it. Touches nothing by itself.
+    """Return the reader of this job in this event loop, while somebody uses it. Reads nothing by itself.
 
     Args:
         root: job root.

@@ -1,4 +1,4 @@
-"""Waits of operators that go through several steps: supervising a job, upgrading one."""
+"""Waits of operators with several steps: to supervise a job, and to upgrade one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tidegate.jobs.status_text import records_read
 
 @dataclass
 class _Progress:
-    """How many records sources had read when that last changed, as one observer saw it."""
+    """The number of records that sources had read, and when it last changed, as one observer saw it."""
 
     records: int | None = None
     at_s: float = 0.0
 
     def look(self, records: int, now_s: float) -> float:
-        """When it last changed, seconds since the epoch; the first look counts as a change."""
+        """Return when the number last changed, seconds since the epoch; the first call counts as a change."""
         if records != self.records:
             self.records, self.at_s = records, now_s
         return self.at_s
@@ -33,11 +33,12 @@ class _Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class SuperviseWait(Wait):
-    """Until a supervised job is over, or stands still. What source progress it has seen is its own: a trigger that is
-    made again begins to watch that anew.
+    """Wait until a supervised job has ended, or makes no progress. Progress of sources is observed by this object: a
+    trigger that is created again starts to observe it again.
 
     Attributes:
-        no_progress_s: how long the job may stand still, seconds; None: for ever.
+        no_progress_s: how long the job may make no progress, seconds; None: no limit.
+        owner: the supervisor, which owns the newest submission (`on_owner_lost`); "": none.
         owner: who supervises, and owns whatever submission is the newest (`on_owner_lost`); "": nobody.
     """
 
@@ -49,7 +50,7 @@ class SuperviseWait(Wait):
     _progress: _Progress = field(default_factory=_Progress, init=False, compare=False, repr=False)
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """`{"action": "end", ...summary}`, or `{"action": "fail", "why", "remedy"}`."""
+        """Return `{"action": "end", ...summary}`, or `{"action": "fail", "why", "remedy"}`."""
         if view.is_terminal:
             return {"action": "end", **result_summary(view)}
         now_s = self.now()
@@ -77,11 +78,11 @@ class SuperviseWait(Wait):
 
 @dataclass(frozen=True, kw_only=True)
 class FirstCheckpointWait(Wait):
-    """Until submission `spec` has completed a snapshot, or come to its own end.
+    """Wait until submission `spec` has completed a snapshot, or has ended by itself.
 
     Attributes:
         spec: number of the submission.
-        after_generation: what drivers up to this generation say belongs to an earlier try.
+        after_generation: reports of drivers up to this generation are ignored: they belong to an earlier try.
     """
 
     kind: ClassVar[str] = "first_checkpoint"
@@ -90,7 +91,7 @@ class FirstCheckpointWait(Wait):
     after_generation: int = 0
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """The snapshot, or `checkpoint_id` None for a job that ended well without one; with the job's summary."""
+        """Return the snapshot with the job's summary; `checkpoint_id` is None if the job ended well without one."""
         if view.spec_number != self.spec:
             raise ended_error(view, self.spec, self.what)
         first = first_snapshot(view, self.spec)
@@ -105,5 +106,5 @@ class FirstCheckpointWait(Wait):
 
 
 def first_snapshot(view: JobView, spec: int) -> Payload | None:
-    """The first snapshot that submission `spec` completed, as `checkpoint_facts`."""
+    """Return the first snapshot that submission `spec` completed, as `checkpoint_facts`."""
     return next((checkpoint_facts(c) for c in view.completed if c.spec == spec), None)

@@ -1,7 +1,7 @@
-"""When a supervised job's driver is launched again, and when somebody has to be woken. Pure: no clock, no store.
+"""Decides when a supervised job's driver is relaunched, and when a user must act. Pure: no clock, no store.
 
-What is remembered lies in the job directory: launches with their times. So neither a retry nor a restart of worker or
-triggerer gives a job a fresh budget.
+All memory is in the job directory: launches with their times. So neither a retry nor a restart of worker or triggerer
+gives a job a new budget.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tidegate.units import format_duration
 
 @dataclass(frozen=True)
 class SupervisionLimits:
-    """What a supervisor puts up with.
+    """Limits of a supervisor.
 
     Attributes:
         max_relaunches: within `window`; 0: a dead driver is never relaunched.
-        window: looked back from now.
-        no_progress: how long a job may show no progress; None: for ever.
+        window: period before now.
+        no_progress: how long a job may show no progress; None: no limit.
     """
 
     max_relaunches: int
@@ -31,17 +31,17 @@ class SupervisionLimits:
 
 @dataclass(frozen=True)
 class DriverObservation:
-    """A job at one moment.
+    """State of a job and its driver at one moment.
 
     Attributes:
         now_s: seconds since the epoch.
         is_over: its status is terminal.
-        lost: why its driver counts as dead; "": it is not known to be.
-        is_starting: its newest launch has said nothing yet, and may still.
-        meant_to_end_by: who wants it to be over; "": it is to run.
+        lost: why its driver counts as dead; "": it does not.
+        is_starting: its newest launch has reported nothing yet, but still may.
+        meant_to_end_by: who requested the end of the job; "": nobody.
         launched_s: when drivers of its submission were launched, seconds since the epoch, oldest first.
         progressed_s: when a checkpoint last completed or a source last read a record, seconds since the epoch.
-        waits_for_verdict: it reads nothing because checkpoints wait for a verdict (S7.8).
+        waits_for_verdict: its sources pause because checkpoints wait for a verdict (S7.8).
     """
 
     now_s: float
@@ -56,11 +56,12 @@ class DriverObservation:
 
 @dataclass(frozen=True)
 class SupervisionDecision:
-    """What to do.
+    """The next action.
 
     Attributes:
-        action: "watch" on; "relaunch" a driver; "end": the job is over, or is meant to be; "fail": wake somebody.
-        why: for people; "" for "watch".
+        action: continue to "watch"; "relaunch" a driver; "end": the job has ended, or its end was requested; "fail": a
+            user must act.
+        why: text for users; "" for "watch".
         remedy: with "fail".
     """
 
@@ -73,10 +74,10 @@ WATCH = SupervisionDecision("watch")
 
 
 def decide_supervision(seen: DriverObservation, limits: SupervisionLimits) -> SupervisionDecision:
-    """The rules, in order: the end of a job is its own; a dead driver of a job that is to run is relaunched while the
-    budget lasts; a job that lives and does not move is somebody's."""
+    """Apply the rules in order: a job that has ended needs nothing; a dead driver of a job that should run is
+    relaunched while the budget lasts; a job that lives without progress needs a user."""
     if seen.is_over:
-        return SupervisionDecision("end", "the job is over")
+        return SupervisionDecision("end", "the job has ended")
     if seen.lost:
         return _of_dead_driver(seen, limits)
     stood_s = seen.now_s - seen.progressed_s
@@ -85,9 +86,9 @@ def decide_supervision(seen: DriverObservation, limits: SupervisionLimits) -> Su
     return SupervisionDecision(
         "fail",
         f"no checkpoint has completed and no source has read a record for {_words(stood_s)}",
-        "Approve or reject what waits for a verdict: until then the job reads nothing"
+        "Approve or reject the checkpoints that wait for a verdict: until then the job reads nothing"
         if seen.waits_for_verdict
-        else "Look at the job's status and log; it was left running. Retry the task to go on supervising it",
+        else "Check the job's status and log; it was left running. Retry the task to supervise it again",
     )
 
 
@@ -95,7 +96,7 @@ def _of_dead_driver(seen: DriverObservation, limits: SupervisionLimits) -> Super
     if seen.is_starting:
         return WATCH
     if seen.meant_to_end_by:
-        return SupervisionDecision("end", f"its driver died, and {seen.meant_to_end_by} wants the job to be over")
+        return SupervisionDecision("end", f"its driver died, and {seen.meant_to_end_by} requested the end of the job")
     since_s = seen.now_s - limits.window.total_seconds()
     again = [at for at in seen.launched_s[1:] if at > since_s]  # the first one started the job
     if len(again) < limits.max_relaunches:
@@ -103,27 +104,28 @@ def _of_dead_driver(seen: DriverObservation, limits: SupervisionLimits) -> Super
     window, most = format_duration(limits.window), limits.max_relaunches
     return SupervisionDecision(
         "fail",
-        f"the driver is dead, and was relaunched {len(again)} times within {window} already, of {most}",
-        "Mend what kills it; then restore the job from its latest snapshot, or retry the task with a greater budget",
+        f"the driver is dead, and was already relaunched {len(again)} times within {window}, of {most}",
+        "Fix what kills it; then restore the job from its latest snapshot, or retry the task with a larger budget",
     )
 
 
 def decide_unlaunched(now_s: float, last_sign_s: float, limits: SupervisionLimits) -> SupervisionDecision:
-    """Of a driver that counts as dead and was not launched again, because its process is there or an agent is to do it:
-    it may come back, or come; but not for ever.
+    """Decide about a dead driver that was not relaunched, because its process exists or an agent must launch it.
+
+    It may continue or be launched later, but the supervisor does not wait forever.
 
     Args:
         now_s: seconds since the epoch.
-        last_sign_s: when one was last launched, asked for, or heard of, seconds since the epoch.
+        last_sign_s: last launch, launch request or sign of life, seconds since the epoch.
     """
     silent_s = now_s - last_sign_s
     if limits.no_progress is None or silent_s < limits.no_progress.total_seconds():
         return WATCH
     return SupervisionDecision(
         "fail",
-        f"its driver has given no sign of life for {_words(silent_s)}, and none was launched in its place",
-        "Where its process is there still, find out why it stands and end it; where an agent launches drivers, see "
-        "that one runs. Then retry the task",
+        f"its driver has given no sign of life for {_words(silent_s)}, and no other driver was launched",
+        "If its process still exists, find out why it hangs and end it; if an agent launches drivers, check "
+        "that the agent runs. Then retry the task",
     )
 
 

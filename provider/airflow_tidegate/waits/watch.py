@@ -1,9 +1,9 @@
-"""Asking a `Wait` again and again, with a deadline, and with an eye on whether anybody is left to bring it about.
+"""Checks a `Wait` repeatedly, with a deadline, and detects a dead driver.
 
-`WaitRunner.step` is one look; it blocks on the store and nothing else. `run` sleeps between looks in a worker. In the
-triggerer `shared_reads` takes the looks, one for all waits on a job, and a `WaitEvaluator` of each wait says what
-they mean. Liveness is judged by the heartbeat counter as this observer sees it move (design, section 4), and, where
-the driver was launched on this host, by its process.
+`WaitRunner.poll` checks once; it blocks only on the store. `run` sleeps between checks in a worker. In the triggerer,
+`shared_reader` reads the job, once for all waits on it, and a `WaitEvaluator` per wait evaluates each read. Liveness is
+judged by changes of the heartbeat counter that this observer sees and, if the driver was launched on this host, by
+its process.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tidegate.jobs.status import JobStatus, JobView
 from tidegate.jobs.status_text import waiting_text
 
 LAUNCH_GRACE_S = 180.0
-"""How long a launched driver may take before it says its first word: starting Python and reading the store, seconds."""
+"""How long a launched driver may take before its first message, seconds. It must start Python and read the store."""
 
 
 class WaitEvaluator:
-    """What one look says about one wait: found, not yet, or never. Blocks on the store only as far as the wait does.
-    Not thread-safe; one look at a time.
+    """Evaluates one wait on each read of the job: the condition holds, not yet, or never. Blocks on the store only if
+    the wait does. Not thread-safe; one call at a time.
 
     Args:
-        wait: what is waited for.
-        deadline_at: wall-clock seconds since the epoch after which the wait is over; None: never. Wall clock, because
-            it is handed from a worker to a triggerer.
+        wait: the wait.
+        deadline_at: wall-clock seconds since the epoch at which the wait fails; None: no deadline. Wall clock, because
+            a worker passes it to a triggerer.
         timeout_s: length of the whole wait, for messages.
         now: wall clock.
         monotonic: clock for liveness.
@@ -59,8 +59,10 @@ class WaitEvaluator:
         self._owning = OwnerRenewal.of(wait, monotonic)
 
     def evaluate(self, client: JobClient, look: JobObservation) -> Payload | None:
-        """What was waited for, or None: not yet. Raises what the wait raises, WaitTimeoutError after the deadline, and
-        DriverLostError when the driver is gone."""
+        """Return the result of the wait, or None: not yet.
+
+        Raises what the wait raises, WaitTimeoutError after the deadline, and DriverLostError if the driver is dead.
+        """
         if self._owning is not None:
             self._owning.renew(client, look.spec)
         view = look.view
@@ -72,7 +74,7 @@ class WaitEvaluator:
                 f"{self.wait.what} did not come within {self._timeout_s:g} s",
                 where=f"job {view.job_id}",
                 cause=f"the job is {view.status.value}{_slots(view)}",
-                remedy="Look at the job's status and log, or raise the timeout",
+                remedy="Check the job's status and log, or raise the timeout",
             )
         if not view.is_terminal:
             self._notice_lost_driver(client, look)
@@ -82,14 +84,14 @@ class WaitEvaluator:
         view, death, heartbeat = look.view, look.death, self._observing(look)
         if death is not None and death == self._death:
             raise driver_lost_error(view, f"its process {death.pid} on {death.host} is gone", output_tail(death))
-        # A process found gone for the first time may have said its last words after this look's view.
+        # A process that is seen dead for the first time may have written its last entries after this read.
         self._death = death
         silent_s = heartbeat.silent_s(view)
         if heartbeat.is_silent(view):
             raise _lost(client, view, look.spec, f"no heartbeat for {silent_s:.3g} s")
         is_late = view.status is JobStatus.CREATED and silent_s >= LAUNCH_GRACE_S
         if is_late and not may_be_queued(client.store, client.layout, look.spec.number):
-            raise _lost(client, view, look.spec, f"it has not begun within {silent_s:.3g} s")
+            raise _lost(client, view, look.spec, f"it has not started within {silent_s:.3g} s")
 
     def _observing(self, look: JobObservation) -> HeartbeatObserver:
         number = look.view.spec_number
@@ -100,8 +102,10 @@ class WaitEvaluator:
 
 
 class WaitRunner:
-    """One observer's view of one wait, with a reader of its own. Not thread-safe; `step` is called by one caller at a
-    time. Arguments besides `client`, the job's client: see `WaitEvaluator`."""
+    """Runs one wait with a reader of its own. Not thread-safe; one call of `poll` at a time.
+
+    Arguments besides `client`, the job's client: see `WaitEvaluator`.
+    """
 
     def __init__(
         self,
@@ -118,43 +122,45 @@ class WaitRunner:
         self._judge = WaitEvaluator(wait, deadline_at=deadline_at, timeout_s=timeout_s, now=now, monotonic=monotonic)
 
     def poll(self) -> Payload | None:
-        """One look. Raises what `WaitEvaluator.see` raises."""
+        """Check once. Raises what `WaitEvaluator.evaluate` raises."""
         return self._judge.evaluate(self.client, self._reader.read())
 
     def run(self, poll_s: float, sleep: Callable[[float], None]) -> Payload:
-        """Look until found, sleeping `poll_s` seconds between looks."""
+        """Check until the condition holds, and sleep `poll_s` seconds between checks."""
         while (found := self.poll()) is None:
             sleep(poll_s)
         return found
 
     def check_liveness_now(self) -> None:
-        """Observe the driver within this call, for callers that forget what they saw at their last look. Takes some
-        heartbeats when it is dead. Raises DriverLostError."""
+        """Check within this call whether the driver lives, for callers that keep nothing between checks.
+
+        Takes several heartbeats if the driver is dead. Raises DriverLostError.
+        """
         view = self.client.view()
         if view.is_active and not self.client.is_alive():
-            raise _lost(self.client, view, self.client.spec(view.spec_number), "its heartbeat stands still")
+            raise _lost(self.client, view, self.client.spec(view.spec_number), "its heartbeat does not change")
 
 
 def _lost(client: JobClient, view: JobView, spec: Spec, cause: str) -> DriverLostError:
-    """With where the driver was launched, and its last words as far as they can be read from here."""
+    """Return the error, with the place of the launch, and the driver's last output if it can be read from here."""
     place, tail = lost_driver_report(client, spec)
     return driver_lost_error(view, f"{cause}; {place}", tail)
 
 
 def read_within_s(options: JobOptions) -> float:
-    """In this time more than one look has to be taken at a job, seconds: so soon its driver counts as dead, or it
-    misses its owner."""
+    """Return the time within which a job must be read more than once, seconds. After it, the driver counts as dead, or
+    the driver counts its owner as lost."""
     owned = options.on_owner_lost != "keep_running"
     limits = [options.heartbeat_timeout, *([options.owner_timeout] if owned else [])]
     return min(limit.total_seconds() for limit in limits)
 
 
 def deadline(timeout: timedelta | None, now: Callable[[], float] = time.time) -> float | None:
-    """Wall-clock seconds since the epoch at which a wait of `timeout` that begins now is over."""
+    """Return the wall-clock time at which a wait of `timeout` that starts now ends, seconds since the epoch."""
     return None if timeout is None else now() + timeout.total_seconds()
 
 
 def _slots(view: JobView) -> str:
-    """How far a job that waits for slots is."""
+    """Return how many slots a job that waits for slots has."""
     words = waiting_text(view)
     return f", {words}" if words else ""

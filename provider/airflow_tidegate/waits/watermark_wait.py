@@ -1,4 +1,4 @@
-"""Points in event time: reading them from arguments, and how far a job has come past them."""
+"""Points in event time: parsing them, and waiting until a job's watermark has reached them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class WatermarkWait(Wait):
-    """Until the watermark has reached a point: nothing before it comes any more (S4.4).
+    """Wait until the watermark has reached a point: all earlier rows have arrived (S4.4).
 
     Attributes:
         at_us: the point, microseconds since the epoch.
         source: uid of one source; None: the whole job.
-        durable: reached by a published checkpoint, which no failure takes back; False: by what the driver tells now.
+        durable: True: a published checkpoint has reached it, which a failure does not revert; False: use the driver's
+            current report.
     """
 
     kind: ClassVar[str] = "watermark"
@@ -32,7 +33,7 @@ class WatermarkWait(Wait):
     durable: bool = False
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
-        """The watermark once it is there, and the checkpoint when that was asked for."""
+        """Return the watermark once it has reached the point, and the checkpoint if `durable`."""
         if self.source is not None:
             refuse_unknown_sources(view, (self.source,))
         if self._all_is_over(view):
@@ -55,7 +56,7 @@ class WatermarkWait(Wait):
         return source.watermark_us if source is not None else None
 
     def _all_is_over(self, view: JobView) -> bool:
-        """A job that has read everything, or a source that has, is past every point."""
+        """Return whether the job, or the source, has read everything: then it is past every point."""
         if self.source is not None and not self.durable:
             source = view.source(self.source)
             if source is not None and source.end_of_data:
@@ -75,8 +76,8 @@ class WatermarkWait(Wait):
 
 
 def durable_watermark_point(view: JobView) -> CheckpointView | None:
-    """The published checkpoint of the current submission's line that is farthest in event time; None when none tells
-    how far it is."""
+    """Return the published checkpoint with the latest watermark, of the current submission's lineage; None if no
+    checkpoint records a watermark."""
     line = [c for c in view.completed if c.spec == view.spec_number]
     if view.restored is not None:
         line.append(view.restored)
@@ -85,19 +86,19 @@ def durable_watermark_point(view: JobView) -> CheckpointView | None:
 
 
 def _watermark(point: CheckpointView) -> int:
-    assert point.watermark_us is not None, "asked of a checkpoint that does not tell how far it is"
+    assert point.watermark_us is not None, "the checkpoint records no watermark"
     return point.watermark_us
 
 
 def event_time_us(value: Any, name: str) -> int:
-    """A point in time as microseconds since the epoch.
+    """Return a time as microseconds since the epoch.
 
     Args:
         value: datetime with zone, or ISO 8601 text with zone, as templates render it.
         name: of the argument, for errors.
 
     Raises:
-        OptionError: it is none, or has no zone.
+        OptionError: it is not a time, or has no zone.
     """
     moment = value
     if isinstance(value, str):
@@ -107,15 +108,15 @@ def event_time_us(value: Any, name: str) -> int:
             moment = None
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise OptionError(
-            f"{value!r} is not a point in time with a zone",
+            f"{value!r} is not a time with a zone",
             where=f"argument {name}",
-            remedy='give "{{ data_interval_end }}", or a text such as "2026-01-31T06:00:00Z"',
+            remedy='Use "{{ data_interval_end }}", or a text such as "2026-01-31T06:00:00Z"',
         )
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def point_text(time_us: int) -> str:
-    """`2026-01-31T06:00:00.000Z`; outside the years that people write, the number itself."""
+    """Return a text such as `2026-01-31T06:00:00.000Z`; the number itself outside the years 1 to 9999."""
     try:
         return iso(EPOCH + timedelta(microseconds=time_us))
     except OverflowError:

@@ -1,1 +1,1 @@
-"""The user's API: a Pipeline and its streams, lazily building a JobGraph."""
+"""User API: a Pipeline and its streams, which build a JobGraph lazily."""

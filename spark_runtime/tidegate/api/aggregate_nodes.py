@@ -1,4 +1,4 @@
-"""The nodes that calls of aggregates draw, for streams, groups and windows alike."""
+"""Nodes that aggregate calls add to the graph, for streams, groups and windows."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tidegate.state.keys.key_types import stored_field
 S = TypeVar("S", bound=StreamBase)
 
 CONSTANT_KEY = "__everything"
-"""A key column that is equal everywhere: what has it is in one subtask."""
+"""A key column with the same value in every row: it sends all rows to one subtask."""
 RANK = "rank"
 
 
 def with_constant_key(stream: S, location: str) -> S:
-    """The stream with a key column that is equal everywhere."""
+    """Add a key column with the same value in every row."""
     where = call_place("aggregate", None, location)
     refuse_duplicates([*stream.schema.names, CONSTANT_KEY], where, remedy=f"Rename the column {CONSTANT_KEY}")
     schema = stream.schema.append(pa.field(CONSTANT_KEY, pa.int8(), nullable=False))
@@ -41,7 +41,7 @@ def with_constant_key(stream: S, location: str) -> S:
 
 
 def drop_columns(stream: S, columns: Sequence[str], location: str) -> S:
-    """The stream without some columns."""
+    """Remove columns from the stream."""
     kept = [name for name in stream.schema.names if name not in columns]
     schema = pa.schema([stream.schema.field(name) for name in kept])
     spec = ProjectSpec(tuple((name, pc.field(name)) for name in kept), schema)
@@ -61,19 +61,19 @@ def running_aggregate(
     *,
     is_partial: bool = False,
 ) -> S:
-    """Aggregates without windows of a stream, by key."""
+    """Aggregate a stream by key, without windows."""
     where = call_place("aggregate", uid, location)
     if output not in get_args(AggregateOutput):
         raise PipelineError(
             f"{output!r} is not an output of aggregates",
             where=where,
-            remedy='Write output="update" (whenever they change) or output="final" (once, at the end of the input)',
+            remedy='Write output="update" (on each change) or output="final" (once, at the end of the input)',
         )
     if output == "final" and not stream.bounded:
         raise PipelineError(
-            "the final aggregates of an unbounded stream would never be given",
+            "the final aggregates of an unbounded stream would never be emitted",
             where=where,
-            remedy='Write output="update", cut it into windows, or read a bounded source',
+            remedy='Write output="update", aggregate in windows, or read a bounded source',
         )
     refuse_duplicates([*keys, *(f.name for f in fields)], where, remedy="Rename the aggregate or the key column")
     schema = pa.schema([*(stored_field(input_schema.field(key)).remove_metadata() for key in keys), *fields])
@@ -87,10 +87,11 @@ def running_aggregate(
 def top_rows(
     schema: pa.Schema, keys: Sequence[str], n: int, by: str, ascending: bool, time_column: str | None, where: str
 ) -> tuple[BoundAggregate, pa.Field]:
-    """The aggregate that keeps the best rows of a key, and the field of its result: a list of all other columns."""
+    """Return the aggregate that keeps the top rows of a key, and the field of its result: a list of all other
+    columns."""
     require_column(schema, by, where)
     if not isinstance(n, int) or n < 1:
-        raise PipelineError(f"top_n of {n!r} rows", where=where, remedy='Give a number: top_n(3, by="price")')
+        raise PipelineError(f"top_n of {n!r} rows", where=where, remedy='Pass a number: top_n(3, by="price")')
     others = [name for name in schema.names if name not in keys]
     refuse_duplicates([*schema.names, RANK], where, remedy=f"Rename the column {RANK!r}")
     orders = [by] if time_column is None or time_column == by else [by, time_column]
@@ -102,7 +103,7 @@ def top_rows(
 
 
 def unnest(stream: S, column: str, location: str) -> S:
-    """A record for each element of a list of structs, with its rank."""
+    """Emit a record for each element of a list of structs, with its rank."""
     fields = [field for field in stream.schema if field.name != column]
     structs = list(stream.schema.field(column).type.value_type)
     schema = pa.schema([*fields, pa.field(RANK, pa.int32()), *structs])

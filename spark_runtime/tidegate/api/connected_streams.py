@@ -1,4 +1,4 @@
-"""`a.connect(b)`: two streams for one process of the user's own."""
+"""`a.connect(b)`: two streams for one user process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ AnyStream = TypeVar("AnyStream", bound=StreamBase)
 
 
 class ConnectedStreams(Generic[AnyStream]):
-    """Two streams; follow it by `.process(...)`, or by `.group_by(...)` for state and timers per key."""
+    """Two connected streams. Call `.process(...)` next, or `.group_by(...)` for state and timers per key."""
 
     def __init__(self, left: AnyStream, right: object, where: str) -> None:
         if not isinstance(right, StreamBase) and hasattr(right, "connect"):
             raise PipelineError(
-                "a grouped stream is connected with one that is not grouped",
+                "a grouped stream cannot be connected with a stream that is not grouped",
                 where=where,
                 remedy="Group both: left.group_by(...).connect(right.group_by(...))",
             )
@@ -41,15 +41,16 @@ class ConnectedStreams(Generic[AnyStream]):
         self._right: StreamBase = right
 
     def group_by(self, *keys: str, right: str | Sequence[str] | None = None) -> ConnectedGroups[AnyStream]:
-        """Group both streams by key columns, so that equal keys share state and timers; of one that is connected with
-        a broadcast stream only the first. Null is a key of its own.
+        """Group both streams by key columns, so that equal keys share state and timers. Null is a key of its own.
+
+        With a broadcast stream, only the first stream is grouped.
 
         Args:
             keys: columns of the left stream.
-            right: those of the right stream, in the same order and of the same types; default: of the same names.
+            right: columns of the right stream, in the same order and of the same types; default: the same names.
 
         Raises:
-            PipelineError: no such column, types that differ, or of a type that cannot be a key.
+            PipelineError: a column is missing, types differ, or a type cannot be a key.
         """
         where = call_place("group_by", None, user_location())
         of_right: tuple[str, ...] = ()
@@ -59,8 +60,8 @@ class ConnectedStreams(Generic[AnyStream]):
             raise PipelineError(
                 "the broadcast side has no keys",
                 where=where,
-                cause="every subtask gets all of it",
-                remedy="Leave right away, or the .broadcast()",
+                cause="every subtask receives all its records",
+                remedy="Remove right=, or remove .broadcast()",
             )
         return ConnectedGroups(self._left, keys, self._right, of_right, where)
 
@@ -72,20 +73,21 @@ class ConnectedStreams(Generic[AnyStream]):
         side_outputs: Mapping[str, pa.Schema] | None = None,
         uid: str | None = None,
     ) -> AnyStream:
-        """Run a process of your own, with state per subtask.
+        """Run your own process, with state per subtask.
 
-        A stream without `with_watermark` does not hold event time back. The event-time column counts as unchanged where
-        `schema` has it, of the same type as in the left stream, and the right one has none or the same.
+        A stream without `with_watermark` does not hold event time back. The result keeps the event time if `schema` has
+        the event-time column, with the type that it has in the left stream, and the right stream has no event time or
+        the same.
 
         Args:
-            process: an instance of a subclass of `CoProcess`, or beside a broadcast stream of `BroadcastProcess`; every
-                subtask takes a shallow copy.
-            schema: of the batches it gives; checked batch by batch.
-            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` of what this returns.
+            process: an instance of a subclass of `CoProcess`, or with a broadcast stream of `BroadcastProcess`. Every
+                subtask works on a shallow copy.
+            schema: of the batches that it returns; every batch is checked.
+            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` on the returned stream.
             uid: required.
 
         Raises:
-            PipelineError: not such a process, states or timers that go by key, no schema, or no uid.
+            PipelineError: the process has the wrong class, or state or timers by key; or schema or uid is missing.
         """
         drawn = _node_place(self._right, uid)
         where = drawn.where
@@ -99,7 +101,7 @@ class ConnectedStreams(Generic[AnyStream]):
 
 
 class ConnectedGroups(Generic[AnyStream]):
-    """Two streams, grouped by key; follow it by `.process(...)`."""
+    """Two streams, grouped by key. Call `.process(...)` next."""
 
     def __init__(
         self, left: AnyStream, keys: tuple[str, ...], right: StreamBase, right_keys: tuple[str, ...], where: str
@@ -109,7 +111,9 @@ class ConnectedGroups(Generic[AnyStream]):
                 require_key(require_column(stream.schema, key, where), where)
             refuse_duplicates(names, where, remedy="Name each key column once")
         if not keys:
-            raise PipelineError("group_by of no columns", where=where, remedy='Name at least one: .group_by("carrier")')
+            raise PipelineError(
+                "group_by has no columns", where=where, remedy='Name at least one: .group_by("carrier")'
+            )
         if not isinstance(right, BroadcastStream):
             _require_same_keys(left.schema, keys, right.schema, right_keys, where)
         self._left = left
@@ -126,19 +130,20 @@ class ConnectedGroups(Generic[AnyStream]):
         uid: str | None = None,
         renamed: Mapping[str, str] | None = None,
     ) -> AnyStream:
-        """Run a process of your own, with state and timers per key. See `ConnectedStreams.process`.
+        """Run your own process, with state and timers per key. See `ConnectedStreams.process`.
 
         Args:
-            process: an instance of a subclass of `KeyedCoProcess`, or beside a broadcast stream of
-                `KeyedBroadcastProcess`; every subtask takes a shallow copy.
-            schema: of the batches it gives; checked batch by batch.
-            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` of what this returns.
+            process: an instance of a subclass of `KeyedCoProcess`, or with a broadcast stream of
+                `KeyedBroadcastProcess`. Every subtask works on a shallow copy.
+            schema: of the batches that it returns; every batch is checked.
+            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` on the returned stream.
             uid: required.
             renamed: key column of the left stream in older snapshots -> its name now, so that they can be restored
                 (S5.5).
 
         Raises:
-            PipelineError: not such a process, its states cannot be told apart, no schema, or no uid.
+            PipelineError: the process has the wrong class, two of its states have one name, or schema or uid is
+                missing.
         """
         drawn = _node_place(self._right, uid)
         where = drawn.where
@@ -154,14 +159,14 @@ class ConnectedGroups(Generic[AnyStream]):
 
 
 def process_input(stream: StreamBase, name: Any, keys: tuple[str, ...] = ()) -> ProcessInput:
-    """The stream as an input of a process."""
+    """Describe the stream as an input of a process."""
     time = stream._event_time
     return ProcessInput(name, stream.schema, keys, time.column, time.unit)
 
 
 @dataclass(frozen=True)
 class _NodePlace:
-    """Where a call stands."""
+    """Uid, kind and location of a call, for errors."""
 
     uid: str
     kind: str
@@ -187,7 +192,7 @@ def _inputs(
 
 
 def _without_event_time(left: StreamBase, right: StreamBase) -> tuple[int, ...]:
-    """Of two of which one has watermarks, the other."""
+    """Return the input without watermarks, if the other input has watermarks."""
     with_time = [bool(stream._event_time.assigned) for stream in (left, right)]
     return tuple(n for n, has in enumerate(with_time) if not has) if any(with_time) else ()
 
@@ -200,7 +205,8 @@ def _result(
     spec: KeyedProcessSpec | ProcessSpec,
     side_outputs: Mapping[str, pa.Schema] | None,
 ) -> AnyStream:
-    """The stream of the process. An output has event time where it has the column of a side that does."""
+    """Create the stream of the process's results. An output has event time if it has the event-time column of a
+    side."""
     with_time = left if left._event_time.assigned else right
     times = [stream._event_time for stream in (left, right) if stream._event_time.assigned]
     if isinstance(right, BroadcastStream) and left._event_time.assigned:
@@ -227,15 +233,15 @@ def _require_same_keys(
 ) -> None:
     if len(keys) != len(right_keys):
         raise PipelineError(
-            f"{len(keys)} key columns on the left, {len(right_keys)} on the right",
+            f"there are {len(keys)} key columns on the left and {len(right_keys)} on the right",
             where=where,
-            remedy='Give as many of both: .group_by("order", right="order_id")',
+            remedy='Pass equally many columns: .group_by("order", right="order_id")',
         )
     for mine, theirs in zip(keys, right_keys, strict=True):
         types = left.field(mine).type, right.field(theirs).type
         if stored_type(types[0]) != stored_type(types[1]):
             raise PipelineError(
-                f"key column {mine!r} is {types[0]} on the left, {theirs!r} is {types[1]} on the right",
+                f"key column {mine!r} is {types[0]} on the left, but {theirs!r} is {types[1]} on the right",
                 where=where,
                 remedy=f"Cast one of them first: .with_columns({theirs}=pc.field({theirs!r}).cast(...))",
             )

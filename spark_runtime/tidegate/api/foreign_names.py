@@ -1,4 +1,4 @@
-"""Names that users of Spark, Flink, Beam and pandas type on streams, and what to write here."""
+"""Names of Spark, Flink, Beam and pandas that users type on streams, and the calls to use instead."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _FUNCTION = "map_in_arrow(function, schema=...): a function of record batches"
 _EXPRESSIONS = 'with_columns(name=pc.field("column") * 2) for expressions, or ' + _FUNCTION
 _GROUP = 'group_by("column")'
 _WINDOW = '.window(tumbling("1 h")).agg(...) after group_by(...), or window_all(...)'
-_WRITE = 'write(sink, uid="..."), which writes when the job runs: nothing is computed while a pipeline is built'
-_RUN = "tidegate.testing.run(...) on a few rows, or write(sink): nothing is computed while a pipeline is built"
+_WRITE = 'write(sink, uid="..."), which writes when the job runs: building a pipeline computes nothing'
+_RUN = "tidegate.testing.run(...) on a few rows, or write(sink): building a pipeline computes nothing"
 _STATE = 'group_by("column").process(KeyedProcess()), or .transform_with_state(...)'
 _UNNEST = "map_in_arrow(function, schema=...) with pc.list_parent_indices and pc.list_flatten"
 
@@ -48,12 +48,15 @@ STREAM_NAMES = {
     **dict.fromkeys(("cache", "persist", "checkpoint"), "option checkpoint_interval: state is kept without it"),
     **dict.fromkeys(("async_io", "unordered_wait", "orderedWait"), "map_async(function, schema=...)"),
 }
-"""Name -> what to write."""
+"""Name -> the call to use instead."""
 
 
 def unknown_name_error(holder: object, name: str, what: str) -> NoReturn:
-    """Raise AttributeError for a name that `holder`, such as "a stream", does not have: what to write, else the nearest
-    one that it has."""
+    """Raise AttributeError for a name that `holder` does not have, with the call to use instead or the nearest name.
+
+    Args:
+        what: description of the holder, such as "a stream".
+    """
     message = f"{what} has no {name!r}"
     if not name.startswith("_"):
         instead = STREAM_NAMES.get(name) if what == "a stream" else None

@@ -1,4 +1,4 @@
-"""`group_by(...)`: keyed windows, and processes of the user's own."""
+"""`group_by(...)`: keyed windows, aggregates and user processes."""
 
 from __future__ import annotations
 
@@ -54,42 +54,47 @@ S = TypeVar("S", bound=StreamBase)
 
 
 class GroupedStream(Generic[S]):
-    """A stream grouped by key columns; follow it by `.window(...)`, `.process(...)`, `.transform_with_state(...)` or
-    `.connect(...)`."""
+    """A stream grouped by key columns.
+
+    Call `.window(...)`, `.agg(...)`, `.process(...)`, `.transform_with_state(...)` or `.connect(...)` next.
+    """
 
     def __init__(self, stream: S, keys: tuple[str, ...], location: str) -> None:
         where = call_place("group_by", None, location)
         if not keys:
-            raise PipelineError("group_by of no columns", where=where, remedy='Name at least one: .group_by("carrier")')
+            raise PipelineError(
+                "group_by has no columns", where=where, remedy='Name at least one: .group_by("carrier")'
+            )
         for key in keys:
             require_key(require_column(stream.schema, key, where), where)
         refuse_duplicates(keys, where, remedy="Name each key column once")
         self._stream = stream
         self._keys = keys
 
-    if not TYPE_CHECKING:  # a type checker knows the names
+    if not TYPE_CHECKING:  # with __getattr__, a type checker would accept every name
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise AttributeError naming the nearest call."""
+            """Raise AttributeError with the nearest name."""
             unknown_name_error(self, name, "a grouped stream")
 
     def window(self, window: Window, *, allowed_lateness: str | timedelta | None = None) -> WindowedStream[S]:
-        """Cut each group into windows over event time or processing time; follow it by `.agg(...)`.
+        """Divide each group into windows over event time or processing time. Call `.agg(...)` next.
 
         Args:
             window: `tumbling(...)`, `sliding(...)` or `session(...)`.
-            allowed_lateness: how much longer, in event time, a window takes records once it is over. Each batch of
-                such records gives the result of their keys again, of all records so far: whoever reads it takes the
-                last of equal keys and bounds. Default none.
+            allowed_lateness: how long after its end, in event time, a window accepts records. Each batch with such
+                records emits the results of their keys again, with all records so far. A reader keeps the last of equal
+                keys and bounds. Default: no lateness.
 
         Raises:
-            PipelineError: not a window; or a window over event time and there is none: no `with_watermark` upstream, or
-                its column was dropped; or lateness where nothing is late.
+            PipelineError: the argument is not a window; or the window is over event time and the stream has none,
+                because there is no `with_watermark` upstream or its column was dropped; or lateness is set over
+                processing time.
         """
         where = call_place("window", None, user_location())
         if not isinstance(window, Window):
             raise PipelineError(
-                f"a window is needed, got {window!r}",
+                f"window needs a window, got {window!r}",
                 where=where,
                 remedy=f"Write tumbling({window!r})" if isinstance(window, str) else 'Write tumbling("1 day")',
             )
@@ -105,18 +110,18 @@ class GroupedStream(Generic[S]):
         renamed: Mapping[str, str] | None = None,
         **aggregates: Aggregate,
     ) -> S:
-        """Aggregates of all records of each group so far. State grows with the number of groups, and is never given up.
+        """Aggregate all records of each group so far. The state grows with the number of groups and is never deleted.
 
         Args:
-            output: "update": each delivered batch gives a record for every group in it; whoever reads it takes the last
-                of equal keys, and how many there are depends on how records are cut in batches (S8.2). "final": one
-                record for each group, at the end of the input, which must be bounded.
+            output: "update": each batch emits a record for every group in it. A reader keeps the last of equal keys.
+                The number of records depends on the division of rows into batches (S8.2). "final": one record for each
+                group, at the end of the input, which must be bounded.
             uid: required.
             renamed: key or output column in older snapshots -> its name now, so that they can be restored (S5.5).
             aggregates: output column = `count()`, `sum("delay")` and so on.
 
         Raises:
-            PipelineError: no uid, no such column, a type that does not fit, or a name twice.
+            PipelineError: uid or a column is missing, a type does not fit, or a name occurs twice.
         """
         location = user_location()
         uid = require_uid(uid, "aggregate", location)
@@ -134,15 +139,16 @@ class GroupedStream(Generic[S]):
         output: AggregateOutput = "update",
         uid: str | None = None,
     ) -> S:
-        """The `n` records of each group in which `by` is largest, or with `ascending` smallest, with their `rank` from
-        1; of equal ones the earliest come first. With n=1 and `by` the event time: the latest record of each key.
+        """Keep the `n` records of each group with the largest `by`, or with `ascending` the smallest, and their `rank`
+        from 1. Equal records are ordered by time, earliest first. With n=1 and `by` the event time: the latest record
+        of each key.
 
         Args:
             n: at least 1.
-            by: a column; records in which it is null are left out.
+            by: a column; records in which it is null are ignored.
             ascending: smallest first.
-            output: "update": each delivered batch gives all records of the groups in it anew; whoever reads it takes
-                the last of equal keys and ranks. "final": once, at the end of the input.
+            output: "update": each batch emits all top records of the groups in it again; a reader keeps the last of
+                equal keys and ranks. "final": once, at the end of the input.
             uid: required.
 
         Returns:
@@ -165,20 +171,21 @@ class GroupedStream(Generic[S]):
         uid: str | None = None,
         renamed: Mapping[str, str] | None = None,
     ) -> S:
-        """Run a process of your own, with state and timers per key.
+        """Run your own process, with state and timers per key.
 
-        The event-time column counts as unchanged where `schema` has it, of the same type.
+        The result keeps the event time if `schema` has the event-time column, with the same type.
 
         Args:
-            process: an instance of a subclass of `KeyedProcess`; every subtask takes a shallow copy.
-            schema: of the batches it gives; checked batch by batch.
-            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` of what this returns.
+            process: an instance of a subclass of `KeyedProcess`; every subtask works on a shallow copy.
+            schema: of the batches that it returns; every batch is checked.
+            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` on the returned stream.
             uid: required.
-            renamed: key column in older snapshots -> its name now, so that they can be restored (S5.5); of a state's
-                columns the state says it.
+            renamed: key column in older snapshots -> its name now, so that they can be restored (S5.5). Renamed columns
+                of a state are declared with the state.
 
         Raises:
-            PipelineError: not a process, its states cannot be told apart, no schema, or no uid.
+            PipelineError: the process has the wrong class, two of its states have one name, or schema or uid is
+                missing.
         """
         location = user_location()
         uid = require_uid(uid, "process", location)
@@ -212,26 +219,27 @@ class GroupedStream(Generic[S]):
         uid: str | None = None,
         renamed: Mapping[str, str] | None = None,
     ) -> S:
-        """Run a PySpark `StatefulProcessor`, unchanged, whose rows are `Row` objects: PySpark's `transformWithState`.
+        """Run an unchanged PySpark `StatefulProcessor` whose rows are `Row` objects, like PySpark's
+        `transformWithState`.
 
-        `handleInputRows` is called once for each key and delivered batch, then `handleExpiredTimer` for the timers that
-        are due. `init` and `close` are called where the pipeline is built, too, on a copy. Attributes of the processor
-        are in no snapshot; states and timers are.
+        `handleInputRows` is called once for each key and batch, then `handleExpiredTimer` for due timers. Building the
+        pipeline also calls `init` and `close`, on a copy. Snapshots contain states and timers, but no attributes of the
+        processor.
 
         Args:
-            statefulProcessor: every subtask takes a deep copy.
-            outputStructType: columns of the rows it gives, a StructType or DDL.
-            outputMode: "Append" or "Update"; they do not differ.
-            timeMode: of timers: "None", "ProcessingTime", which a TTL needs, or "EventTime", which needs
+            statefulProcessor: every subtask works on a deep copy.
+            outputStructType: columns of the rows that it returns, a StructType or DDL.
+            outputMode: "Append" or "Update"; both do the same.
+            timeMode: of timers: "None"; "ProcessingTime", which a TTL needs; or "EventTime", which needs
                 `with_watermark` upstream and drops late rows.
-            initialState: a bounded stream of the same pipeline, grouped by columns of the same types: given to
-                `handleInitialState` before the first row, and never to an operator that is restored from a snapshot.
-            eventTimeColumnName: timestamp column of the result that is its event time; without it, it has none.
+            initialState: a bounded stream of the same pipeline, grouped by columns of the same types. It is passed to
+                `handleInitialState` before the first row, but never to an operator that is restored from a snapshot.
+            eventTimeColumnName: timestamp column of the result that is its event time; empty: the result has none.
             uid: required.
             renamed: key column in older snapshots -> its name now, so that they can be restored (S5.5).
 
         Raises:
-            PipelineError: anything that Spark or a state does not take, named; or no uid.
+            PipelineError: Spark or a state does not support an argument; or uid is missing.
         """
         arguments = (statefulProcessor, outputStructType, outputMode, timeMode, eventTimeColumnName)
         return self._transformed("transform_with_state", arguments, initialState, uid, renamed, pandas=False)
@@ -248,8 +256,8 @@ class GroupedStream(Generic[S]):
         uid: str | None = None,
         renamed: Mapping[str, str] | None = None,
     ) -> S:
-        """Run a PySpark `StatefulProcessor`, unchanged, whose rows are pandas frames: PySpark's
-        `transformWithStateInPandas`. One frame for each key and delivered batch; see `transform_with_state`."""
+        """Run an unchanged PySpark `StatefulProcessor` whose rows are pandas frames, like PySpark's
+        `transformWithStateInPandas`. It receives one frame for each key and batch; see `transform_with_state`."""
         arguments = (statefulProcessor, outputStructType, outputMode, timeMode, eventTimeColumnName)
         return self._transformed("transform_with_state_in_pandas", arguments, initialState, uid, renamed, pandas=True)
 
@@ -273,7 +281,7 @@ class GroupedStream(Generic[S]):
                 raise PipelineError(
                     f"initialState is a {type(initial).__name__}",
                     where=where,
-                    remedy='Give a grouped stream of this pipeline: p.read(...).group_by("carrier")',
+                    remedy='Pass a grouped stream of this pipeline: p.read(...).group_by("carrier")',
                 )
             stream._require_sibling(initial._stream, where)
             edges.append(Edge(initial._stream._node_id, "hash", initial._keys))
@@ -292,34 +300,34 @@ class GroupedStream(Generic[S]):
         if spec.output_time is not None:
             return stream._then(node, StreamEventTime(spec.output_time, spec.output_unit, time.assigned))
         return stream._then(
-            node, time.without_column(f"{where} gives rows without event time: eventTimeColumnName is not given")
+            node, time.without_column(f"{where} returns rows without event time: eventTimeColumnName is not set")
         )
 
     def connect(self, other: GroupedStream[S] | BroadcastStream) -> ConnectedGroups[S]:
-        """Put two streams, whose columns may differ, into one process of your own, with state and timers per key;
-        follow it by `.process(...)`.
+        """Connect two streams, whose columns may differ, for one user process with state and timers per key. Call
+        `.process(...)` next.
 
         Args:
-            other: a stream grouped by as many columns, of the same types; or `rules.broadcast()`, bounded or not, whose
-                records every subtask gets.
+            other: a stream grouped by equally many columns of the same types; or `rules.broadcast()`, bounded or not,
+                whose records every subtask receives.
 
         Raises:
-            PipelineError: not such a stream, of another pipeline, or keys of other types.
+            PipelineError: `other` is no such stream, belongs to another pipeline, or its keys have other types.
         """
         where = call_place("connect", None, user_location())
         stream, keys = (other._stream, other._keys) if isinstance(other, GroupedStream) else (other, ())
         self._stream._require_sibling(stream, where)
         if not isinstance(other, GroupedStream | BroadcastStream):
             raise PipelineError(
-                "a grouped stream is connected with one that is not grouped",
+                "a grouped stream cannot be connected with a stream that is not grouped",
                 where=where,
-                remedy="Group both: left.group_by(...).connect(right.group_by(...)); or mark the other: .broadcast()",
+                remedy="Group both: left.group_by(...).connect(right.group_by(...)); or broadcast one: .broadcast()",
             )
         return ConnectedGroups(self._stream, self._keys, stream, keys, where)
 
 
 class WindowedStream(Generic[S]):
-    """Groups cut into windows; follow it by `.agg(...)`."""
+    """Groups divided into windows. Call `.agg(...)` next."""
 
     def __init__(
         self,
@@ -335,20 +343,20 @@ class WindowedStream(Generic[S]):
         self._time_column = time_column
         self._lateness_us = lateness_us
 
-    if not TYPE_CHECKING:  # a type checker knows the names
+    if not TYPE_CHECKING:  # with __getattr__, a type checker would accept every name
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise AttributeError naming the nearest call."""
+            """Raise AttributeError with the nearest name."""
             unknown_name_error(self, name, "a windowed stream")
 
     def agg(self, *, uid: str | None = None, renamed: Mapping[str, str] | None = None, **aggregates: Aggregate) -> S:
-        """One record per key and window with records, when the watermark, or over processing time the clock, has passed
-        the window's end.
+        """Emit one record per key and window with records, when the watermark, or the clock, has passed the window's
+        end.
 
-        Over event time records that come later than that, and than the allowed lateness, are the result's
-        `.side_output("late")`, as they came; where it is not read they are dropped and counted (`late_dropped`). The
-        result has no
-        event time of its own: for another window over event time say `.with_watermark("window_start", "0 s")`.
+        Over event time, records that arrive after this and after the allowed lateness go unchanged to the result's
+        `.side_output("late")`. If nothing reads it, they are dropped and counted (`late_dropped`). The result has no
+        event
+        time: for another window over event time call `.with_watermark("window_start", "0 s")`.
 
         Args:
             uid: required.
@@ -356,10 +364,11 @@ class WindowedStream(Generic[S]):
             aggregates: output column = `count()`, `sum("delay")` and the others of `api.aggregates`.
 
         Returns:
-            The keys (of a dictionary its values), `window_start`, `window_end` (timestamp[us], UTC) and the aggregates.
+            The keys (values of dictionary columns), `window_start`, `window_end` (timestamp[us], UTC) and the
+            aggregates.
 
         Raises:
-            PipelineError: no uid, no such column, a type that does not fit, or a name twice.
+            PipelineError: uid or a column is missing, a type does not fit, or a name occurs twice.
         """
         location = user_location()
         uid = require_uid(uid, "window", location)
@@ -369,12 +378,12 @@ class WindowedStream(Generic[S]):
         return self._windowed(aggs, fields, uid, renamed, location)
 
     def top_n(self, n: int, *, by: str, ascending: bool = False, uid: str | None = None) -> S:
-        """The `n` records of each key and window in which `by` is largest, or with `ascending` smallest, with their
-        `rank` from 1; of equal ones the earliest come first.
+        """Keep the `n` records of each key and window with the largest `by`, or with `ascending` the smallest, and
+        their `rank` from 1. Equal records are ordered by time, earliest first.
 
         Args:
             n: at least 1.
-            by: a column; records in which it is null are left out.
+            by: a column; records in which it is null are ignored.
             ascending: smallest first.
             uid: required.
 
@@ -414,7 +423,7 @@ class WindowedStream(Generic[S]):
         kind = "window" if self._time_column is not None else "processing-window"
         late = (DraftOutput(LATE, stream.schema, stream._event_time),) if self._time_column is not None else ()
         node = DraftNode(uid, kind, (edge,), schema, location, stateful=True, spec=spec, side_outputs=late)
-        result = stream._then(node, stream._event_time.without_column(f"the {where} gives records of its own"))
+        result = stream._then(node, stream._event_time.without_column(f"the {where} emits records of its own"))
         if CONSTANT_KEY in self._keys:
             result = drop_columns(result, (CONSTANT_KEY,), location)
         return result

@@ -1,4 +1,4 @@
-"""What a join of two streams needs of them, and the columns that it gives."""
+"""Checks the arguments of joins of two streams, and derives their result columns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SIDE_NAMES = ("left", "right")
 
 @dataclass(frozen=True)
 class JoinCall:
-    """Arguments of `Stream.join`, as they came."""
+    """Arguments of `Stream.join`, unchecked."""
 
     how: object
     on: Keys | None
@@ -58,7 +58,7 @@ class JoinCall:
 def stream_join(
     left: StreamBase, right: StreamBase, call: JoinCall, where: str
 ) -> tuple[StreamJoinSpec, StreamEventTime]:
-    """The operator of a join and the event time of what it gives; PipelineError for anything that does not fit."""
+    """Return the operator of a join and the event time of its result. Raises PipelineError for invalid arguments."""
     how = _kind(call.how, where)
     bounds = _bounds(call, where)
     keys = join_keys(left.schema, right.schema, call.on, call.left_on, call.right_on, where)
@@ -66,10 +66,10 @@ def stream_join(
         _require_ends(how, left.bounded, right.bounded, where)
     if isinstance(bounds, IntervalMatch | WindowMatch) and any(mine == SPAN_START for mine, _ in keys):
         raise PipelineError(
-            f"a key column is named {SPAN_START!r}",
+            f"the key column {SPAN_START!r} has a reserved name",
             where=where,
             cause="the state of the join has a key column of this name",
-            remedy="Give it another name first: .select(...)",
+            remedy="Rename the column first: .select(...)",
         )
     inputs = _inputs((left, right), keys, call.suffix, bounds, where)
     pairs = _pair_schema(inputs, how, bounds, where)
@@ -90,18 +90,18 @@ def stream_join(
 def as_of_join(
     left: StreamBase, right: StreamBase, call: JoinCall, tolerance: object, where: str
 ) -> tuple[StreamJoinSpec, StreamEventTime]:
-    """The same for a join as of a time; of `call` keys, kind, suffix and renamed columns count."""
+    """Return the same for an as-of join. Only keys, kind, suffix and renamed columns of `call` are used."""
     if call.how not in ("inner", "left"):
         raise PipelineError(
-            f"how={call.how!r} is not offered as of a time",
+            f"join_as_of does not support how={call.how!r}",
             where=where,
-            cause="a version is in force for any number of records, or for none",
+            cause="one version is valid for any number of records",
             remedy='Use "inner" or "left"',
         )
     tolerance_us = None if tolerance is None else signed_us(tolerance, "tolerance", where)
     if tolerance_us is not None and tolerance_us < 0:
         raise PipelineError(
-            f"no version is in force for {tolerance}", where=where, remedy='Give a tolerance such as "1 day", or none'
+            f"tolerance={tolerance!r} excludes every version", where=where, remedy='Pass a tolerance such as "1 day"'
         )
     how, bounds = _kind(call.how, where), AsOfMatch(tolerance_us)
     keys = join_keys(left.schema, right.schema, call.on, call.left_on, call.right_on, where)
@@ -113,21 +113,21 @@ def as_of_join(
 
 
 def broadcast_join(left: pa.Schema, other: BroadcastStream, call: JoinCall, where: str) -> BroadcastJoinSpec:
-    """The operator of a join; PipelineError for anything that does not fit."""
+    """Return the operator of a broadcast join. Raises PipelineError for invalid arguments."""
     how = _broadcast_kind(call, where)
     if not other.bounded:
         raise PipelineError(
             "the broadcast side is unbounded",
             where=where,
-            cause="records wait until the broadcast side has come to its end, which it never would",
-            remedy="Read it with a bounded source, such as Files; or leave out .broadcast() for a join of two streams",
+            cause="records wait for the end of the broadcast side, which would never come",
+            remedy="Read it with a bounded source, such as Files; or remove .broadcast() to join two streams",
         )
     if OWNER_COLUMN in left.names:
         raise PipelineError(
-            f"a column is named {OWNER_COLUMN!r}",
+            f"the column {OWNER_COLUMN!r} has a reserved name",
             where=where,
             cause="the state of the join has a column of this name",
-            remedy="Give it another name first: .select(...)",
+            remedy="Rename the column first: .select(...)",
         )
     keys = join_keys(left, other.schema, call.on, call.left_on, call.right_on, where)
     mine, theirs = (tuple(pair[side] for pair in keys) for side in (0, 1))
@@ -160,43 +160,43 @@ def _broadcast_kind(call: JoinCall, where: str) -> JoinKind:
     for name, value in {"between": call.between, "window": call.window, "ttl": call.ttl}.items():
         if value is not None:
             raise PipelineError(
-                f"a broadcast join has no {name}",
+                f"a broadcast join does not support {name}",
                 where=where,
-                cause="every record is joined with a complete side, at any time",
-                remedy="Leave out .broadcast() for a join of two streams",
+                cause="every record is joined with the complete broadcast side, at any time",
+                remedy="Remove .broadcast() to join two streams",
             )
     for known in get_args(JoinKind):
         if call.how == known:
             kind: JoinKind = known
             return kind
     raise PipelineError(
-        f"how={call.how!r} is not offered of a broadcast join",
+        f"a broadcast join does not support how={call.how!r}",
         where=where,
-        cause="every subtask holds the broadcast side whole, and none knows what the others have matched"
+        cause="every subtask holds the whole broadcast side, and does not know the matches of other subtasks"
         if call.how in ("right", "full")
         else "",
-        remedy=f"Use one of {', '.join(get_args(JoinKind))}; or leave out .broadcast() for a join of two streams",
+        remedy=f"Use one of {', '.join(get_args(JoinKind))}; or remove .broadcast() to join two streams",
     )
 
 
 def join_keys(
     left: pa.Schema, right: pa.Schema, on: Keys | None, left_on: Keys | None, right_on: Keys | None, where: str
 ) -> tuple[tuple[str, str], ...]:
-    """(left, right) key columns, of types that can be compared; PipelineError otherwise."""
+    """Return the (left, right) key columns, of comparable types. Raises PipelineError for invalid columns."""
     if (on is None) == (left_on is None) or (left_on is None) != (right_on is None):
         raise PipelineError(
-            "a join needs its key columns" if on is None else "a join has its key columns twice",
+            "the join has no key columns" if on is None else "the join has both on and left_on or right_on",
             where=where,
-            remedy='Name them: on="carrier"; with different names left_on="carrier", right_on="code"',
+            remedy='Name the columns once: on="carrier"; or with different names left_on="carrier", right_on="code"',
         )
     mine, theirs = (_names(on), _names(on)) if on is not None else (_names(left_on), _names(right_on))
     if not mine and not theirs:
-        raise PipelineError("a join needs a key column", where=where, remedy='Name it: on="carrier"')
+        raise PipelineError("the join has no key column", where=where, remedy='Name one: on="carrier"')
     if len(mine) != len(theirs):
         raise PipelineError(
             f"{len(mine)} key columns of the left cannot be compared with {len(theirs)} of the right",
             where=where,
-            remedy='Name as many of each side, at least one: on="carrier"',
+            remedy='Name equally many columns of each side, at least one: on="carrier"',
         )
     for names in (mine, theirs):
         refuse_duplicates(names, where, remedy="Name each key column once")
@@ -206,7 +206,7 @@ def join_keys(
         require_key(first, where)
         if stored_field(first).type != stored_field(second).type:
             raise PipelineError(
-                f"key column {one!r} is {first.type} on the left, {other!r} is {second.type} on the right",
+                f"key column {one!r} is {first.type} on the left, but {other!r} is {second.type} on the right",
                 where=where,
                 remedy=f"Cast one of them first: .with_columns({one}=pc.field({one!r}).cast(...))",
             )
@@ -216,10 +216,13 @@ def join_keys(
 def output_names(
     left: pa.Schema, right: pa.Schema, keys: Sequence[tuple[str, str]], suffix: object, where: str
 ) -> tuple[tuple[str, str], ...]:
-    """(column, its name in the result) of the right's columns but the keys that have their name on the left too;
-    PipelineError for a name on both sides when there is no suffix, or one that does not help."""
+    """Return (column, its name in the result) of the right's columns, without keys that have the same name on the left.
+
+    Raises:
+        PipelineError: a name occurs on both sides, and there is no suffix or the suffix does not resolve it.
+    """
     if suffix is not None and (not isinstance(suffix, str) or not suffix):
-        raise PipelineError(f"{suffix!r} is not a suffix of columns", where=where, remedy='Give text: suffix="_right"')
+        raise PipelineError(f"{suffix!r} is not a suffix", where=where, remedy='Pass a string: suffix="_right"')
     shared = {theirs for mine, theirs in keys if mine == theirs}
     columns = [name for name in right.names if name not in shared]
     clash = [name for name in columns if name in left.names]
@@ -227,11 +230,11 @@ def output_names(
         raise PipelineError(
             f"column {clash[0]!r} is on both sides of the join",
             where=where,
-            remedy=f'Say how the other\'s is to be called: suffix="_right" makes it {clash[0] + "_right"!r}; '
-            f"or rename it on one side: .select(..., other_name=pc.field({clash[0]!r}))",
+            remedy=f'Set a suffix for the other side: suffix="_right" makes it {clash[0] + "_right"!r}; '
+            f"or rename the column on one side: .select(..., other_name=pc.field({clash[0]!r}))",
         )
     names = tuple((name, f"{name}{suffix}" if name in clash else name) for name in columns)
-    refuse_duplicates([*left.names, *(name for _, name in names)], where, remedy="Give another suffix")
+    refuse_duplicates([*left.names, *(name for _, name in names)], where, remedy="Use another suffix")
     return names
 
 
@@ -248,7 +251,7 @@ def _kind(how: object, where: str) -> StreamJoinKind:
     words |= {"left_semi": "semi", "leftsemi": "semi", "left_anti": "anti", "leftanti": "anti"}
     near = words.get(str(how))
     raise PipelineError(
-        f"how={how!r} is not offered" + (f", did you mean {near!r}?" if near else ""),
+        f"join does not support how={how!r}" + (f", did you mean {near!r}?" if near else ""),
         where=where,
         remedy=f"Use one of {', '.join(get_args(StreamJoinKind))}",
     )
@@ -259,16 +262,16 @@ def _bounds(call: JoinCall, where: str) -> Bounds:
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise PipelineError(
-            f"a join has one bound on times, got {' and '.join(names)}",
+            f"a join has one bound on times, but got {' and '.join(names)}",
             where=where,
-            remedy="Give one of between, window and ttl",
+            remedy="Pass only one of between, window and ttl",
         )
     if call.between is not None:
         return _between(call.between, where)
     if call.ttl is not None:
         ttl_us = signed_us(call.ttl, "ttl", where)
         if ttl_us < 0:
-            raise PipelineError(f"nothing lives for {call.ttl}", where=where, remedy='Give a ttl such as "1 day"')
+            raise PipelineError(f"ttl={call.ttl!r} is not positive", where=where, remedy='Pass a ttl such as "1 day"')
         return IntervalMatch(-ttl_us, ttl_us)
     return None if call.window is None else _windows(call.window, where)
 
@@ -278,14 +281,14 @@ def _between(between: object, where: str) -> IntervalMatch:
         raise PipelineError(
             f"between is not a pair of durations: {between!r}",
             where=where,
-            remedy='Say how much earlier and later the other side may be: between=("-5 min", "10 min")',
+            remedy='Pass how much earlier and later the other side may be: between=("-5 min", "10 min")',
         )
     lower_us, upper_us = (signed_us(bound, "between", where) for bound in between)
     if lower_us > upper_us:
         raise PipelineError(
-            f"nothing is between {between[0]} and {between[1]}",
+            f"between=({between[0]!r}, {between[1]!r}) is empty",
             where=where,
-            remedy=f"Give the earlier bound first: between=({between[1]!r}, {between[0]!r})",
+            remedy=f"Put the earlier bound first: between=({between[1]!r}, {between[0]!r})",
         )
     return IntervalMatch(lower_us, upper_us)
 
@@ -293,7 +296,7 @@ def _between(between: object, where: str) -> IntervalMatch:
 def _windows(window: object, where: str) -> WindowMatch | SessionMatch:
     if not isinstance(window, Tumbling | Sliding | Session):
         raise PipelineError(
-            f"a window is needed, got {window!r}",
+            f"window needs a window, got {window!r}",
             where=where,
             remedy=f"Write tumbling({window!r})"
             if isinstance(window, str)
@@ -301,10 +304,10 @@ def _windows(window: object, where: str) -> WindowMatch | SessionMatch:
         )
     if window.time != "event":
         raise PipelineError(
-            "a join has windows over event time only",
+            "a join supports windows over event time only",
             where=where,
-            cause="two streams have no processing time in common",
-            remedy="Leave out time=, and say with_watermark on both sides",
+            cause="two streams have no common processing time",
+            remedy="Remove time=, and call with_watermark on both sides",
         )
     if isinstance(window, Session):
         return SessionMatch(window.gap_us)
@@ -314,17 +317,16 @@ def _windows(window: object, where: str) -> WindowMatch | SessionMatch:
 
 
 def _require_ends(how: StreamJoinKind, left: bool, right: bool, where: str) -> None:
-    """Without bounds on times rows stand alone when the other side has ended: it must end."""
+    """Check that a side ends if rows without a match wait for its end. That is so without bounds on times."""
     waits_for = {"left": (RIGHT,), "anti": (RIGHT,), "right": (LEFT,), "full": (LEFT, RIGHT)}.get(how, ())
     for side in waits_for:
         if not (left, right)[side]:
             raise PipelineError(
                 f"a {how} join without bounds on times needs a bounded {SIDE_NAMES[side]} side",
                 where=where,
-                cause=f"a row without a match could come out only when the {SIDE_NAMES[side]} side has ended, which it "
-                "never does",
-                remedy='Say how long rows wait for a match in event time: ttl="1 day", between=("-5 min", "10 min") or '
-                'window=tumbling("1 hour"); or ask for how="inner"',
+                cause=f"a row without a match is emitted at the end of the {SIDE_NAMES[side]} side, which never comes",
+                remedy='Set how long rows wait for a match in event time: ttl="1 day", between=("-5 min", "10 min") or '
+                'window=tumbling("1 hour"); or use how="inner"',
             )
 
 
@@ -358,19 +360,19 @@ def _pair_schema(inputs: tuple[JoinInput, JoinInput], how: StreamJoinKind, bound
             fields.append(field.with_nullable(True) if absent else field)
     if isinstance(bounds, WindowMatch | SessionMatch):
         fields += [pa.field(WINDOW_START, WINDOW_BOUND), pa.field(WINDOW_END, WINDOW_BOUND)]
-    refuse_duplicates([f.name for f in fields], where, remedy="Rename the column: the join adds it to say the window")
+    refuse_duplicates([f.name for f in fields], where, remedy="Rename the column: the join adds the window's bounds")
     return pa.schema(fields)
 
 
 def _event_time(spec: StreamJoinSpec, left: StreamEventTime, right: StreamEventTime, where: str) -> StreamEventTime:
     if spec.bounds is None:
         kept = left if left.column is not None or left.lost else right
-        return kept.without_column(f"the {where} gives rows whenever their match comes")
+        return kept.without_column(f"the {where} emits rows whenever their match arrives")
     if spec.how == "full":
-        return left.without_column(f"the {where} gives rows of which either side may be missing")
+        return left.without_column(f"the {where} emits rows in which either side may be missing")
     if spec.how != "right":
         return left
     column = spec.inputs[RIGHT].time_column
     names = dict(spec.inputs[RIGHT].columns)
-    assert column is not None, "a join by time has event times"
+    assert column is not None, "a join by time has no event time"
     return StreamEventTime(names.get(column, column), right.unit, right.assigned)

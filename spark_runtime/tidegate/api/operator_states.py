@@ -1,4 +1,5 @@
-"""Declaring the states that a process keeps per subtask. Checked at once; errors name the place of the call."""
+"""Declares states that a process keeps per subtask. Arguments are checked at once; errors name the place of the
+call."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from tidegate.state.raw_state import RawDescriptor
 
 
 def operator_list_state(name: str, columns: Columns, *, renamed: Mapping[str, str] | None = None) -> OperatorDescriptor:
-    """Rows of a subtask, in order; in the process `ctx.operator_list(name)`. At another parallelism they are split
-    evenly over the subtasks (S5.5).
+    """Declare a list of rows of a subtask; in the process `ctx.operator_list(name)`.
+
+    At another parallelism the rows are divided evenly over the subtasks (S5.5).
 
     Args:
         name: unique within the process; snapshots find the state by it.
@@ -26,26 +28,30 @@ def operator_list_state(name: str, columns: Columns, *, renamed: Mapping[str, st
         renamed: column in older snapshots -> its name now, so that they can be restored (S5.5).
 
     Raises:
-        PipelineError: a name or column that cannot be.
+        PipelineError: an invalid name or column.
     """
     return _state("operator_list_state", name, "list", columns, renamed)
 
 
 def union_list_state(name: str, columns: Columns, *, renamed: Mapping[str, str] | None = None) -> OperatorDescriptor:
-    """Rows of a subtask, and after a restore those of all subtasks; in the process `ctx.union_list(name)`. See
-    `operator_list_state`."""
+    """Declare a list of rows of a subtask. After a restore every subtask has the rows of all subtasks.
+
+    In the process `ctx.union_list(name)`. See `operator_list_state`.
+    """
     return _state("union_list_state", name, "union", columns, renamed)
 
 
 def broadcast_state(
     name: str, key: Columns, columns: Columns, *, renamed: Mapping[str, str] | None = None
 ) -> OperatorDescriptor:
-    """A row for each key, the same in every subtask; in the process `ctx.broadcast(name)`. Meant for a process with a
-    broadcast input, which writes it; without one, write only what every subtask writes. See `operator_list_state`.
+    """Declare a map that is the same in every subtask; in the process `ctx.broadcast(name)`.
+
+    Use it in a process with a broadcast input, which writes it. Without a broadcast input, every subtask must write the
+    same. See `operator_list_state`.
 
     Args:
-        key: columns of the key, of types that a group_by takes.
-        columns: of what is kept for it.
+        key: columns of the key, of types that group_by accepts.
+        columns: of the values.
     """
     where = state_place("broadcast_state", name)
     of_key = state_schema(key, "key", where)
@@ -60,21 +66,22 @@ def broadcast_state(
 
 
 def raw_state(name: str) -> RawDescriptor:
-    """Bytes of a subtask, which the process writes and reads itself: `write_raw` and `read_raw`. At another parallelism
-    the pieces are split evenly over the subtasks (S5.5).
+    """Declare bytes of a subtask, which the process writes and reads itself: `write_raw` and `read_raw`.
+
+    At another parallelism the pieces are divided evenly over the subtasks (S5.5).
 
     Args:
         name: unique within the process; snapshots find the state by it.
 
     Raises:
-        PipelineError: a name that cannot be.
+        PipelineError: an invalid name.
     """
     _require_name(name, state_place("raw_state", name))
     return RawDescriptor(name)
 
 
 def keyed_raw_state(name: str) -> RawDescriptor:
-    """As `raw_state`, in pieces that are of key groups and move with them (S5.5); for processes with keys."""
+    """Declare raw state in pieces that belong to key groups and move with them (S5.5); for processes with keys."""
     _require_name(name, state_place("keyed_raw_state", name))
     return RawDescriptor(name, keyed=True)
 
@@ -85,8 +92,8 @@ def _require_name(name: object, where: str) -> None:
         raise PipelineError(
             f"{name!r} cannot be the name of a state",
             where=where,
-            cause="snapshots have files of a back end under this name",
-            remedy="Give it another name",
+            cause="snapshots use this name for files of a back end",
+            remedy="Use another name",
         )
 
 
@@ -103,7 +110,7 @@ def _state(
     kept = state_schema(columns, "columns", where)
     of_key = pa.schema([]) if key is None else key
     names = [*of_key.names, *kept.names]
-    refuse_duplicates(names, where, remedy="Give every column a name of its own")
+    refuse_duplicates(names, where, remedy="Use a different name for every column")
     mapping = dict(checked_renames(renamed, names, where))
     try:
         return OperatorDescriptor(name, kind, kept, of_key, mapping)

@@ -1,4 +1,4 @@
-"""Pipeline: where a user starts to draw a job."""
+"""Pipeline: the object with which a user starts to build a job."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tidegate.plan.job_graph import JobGraph
 
 
 class Pipeline:
-    """A job being drawn: read sources, chain calls on the streams, write to sinks. Nothing runs.
+    """A job being built: read sources, chain calls on the streams, write to sinks. Nothing runs.
 
-    A pipeline file has a function that takes the job's arguments and gives one::
+    A pipeline file has a function that takes the job's arguments and returns the pipeline::
 
         def build(args):
             p = Pipeline()
@@ -27,17 +27,18 @@ class Pipeline:
             daily.write(Parquet(args["out"]), uid="out")
             return p
 
-    The function must depend on its arguments alone: the driver and every slot call it for themselves.
+    The function must depend on its arguments only: the driver and every slot call it separately.
     """
 
     def __init__(self) -> None:
         self._draft = GraphDraft()
 
     def read(self, source: Source, *, uid: str | None = None) -> Stream:
-        """The records of a source. Asks the source for its schema, which may read a file's header.
+        """Read the records of a source. This asks the source for its schema, and the source may read a file's header.
 
         Raises:
-            PipelineError: not a source, no uid, or what the source says, such as a missing file.
+            PipelineError: the argument is not a source, uid is missing, or the source fails, for example on a missing
+                file.
         """
         location = user_location()
         uid = require_uid(uid, "source", location)
@@ -46,7 +47,7 @@ class Pipeline:
             raise PipelineError(
                 f"read needs a source, got {source!r}",
                 where=where,
-                remedy=f"Write Files({source!r})" if isinstance(source, str) else "Give one, such as Files(path)",
+                remedy=f"Write Files({source!r})" if isinstance(source, str) else "Pass a source, such as Files(path)",
             )
         try:
             recorded = recorded_schema(uid)
@@ -56,7 +57,7 @@ class Pipeline:
         except PipelineError as error:
             raise with_place(error, where) from error
         if not schema.names:
-            raise PipelineError("the source has no columns", where=where, remedy="Look at the files, or give schema=")
+            raise PipelineError("the source has no columns", where=where, remedy="Check the files, or pass schema=")
         refuse_duplicates(schema.names, where, remedy="Rename one of them in the source")
         sides = tuple(DraftOutput(name, side) for name, side in source.side_outputs().items())
         node = DraftNode(
@@ -75,21 +76,23 @@ class Pipeline:
         )
 
     def build(self, *, check_sinks: bool = True) -> JobGraph:
-        """The finished graph, as frozen data. May be called again after more calls.
+        """Return the finished graph as frozen data. May be called again after more calls.
 
         Args:
-            check_sinks: ask every sink whether it can take its records, which may do I/O.
+            check_sinks: check that every sink supports its records; this may do I/O.
 
         Raises:
-            PipelineError: no sink, records that go nowhere, or what a sink says.
+            PipelineError: there is no sink, nothing reads a stream, or a sink refuses its records.
         """
         return self._draft.graph(check_sinks=check_sinks)
 
     def explain(self) -> str:
-        """A readable tree: sinks, or what nothing reads yet, first, their inputs below them, with schemas and places in
-        the user's code. At any time, also before there is a sink."""
+        """Return the graph as readable text, with schemas and places in the user's code.
+
+        Sinks, or streams that nothing reads yet, come first; their inputs are below them. Works before there is a sink.
+        """
         return explain_graph(self._draft.partial_graph())
 
     def _repr_html_(self) -> str:
-        """A picture of it, for notebooks; at any time."""
+        """Return a picture of the graph, for notebooks."""
         return graph_html(self._draft.partial_graph())

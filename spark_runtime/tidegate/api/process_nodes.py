@@ -1,4 +1,4 @@
-"""What a process of the user's own needs to be part of a pipeline."""
+"""Checks user processes and creates their operator specs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CALLS: dict[type[ProcessBase], str] = {
     BroadcastProcess: "stream.connect(rules.broadcast()).process(...)",
     KeyedBroadcastProcess: 'stream.group_by("k").connect(rules.broadcast()).process(...)',
 }
-"""Where an instance of each goes."""
+"""How to pass an instance of each class."""
 
 
 def keyed_spec(
@@ -37,11 +37,11 @@ def keyed_spec(
     where: str,
     timeless: Sequence[int] = (),
 ) -> KeyedProcessSpec:
-    """The operator of a process with keys; PipelineError for anything that does not fit.
+    """Return the operator of a process with keys. Raises PipelineError for invalid arguments.
 
     Args:
-        inputs: one, or two of which the second has keys, too, or is broadcast.
-        timeless: inputs without `with_watermark` beside one that has it.
+        inputs: one; or two, of which the second has keys too or is broadcast.
+        timeless: numbers of inputs without `with_watermark`, if another input has it.
     """
     wanted = {1: KeyedProcess, 2: KeyedCoProcess if inputs[-1].keys else KeyedBroadcastProcess}[len(inputs)]
     require_process(process, wanted, inputs, where)
@@ -67,7 +67,7 @@ def keyed_spec(
 def unkeyed_spec(
     process: object, inputs: Sequence[ProcessInput], schema: object, where: str, timeless: Sequence[int] = ()
 ) -> ProcessSpec:
-    """The operator of a process without keys; PipelineError for anything that does not fit. See `keyed_spec`."""
+    """Return the operator of a process without keys. Raises PipelineError for invalid arguments. See `keyed_spec`."""
     wanted = {1: Process, 2: BroadcastProcess if inputs[-1].name == "broadcast" else CoProcess}[len(inputs)]
     require_process(process, wanted, inputs, where)
     assert isinstance(process, Process | CoProcess | BroadcastProcess)
@@ -77,24 +77,25 @@ def unkeyed_spec(
     name = type(process).__name__
     if keyed:
         raise PipelineError(
-            f"state {keyed[0]!r} of {name} is kept by key, and its rows have no keys",
+            f"state {keyed[0]!r} of {name} is kept by key, but its rows have no keys",
             where=where,
             remedy='Group by columns first, .group_by("carrier"), and subclass a Keyed process; or declare state of a '
             "subtask: operator_list_state, union_list_state, broadcast_state, raw_state",
         )
     if hasattr(type(process), "on_timers"):
         raise PipelineError(
-            f"{name} has on_timers, and its rows have no keys",
+            f"{name} has on_timers, but its rows have no keys",
             where=where,
             cause="timers are kept by key",
-            remedy='Say by which columns first: .group_by("carrier"), and subclass a Keyed process; or call by the '
-            'clock: every = "5 s" and on_processing_time',
+            remedy='Group by columns first, .group_by("carrier"), and subclass a Keyed process; or use the clock: '
+            'every = "5 s" and on_processing_time',
         )
     return ProcessSpec(process, tuple(inputs), _of_subtask(states), schema, _every_ms(process, where), tuple(timeless))
 
 
 def require_process(process: object, wanted: type[ProcessBase], inputs: Sequence[ProcessInput], where: str) -> None:
-    """PipelineError unless it is an instance of a subclass of `wanted`, with a method of its own for each input."""
+    """Raise PipelineError unless `process` is an instance of a subclass of `wanted` that has a method for each
+    input."""
     given = f"the class {process.__name__}" if inspect.isclass(process) else type(process).__name__
     if isinstance(process, wanted):
         for method in (given_input.method for given_input in inputs):
@@ -104,14 +105,14 @@ def require_process(process: object, wanted: type[ProcessBase], inputs: Sequence
                 )
         return
     if inspect.isclass(process) and issubclass(process, wanted):
-        remedy = f"Make one: .process({process.__name__}(), ...)"
+        remedy = f"Create an instance: .process({process.__name__}(), ...)"
     else:
         own = type(process) if not inspect.isclass(process) else process
         call = next((call for base, call in _CALLS.items() if issubclass(own, base)), None)
         remedy = (
-            f"Subclass tidegate.{wanted.__name__} and give an instance; functions without state: .map_in_arrow(...)"
+            f"Subclass tidegate.{wanted.__name__} and pass an instance; or, without state, use .map_in_arrow(...)"
             if call is None
-            else f"Say {call}, or subclass tidegate.{wanted.__name__}"
+            else f"Write {call}, or subclass tidegate.{wanted.__name__}"
         )
     raise PipelineError(f"process needs a {wanted.__name__}, got {given}", where=where, remedy=remedy)
 
@@ -122,9 +123,9 @@ def _states(process: ProcessBase, where: str) -> tuple[StateDescriptor | Subtask
     for method in ("write_raw", "read_raw") if raw is not None else ():
         if not overrides(process, method):
             raise PipelineError(
-                f"{type(process).__name__} declares raw state and has no {method}",
+                f"{type(process).__name__} declares raw state, but has no {method}",
                 where=where,
-                cause="its bytes are the process's own to write and to read",
+                cause="the process must write and read the bytes itself",
                 remedy="Write both: def write_raw(self, name, out) and def read_raw(self, name, pieces)",
             )
     return states
@@ -138,14 +139,15 @@ def _every_ms(process: Process | CoProcess | BroadcastProcess, where: str) -> in
     called = overrides(process, "on_processing_time")
     if called != (process.every is not None):
         raise PipelineError(
-            f"{type(process).__name__} says " + ("not how often" if called else "how often, and not what to do"),
+            f"{type(process).__name__} defines "
+            + ("on_processing_time, but not `every`" if called else "`every` only"),
             where=where,
-            cause="`every` and on_processing_time go together",
-            remedy='Give both: every = "5 s" and def on_processing_time(self, now_ms, ctx)',
+            cause="`every` and on_processing_time belong together",
+            remedy='Define both: every = "5 s" and def on_processing_time(self, now_ms, ctx)',
         )
     if process.every is None:
         return None
     every_ms = duration_us(process.every, "every", where) // 1000
     if every_ms < 1:
-        raise PipelineError(f"every={process.every!r} is too often", where=where, remedy='Give at least "1 ms"')
+        raise PipelineError(f"every={process.every!r} is too short", where=where, remedy='Use at least "1 ms"')
     return every_ms

@@ -1,5 +1,4 @@
-"""`group_by(...).transform_with_state(...)`: what PySpark's arguments become in a pipeline, checked where they are
-given."""
+"""`group_by(...).transform_with_state(...)`: checks PySpark's arguments and converts them for a pipeline."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ def processor_spec(
     renamed: Mapping[str, str] | None,
     where: str,
 ) -> StatefulProcessorSpec:
-    """The operator of a processor; PipelineError for anything that does not fit."""
-    # These three load PySpark: only pipelines with a PySpark processor pay for it.
+    """Return the operator of a processor. Raises PipelineError for invalid arguments."""
+    # These imports load PySpark, so they run only for pipelines with a PySpark processor.
     from tidegate.compat.pyspark_stateful.spark_ddl import schema_of
     from tidegate.compat.pyspark_stateful.spark_values import arrow_schema
     from tidegate.compat.pyspark_stateful.state_declarations import declared
@@ -77,22 +76,23 @@ def processor_spec(
 def initial_columns(
     initial: Any, keys: tuple[str, ...], input_schema: pa.Schema, where: str
 ) -> tuple[pa.Schema | None, tuple[str, ...]]:
-    """Schema and key columns of an initial state; PipelineError when its keys are not of the types of the stream's."""
+    """Return schema and key columns of an initial state. Raises PipelineError if its key types differ from the
+    stream's."""
     if initial is None:
         return None, ()
     stream, initial_keys = initial._stream, initial._keys
     if not stream.bounded:
         raise PipelineError(
-            "initialState is unbounded: rows would wait for its end for ever",
+            "initialState is unbounded, so rows would wait for its end forever",
             where=where,
-            remedy="Give one that comes to its end by itself, such as p.read(Files(...))",
+            remedy="Pass a bounded stream, such as p.read(Files(...))",
         )
     types = [input_schema.field(key).type for key in keys]
     given = [stream.schema.field(key).type for key in initial_keys]
     if types != given:
         raise PipelineError(
             f"initialState is grouped by {', '.join(initial_keys)} ({', '.join(map(str, given))}), "
-            f"the stream by {', '.join(keys)} ({', '.join(map(str, types))})",
+            f"but the stream by {', '.join(keys)} ({', '.join(map(str, types))})",
             where=where,
             remedy="Group both by columns of the same types, in the same order; cast them first",
         )
@@ -105,7 +105,7 @@ def _processor(processor: object, where: str) -> StatefulProcessor:
     if isinstance(processor, StatefulProcessor):
         return processor
     if inspect.isclass(processor):
-        given, remedy = f"the class {processor.__name__}", f"Make one: {processor.__name__}()"
+        given, remedy = f"the class {processor.__name__}", f"Create an instance: {processor.__name__}()"
     else:
         given, remedy = f"a {type(processor).__name__}", "Subclass pyspark.sql.streaming.StatefulProcessor"
     raise PipelineError(f"statefulProcessor is {given}", where=where, remedy=remedy)
@@ -118,28 +118,28 @@ def _require_output_mode(mode: object, where: str) -> None:
     raise PipelineError(
         f"outputMode is {mode!r}",
         where=where,
-        cause="Spark refuses Complete for transformWithState, too" if complete else "there is no such output mode",
-        remedy="Say Append or Update: a processor says itself what it gives, so that both are one here",
+        cause="Spark, too, refuses Complete for transformWithState" if complete else "there is no such output mode",
+        remedy="Use Append or Update: the processor itself decides its output, so both do the same",
     )
 
 
 def _time_mode(mode: object, where: str) -> TimeMode:
     known = TIME_MODES.get(mode.lower()) if isinstance(mode, str) else None
     if known is None:
-        raise PipelineError(f"timeMode is {mode!r}", where=where, remedy="Say None, ProcessingTime or EventTime")
+        raise PipelineError(f"timeMode is {mode!r}", where=where, remedy="Use None, ProcessingTime or EventTime")
     return known
 
 
 def _output_time(column: object, schema: pa.Schema, time: StreamEventTime, where: str) -> StreamEventTime:
-    """Event time of what the processor gives."""
+    """Return the event time of the processor's results."""
     if column == "" or column is None:
         return StreamEventTime()
     if time.column is None:
         raise PipelineError(
-            f"eventTimeColumnName is {column!r}, and the stream has no watermark",
+            f"eventTimeColumnName is {column!r}, but the stream has no watermark",
             where=where,
             cause=time.lost or "there is no with_watermark upstream",
-            remedy='Say which column holds event time: .with_watermark("time", "10 min")',
+            remedy='Name the column with event time: .with_watermark("time", "10 min")',
         )
     field = require_column(schema, str(column), where)
     return StreamEventTime(field.name, time_unit(field, None, where), time.assigned)

@@ -1,4 +1,4 @@
-"""Declaring the states that a process keeps per key. Checked at once; errors name the place of the call."""
+"""Declares states that a process keeps per key. Arguments are checked at once; errors name the place of the call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidegate.state.keyed_state import KeyedKind, Reduction, StateDescriptor, Ti
 from tidegate.state.keys.key_types import KEY_TYPES_TEXT, is_key_type, stored_type
 
 Columns: TypeAlias = pa.Schema | Mapping[str, pa.DataType] | Sequence[tuple[str, pa.DataType]]
-"""Names and types, as `pyarrow.schema` takes them."""
+"""Names and types, as `pyarrow.schema` accepts them."""
 Merge: TypeAlias = Callable[[pa.RecordBatch, npt.NDArray[np.int64]], pa.RecordBatch]
 
 _SUMMED = "integers, floats and booleans"
@@ -32,8 +32,8 @@ _REDUCIBLE_TEXT: Mapping[Reduction, str] = {
     "sum": _SUMMED,
     "min": _COMPARED,
     "max": _COMPARED,
-    "first": "all types but decimals of 32 and 64 bits",
-    "last": "all types but decimals of 32 and 64 bits",
+    "first": "all types except decimals of 32 and 64 bits",
+    "last": "all types except decimals of 32 and 64 bits",
 }
 
 STATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -48,17 +48,17 @@ def value_state(
     ttl_on_read: bool = False,
     renamed: Mapping[str, str] | None = None,
 ) -> StateDescriptor:
-    """One row for each key; in the process `ctx.value(name)`.
+    """Declare one row for each key; in the process `ctx.value(name)`.
 
     Args:
         name: unique within the process; snapshots find the state by it.
         columns: of the row, such as {"total": pa.int64()}; nullable unless the schema says otherwise.
-        ttl: an entry lives so long since it was last written, by the clock, such as "7 days"; None: until cleared.
-        ttl_on_read: a read makes it live longer, too.
+        ttl: processing time after the last write at which an entry expires, such as "7 days"; None: never.
+        ttl_on_read: a read extends the life of an entry, too.
         renamed: column in older snapshots -> its name now, so that they can be restored (S5.5).
 
     Raises:
-        PipelineError: a name or column that cannot be, or a ttl that is no duration.
+        PipelineError: an invalid name, column or duration.
     """
     where = state_place("value_state", name)
     return _state(name, "value", state_schema(columns, "columns", where), where, ttl, ttl_on_read, renamed)
@@ -72,7 +72,8 @@ def list_state(
     ttl_on_read: bool = False,
     renamed: Mapping[str, str] | None = None,
 ) -> StateDescriptor:
-    """Rows in order, for each key; in the process `ctx.list(name)`. `ttl` is of each row. See `value_state`."""
+    """Declare a list of rows for each key; in the process `ctx.list(name)`. Rows expire separately. See
+    `value_state`."""
     where = state_place("list_state", name)
     return _state(name, "list", state_schema(columns, "columns", where), where, ttl, ttl_on_read, renamed)
 
@@ -86,11 +87,12 @@ def map_state(
     ttl_on_read: bool = False,
     renamed: Mapping[str, str] | None = None,
 ) -> StateDescriptor:
-    """A row for each key and map key; in the process `ctx.map(name)`. `ttl` is of each entry. See `value_state`.
+    """Declare a row for each key and map key; in the process `ctx.map(name)`. Entries expire separately. See
+    `value_state`.
 
     Args:
-        key: columns of the map key, of types that a group_by takes.
-        columns: of what is kept for it.
+        key: columns of the map key, of types that group_by accepts.
+        columns: of the values.
     """
     where = state_place("map_state", name)
     map_key, kept = state_schema(key, "key", where), state_schema(columns, "columns", where)
@@ -101,7 +103,7 @@ def map_state(
                 where=where,
                 remedy=f"Use {KEY_TYPES_TEXT}",
             )
-    refuse_duplicates([*map_key.names, *kept.names], where, remedy="Give every column a name of its own")
+    refuse_duplicates([*map_key.names, *kept.names], where, remedy="Use a different name for every column")
     return _state(name, "map", kept, where, ttl, ttl_on_read, renamed, map_key=map_key)
 
 
@@ -113,17 +115,19 @@ def reducing_state(
     ttl_on_read: bool = False,
     renamed: Mapping[str, str] | None = None,
 ) -> StateDescriptor:
-    """Columns that are folded into one row for each key; in the process `ctx.merging(name)`. See `value_state`.
+    """Declare columns that are reduced to one row for each key; in the process `ctx.merging(name)`. See `value_state`.
 
     Args:
-        reductions: column -> "sum", "min", "max", "count", "first" or "last", of int64; or with another type:
-            {"total": "sum", "latest": ("max", pa.timestamp("us"))}. Nulls are passed over. Sums are of integers, floats
-            and booleans; "min" and "max" of these but booleans, and of times, decimals, strings and binary.
+        reductions: column -> "sum", "min", "max", "count", "first" or "last", as int64; or with another type:
+            {"total": "sum", "latest": ("max", pa.timestamp("us"))}. Nulls are ignored. "sum" supports integers, floats
+            and booleans. "min" and "max" support integers, floats, times, decimals, strings and binary.
     """
     where = state_place("reducing_state", name)
     if not isinstance(reductions, Mapping) or not reductions:
         raise PipelineError(
-            f"reductions are needed, got {reductions!r}", where=where, remedy='Give some, such as {"total": "sum"}'
+            f"reducing_state needs reductions, got {reductions!r}",
+            where=where,
+            remedy='Pass some, such as {"total": "sum"}',
         )
     fields: list[tuple[str, pa.DataType]] = []
     kinds: list[Reduction] = []
@@ -142,11 +146,11 @@ def reducing_state(
     for field, reduction in zip(schema, kinds, strict=True):
         if not _is_reducible(reduction, field.type):
             raise PipelineError(
-                f"column {field.name!r} of type {field.type} has no {reduction!r}",
+                f"column {field.name!r} of type {field.type} does not support {reduction!r}",
                 where=where,
-                cause=f"{reduction} is of {_REDUCIBLE_TEXT[reduction]}",
+                cause=f"{reduction} supports {_REDUCIBLE_TEXT[reduction]}",
                 remedy=f"Declare {field.name!r} as one of these and cast what you add, or use an aggregating_state "
-                "with a merge of your own",
+                "with a merge function of your own",
             )
     return _state(name, "reducing", schema, where, ttl, ttl_on_read, renamed, reductions=tuple(kinds))
 
@@ -160,21 +164,22 @@ def aggregating_state(
     ttl_on_read: bool = False,
     renamed: Mapping[str, str] | None = None,
 ) -> StateDescriptor:
-    """An accumulator for each key, merged by a function of yours; in the process `ctx.merging(name)`. See
-    `value_state`.
+    """Declare an accumulator for each key that your own function merges; in the process `ctx.merging(name)`.
+
+    See `value_state`.
 
     Args:
         columns: of an accumulator.
-        merge: called with accumulators of several keys, a record batch, and offsets, int64: rows offsets[i] to
-            offsets[i + 1] are of key i, in order of arrival, at least one. Gives one row for each key. Must be
-            associative, and depend on its arguments alone: when it is called is not promised.
+        merge: called with accumulators of several keys, a record batch, and offsets, int64: key i has the rows
+            offsets[i] to offsets[i + 1], in order of arrival, at least one. It returns one row for each key. It must be
+            associative and depend on its arguments only: the times of the calls are not guaranteed.
     """
     where = state_place("aggregating_state", name)
     if not callable(merge):
         raise PipelineError(
-            f"merge is a function of accumulators and offsets, got {type(merge).__name__}",
+            f"merge must be a function of accumulators and offsets, got {type(merge).__name__}",
             where=where,
-            remedy="Give one that returns a record batch with one row for each key",
+            remedy="Pass a function that returns a record batch with one row for each key",
         )
     return _state(
         name, "aggregating", state_schema(columns, "columns", where), where, ttl, ttl_on_read, renamed, merge=merge
@@ -182,11 +187,11 @@ def aggregating_state(
 
 
 def checked_states(states: object, where: str) -> tuple[DeclaredState, ...]:
-    """What a process declares; PipelineError when it is no states, or two of one name."""
-    made_by = "Make them with value_state(...), operator_list_state(...) and their siblings"
+    """Return the states that a process declares. Raises PipelineError for other objects, or two states of one name."""
+    made_by = "Create states with value_state(...), operator_list_state(...) and similar functions"
     if isinstance(states, DeclaredState) or not isinstance(states, Iterable):
         raise PipelineError(
-            f"`states` of the process is a {type(states).__name__}", where=where, remedy="Make it a list of states"
+            f"`states` of the process is a {type(states).__name__}", where=where, remedy="Set it to a list of states"
         )
     known: list[DeclaredState] = []
     for state in states:
@@ -197,14 +202,14 @@ def checked_states(states: object, where: str) -> tuple[DeclaredState, ...]:
                 f"the process has two states named {state.name!r}",
                 where=where,
                 cause="snapshots find a state by its name",
-                remedy="Give one of them another name",
+                remedy="Rename one of them",
             )
         known.append(state)
     return tuple(known)
 
 
 def state_place(call: str, name: object) -> str:
-    """Where a state is declared, for errors."""
+    """Return the place of a state's declaration, for errors."""
     return f"{call} {name!r} at {user_location()}"
 
 
@@ -226,11 +231,11 @@ def _state(
     if ttl is not None:
         duration_ms = duration_us(ttl, "ttl", where) // 1000
         if duration_ms < 1:
-            raise PipelineError(f"nothing lives for {ttl}", where=where, remedy='Give at least "1 ms", or no ttl')
+            raise PipelineError(f"ttl={ttl!r} is too short", where=where, remedy='Use at least "1 ms", or no ttl')
         lives = TimeToLive(duration_ms, ttl_on_read)
     elif ttl_on_read:
         raise PipelineError(
-            "ttl_on_read says how a ttl is counted, and there is none", where=where, remedy="Give a ttl"
+            "ttl_on_read is set, but there is no ttl", where=where, remedy="Pass a ttl, or remove ttl_on_read"
         )
     of_map = pa.schema([]) if map_key is None else map_key
     mapping = dict(checked_renames(renamed, [*of_map.names, *columns.names], where))
@@ -238,40 +243,40 @@ def _state(
 
 
 def require_state_name(name: object, where: str) -> None:
-    """PipelineError when snapshots cannot find a state by it."""
+    """Raise PipelineError if a name is not a valid name of a state in snapshots."""
     if not isinstance(name, str) or not STATE_NAME.fullmatch(name) or len(name) > MAX_STATE_NAME_CHARACTERS:
         raise PipelineError(
-            f"{name!r} cannot be the name of a state",
+            f"{name!r} is not a valid name of a state",
             where=where,
-            remedy=f"Use letters, digits and ._- , a letter or digit first, at most {MAX_STATE_NAME_CHARACTERS} "
-            "characters",
+            remedy="Use letters, digits and ._- , starting with a letter or digit, at most "
+            f"{MAX_STATE_NAME_CHARACTERS} characters",
         )
 
 
 def state_schema(columns: object, what: str, where: str) -> pa.Schema:
-    """The columns of a state; PipelineError when they are none, or of types that not every back end keeps."""
+    """Return the columns of a state. Raises PipelineError if there are none, or a back end does not support a type."""
     try:
         schema = columns if isinstance(columns, pa.Schema) else pa.schema(columns)
     except (TypeError, ValueError, AttributeError) as error:
         raise PipelineError(
-            f"{what} are not names and types of columns: {columns!r}",
+            f"{what} must be names and types of columns, got {columns!r}",
             where=where,
             cause=str(error),
-            remedy='Give them as in {"total": pa.int64()}',
+            remedy='Pass them as in {"total": pa.int64()}',
         ) from error
     if not len(schema):
-        raise PipelineError(f"{what} are empty", where=where, remedy="Give at least one column")
-    refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
+        raise PipelineError(f"{what} must not be empty", where=where, remedy="Pass at least one column")
+    refuse_duplicates(schema.names, where, remedy="Use a different name for every column")
     require_storable(schema, where)
     return schema.remove_metadata()
 
 
 def require_storable(schema: pa.Schema, where: str) -> None:
-    """PipelineError naming a column of a type that not every back end keeps."""
+    """Raise PipelineError, naming the column, if a column has a type that a back end does not support."""
     for field in schema:
         wrong = _unstorable(field.type)
         if wrong is not None:
-            inside = "" if wrong == field.type else f", since it holds {wrong},"
+            inside = "" if wrong == field.type else f", which contains {wrong},"
             raise PipelineError(
                 f"column {field.name!r} of type {field.type}{inside} cannot be part of a state",
                 where=where,
@@ -280,7 +285,7 @@ def require_storable(schema: pa.Schema, where: str) -> None:
 
 
 def _unstorable(type_: pa.DataType) -> pa.DataType | None:
-    """The type, or one inside it, that not every back end keeps."""
+    """Return the type, or a type inside it, that a back end does not support; None: all are supported."""
     if pt.is_list(type_) or pt.is_large_list(type_):
         return _unstorable(type_.value_type)
     inner: list[pa.DataType] = []
@@ -297,7 +302,8 @@ def _unstorable(type_: pa.DataType) -> pa.DataType | None:
 
 
 def _is_reducible(reduction: Reduction, type_: pa.DataType) -> bool:
-    """Whether columns of this type can be folded so. Decimals of 32 and 64 bits become others in Arrow on the way."""
+    """Return whether a reduction supports columns of this type. Arrow changes the type of decimals of 32 and 64
+    bits."""
     if reduction == "count":
         return True
     if reduction == "sum":

@@ -1,7 +1,7 @@
-"""Streams: what the user chains to draw a pipeline. Every call checks itself at once and runs nothing.
+"""Streams: the objects that users chain to build a pipeline. Every call is checked at once, and runs nothing.
 
 Columns, types and expressions are checked without data; each error names the place in the user's code. Streams are
-immutable: a call gives a new one, and a stream may be read by several.
+immutable: a call returns a new stream, and several streams may read one stream.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ from tidegate.operators.time.watermark_specs import AlignmentGroup, TimeUnit, Wa
 from tidegate.plan.job_graph import Edge, Exchange, Partitioner
 
 Keep = Literal["first", "last"]
-"""Which of equal records a deduplication keeps."""
+"""The record of equal ones that a deduplication keeps."""
 
 
 class Stream(StreamBase):
-    """Records of one schema, bounded or not. Made by `Pipeline.read` and by the calls below.
+    """Records of one schema, bounded or unbounded. Created by `Pipeline.read` and by the calls below.
 
     Attributes:
         schema: of the records.
-        bounded: it comes to its end by itself.
+        bounded: True if the stream reaches an end of input.
     """
 
     # Columns and rows
 
     def select(self, *columns: str | pc.Expression, **expressions: pc.Expression) -> Self:
-        """The named columns, then the named expressions, and no others.
+        """Keep the named columns, then the named expressions, and no others.
 
         Raises:
-            PipelineError: no such column, types that do not fit, or a name twice.
+            PipelineError: a column is missing, types do not fit, or a name occurs twice.
         """
         location = user_location()
         where = call_place("select", None, location)
@@ -89,33 +89,33 @@ class Stream(StreamBase):
             wanted.append((require_column(self.schema, name, where).name, pc.field(name)))
         wanted.extend((name, require_expression(value, where)) for name, value in expressions.items())
         if not wanted:
-            raise PipelineError("select of no columns", where=where, remedy="Name at least one column")
+            raise PipelineError("select has no columns", where=where, remedy="Name at least one column")
         return self._project(wanted, "select", location)
 
     def with_columns(self, **expressions: pc.Expression) -> Self:
-        """All columns, with these added, or replaced where the name is there already.
+        """Add columns to the existing ones, or replace columns of the same name.
 
-        Every expression sees the columns as they are before the call.
+        Every expression sees the columns before the call.
 
         Raises:
-            PipelineError: no such column, or types that do not fit.
+            PipelineError: a column is missing, or types do not fit.
         """
         location = user_location()
         where = call_place("with_columns", None, location)
         checked = {name: require_expression(value, where) for name, value in expressions.items()}
         if not checked:
             raise PipelineError(
-                "with_columns of no columns", where=where, remedy='Give at least one: name=pc.field("delay") * 2'
+                "with_columns has no columns", where=where, remedy='Pass at least one: name=pc.field("delay") * 2'
             )
         wanted = [(name, checked.pop(name, None)) for name in self.schema.names]
         plain = [(name, pc.field(name) if value is None else value) for name, value in wanted]
         return self._project([*plain, *checked.items()], "with_columns", location)
 
     def filter(self, predicate: pc.Expression) -> Self:
-        """The records for which `predicate` is true; null counts as false.
+        """Keep the records for which `predicate` is true; null counts as false.
 
         Raises:
-            PipelineError: no such column, or not a boolean.
+            PipelineError: a column is missing, or the result is not a boolean.
         """
         location = user_location()
         where = call_place("filter", None, location)
@@ -132,20 +132,22 @@ class Stream(StreamBase):
         side_outputs: Mapping[str, pa.Schema] | None = None,
         uid: str | None = None,
     ) -> Self:
-        """Apply a function of record batches: it takes an iterator and gives batches of `schema`.
+        """Apply a function of record batches: its argument is an iterator, and it returns batches of `schema`.
 
-        It is called afresh for each delivered batch, the iterator holds that one batch, and what it gives is exhausted
-        before any barrier passes: nothing that it keeps is part of a snapshot, and how records are cut into batches
-        may differ from run to run. The event-time column counts as unchanged where `schema` has it, of the same type.
+        The function is called once for each batch, with an iterator over that batch. Its result is exhausted before any
+        barrier passes. The function's own variables are not part of snapshots. The division of records into batches may
+        differ from run to run. The result keeps the event time if `schema` has the event-time column, with the same
+        type.
 
         Args:
-            fn: takes Iterator[pyarrow.RecordBatch], gives pyarrow.RecordBatch objects, and `SideOutput(name, batch)`.
-            schema: of what it gives; checked batch by batch.
-            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` of what this returns.
+            fn: argument: Iterator[pyarrow.RecordBatch]; returns pyarrow.RecordBatch objects and `SideOutput(name,
+                batch)`.
+            schema: of its results; every batch is checked.
+            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` on the returned stream.
             uid: default: derived from the nearest uid upstream.
 
         Raises:
-            PipelineError: not a function, or not a schema, also of a side output.
+            PipelineError: `fn` is not a function, or a schema is invalid, also the schema of a side output.
         """
         location = user_location()
         uid = optional_uid(uid, "map_in_arrow", location)
@@ -154,7 +156,7 @@ class Stream(StreamBase):
             raise PipelineError(
                 f"map_in_arrow needs a function, got {type(fn).__name__}",
                 where=where,
-                remedy="Give a function that takes an iterator of record batches and yields record batches",
+                remedy="Pass a function that takes an iterator of record batches and yields record batches",
             )
         require_result_schema(schema, "map_in_arrow", where)
         sides = checked_side_outputs(side_outputs, self.schema, self._event_time, where)
@@ -175,29 +177,29 @@ class Stream(StreamBase):
         side_outputs: Mapping[str, pa.Schema] | None = None,
         uid: str | None = None,
     ) -> Self:
-        """Apply a function that waits for others, such as a service or a database: many requests go on at once, while
-        the stream and its checkpoints do.
+        """Apply a function that waits for an external service or database. Many requests run at the same time, and the
+        stream and its checkpoints continue meanwhile.
 
-        Rows whose answers have not come out are part of every snapshot, and are asked again after a restore: the
-        function may see a row more than once, its answer comes out once. Event time and its watermarks stay right: no
-        answer comes out behind a watermark that its rows were in front of. The event-time column counts as unchanged
-        where `schema` has it, of the same type. What the function raises fails the job; retrying is its own affair.
+        Rows whose answers were not emitted yet are part of every snapshot, and are requested again after a restore: the
+        function may see a row more than once, but its answer is emitted once. No answer is emitted after a watermark
+        that its rows preceded, so no row becomes late. The result keeps the event time if `schema` has the event-time
+        column, with the same type. An exception of the function fails the job; the function itself must retry.
 
         Args:
-            fn: takes a record batch, returns one of `schema` (or several, `SideOutput`s among them, or None). An `async
-                def` runs on an event loop of its own; a plain function or generator on threads, of which each subtask
-                has at most 32: no more of its requests go on at once, whatever `capacity`.
-            schema: of what it gives; checked answer by answer.
-            capacity: requests at once in each subtask; with so many in flight the stream waits.
-            batch_rows: rows of one request at most; default: batches as they come, of up to some ten thousand rows.
-            timeout: how long a request may take, by the clock of the machine; None: for ever.
-            ordered: answers come out in the order of the input. False: as they come, which is sooner.
-            on_timeout: "fail" the job; "side_output": the request's rows go to the side output `timed_out`.
-            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` of what this returns.
+            fn: argument: a record batch; returns one of `schema`, or several, `SideOutput`s included, or None. An
+                `async def` runs on an event loop of its own. A plain function or generator runs on threads, at most 32
+                in each subtask, which also limits its requests at a time, whatever `capacity`.
+            schema: of its results; every answer is checked.
+            capacity: requests in flight in each subtask; when it is reached, the stream waits.
+            batch_rows: most rows of one request; default: one request for each batch, of up to about ten thousand rows.
+            timeout: how long a request may take, by the clock of the machine; None: no limit.
+            ordered: emit answers in the order of the input. False: as they arrive, which is faster.
+            on_timeout: "fail" the job; or "side_output" to send the request's rows to the side output `timed_out`.
+            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` on the returned stream.
             uid: required.
 
         Raises:
-            PipelineError: no uid, not a function or a schema, or a value that is not as above.
+            PipelineError: uid is missing, `fn` is not a function, or a schema or value is invalid.
         """
         location = user_location()
         uid = require_uid(uid, "map_async", location)
@@ -206,7 +208,7 @@ class Stream(StreamBase):
             raise PipelineError(
                 f"map_async needs a function, got {type(fn).__name__}",
                 where=where,
-                remedy="Give a function, or an async def, that takes a record batch and returns one",
+                remedy="Pass a function, or an async def, that takes a record batch and returns one",
             )
         require_result_schema(schema, "map_async", where)
         _require_count(capacity, "capacity", where)
@@ -214,11 +216,11 @@ class Stream(StreamBase):
             _require_count(batch_rows, "batch_rows", where)
         sides = checked_side_outputs(side_outputs, self.schema, self._event_time, where)
         if on_timeout == "side_output":
-            refuse_duplicates([TIMED_OUT, *(s.name for s in sides)], where, remedy="Give it another name")
+            refuse_duplicates([TIMED_OUT, *(s.name for s in sides)], where, remedy="Rename the side output")
             sides = (*sides, DraftOutput(TIMED_OUT, self.schema, self._event_time))
         elif on_timeout not in get_args(OnTimeout):
             raise PipelineError(
-                f"on_timeout={on_timeout!r} is not offered", where=where, remedy='Use "fail" or "side_output"'
+                f"on_timeout={on_timeout!r} is not supported", where=where, remedy='Use "fail" or "side_output"'
             )
         spec = AsyncMapSpec(
             fn,
@@ -237,15 +239,15 @@ class Stream(StreamBase):
         return self._then(node, self._event_time.after_projection(same_columns(schema, self.schema), where))
 
     def union(self, *others: Self) -> Self:
-        """The records of all, in order of arrival; columns are matched by name and must have equal types.
+        """Merge the records of all streams, in order of arrival. Columns are matched by name and must have equal types.
 
         Raises:
-            PipelineError: other columns or types, or no other stream.
+            PipelineError: columns or types differ, or there is no other stream.
         """
         location = user_location()
         where = call_place("union", None, location)
         if not others:
-            raise PipelineError("union of one stream", where=where, remedy="Give at least one other")
+            raise PipelineError("union has one stream only", where=where, remedy="Pass at least one other stream")
         for other in others:
             self._require_sibling(other, where)
             _require_same_columns(self.schema, other.schema, where)
@@ -265,7 +267,7 @@ class Stream(StreamBase):
 
     def _project(self, columns: Sequence[tuple[str, pc.Expression]], call: str, location: str) -> Self:
         where = call_place(call, None, location)
-        refuse_duplicates((name for name, _ in columns), where, remedy="Give one of them another name")
+        refuse_duplicates((name for name, _ in columns), where, remedy="Rename one of them")
         schema = pa.schema(result_fields(columns, self.schema, where))
         node = DraftNode(None, "project", self._forward(), schema, location, spec=ProjectSpec(tuple(columns), schema))
         sources: Mapping[str, str] = {
@@ -274,7 +276,8 @@ class Stream(StreamBase):
         return self._then(node, self._event_time.after_projection(sources, where))
 
     def _aligned(self, schema: pa.Schema, location: str) -> int:
-        """Id of a node that gives this stream's records in exactly `schema`, which has the same names and types."""
+        """Return the id of a node that emits this stream's records in exactly `schema`, which has the same names and
+        types."""
         if self.schema.equals(schema):
             return self._node_id
         spec = ProjectSpec(tuple((name, pc.field(name)) for name in schema.names), schema)
@@ -283,10 +286,10 @@ class Stream(StreamBase):
     # Keys, windows and aggregates
 
     def group_by(self, *keys: str) -> GroupedStream[Self]:
-        """Group by key columns; follow it by `.agg(...)`, `.window(...)` or `.process(...)`. Null is a key of its own.
+        """Group by key columns. Call `.agg(...)`, `.window(...)` or `.process(...)` next. Null is a key of its own.
 
         Raises:
-            PipelineError: no such column, or of a type that cannot be a key.
+            PipelineError: a column is missing, or its type cannot be a key.
         """
         return GroupedStream(self, keys, user_location())
 
@@ -298,8 +301,9 @@ class Stream(StreamBase):
         renamed: Mapping[str, str] | None = None,
         **aggregates: Aggregate,
     ) -> Self:
-        """Aggregates of the whole stream. Each batch is aggregated where it is; one subtask puts these together. A
-        stream without records has no result.
+        """Aggregate the whole stream. Every subtask aggregates its batches; one subtask merges the results.
+
+        A stream without records has no result.
 
         Args:
             output: see `GroupedStream.agg`.
@@ -308,7 +312,7 @@ class Stream(StreamBase):
             aggregates: output column = `count()`, `sum("delay")` and so on.
 
         Raises:
-            PipelineError: no uid, no such column, a type that does not fit, or a name twice.
+            PipelineError: uid or a column is missing, a type does not fit, or a name occurs twice.
         """
         location = user_location()
         uid = require_uid(uid, "aggregate", location)
@@ -320,7 +324,7 @@ class Stream(StreamBase):
         states = [f for agg in aggs for f in agg.bound(keyed.schema, results.field(agg.name).type).state_schema()]
         partial = pa.schema([key, *states])
         spec = PartialAggSpec((CONSTANT_KEY,), aggs, keyed.schema, partial, results)
-        gone = keyed._event_time.without_column(f"the {where} gives records of its own")
+        gone = keyed._event_time.without_column(f"the {where} emits records of its own")
         node = DraftNode(f"{uid}.batches", "partial-aggregate", keyed._forward(), partial, location, spec=spec)
         batches = keyed._then(node, gone)
         merged = running_aggregate(
@@ -329,10 +333,10 @@ class Stream(StreamBase):
         return drop_columns(merged, (CONSTANT_KEY,), location)
 
     def window_all(self, window: Window, *, allowed_lateness: str | timedelta | None = None) -> WindowedStream[Self]:
-        """Cut the whole stream into windows; follow it by `.agg(...)`. All records go to one subtask.
+        """Divide the whole stream into windows. Call `.agg(...)` next. All records go to one subtask.
 
         Raises:
-            PipelineError: as `GroupedStream.window`.
+            PipelineError: see `GroupedStream.window`.
         """
         keyed = with_constant_key(self, user_location())
         return GroupedStream(keyed, (CONSTANT_KEY,), user_location()).window(window, allowed_lateness=allowed_lateness)
@@ -347,35 +351,37 @@ class Stream(StreamBase):
         uid: str | None = None,
         renamed: Mapping[str, str] | None = None,
     ) -> Self:
-        """One record of those that are equal in `on`.
+        """Keep one of the records that are equal in `on`.
 
         Args:
-            on: columns, one or several; null equals null.
-            within: of event time. keep="first": records whose event time is so much later than that of the one that was
-                kept, or more, are no repeats; a key is forgotten when the watermark has come so far, and a record
-                behind the watermark whose key is not known is late (`.side_output("late")`, else `late_dropped`).
-                keep="last": once nothing has come for so long. Default: without end, with state for every key.
-            ttl: keep="first": a key is forgotten so long, in processing time, after its record was kept.
-            keep: "first": the first to arrive, at once. "last": the one with the latest event time, of equal ones the
-                first to arrive, once the watermark has come `within` behind it; the result has no event time of its
-                own.
+            on: one or several columns; null equals null.
+            within: event time. keep="first": a record that is at least this much later than the kept record is not a
+                repeat. Its key is deleted when the watermark reaches that time; a record before the watermark whose key
+                is not known is late (`.side_output("late")`, else `late_dropped`). keep="last": the record is emitted
+                when no equal record has arrived for this long. Default: no limit, with state for every key forever.
+            ttl: keep="first": processing time after which a kept record's key is deleted.
+            keep: "first": the first to arrive, emitted at once. "last": the one with the latest event time, of equal
+                times the first to arrive, emitted when the watermark is `within` after it; the result has no event
+                time.
             uid: required.
             renamed: column of `on` in older snapshots -> its name now (S5.5).
 
         Raises:
-            PipelineError: no such column, no uid, no event time where it is needed, or durations that do not fit.
+            PipelineError: a column, uid or a needed event time is missing, or durations do not fit.
         """
         location = user_location()
         uid = require_uid(uid, "deduplicate", location)
         where = call_place("deduplicate", uid, location)
         keys = (on,) if isinstance(on, str) else tuple(on)
         if not keys:
-            raise PipelineError("deduplicate on no columns", where=where, remedy="Name at least one")
+            raise PipelineError("deduplicate has no columns", where=where, remedy="Name at least one column")
         refuse_duplicates(keys, where, remedy="Name each column once")
         for key in keys:
             require_key(require_column(self.schema, key, where), where)
         if keep not in get_args(Keep):
-            raise PipelineError(f"{keep!r} cannot be kept", where=where, remedy='Write keep="first" or keep="last"')
+            raise PipelineError(
+                f"keep={keep!r} is not supported", where=where, remedy='Write keep="first" or keep="last"'
+            )
         within_us = 0 if within is None else _positive_us(within, "within", where)
         ttl_us = 0 if ttl is None else _positive_us(ttl, "ttl", where)
         if keep == "last":
@@ -403,10 +409,10 @@ class Stream(StreamBase):
         where = call_place("deduplicate", uid, location)
         if within is None or ttl is not None:
             raise PipelineError(
-                'keep="last" needs within, and takes no ttl',
+                'keep="last" needs within, and does not support ttl',
                 where=where,
-                cause="the last record is known when nothing has come for a time",
-                remedy='Write within="1 hour", or take updates: .group_by(...).top_n(1, by="time")',
+                cause="the last record is known only when no equal record has arrived for a time",
+                remedy='Write within="1 hour", or use updates: .group_by(...).top_n(1, by="time")',
             )
         time_column = self._event_time.require(where)
         held = GroupedStream(self, keys, location).window(session(within)).top_n(1, by=time_column, uid=uid)
@@ -433,31 +439,32 @@ class Stream(StreamBase):
     ) -> Self:
         """Join with another stream by equal keys; a null key matches nothing. Several matches give several records.
 
-        With `stream.broadcast()` every subtask holds that side whole: records wait, in snapshotted state, until it has
-        come to its end; event time is this stream's. With any other stream both sides are sent to where their keys
-        are, and kept in keyed state; which records match, and how long they are kept, one of these says:
+        With `stream.broadcast()`, every subtask holds the whole other side. Records wait in snapshotted state until
+        that side has ended; event time is this stream's. With any other stream, both sides are sent to the subtask of
+        their key, and stored in keyed state. One of these bounds decides which records match, and how long they are
+        stored:
 
         - `between`: the other's event time is in [mine + first, mine + second], both included;
-        - `window`: both event times are in one window; the result says which (`window_start`, `window_end`). With
-          `session(gap)` both are in one session, of records of either side; they come out when it is over;
+        - `window`: both event times are in one window; the result contains it (`window_start`, `window_end`). With
+          `session(gap)` both are in one session of records of either side, and are emitted when it closes;
         - `ttl`: event times are no further apart than this;
-        - none: any. Records are kept until the other side has ended, so records without a match come out then.
+        - none: all match. Records are stored until the other side has ended; records without a match are emitted then.
 
-        With one of the three, records without a match (of "left", "right", "full", "anti") come out when the watermark
-        says that no match can come; the watermark is held back so that nothing comes out late. Event time is this
-        stream's, with "right" the other's; with "full", or without bounds on times, there is none: say
-        `.with_watermark(...)` again where it is needed.
+        With one of the three bounds, records without a match (for "left", "right", "full", "anti") are emitted when the
+        watermark shows that no match can arrive. The watermark is held back so that no result is late. Event time is
+        this stream's, for "right" the other's. With "full", or without bounds on times, there is none: call
+        `.with_watermark(...)` again if you need it.
 
         Args:
             other: a stream of the same pipeline.
-            on: key columns, of the same names and types on both sides; they come once.
-            how: "inner"; "left", "right", "full": records of this side, or of both, stay without a match, with nulls;
-                "semi", "anti": this stream's records alone that have a match, or have none. With a broadcast side not
-                "right" and "full".
-            left_on, right_on: instead of `on`, where names differ; both stay.
+            on: key columns, with the same names and types on both sides; the result has them once.
+            how: "inner"; "left", "right", "full": records of this side, the other, or both without a match are emitted
+                with nulls; "semi", "anti": only this stream's records are emitted, those with a match, or those without
+                one. A broadcast side does not support "right" and "full".
+            left_on, right_on: use these instead of `on` if names differ; the result has both.
             between, window, ttl: see above; both sides need event time.
-            where: a further condition over the result's columns (of "semi" and "anti": those of "inner").
-            suffix: added to names of the other's columns that this stream has too; without it they are refused.
+            where: a further condition over the result's columns (for "semi" and "anti": the columns of "inner").
+            suffix: added to names of the other's columns that this stream has too; without it such names are refused.
             uid: required.
             renamed: column of either side in older snapshots -> its name now, so that they can be restored (S5.5).
 
@@ -465,8 +472,8 @@ class Stream(StreamBase):
             This stream's columns, then the other's without the keys in `on`, then the window.
 
         Raises:
-            PipelineError: no such column, types that differ, a name on both sides, no uid, no event time; a broadcast
-                side that is unbounded; records that would wait for ever.
+            PipelineError: a column, uid or event time is missing, types differ, a name occurs on both sides, the
+                broadcast side is unbounded, or records would wait forever.
         """
         location = user_location()
         uid = require_uid(uid, "join", location)
@@ -494,24 +501,25 @@ class Stream(StreamBase):
         uid: str | None = None,
         renamed: Mapping[str, str] | None = None,
     ) -> Self:
-        """Join each record with the version of its key that is in force at its time: the latest record of `other` that
-        is not later than it, such as the rate of a currency when an order was made. Of versions of one time the last
-        to come counts. A null key has no version.
+        """Join each record with the version of its key that is valid at its time.
 
-        A record waits until the watermark has passed its time. Of each key the version in force is kept for ever.
-        Event time is this stream's.
+        The version is the latest record of `other` that is not later than the record, such as the rate of a currency
+        when an order was made. If several versions have one time, the last to arrive wins. A null key has no version.
+
+        A record waits until the watermark has passed its time. The valid version of each key is stored forever. Event
+        time is this stream's.
 
         Args:
             other: a stream of versions, of the same pipeline.
             on, left_on, right_on, suffix, uid, renamed: as in `join`.
-            how: "inner", or "left": records without a version stay, with nulls.
-            tolerance: a version that is older than this, seen from the record, is in force no more.
+            how: "inner", or "left": records without a version are emitted with nulls.
+            tolerance: how much older than the record a version may be; None: no limit.
 
         Returns:
             This stream's columns, then the other's without the keys in `on`.
 
         Raises:
-            PipelineError: as `join`; no event time on either side.
+            PipelineError: as for `join`; or a side has no event time.
         """
         location = user_location()
         uid = require_uid(uid, "join", location)
@@ -519,18 +527,21 @@ class Stream(StreamBase):
         self._require_sibling(other, where)
         if isinstance(other, BroadcastStream):
             raise PipelineError(
-                "a join as of a time takes no broadcast side",
+                "an as-of join does not support a broadcast side",
                 where=where,
-                cause="versions come in order of time, beside the records that they are for",
-                remedy="Leave out .broadcast()",
+                cause="versions must arrive in order of time, together with the records",
+                remedy="Remove .broadcast()",
             )
         call = JoinCall(how, on, left_on, right_on, None, None, None, None, suffix, renamed)
         spec, event_time = as_of_join(self, other, call, tolerance, where)
         return self._joined(other, spec, event_time, uid, location)
 
     def broadcast(self) -> BroadcastStream:
-        """Give every subtask all records of this stream: as the side of a `join`, for which it must be bounded, or in a
-        process, for which it need not be: `stream.connect(rules.broadcast())`."""
+        """Send all records of this stream to every subtask.
+
+        Use the result as a side of a `join`, for which it must be bounded, or in a process, for which it may be
+        unbounded: `stream.connect(rules.broadcast())`.
+        """
         return BroadcastStream(self._draft, self._node_id, self.schema, self._event_time, bounded=self.bounded)
 
     def _joined(
@@ -555,28 +566,29 @@ class Stream(StreamBase):
         max_drift: str | timedelta | None = None,
         uid: str | None = None,
     ) -> Self:
-        """Say which column holds event time and how much out of order records come (S4.4).
+        """Set the column with event time, and how far records may be out of order (S4.4).
 
-        The watermark is the latest time seen, per split and then the minimum over splits, minus `delay`; records behind
-        it are late. Call it as near to the source as possible: after an exchange or a second input, splits cannot be
-        distinguished any more, and a file that begins before the previous one ended has late records.
+        The watermark is the latest time seen in each split, then the minimum over the splits, minus `delay`. Records
+        before it are late. Call it as near to the source as possible: after an exchange or a second input, splits can
+        no longer be distinguished, and a file that begins before the previous one ended has late records.
 
         Args:
             column: a timestamp, or int64 with `unit`.
-            delay: such as "10 min"; "0 s" when each split is in order.
+            delay: such as "10 min"; "0 s" if each split is in order.
             unit: of an int64 column: "s", "ms", "us" or "ns".
-            idle_after: a split that has brought nothing for so long, by the clock of the machine, holds the watermark
-                back no longer, until it brings something, which may be late then. Without it the least of all splits
-                decides. Bounded streams take no notice: each of their splits comes to its end.
-            group: name of an alignment group: its sources go on together, so that joins and windows of several need not
-                keep what the fastest has brought. Wherever a subtask's watermark is ahead of the least of the group by
-                more than `max_drift`, its source is not read. A source that is silent keeps the others waiting, unless
-                it is idle. Only directly at the source.
+            idle_after: a split without records for this long, by the clock of the machine, no longer holds the
+                watermark back. Its next records may be late. Default: every split holds the watermark back. Bounded
+                streams ignore the option, because each of their splits ends.
+            group: name of an alignment group. Its sources advance together, so that joins and windows of several
+                sources need not store the lead of the fastest. While a subtask's watermark is ahead of the group's
+                earliest by more than `max_drift`, its source is not read. A source without records makes the others
+                wait, unless it is idle. Only directly after the source.
             max_drift: with `group`; such as "5 min".
             uid: default: derived from the nearest uid upstream.
 
         Raises:
-            PipelineError: no such column, of another type, or not a duration; one of `group` and `max_drift` alone.
+            PipelineError: the column is missing or has another type, a duration is invalid, or only one of `group` and
+                `max_drift` is set.
         """
         location = user_location()
         uid = optional_uid(uid, "watermark", location)
@@ -587,7 +599,9 @@ class Stream(StreamBase):
         aligned = _alignment_group(group, max_drift, where)
         idle_ms = None if idle_after is None else duration_us(idle_after, "idle_after", where) // 1000
         if idle_ms == 0:
-            raise PipelineError(f"idle after {idle_after}", where=where, remedy='Give a duration such as "1 min"')
+            raise PipelineError(
+                f"idle_after={idle_after!r} is not positive", where=where, remedy='Pass a duration such as "1 min"'
+            )
         node = DraftNode(
             uid,
             "watermark",
@@ -609,18 +623,18 @@ class Stream(StreamBase):
         side_outputs: Mapping[str, pa.Schema] | None = None,
         uid: str | None = None,
     ) -> Self:
-        """Run a process of your own, with state per subtask; for state and timers per key say `.group_by(...)` first.
+        """Run your own process, with state per subtask. For state and timers per key call `.group_by(...)` first.
 
-        The event-time column counts as unchanged where `schema` has it, of the same type.
+        The result keeps the event time if `schema` has the event-time column, with the same type.
 
         Args:
-            process: an instance of a subclass of `Process`; every subtask takes a shallow copy.
-            schema: of the batches it gives; checked batch by batch.
-            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` of what this returns.
+            process: an instance of a subclass of `Process`; every subtask works on a shallow copy.
+            schema: of the batches that it returns; every batch is checked.
+            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` on the returned stream.
             uid: required.
 
         Raises:
-            PipelineError: not such a process, states or timers that go by key, no schema, or no uid.
+            PipelineError: the process has the wrong class, or state or timers by key; or schema or uid is missing.
         """
         location = user_location()
         uid = require_uid(uid, "process", location)
@@ -634,34 +648,34 @@ class Stream(StreamBase):
         return self._then(node, self._event_time.after_projection(same_columns(spec.schema, self.schema), where))
 
     def connect(self, other: Self | BroadcastStream) -> ConnectedStreams[Self]:
-        """Put two streams, whose columns may differ, into one process of your own: follow it by `.process(...)`, or by
+        """Connect two streams, whose columns may differ, for one user process. Call `.process(...)` next, or
         `.group_by(...)` for state and timers per key.
 
         Args:
-            other: a stream, or `rules.broadcast()`, bounded or not, whose records every subtask gets.
+            other: a stream, or `rules.broadcast()`, bounded or not, whose records every subtask receives.
 
         Raises:
-            PipelineError: not a stream, of another pipeline, or a grouped one.
+            PipelineError: `other` is not a stream, belongs to another pipeline, or is grouped.
         """
         return ConnectedStreams(self, other, call_place("connect", None, user_location()))
 
     # Side outputs and exchanges
 
     def side_output(self, name: str) -> Self:
-        """Another output of the operator that this stream is the main output of.
+        """Return another output of the operator whose main output is this stream.
 
-        An operator says what other outputs it has: a function or process those that were declared for it
-        (`side_outputs=`), a window over event time `late`. The main output must be read, by a `Discard()` if by nothing
-        else; rows for a side output that is not read are dropped, and counted as `side_output_dropped`.
+        Functions and processes have the outputs that were declared for them (`side_outputs=`); a window over event time
+        has `late`. Something must read the main output; use `Discard()` if you do not need it. Rows for a side output
+        that nothing reads are dropped and counted as `side_output_dropped`.
 
         Args:
             name: of the output.
 
         Returns:
-            Its records, with the watermarks of the operator, which may be past them.
+            Its records, with the watermarks of the operator. The records may be before these watermarks.
 
         Raises:
-            PipelineError: it has no such output.
+            PipelineError: the operator has no such output.
         """
         location = user_location()
         where = call_place("side_output", None, location)
@@ -671,7 +685,7 @@ class Stream(StreamBase):
                 f"there is no side output {name!r}",
                 where=where,
                 cause=_refusal_reason(self._draft.node(self._node_id), tuple(known.values())),
-                remedy="Call it directly on what the operator's call returned",
+                remedy="Call side_output directly on the stream that the operator's call returned",
             )
         found = known[name]
         return self._rerouted(Edge(self._node_id, "forward", output=name), "side_output", found, location)
@@ -679,25 +693,25 @@ class Stream(StreamBase):
     def rebalance(self) -> Self:
         """Spread the records evenly: each subtask sends its batches to all subtasks in turn.
 
-        For sources of which some subtasks read more than others. Records of one split do not keep their order, so call
-        `with_watermark` before it, where splits can still be distinguished (S4.4).
+        Use it if some subtasks of a source read more than others. Records of one split do not stay in order, so call
+        `with_watermark` before it, while splits can still be distinguished (S4.4).
         """
         return self._exchanged("rebalance", user_location())
 
     def repartition(self, *columns: str) -> Self:
-        """Bring records with equal values in these columns to one subtask, as `group_by` does for what follows it.
+        """Send records with equal values in these columns to one subtask, like `group_by`.
 
-        Null is a value of its own. For functions of batches that are to see all records of a key; state by key needs
+        Null is a value of its own. Use it for functions of batches that need all records of a key. State by key needs
         `group_by`, which makes this exchange itself.
 
         Raises:
-            PipelineError: no columns, no such column, or of a type that cannot be a key.
+            PipelineError: there are no columns, a column is missing, or its type cannot be a key.
         """
         location = user_location()
         where = call_place("repartition", None, location)
         if not columns:
             raise PipelineError(
-                "repartition of no columns",
+                "repartition has no columns",
                 where=where,
                 remedy='Name at least one: .repartition("carrier"); without columns: .rebalance()',
             )
@@ -707,28 +721,28 @@ class Stream(StreamBase):
         return self._exchanged("hash", location, "repartition", keys=columns)
 
     def partition_by(self, partitioner: Partitioner) -> Self:
-        """Bring each record to the subtask that a function of your own says.
+        """Send each record to the subtask that your own function chooses.
 
         Args:
-            partitioner: takes a record batch and the number of subtasks n, gives an array of whole numbers, for each
-                row that of its subtask, from 0 to n - 1. It must depend on the rows and n alone. A checkpoint always
-                aligns in front of what reads these records, also with `unaligned_checkpoints` (S3.7).
+            partitioner: arguments: a record batch and the number of subtasks n; returns an array of integers: for each
+                row the number of its subtask, from 0 to n - 1. It must depend on the rows and n only. Operators that
+                read these records always align checkpoints, also with `unaligned_checkpoints` (S3.7).
 
         Raises:
-            PipelineError: not a function.
+            PipelineError: `partitioner` is not a function.
         """
         location = user_location()
         if not callable(partitioner):
             raise PipelineError(
                 f"partition_by needs a function, got {type(partitioner).__name__}",
                 where=call_place("partition_by", None, location),
-                remedy='Give one, such as lambda batch, n: batch["k"].to_numpy() % n; by columns: .repartition("k")',
+                remedy='Pass one, such as lambda batch, n: batch["k"].to_numpy() % n; by columns: .repartition("k")',
             )
         return self._exchanged("custom", location, "partition_by", partitioner=partitioner)
 
     def broadcast_all(self) -> Self:
-        """Send every record to every subtask: each of them sees the whole stream. There are `parallelism` times as many
-        records afterwards; a side of a join is made by `.broadcast()`."""
+        """Send every record to every subtask: each subtask sees the whole stream. This multiplies the records by
+        `parallelism`. For a side of a join use `.broadcast()` instead."""
         return self._exchanged("broadcast", user_location(), "broadcast_all")
 
     def _exchanged(
@@ -744,7 +758,7 @@ class Stream(StreamBase):
         return self._rerouted(edge, kind or exchange, DraftOutput("", self.schema, self._event_time), location)
 
     def _rerouted(self, edge: Edge, kind: str, records: DraftOutput, location: str) -> Self:
-        """The records that `edge` brings, as a node that other calls read as any other."""
+        """Return the records that `edge` delivers, as a node that other calls can read."""
         node = DraftNode(None, kind, (edge,), records.schema, location, spec=UnionSpec())
         return self._then(node, records.event_time)
 
@@ -754,20 +768,21 @@ class Stream(StreamBase):
         """Write the records to a sink: the end of a branch.
 
         Raises:
-            PipelineError: not a sink, or no uid. What the sink itself refuses comes when the pipeline is built.
+            PipelineError: the argument is not a sink, or uid is missing. The sink's own checks run when the pipeline is
+                built.
         """
         self._draft.add(self._sink_node(sink, uid, "write"))
 
     def write_through(self, sink: Sink, *, uid: str | None = None) -> Self:
-        """Write the records to a sink, and go on with them.
+        """Write the records to a sink, and continue with them.
 
-        They go on as they were written, not as they are committed: what follows sees a record before readers of the
-        sink do. All sinks of a job commit with the same checkpoint, each for itself, wherever in the graph they stand
-        (S7.3, S7.4).
+        The stream continues with records as they are written, not as they are committed: downstream sees a record
+        before readers of the sink do. All sinks of a job commit with the same checkpoint, each separately, wherever
+        they are in the graph (S7.3, S7.4).
 
         Returns:
-            This stream: the same records in the same order, schema, event time and watermarks. Reading it no further is
-            the same as `write`.
+            This stream: the same records in the same order, schema, event time and watermarks. If nothing reads it, the
+            call is the same as `write`.
 
         Raises:
             PipelineError: as for `write`.
@@ -781,14 +796,14 @@ class Stream(StreamBase):
             raise PipelineError(
                 f"{call} needs a sink, got {sink!r}",
                 where=call_place("sink", uid, location),
-                remedy=f"Write Parquet({sink!r})" if isinstance(sink, str) else "Give one, such as Parquet(path)",
+                remedy=f"Write Parquet({sink!r})" if isinstance(sink, str) else "Pass a sink, such as Parquet(path)",
             )
         return DraftNode(uid, "sink", self._forward(), self.schema, location, stateful=sink.two_phase, sink=sink)
 
-    # Not offered
+    # Not supported
 
     def sort(self, *columns: object, **_: object) -> Never:
-        """Not offered: the first record of an order is known when the last one has come.
+        """Refuse to sort a stream: its first record in order is known only after the last record has arrived.
 
         Raises:
             PipelineError: always.
@@ -796,7 +811,7 @@ class Stream(StreamBase):
         raise self._unsorted("sort")
 
     def order_by(self, *columns: object, **_: object) -> Never:
-        """As `sort`.
+        """Refuse to sort a stream; see `sort`.
 
         Raises:
             PipelineError: always.
@@ -806,11 +821,11 @@ class Stream(StreamBase):
     def _unsorted(self, call: str) -> PipelineError:
         endless = "the stream is unbounded: " if not self.bounded else ""
         return PipelineError(
-            f"a stream cannot be sorted as a whole: {call} is not offered",
+            f"a stream cannot be sorted as a whole: {call} is not supported",
             where=call_place(call, None, user_location()),
-            cause=f"{endless}the first record of an order is known when the last one has come, and subtasks write side "
-            "by side",
-            remedy="Sort within keys and windows, where there is an end, or when you read what the sink has written",
+            cause=f"{endless}its first record in order is known only after the last record has arrived, and subtasks "
+            "write in parallel",
+            remedy="Sort within keys and windows, which end, or when you read the sink's output",
         )
 
 
@@ -819,15 +834,15 @@ def _require_same_columns(left: pa.Schema, right: pa.Schema, where: str) -> None
         lacking = [name for name in mine.names if name not in theirs.names]
         if lacking:
             raise PipelineError(
-                f"column {lacking[0]!r} is in the {side} stream of the union alone",
+                f"column {lacking[0]!r} is only in the {side} stream of the union",
                 where=where,
-                remedy="Give all the same columns first, with .select(...)",
+                remedy="Select the same columns in all streams first: .select(...)",
             )
     for field in left:
         other = right.field(field.name)
         if other.type != field.type:
             raise PipelineError(
-                f"column {field.name!r} is {field.type} in the first stream of the union and {other.type} in another",
+                f"column {field.name!r} is {field.type} in the first stream of the union, but {other.type} in another",
                 where=where,
                 remedy=f"Cast one of them first: .with_columns({field.name}=pc.field({field.name!r}).cast(...))",
             )
@@ -835,7 +850,7 @@ def _require_same_columns(left: pa.Schema, right: pa.Schema, where: str) -> None
 
 def _require_count(value: object, name: str, where: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise PipelineError(f"{name} is {value!r}", where=where, remedy="Give a whole number from 1 on")
+        raise PipelineError(f"{name} is {value!r}", where=where, remedy="Use an integer from 1 on")
 
 
 def _timeout_ms(timeout: str | timedelta | None, where: str) -> int | None:
@@ -843,36 +858,39 @@ def _timeout_ms(timeout: str | timedelta | None, where: str) -> int | None:
         return None
     timeout_ms = duration_us(timeout, "timeout", where) // 1000
     if timeout_ms < 1:
-        raise PipelineError(f"a timeout of {timeout}", where=where, remedy='Give one such as "10 s", or None')
+        raise PipelineError(f"timeout={timeout!r} is too short", where=where, remedy='Use at least "1 ms", or None')
     return timeout_ms
 
 
 def _positive_us(value: str | timedelta, name: str, where: str) -> int:
     found = duration_us(value, name, where)
     if found <= 0:
-        raise PipelineError(f"{name} of {value} is none", where=where, remedy=f'Give {name} such as "1 hour"')
+        raise PipelineError(f"{name}={value!r} is not positive", where=where, remedy=f'Pass {name} such as "1 hour"')
     return found
 
 
 def _alignment_group(group: object, max_drift: str | timedelta | None, where: str) -> AlignmentGroup | None:
-    """The group of a source, or None; PipelineError when its name or drift is missing or wrong."""
+    """Return the alignment group of a source, or None. Raises PipelineError if its name or drift is missing or
+    invalid."""
     if group is None and max_drift is None:
         return None
     if group is None or max_drift is None:
         raise PipelineError(
             "group and max_drift belong together",
             where=where,
-            remedy='Give both: group="orders-and-payments", max_drift="5 min"',
+            remedy='Pass both: group="orders-and-payments", max_drift="5 min"',
         )
     if not isinstance(group, str) or not UID.fullmatch(group):
         raise PipelineError(
-            f"{group!r} cannot be the name of a group",
+            f"{group!r} is not a valid name of a group",
             where=where,
-            remedy="Use letters, digits and ._- , a letter or digit first",
+            remedy="Use letters, digits and ._- , starting with a letter or digit",
         )
     drift_us = duration_us(max_drift, "max_drift", where)
     if drift_us == 0:
-        raise PipelineError(f"a drift of {max_drift}", where=where, remedy='Give a duration such as "5 min"')
+        raise PipelineError(
+            f"max_drift={max_drift!r} is not positive", where=where, remedy='Pass a duration such as "5 min"'
+        )
     return AlignmentGroup(group, drift_us)
 
 

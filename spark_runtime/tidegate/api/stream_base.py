@@ -1,4 +1,4 @@
-"""What every stream is: a place in the graph that is being drawn, with schema and event time."""
+"""StreamBase: a node of the graph that is being built, with schema and event time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from tidegate.plan.job_graph import Edge
 
 
 class StreamBase:
-    """Records of one schema, as a node of the draft gives them. The calls that users chain are in the subclasses, one
-    family a module; `Stream` has them all.
+    """Records of one schema, as a node of the draft emits them. `Stream` adds the calls for users.
 
     Attributes:
         schema: of the records.
-        bounded: it comes to its end by itself.
+        bounded: True if the stream reaches an end of input.
     """
 
     def __init__(
@@ -35,10 +34,10 @@ class StreamBase:
         self.schema = schema
         self.bounded = bounded
 
-    if not TYPE_CHECKING:  # a type checker knows the names
+    if not TYPE_CHECKING:  # with __getattr__, a type checker would accept every name
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise AttributeError: what to use in the place of a name of Spark, Flink, Beam or pandas."""
+            """Raise AttributeError with the call to use instead of a name of Spark, Flink, Beam or pandas."""
             unknown_name_error(self, name, "a stream")
 
     def __repr__(self) -> str:
@@ -46,18 +45,18 @@ class StreamBase:
         return f"Stream[{columns}] ({'bounded' if self.bounded else 'unbounded'})"
 
     def explain(self) -> str:
-        """The pipeline's `explain()`, as far as it has been drawn."""
+        """Return the pipeline's `explain()`, as far as it is built."""
         return explain_graph(self._draft.partial_graph())
 
     def _repr_html_(self) -> str:
-        """A picture of the pipeline so far, for notebooks."""
+        """Return a picture of the pipeline so far, for notebooks."""
         return graph_html(self._draft.partial_graph())
 
     def _forward(self) -> tuple[Edge]:
         return (Edge(self._node_id, "forward"),)
 
     def _then(self, node: DraftNode, event_time: StreamEventTime) -> Self:
-        """The stream that a node with this one as its (first) input gives."""
+        """Return the stream of a node whose (first) input is this stream."""
         return type(self)(self._draft, self._draft.add(node), node.schema, event_time, bounded=self.bounded)
 
     def _require_sibling(self, other: object, where: str) -> None:
@@ -65,7 +64,7 @@ class StreamBase:
             raise PipelineError(
                 f"a stream is needed, got {type(other).__name__}",
                 where=where,
-                remedy="Give what p.read(...) and its calls return",
+                remedy="Pass a stream: the result of p.read(...) or of a call on a stream",
             )
         if other._draft is not self._draft:
             raise PipelineError(
@@ -76,4 +75,4 @@ class StreamBase:
 
 
 class BroadcastStream(StreamBase):
-    """A stream marked by `Stream.broadcast()`: every subtask gets all of it. It has no calls."""
+    """A stream marked by `Stream.broadcast()`: every subtask receives all of it. It has no calls."""

@@ -1,4 +1,4 @@
-"""AsyncMap: rows for rows from a user's function that takes its time, without the slot's loop waiting for it."""
+"""AsyncMap: calls a slow user function for rows without blocking the slot's loop."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ from tidegate.operators.stream_operator import EMISSION_PAUSED, OperatorContext,
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
 REQUESTS_TIMED_OUT = "requests_timed_out"
-"""Counter: rows of requests that were not answered in time."""
+"""Counter: rows of requests that timed out."""
 HELD_SCHEMA = pa.schema([pa.field("held_us", pa.int64()), pa.field(OWNER_COLUMN, pa.int32())])
-"""State `held`: the last watermark that waits behind requests (null: none), for every subtask to see: at another
-parallelism each holds the earliest."""
+"""State `held`: the last watermark that waits in the queue (null: none). Every subtask restores all of them, because at
+another parallelism each subtask must hold back the earliest."""
 
 
 @dataclass(eq=False)
 class _Request:
-    """Attributes: answer: None until it has come."""
+    """One call of the user's function.
+
+    Attributes:
+        number: position in the order of the input.
+        rows: the rows passed to the function.
+        deadline_ms: processing time of the timeout; None before the call, or without a timeout.
+        answer: None until the function has answered.
+    """
 
     number: int
     rows: pa.RecordBatch
@@ -37,16 +44,18 @@ class _Request:
 
 
 class AsyncMap(StreamOperator):
-    """Requests and watermarks stand in a queue in the order in which they came; from its head answers come out, in that
-    order, or, unordered, those before its first watermark as they come. So no row passes a watermark either way, and
-    none is late behind this operator that was not before it (S4.4).
+    """Calls a user function for batches of rows and emits its answers.
 
-    With `capacity` requests in the queue no more input is taken: what goes on waits. At the end of the input the last
-    answers are waited for.
+    Requests and watermarks stand in a queue, in the order of arrival. In ordered mode, answers are emitted from the
+    head of the queue, in that order. In unordered mode, the answers before the first watermark are emitted as they
+    arrive. No row passes a watermark in either mode, so this operator makes no row late (S4.4).
 
-    State: `requests` (list), the rows of all requests in the queue, and `held` (list). After a restore they are asked
-    again, before new ones: the function may see a row more than once. At another parallelism the rows of one old
-    subtask come to one new one.
+    When `capacity` requests are in the queue, the operator accepts no more input until an answer is emitted. At the end
+    of the input it waits for the last answers.
+
+    State: `requests` (list), the rows of all requests in the queue, and `held` (list). After a restore these requests
+    are submitted again, before new ones, so the function may see a row more than once. At another parallelism, all rows
+    of one old subtask go to one new subtask.
     """
 
     def __init__(self, spec: AsyncMapSpec) -> None:
@@ -54,7 +63,7 @@ class AsyncMap(StreamOperator):
         self._at_once = run_inline(spec.function, spec.capacity)
         self._side_outputs = dict(spec.side_outputs)
         self._queue: deque[_Request | Watermark] = deque()
-        self._queued = 0  # requests in it
+        self._queued = 0  # number of requests in the queue
         self._waiting: deque[_Request] = deque()
         self._asked: dict[int, _Request] = {}
         self._done: deque[tuple[int, object, BaseException | None]] = deque()
@@ -62,19 +71,19 @@ class AsyncMap(StreamOperator):
         self._passes_watermarks = True
 
     def open(self, ctx: OperatorContext) -> None:
-        """Make ready to ask."""
+        """Start the threads or the event loop that call the function."""
         super().open(ctx)
         self._requests = (ctx.requests or start_requests)(self._spec.function, self._spec.capacity, self._on_done)
 
     def close(self) -> None:
-        """Wait for no answer."""
+        """Stop without waiting for answers."""
         if hasattr(self, "_requests"):
             self._requests.close()
 
     # ------------------------------------------------------------ input
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Wait for room; ask; give what is ready."""
+        """Wait for room in the queue, submit the rows, and emit the answers that are ready."""
         while self._queued >= self._spec.capacity:
             yield from self._progress()
             if self._queued >= self._spec.capacity:
@@ -83,7 +92,8 @@ class AsyncMap(StreamOperator):
         yield from self._progress()
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """It waits behind the requests in front of it; the end of time until all are answered."""
+        """Queue the watermark after the requests before it. At the end of time, wait until all requests are
+        answered."""
         if watermark_us == MAX_WATERMARK:
             yield from self._all_answered()
             return
@@ -94,32 +104,32 @@ class AsyncMap(StreamOperator):
             self._queue.append(Watermark(watermark_us))
 
     def forwards_watermarks(self) -> bool:
-        """While nothing waits."""
+        """True if no watermark waits in the queue."""
         return self._passes_watermarks
 
     def has_pending_rows(self) -> bool:
-        """While requests are in the queue."""
+        """True while requests are in the queue."""
         return self._queued > 0
 
     def finish(self) -> Iterator[Output]:
-        """Wait for the last answers."""
+        """Wait for the last answers and emit them."""
         yield from self._all_answered()
 
     # ------------------------------------------------------------ answers
 
     def next_processing_time_ms(self) -> int | None:
-        """At once where answers have come or more may be asked, else when the oldest request has taken too long."""
+        """Return 0 if answers are ready or requests can be submitted, else the deadline of the oldest request."""
         if self._done or (self._waiting and len(self._asked) < self._at_once):
             return 0
         oldest = next(iter(self._asked.values()), None)
         return None if oldest is None else oldest.deadline_ms
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
-        """Give what has become ready."""
+        """Emit the answers that are ready."""
         yield from self._progress()
 
     def _on_done(self, number: int, answer: object, error: BaseException | None) -> None:
-        """From any thread."""
+        """Store an answer and wake the slot's loop. Called from any thread."""
         self._done.append((number, answer, error))
         self.ctx.wake()
 
@@ -130,7 +140,7 @@ class AsyncMap(StreamOperator):
             yield from self._progress()
 
     def _progress(self) -> Iterator[Output]:
-        """Take answers, ask more, and give what is ready."""
+        """Store the answers that arrived, submit waiting requests, and emit what is ready."""
         self._take_answers()
         while self._waiting and len(self._asked) < self._at_once:
             self._submit(self._waiting.popleft())
@@ -151,7 +161,7 @@ class AsyncMap(StreamOperator):
             number, answer, error = self._done.popleft()
             request = self._asked.pop(number, None)
             if request is None:
-                continue  # it came too late
+                continue  # the answer arrived after the timeout
             if error is not None:
                 raise error if isinstance(error, Exception) else self._interrupted(error)
             request.answer = self._checked(answer)
@@ -163,7 +173,7 @@ class AsyncMap(StreamOperator):
         self._requests.submit(request.number, request.rows)
 
     def _expire(self) -> None:
-        """What was asked first is due first."""
+        """Handle requests past their deadline. Requests are submitted in order, so the oldest deadline comes first."""
         now_ms = self.ctx.processing_time_ms()
         while self._asked:
             request = next(iter(self._asked.values()))
@@ -177,7 +187,7 @@ class AsyncMap(StreamOperator):
             request.answer = [SideOutput(TIMED_OUT, request.rows)]
 
     def _ready(self) -> Iterator[Output]:
-        """What comes out now, taken off the queue."""
+        """Remove from the queue what can be emitted now, and return it."""
         while self._queue:
             head = self._queue[0]
             if isinstance(head, Watermark):
@@ -194,8 +204,11 @@ class AsyncMap(StreamOperator):
                     return
 
     def _answered_before_watermark(self) -> Iterator[Output]:
-        """In the order of the input, too; those not answered stay at the head of the queue. Behind the first one that
-        has not been asked none has."""
+        """Return the answers before the first watermark, in the order of the input.
+
+        Unanswered requests stay at the head of the queue. The search ends at the first request that was not submitted
+        yet, because no later request has an answer.
+        """
         first_waiting = self._waiting[0].number if self._waiting else self._number + 1
         unanswered: list[_Request] = []
         answers: list[Output] = []
@@ -226,21 +239,25 @@ class AsyncMap(StreamOperator):
         elif isinstance(answer, Iterable):
             results = answer
         else:
-            raise self._refused(f"it gave a {type(answer).__name__}", "Return a pyarrow.RecordBatch, or several")
+            raise self._refused(f"it returned a {type(answer).__name__}", "Return one or more pyarrow.RecordBatch")
         schema, sides = self._spec.schema, self._side_outputs
         return [output for result in results for output in check_outputs(result, schema, sides, self._refused)]
 
     # ------------------------------------------------------------ state
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """The rows in the queue; batches are immutable, so that nothing is copied."""
+        """Freeze the rows in the queue. Batches are immutable, so nothing is copied."""
         rows = [entry.rows for entry in self._queue if isinstance(entry, _Request)]
         held = [entry.time_us for entry in self._queue if isinstance(entry, Watermark)]
         held_part = StatePart(HELD, "list", pa.table([[held[-1] if held else None], [None]], schema=HELD_SCHEMA))
         return lambda: [StatePart(REQUESTS, "list", self._table(rows)), held_part]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Ask again, before anything new. Raises SnapshotError when the input has other columns now (S5.5)."""
+        """Queue the requests of the snapshot before new ones.
+
+        Raises:
+            SnapshotError: the input has other columns now (S5.5).
+        """
         held: list[int | None] = []
         for part in parts:
             if part.name == HELD:
@@ -273,18 +290,18 @@ class AsyncMap(StreamOperator):
         )
 
     def _interrupted(self, error: BaseException) -> TidegateError:
-        """Of what must not get any further as it is, such as SystemExit: the slot's loop is not the function's."""
+        """Wrap an error such as SystemExit, which must not end the slot's loop."""
         return TidegateError(
-            f"map_async function {self._name} gave no answer",
+            f"map_async function {self._name} returned no answer",
             where=f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}",
-            cause=f"it was broken off by {type(error).__name__}{f': {error}' if str(error) else ''}",
-            remedy="Let it return rows, or raise an Exception",
+            cause=f"it was interrupted by {type(error).__name__}{f': {error}' if str(error) else ''}",
+            remedy="Return rows, or raise an Exception",
         )
 
     def _timed_out(self, request: _Request) -> OutageError:
         return OutageError(
             f"map_async function {self._name} has not answered for {request.rows.num_rows} rows",
             where=f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}",
-            cause=f"it may take {(self._spec.timeout_ms or 0) / 1000:g} s",
-            remedy='Give it a longer timeout, or on_timeout="side_output" to go on without an answer',
+            cause=f"its timeout is {(self._spec.timeout_ms or 0) / 1000:g} s",
+            remedy='Set a longer timeout, or set on_timeout="side_output" to continue without an answer',
         )

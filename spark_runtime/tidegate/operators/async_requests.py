@@ -1,4 +1,4 @@
-"""Calls of a user's function beside the slot's loop: on threads, or a coroutine on an event loop of its own."""
+"""Calls of a user's function outside the slot's loop: on threads, or as coroutines on an own event loop."""
 
 from __future__ import annotations
 
@@ -14,37 +14,40 @@ import pyarrow as pa
 from tidegate.operators.stream_operator import AsyncFunction, AsyncRequests, Done
 
 MAX_THREADS = 32
-"""Of one subtask's plain function, whatever its capacity; a coroutine needs none."""
+"""Limit for the plain function of one subtask, whatever its capacity. A coroutine function needs no threads."""
 
 
 def start_requests(function: AsyncFunction, capacity: int, done: Done) -> AsyncRequests:
-    """A coroutine function has an event loop on one thread, any other a thread for each request."""
+    """Start what calls the function: an event loop on one thread for a coroutine function, else a pool of threads."""
     if is_coroutine(function):
         return LoopRequests(function, done)
     return ThreadRequests(function, run_inline(function, capacity), done)
 
 
 def run_inline(function: AsyncFunction, capacity: int) -> int:
-    """How many requests of a function may go on: one that waits for a thread would use up its time for nothing."""
+    """Return how many requests run at the same time.
+
+    The limit is the number of threads: a request that waits for a free thread would use up its timeout.
+    """
     return capacity if is_coroutine(function) else min(capacity, MAX_THREADS)
 
 
 def is_coroutine(function: AsyncFunction) -> bool:
-    """Calling it gives something to be awaited."""
+    """Return whether a call of the function returns an awaitable."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 class ThreadRequests:
-    """On daemon threads: one that never comes back does not keep the process alive."""
+    """Calls a plain function on daemon threads, so that a call that never returns does not keep the process alive."""
 
     def __init__(self, function: AsyncFunction, threads: int, done: Done) -> None:
-        """Args: threads: at most; started when they are needed."""
+        """Args: threads: the most threads. Each is started when it is needed."""
         self._function = function
         self._done = done
         self._threads = threads
         self._started = 0
         self._lock = threading.Lock()
-        self._waiting = 0  # threads that wait for work, less work that waits for them
+        self._waiting = 0  # idle threads minus queued requests
         self._work: queue.SimpleQueue[tuple[int, pa.RecordBatch] | None] = queue.SimpleQueue()
         self._closed = False
 
@@ -59,10 +62,10 @@ class ThreadRequests:
             threading.Thread(target=self._run, name="map-async", daemon=True).start()
 
     def cancel(self, number: int) -> None:
-        """A thread cannot be broken off: it is free again when the function returns."""
+        """Do nothing: a running call cannot be interrupted. Its thread is free when the function returns."""
 
     def close(self) -> None:
-        """What no thread has begun is not begun any more."""
+        """Start none of the requests that wait for a thread."""
         self._closed = True
         for _ in range(self._started):
             self._work.put(None)
@@ -77,7 +80,7 @@ class ThreadRequests:
             number, batch = work
             try:
                 answer = self._function(batch)
-                if isinstance(answer, Iterator):  # of a generator function: its code runs here, not on the slot's loop
+                if isinstance(answer, Iterator):  # run a generator function's code here, not on the slot's loop
                     answer = list(answer)
             except BaseException as error:
                 self._done(number, None, error)
@@ -89,7 +92,7 @@ class LoopRequests:
     """Coroutines, on an event loop in a daemon thread."""
 
     def __init__(self, function: AsyncFunction, done: Done) -> None:
-        """Args: function: gives awaitables."""
+        """Args: function: returns awaitables."""
         self._function = function
         self._done = done
         self._loop = asyncio.new_event_loop()
@@ -106,7 +109,7 @@ class LoopRequests:
         self._loop.call_soon_threadsafe(self._cancel, number)
 
     def close(self) -> None:
-        """Break off what goes on. May come twice."""
+        """Cancel all running calls. May be called twice."""
         if not self._closed:
             self._closed = True
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -122,7 +125,12 @@ class LoopRequests:
         self._tasks[number] = self._loop.create_task(self._answer(number, batch))
 
     async def _answer(self, number: int, batch: pa.RecordBatch) -> None:
-        """Whatever the function raises is told, as what it breaks off itself is: only `cancel` and `close` are not."""
+        """Call the function and report its answer or error.
+
+        Every error is reported, also a cancellation that the function raises itself. After `cancel` and `close` nothing
+        is
+        reported: they have removed the request before.
+        """
         try:
             answer = await cast(Awaitable[Any], self._function(batch))
         except BaseException as error:

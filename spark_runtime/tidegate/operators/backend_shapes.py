@@ -1,5 +1,5 @@
-"""What operators that keep states by key in a back end declare of them (S5.5). A test compares it with what they
-write."""
+"""Declares the states of operators that keep state by key in a back end (S5.5). A test compares the declaration with
+the state that the operators write."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def backend_shapes(
     others: Sequence[StateShape] = (),
     drops: bool = False,
 ) -> tuple[StateShape, ...]:
-    """How far event time has come, then the states, then the timers.
+    """Return the shapes: watermarks first, then the states, then the timers.
 
     Args:
         descriptors: of the states.
         keys: the key columns.
         renames: (key column in older snapshots, its name now).
-        others: states of the operator's own, which are declared before those of the back end.
-        drops: a value column that is no longer declared is dropped.
+        others: the operator's other states; they are declared before those in the back end.
+        drops: drop value columns of a snapshot that are no longer declared.
     """
     of_keys = {KEY_PREFIX + old: KEY_PREFIX + new for old, new in renames}
     shapes = [StateShape(PASSED_STATE, "keyed"), *others]

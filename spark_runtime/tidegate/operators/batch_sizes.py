@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 
 MAX_BATCH_ROWS = 64 * 1024
-"""Rows of an emitted batch."""
+"""Most rows of an emitted batch."""
 
 
 def coalesce_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order, small batches put together to at most `ROWS_PER_PIECE`; lazily."""
+    """Combine small batches into batches of at most `MAX_BATCH_ROWS` rows, lazily. Rows and their order stay the
+    same."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -25,6 +26,11 @@ def coalesce_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows of one or more batches in one; ArrowInvalid when a column would hold more than 2 GiB of text: nothing
-    but `large_string` does. Arrow's own `combine_chunks` leaves several chunks then."""
+    """Return the rows of one or more batches as one batch.
+
+    Arrow's own `combine_chunks` may leave several chunks; this function fails instead.
+
+    Raises:
+        ArrowInvalid: a column would hold more than 2 GiB of text. Only `large_string` can.
+    """
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

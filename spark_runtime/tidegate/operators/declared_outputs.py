@@ -1,4 +1,4 @@
-"""What a user's function gives, held against the schema that was declared for it."""
+"""Checks that the results of a user's function match their declared schema."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.stream_operator import Output, SideOutput
 
 Refuse = Callable[[str, str], PipelineError]
-"""Makes the error of (cause, remedy)."""
+"""Makes the error from (cause, remedy)."""
 
 
 def check_outputs(
     result: object, schema: pa.Schema, side_outputs: Mapping[str, pa.Schema], refuse: Refuse
 ) -> Iterator[Output]:
-    """The result, without being empty, in batches of at most `ROWS_PER_PIECE`, held against the schema of its output:
-    `schema`, or of a `SideOutput` that of its name in `side_outputs`. Raises what `refuse` makes."""
+    """Check a result and split it into batches of at most `MAX_BATCH_ROWS` rows. An empty result gives no batch.
+
+    Args:
+        schema: of the main output.
+        side_outputs: name of each side output -> its schema.
+
+    Raises:
+        PipelineError: the result does not match the schema of its output; made by `refuse`.
+    """
     if not isinstance(result, SideOutput):
         checked = check_output(result, schema, refuse)
         for start in range(0, checked.num_rows, MAX_BATCH_ROWS):
@@ -28,8 +35,8 @@ def check_outputs(
     if name not in side_outputs:
         declared = f"declared are {sorted(side_outputs)}" if side_outputs else "none is declared"
         raise refuse(
-            f"it gave rows for the side output {name!r}; {declared}",
-            f"Declare it: side_outputs={{{name!r}: pa.schema(...)}}",
+            f"it returned rows for the undeclared side output {name!r}; {declared}",
+            f"Declare the side output: side_outputs={{{name!r}: pa.schema(...)}}",
         )
     checked = check_output(
         result.batch, side_outputs[name], lambda cause, remedy: refuse(f"side output {name!r}: {cause}", remedy)
@@ -39,23 +46,27 @@ def check_outputs(
 
 
 def check_output(result: object, schema: pa.Schema, refuse: Refuse) -> pa.RecordBatch:
-    """The result with exactly the declared schema; what `refuse` makes, naming the column, when it is not of it."""
+    """Return the result with exactly the declared schema.
+
+    Raises:
+        PipelineError: the result does not match it; made by `refuse`, names the column.
+    """
     if not isinstance(result, pa.RecordBatch):
-        raise refuse(f"it gave a {type(result).__name__}", "Yield pyarrow.RecordBatch objects")
+        raise refuse(f"it returned a {type(result).__name__}", "Yield pyarrow.RecordBatch objects")
     if result.schema.names != schema.names:
         declared, given = schema.names, result.schema.names
         missing = [name for name in declared if name not in given]
         extra = [name for name in given if name not in declared]
-        cause = f"columns are {given}, declared are {declared}"
+        cause = f"the columns are {given}, but the declared columns are {declared}"
         if missing or extra:
             cause += f"; missing {missing}, not declared {extra}"
-        raise refuse(cause, "Yield exactly the declared columns, in their order")
+        raise refuse(cause, "Yield exactly the declared columns, in the declared order")
     for field, array in zip(schema, result.columns, strict=True):
         if array.type != field.type:
             raise refuse(
-                f"column {field.name!r} is {array.type}, declared is {field.type}",
+                f"column {field.name!r} is {array.type}, but {field.type} is declared",
                 f"Cast {field.name!r} in the function, or declare {array.type}",
             )
         if not field.nullable and array.null_count:
-            raise refuse(f"column {field.name!r} has nulls, declared is not null", "Declare it nullable")
+            raise refuse(f"column {field.name!r} has nulls, but is declared not null", "Declare the column nullable")
     return pa.RecordBatch.from_arrays(result.columns, schema=schema)

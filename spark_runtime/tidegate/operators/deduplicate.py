@@ -1,4 +1,4 @@
-"""Deduplicate: the first row of each key, over a back end of keyed state."""
+"""Deduplicate: the first row of each key, with keyed state in a back end."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ KEPT, REPEATED, LATE = 0, 1, 2
 
 @kernel("void(i4[], i8[], i8, i8[], i8[]!, u1[]!, u1[]!)")
 def find_repeats(keys: Any, times: Any, within: Any, passed: Any, kept: Any, known: Any, verdicts: Any) -> None:
-    """Row after row, in order of arrival.
+    """Decide for each row, in order of arrival, whether it is kept.
 
-    Row i, of keys[i], repeats the kept one of its key where that is known and not `within` or more older. Where none is
-    known any more and the row is behind passed[key], nobody can tell: it is late. Else it is kept: kept[key] and
-    known[key] are of it from then on.
+    Let kept[key] be the event time of the row that was kept last for the key. Row i is:
+    - a repeat if its key is known and its time is before kept[key] + within;
+    - late if its key is not known and its time is before passed[key]: its key may have been deleted from the state;
+    - else kept: it sets kept[key] and known[key].
     """
     for i in range(len(keys)):
         key = keys[i]
@@ -47,14 +48,14 @@ def find_repeats(keys: Any, times: Any, within: Any, passed: Any, kept: Any, kno
 
 
 class Deduplicate(StreamOperator):
-    """Passes the first row of each key to arrive, at once.
+    """Emits the first row of each key as soon as it arrives.
 
-    With a time: a row repeats the one that was kept when its event time is earlier than that one's plus the time; later
-    ones are kept in its place. A key is forgotten when the watermark has come so far, and a row behind the watermark
-    whose key is not known is late: it goes to the side output `late`, or is dropped and counted (S4.4), since it may
-    repeat one that was forgotten. Rows without an event time are dropped and counted.
+    With a `within` time: a row is a repeat if its event time is before the kept row's event time plus `within`. A later
+    row is kept instead. The key is deleted when the watermark reaches that time. A row before the watermark whose key
+    is not known is late, because it may repeat a row whose key was deleted: it goes to the side output `late`, or is
+    dropped and counted (S4.4). Rows without an event time are dropped and counted.
 
-    State: `seen` (for each key the time of the row that was kept; 0 without a time), event timers, `watermark:passed`.
+    State: `seen` (for each key the time of the kept row; 0 without `within`), event timers, `watermark:passed`.
     """
 
     def __init__(self, spec: DeduplicateSpec) -> None:
@@ -72,7 +73,7 @@ class Deduplicate(StreamOperator):
         self._timers = self._back_end.timers("event")
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """The rows that are kept; late ones to the side output."""
+        """Emit the rows that are kept, and late rows to the side output."""
         if self._time is not None:
             column = batch.column(self._time.column)
             if column.null_count:
@@ -94,7 +95,7 @@ class Deduplicate(StreamOperator):
             yield batch if kept.all() else batch.filter(pa.array(kept))
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """Keys that nothing can repeat any more are forgotten."""
+        """Delete keys that no row can repeat any more."""
         self._passed.advance(watermark_us)
         if watermark_us < MAX_WATERMARK:
             while (due := self._timers.due(watermark_us, MAX_BATCH_ROWS)) is not None:
@@ -103,7 +104,7 @@ class Deduplicate(StreamOperator):
                 over = ends <= watermark_us
                 self._seen.clear(due.keys, found.present & over)
                 left = np.flatnonzero(found.present & ~over).astype(np.int32)
-                self._timers.register(due.keys, left, ends[left])  # `within` was shorter in a former run
+                self._timers.register(due.keys, left, ends[left])  # an earlier run had a shorter `within`
         yield from ()
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
@@ -113,7 +114,11 @@ class Deduplicate(StreamOperator):
         return lambda: [*write(), passed]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back the keys that were seen. Raises SnapshotError: they are of other key columns."""
+        """Restore the keys.
+
+        Raises:
+            SnapshotError: the snapshot has other key columns.
+        """
         assert self._back_end is not None
         passed = [part for part in parts if part.name == PASSED_STATE]
         if passed:
@@ -129,7 +134,7 @@ class Deduplicate(StreamOperator):
             self._back_end.close()
 
     def _first(self, keys: KeySet) -> Mask:
-        """Without a time: the first row of each key that is not known."""
+        """Select the first row of each unknown key, without `within`."""
         known = self._seen.get(keys).present
         self._seen.put(keys, _times(np.zeros(keys.size, np.int64)), ~known)
         kept = np.zeros(len(keys.rows), np.bool_)

@@ -20,14 +20,14 @@ SEEN = "seen"
 
 @dataclass(frozen=True)
 class DeduplicateSpec(OperatorSpec):
-    """Passes the first row of each key, and drops what repeats it.
+    """Keeps the first row of each key, and drops rows that repeat it.
 
     Attributes:
-        keys: columns in which rows that repeat one another are equal; null equals null.
+        keys: columns that must be equal for a row to be a repeat; null equals null.
         time_column: event time, a timestamp or an integer; None: `within_us` is 0.
         time_unit: of the time column.
-        within_us: rows so much later than the one that was kept, or more, are kept again; 0: never.
-        ttl_ms: a key is forgotten so long, in processing time, after the row that was kept; 0: never.
+        within_us: a row is kept again if it is at least this much later than the kept row; 0: never.
+        ttl_ms: processing time after which a kept row's key is deleted; 0: never.
         schema: of input and output.
         renamed: (key column in older snapshots, its name now).
     """
@@ -44,28 +44,28 @@ class DeduplicateSpec(OperatorSpec):
 
     @property
     def key_schema(self) -> pa.Schema:
-        """The key columns, as states have them."""
+        """Return the key columns as they are stored in states."""
         return pa.schema([stored_field(self.schema.field(key)) for key in self.keys])
 
     @property
     def seen(self) -> StateDescriptor:
-        """State of a key: the time of the row that was kept."""
+        """Return the descriptor of the state of a key: the time of the kept row."""
         ttl = TimeToLive(self.ttl_ms) if self.ttl_ms else None
         return StateDescriptor(SEEN, "value", pa.schema([("time_us", pa.int64())]), ttl=ttl)
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
-        """Rows pass as they come."""
+        """Return "none": rows are emitted as they arrive."""
         return "none"
 
     def mode_dependence(self) -> str:
-        """By arrival."""
+        """Return the reason: the order of arrival decides."""
         return "which of equal records it keeps depends on the order in which they arrive"
 
     def states(self) -> tuple[StateShape, ...]:
-        """The keys that were seen, and timers."""
+        """Return the keys and their timers."""
         return backend_shapes((self.seen,), self.key_schema, self.renamed)
 
     def describe(self) -> str:
-        """Keys, and for how long."""
+        """Return the keys, and the time within which rows are repeats."""
         within = f" within {self.within_us / 1e6:g} s" if self.within_us else ""
         return f"first by {', '.join(self.keys)}{within}"

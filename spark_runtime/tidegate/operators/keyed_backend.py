@@ -1,4 +1,4 @@
-"""The back end of keyed state of an operator subtask, in its place (S5.2)."""
+"""Opens the back end that holds the keyed state of an operator subtask (S5.2)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def open_keyed_backend(
     fills: bool = True,
     drops: bool = False,
 ) -> KeyedStateBackend:
-    """That of the job's `state_backend`, for the subtask's key groups.
+    """Open the back end of the job's option `state_backend` for the subtask's key groups.
 
     Args:
-        keys: the key columns, the last `namespace_columns` of them namespaces.
-        columns: their names in batches; empty: the same.
-        forgotten: states that a restore leaves behind.
-        renamed: (key column in older snapshots, its name now); others' names are passed over.
+        keys: the key columns; the last `namespace_columns` of them are namespaces.
+        columns: their names in batches; empty: the same names.
+        forgotten: states that a restore drops.
+        renamed: (key column in older snapshots, its name now); names that are not in the snapshot are ignored.
         fills: a restore may fill a new nullable column of a state with null.
-        drops: a restore leaves behind value columns that a state does not declare any more.
+        drops: a restore drops value columns that a state no longer declares.
     """
     back_end = new_backend(ctx.state_backend)
     back_end.open(

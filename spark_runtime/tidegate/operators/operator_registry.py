@@ -1,7 +1,8 @@
-"""Which operator runs a spec: one list for the operators of this package, and two ways to add others.
+"""Registry of operators: which class runs which spec. Lists this package's operators; other packages can add theirs.
 
-Specs name no operator and operators are loaded only where they run, so that drawing a pipeline loads none of them. A
-package with an operator of its own declares it as an entry point, whose name is the dotted name of the spec::
+Specs do not import their operators. An operator is imported only where it runs, so drawing a pipeline imports none. A
+package with an operator of its own declares it as an entry point. The entry point's name is the dotted name of the
+spec::
 
     [project.entry-points."tidegate.operators"]
     "my_package.specs.TopWordsSpec" = "my_package.top_words:TopWords"
@@ -57,26 +58,27 @@ BUILT_IN: Mapping[str, str] = {
     ),
     "tidegate.testing.fed_source.PassMarksSpec": "tidegate.testing.fed_source:PassMarks",
 }
-"""Dotted name of a spec -> "module:factory" of its operator. The factory takes the spec; the module is imported when
-the first such operator is made."""
+"""Dotted name of a spec -> "module:factory" of its operator. The factory's argument is the spec. The module is imported
+when the first such operator is created."""
 
 Factory: TypeAlias = Callable[[OperatorSpec], StreamOperator]
 _registered: dict[type[OperatorSpec], str] = {}
 
 
 def register_operator(spec_class: type[OperatorSpec], target: str) -> None:
-    """Name the operator of a spec in this process: for code that is no installed package, such as a test. Later calls
-    replace earlier ones.
+    """Register the operator of a spec in this process, for code that is not an installed package, such as a test.
+
+    A later call for the same spec replaces the earlier one.
 
     Args:
-        spec_class: the spec; also of its subclasses that have no operator of their own.
-        target: "module:factory"; the factory takes the spec.
+        spec_class: the spec. Its subclasses without an operator of their own use this operator too.
+        target: "module:factory"; the factory's argument is the spec.
     """
     _registered[spec_class] = target
 
 
 def create_operator(spec: OperatorSpec) -> StreamOperator:
-    """A fresh operator, not opened.
+    """Create an operator for the spec. The caller opens it.
 
     Raises:
         PipelineError: no operator is registered for the spec.
@@ -91,14 +93,15 @@ def create_operator(spec: OperatorSpec) -> StreamOperator:
     name = _dotted_name(type(spec))
     raise PipelineError(
         f"no operator is registered for {name}",
-        cause="the package that brings the operator is not installed here, or does not declare it",
-        remedy=f"Install it on every executor; it needs an entry point {name!r} in the group {ENTRY_POINTS!r}",
+        cause="the package with the operator is not installed here, or does not declare it",
+        remedy=f"Install the package on every executor; it needs an entry point {name!r} in the group {ENTRY_POINTS!r}",
     )
 
 
 @cache
 def _installed() -> Mapping[str, EntryPoint]:
-    """Those of other packages, by the dotted name of the spec; read once, since it looks through every package."""
+    """Return the entry points of other packages by the dotted name of the spec. Cached, because the search reads the
+    metadata of every installed package."""
     return {found.name: found for found in entry_points(group=ENTRY_POINTS)}
 
 

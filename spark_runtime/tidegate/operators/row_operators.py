@@ -24,14 +24,14 @@ class FilterOperator(StreamOperator):
         self._schema = spec.schema
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """The rows that pass, in one batch."""
+        """Emit the rows that pass, in one batch."""
         kept = _run(batch, "filter", self._node)
         if kept.num_rows:
             yield pa.RecordBatch.from_arrays(kept.columns, schema=self._schema)
 
 
 class ProjectOperator(StreamOperator):
-    """Computes every output column. Stateless; a row for each row. Plain columns are passed on without computing."""
+    """Computes the output columns, one output row for each input row. Stateless; plain columns are passed unchanged."""
 
     def __init__(self, spec: ProjectSpec) -> None:
         self._schema = spec.schema
@@ -46,7 +46,11 @@ class ProjectOperator(StreamOperator):
         self._node = acero.ProjectNodeOptions(computed, names) if computed else None
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """One batch of the output schema. Raises ArrowInvalid when a value does not fit its output type."""
+        """Emit one batch of the output schema.
+
+        Raises:
+            ArrowInvalid: a value does not fit its output type.
+        """
         computed = None if self._node is None else _run(batch, "project", self._node)
         arrays = []
         for field, source in zip(self._schema, self._sources, strict=True):
@@ -60,9 +64,11 @@ class ProjectOperator(StreamOperator):
 
 
 class MapInArrowOperator(StreamOperator):
-    """Calls the user's function afresh for each delivered batch and exhausts it before anything else happens, so that
-    no record of it is left when a barrier comes (S4.1). What it raises passes as it is; what it keeps is not
-    snapshotted."""
+    """Calls the user's function once for each batch.
+
+    The function's result is exhausted before anything else happens, so none of its rows is in flight when a barrier
+    arrives (S4.1). Its exceptions are not wrapped. The function's own variables are not part of snapshots.
+    """
 
     def __init__(self, spec: MapInArrowSpec) -> None:
         self._function = spec.function
@@ -70,10 +76,10 @@ class MapInArrowOperator(StreamOperator):
         self._side_outputs = dict(spec.side_outputs)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """The function's batches, without the empty ones, cut to `ROWS_PER_PIECE`.
+        """Emit the function's batches, without empty ones, in pieces of at most `MAX_BATCH_ROWS` rows.
 
         Raises:
-            PipelineError: a batch is not one, or not of the schema declared for its output; names the column.
+            PipelineError: a result is not a batch, or does not match the schema of its output; names the column.
         """
         for result in self._function(iter((batch,))):
             yield from check_outputs(result, self._schema, self._side_outputs, self._refused)
@@ -89,18 +95,18 @@ class MapInArrowOperator(StreamOperator):
 
 
 class UnionOperator(StreamOperator):
-    """Passes every batch on, whichever input it came from. Stateless. Of one input: a name for what an edge brings."""
+    """Emits every batch unchanged, whichever input it came from. Stateless. With one input it only names an edge."""
 
     def __init__(self, _spec: UnionSpec) -> None:
-        """The spec holds nothing that the operator needs."""
+        """The spec holds no options."""
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """The batch itself."""
+        """Emit the batch."""
         yield batch
 
 
 def _plain_column(expression: pc.Expression) -> str | None:
-    """The column's name where the expression is nothing but a column, else None."""
+    """Return the column's name if the expression is only a column, else None."""
     text = str(expression)
     return text if expression.equals(pc.field(text)) else None
 

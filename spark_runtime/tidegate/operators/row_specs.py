@@ -1,4 +1,4 @@
-"""Frozen descriptions of the operators that keep no state, as a JobGraph holds them."""
+"""Frozen descriptions of the stateless operators, as a JobGraph holds them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.operators.operator_spec import OperatorSpec, SideSchemas
 from tidegate.operators.stream_operator import SideOutput
 
 BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch | SideOutput]]
-"""A user's `map_in_arrow` function: takes an iterator over one batch, gives any number of batches."""
+"""A user's `map_in_arrow` function. Its argument is an iterator over one batch; it returns any number of batches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class FilterSpec(OperatorSpec):
     schema: pa.Schema
 
     def describe(self) -> str:
-        """The expression."""
+        """Return the expression."""
         return f"filter {self.expression}"
 
 
@@ -39,26 +39,26 @@ class ProjectSpec(OperatorSpec):
 
     Attributes:
         columns: (name, expression) of each output column, in order.
-        schema: of the output; a result of another type is cast, safely.
+        schema: of the output; a result of another type is cast, and the cast fails rather than lose data.
     """
 
     columns: tuple[tuple[str, pc.Expression], ...]
     schema: pa.Schema
 
     def describe(self) -> str:
-        """Output columns, with their expressions where they are not the column itself."""
+        """Return the output columns, with the expressions of computed ones."""
         texts = (name if str(expression) == name else f"{name}={expression}" for name, expression in self.columns)
         return f"project {', '.join(texts)}"
 
 
 @dataclass(frozen=True)
 class MapInArrowSpec(OperatorSpec):
-    """Calls a user function once per delivered batch, afresh, and exhausts it before anything else happens.
+    """Calls a user function once for each batch, and exhausts its result before anything else happens.
 
     Attributes:
         function: the user's function.
-        schema: of the batches it gives; anything else is an error naming the column.
-        side_outputs: those it may give rows for.
+        schema: of the batches it returns; the job fails on any other schema, with the column's name.
+        side_outputs: side outputs that it may return rows for.
     """
 
     function: BatchFunction
@@ -66,11 +66,11 @@ class MapInArrowSpec(OperatorSpec):
     side_outputs: SideSchemas = ()
 
     def mode_dependence(self) -> str:
-        """Only when the user says so."""
+        """Return the reason that the user declared for the function, or ""."""
         return batch_sensitivity_reason(self.function)
 
     def describe(self) -> str:
-        """The function's name."""
+        """Return the function's name."""
         return f"map_in_arrow {getattr(self.function, '__qualname__', type(self.function).__name__)}"
 
 
@@ -79,5 +79,5 @@ class UnionSpec(OperatorSpec):
     """Passes the batches of all inputs, which have one schema, in order of arrival."""
 
     def describe(self) -> str:
-        """The word."""
+        """Return "union"."""
         return "union"

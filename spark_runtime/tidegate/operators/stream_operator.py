@@ -1,4 +1,4 @@
-"""The contract between a subtask and the stream operators it runs."""
+"""StreamOperator: the interface between a subtask and the operators that it runs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 MAIN_OUTPUT = "main"
 """Name of the output that every operator has."""
 Done: TypeAlias = Callable[[int, object, BaseException | None], None]
-"""Takes number, answer and error of a request."""
+"""Called with number, answer and error of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideOutput:
-    """Rows for another output of an operator than its main one. The output is declared, with its schema, where the
-    operator is made; where nobody reads it, the rows are dropped and counted.
+    """Rows for a side output of an operator.
+
+    The output is declared, with its schema, where the operator is created. If nothing reads the output, the rows are
+    dropped and counted.
 
     Attributes:
         name: of the output.
-        batch: the rows, of the schema declared for it.
+        batch: the rows, in the schema declared for the output.
     """
 
     name: str
@@ -37,69 +39,72 @@ class SideOutput:
 
 @dataclass(frozen=True, slots=True)
 class EmissionPaused:
-    """Nothing comes out now, and more will: the emission goes on when the loop is roused (`OperatorContext.wake`), or
-    soon. Until it ends the subtask does nothing else, and takes no barrier: only for what has an end of its own."""
+    """Emission has paused and more output will follow. The loop continues it soon, or when `OperatorContext.wake` is
+    called. Until it ends, the subtask processes nothing else and accepts no barrier, so the wait must have an end."""
 
 
 EMISSION_PAUSED = EmissionPaused()
 Output: TypeAlias = pa.RecordBatch | SideOutput | Watermark | EmissionPaused
-"""What an operator may emit. Only one that does not forward watermarks emits its own; they go to all outputs."""
+"""Everything that an operator may emit. Only an operator that does not forward watermarks emits its own; they go to all
+outputs."""
 
 
 Answer: TypeAlias = pa.RecordBatch | SideOutput | Iterable[pa.RecordBatch | SideOutput] | None
 AsyncFunction: TypeAlias = Callable[[pa.RecordBatch], Answer | Awaitable[Answer]]
-"""A user's: takes a batch, gives rows for it, or an awaitable of them."""
+"""A user's function: its argument is a batch; it returns rows for it, or an awaitable of rows."""
 
 
 class AsyncRequests(Protocol):
-    """Asks a function, several times at once. Called by the slot's loop alone; no call blocks."""
+    """Calls a function for several requests at the same time. Used only by the slot's loop; no call blocks."""
 
     def submit(self, number: int, batch: pa.RecordBatch) -> None:
-        """Begin request `number`; `done` is called when it is over, from any thread."""
+        """Start request `number`. `done` is called when it ends, from any thread."""
 
     def cancel(self, number: int) -> None:
-        """Its answer is not wanted any more; it may come all the same."""
+        """Give up a request. `done` may still be called for it."""
 
     def close(self) -> None:
-        """No answer is wanted any more."""
+        """Give up all requests."""
 
 
 StartRequests: TypeAlias = Callable[[AsyncFunction, int, Done], AsyncRequests]
-"""Makes a `AsyncRequests` of a function, for so many at once, that calls `done`."""
+"""Makes an `AsyncRequests` from a function, the number of requests at a time, and the callback `done`."""
 
 
 @dataclass
 class OperatorContext:
-    """What an operator subtask knows of its place. Built once per run, before `open`.
+    """Facts about an operator subtask and its job. Created once per run, before `open`.
 
     Attributes:
         job_id: the job.
-        lineage: id of the lineage (S7.4): enters transaction ids, so that a fork touches none of its original's.
+        lineage: id of the lineage (S7.4). Transaction ids contain it, so a fork touches no transaction of its original.
         uid: the operator's uid.
         subtask: index, 0 <= subtask < parallelism.
         parallelism: subtasks of this operator.
         max_parallelism: number of key groups.
-        generation: the driver's reign (S9.2).
-        run_id: the attempt within it.
+        generation: number of the driver (S9.2).
+        run_id: number of the run within the generation.
         input_schemas: one per input.
         processing_time_ms: the injected clock, milliseconds since the epoch.
-        wake: rouses the slot's loop, from any thread; never blocks.
-        requests: how functions are asked beside the loop; None: on threads of their own.
-        current_split: id of the source split the batch in hand came from; None behind an exchange or a second input.
-        active_splits: ids of the splits the source subtask has not finished (read or not); empty behind those.
-        input_held: the source of this chain is not read now, or a checkpoint keeps rows of an input channel waiting:
-            that nothing comes tells nothing.
-        side_outputs: names of the operator's side outputs that something reads; rows for others need not be made.
+        wake: wakes the slot's loop, from any thread; never blocks.
+        requests: how user functions are called outside the loop; None: on threads of their own.
+        current_split: id of the source split of the current batch; None downstream of an exchange or on a second input.
+        active_splits: ids of the splits that the source subtask has not finished, whether it has started them or not;
+            empty downstream of an exchange or on a second input.
+        input_held: the source of this chain is paused, or a checkpoint holds back rows of an input channel. The absence
+            of rows then does not mean that the input is idle.
+        side_outputs: names of the operator's side outputs that something reads. The operator may skip all others.
         counters: named counts shown in metrics, such as `late_dropped`.
         scratch: a private writable directory on local disk.
-        processing_time_on_end: at the end of the input what waits for a processing time fires once, or is dropped and
-            counted (S7.6).
-        drained: this operator goes on from a snapshot of a drain, which had ended its input early (S7.5).
-        after_drain: the job does: no row is in flight, and how far time had come is forgotten everywhere.
+        processing_time_on_end: what happens at the end of the input to windows and timers that wait for a processing
+            time: "fire" fires them once, "drop" drops and counts them (S7.6).
+        drained: this operator was restored from the snapshot of a drain that had ended its input early (S7.5).
+        after_drain: the job was restored from the snapshot of a drain: no row is in flight, and no operator remembers
+            its watermark.
         gated: the job commits nothing without an approval (S7.8).
-        state_backend: what keeps keyed state (S5.2).
-        state_memory_bytes: what it may hold in memory, where it can keep state elsewhere.
-        staging: in batch mode URL and storage options of the checkpoint's folder.
+        state_backend: name of the back end for keyed state (S5.2).
+        state_memory_bytes: memory limit for state, for a back end that can keep state outside memory.
+        staging: in batch mode, URL and storage options of the checkpoint's folder.
     """
 
     job_id: str
@@ -135,8 +140,8 @@ class OperatorContext:
 
 @dataclass(frozen=True)
 class CommitPermit:
-    """The right to commit every transaction <= `checkpoint_id`; made only from a `complete` entry of the decision log
-    (S7.4), and behind a commit gate only from an `approve` entry (S7.8)."""
+    """The right to commit every transaction up to `checkpoint_id`. It is created only from a `complete` entry of the
+    decision log (S7.4), or with a commit gate only from an `approve` entry (S7.8)."""
 
     checkpoint_id: int
     generation: int
@@ -144,103 +149,122 @@ class CommitPermit:
 
 
 class StreamOperator(ABC):
-    """One operator of one subtask. All methods are called by the slot's one loop, never concurrently (S4.1).
+    """One operator of one subtask. The slot's loop calls all methods, one at a time (S4.1).
 
-    Call order: `open`, `restore` (only on restore, before any input), then any number of `process` / `on_watermark` /
-    `on_processing_time` / snapshot calls, per input one `end_input` and then once `finish` on a real end (S7.1, never
-    on suspend), `close` always.
+    Call order: `open`; `restore` (only on restore, before any input); then any number of `process`, `on_watermark`,
+    `on_processing_time` and snapshot calls; on a real end of the input one `end_input` per input, then `finish` once
+    (S7.1; never on suspend); `close` always.
 
     `process`, `on_watermark`, `on_processing_time`, `end_input`, `finish` and `prepare_snapshot_pre_barrier` are
-    generators: the loop may stop pulling between two batches when the output is full, and calls nothing else until the
-    generator is exhausted. They must not block. Emitted batches should hold at most some 64k rows.
+    generators. The loop may pause a generator between two batches when the output is full. It calls no other method
+    until the generator is exhausted. Generators must not block. An emitted batch should hold at most about 64k rows.
     """
 
     ctx: OperatorContext
     portable: bool = False
-    """Set before each `snapshot`: it is for a savepoint, whose state any back end restores (S5.2)."""
+    """Set before each `snapshot`. True: the snapshot is a savepoint, and any back end must be able to restore it
+    (S5.2)."""
 
     def open(self, ctx: OperatorContext) -> None:
-        """Take the context; compile kernels here, not at the first record."""
+        """Store the context. Compile kernels here, not at the first record."""
         self.ctx = ctx
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back what `snapshot` gave, all parts of this subtask."""
+        """Restore what `snapshot` wrote, from all parts of this subtask."""
 
     @abstractmethod
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Process one batch of input `input_index`."""
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """The minimum over all inputs has advanced to `watermark_us`. Called before the watermark is passed on."""
+        """Handle a new minimum of all inputs' watermarks, `watermark_us`. Called before the watermark is forwarded."""
         yield from ()
 
     def next_processing_time_ms(self) -> int | None:
-        """The processing time, milliseconds since the epoch, from which on `on_processing_time` has something to do;
-        None: nothing waits for the clock. Asked before every step of the loop, so it must be cheap; only of operators
-        that override it."""
+        """Return the processing time, milliseconds since the epoch, at which `on_processing_time` must be called next.
+
+        None: nothing waits for the clock. The loop calls this method before every step, so it must be cheap. The loop
+        calls it only on operators that override it.
+        """
         return None
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
-        """The clock has reached `next_processing_time_ms`: do what is due at `now_ms`. `next_processing_time_ms` must
-        be later afterwards. Comes as soon as the loop and the room downstream allow, perhaps long after the time, as
-        after a restore; never once the input has ended, be it by a real end or a suspend (S7.2)."""
+        """Do what is due at `now_ms`: the clock has reached `next_processing_time_ms`.
+
+        Afterwards `next_processing_time_ms` must return a later time. The call comes when the loop is free and the
+        output has room, which may be long after the time, as after a restore. After the end of the input, real or by a
+        suspend, it never comes (S7.2).
+        """
         yield from ()
 
     def forwards_watermarks(self) -> bool:
-        """False: incoming watermarks stop here (a watermark assigner makes its own), but for MAX_WATERMARK."""
+        """False: incoming watermarks except MAX_WATERMARK stop here, as in an operator that assigns its own."""
         return True
 
     def forwards_end(self) -> bool:
-        """False: MAX_WATERMARK is passed on behind `finish`, which gives rows that downstream waits for: joins and
-        windows would be over without them, or find them late (S4.4)."""
+        """False: MAX_WATERMARK is forwarded after `finish`, because `finish` emits rows that downstream needs: after
+        MAX_WATERMARK joins and windows would be closed, or would treat these rows as late (S4.4)."""
         return True
 
     def has_pending_rows(self) -> bool:
-        """True: rows are still to come out though no input brings anything more. Idleness then stops here, since what
-        comes from an idle channel may be late (S4.4). May change in `process`, `on_watermark`, `on_processing_time` and
-        `end_input`."""
+        """Return whether rows will be emitted even if no more input arrives.
+
+        If True, idleness is not forwarded, because rows from an idle channel may be late (S4.4). The answer may change
+        in `process`, `on_watermark`, `on_processing_time` and `end_input`.
+        """
         return False
 
     def is_idle(self) -> bool:
-        """True: nothing has come for so long that the watermark made here is not to be waited for: downstream is told
-        that this subtask is idle, until a row comes (S4.4). Changes in `process` and `on_processing_time`; asked only
-        of operators that override it."""
+        """Return whether downstream should not wait for this operator's watermark, because no row has arrived for long.
+
+        If True, the subtask reports itself idle downstream, until a row arrives (S4.4). The answer may change in
+        `process` and `on_processing_time`. The loop calls this method only on operators that override it.
+        """
         return False
 
     def end_input(self, input_index: int) -> Iterator[Output]:
-        """Input `input_index` has really ended (EndOfData(drain=True) on all its channels)."""
+        """Handle the real end of input `input_index`: EndOfData(drain=True) came on all its channels."""
         yield from ()
 
     def finish(self) -> Iterator[Output]:
-        """All inputs have really ended; the last chance to emit (S7.1), also what waits for a processing time, unless
-        `ctx.processing_time_on_end` is "drop" (S7.6). May come again after a failure."""
+        """Emit the last rows, after the real end of all inputs (S7.1).
+
+        This includes windows and timers that wait for a processing time, unless `ctx.processing_time_on_end` is "drop"
+        (S7.6). May be called again after a failure.
+        """
         yield from ()
 
     def prepare_snapshot_pre_barrier(self, checkpoint_id: int) -> Iterator[Output]:
-        """Flush pre-aggregates in front of the barrier (S3.6)."""
+        """Flush pre-aggregates before the barrier (S3.6)."""
         yield from ()
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Freeze the state, in a few milliseconds; the returned function writes it out later. None: no state."""
+        """Freeze the state within a few milliseconds. The returned function writes it later. None: no state."""
         return None
 
     def commit(self, permit: CommitPermit) -> Callable[[], None] | None:
-        """Checkpoint `permit.checkpoint_id` is complete. Returns the blocking work to do on a writer thread, or None.
-        Idempotent; may come twice, or never for an id when a newer one is complete."""
+        """Commit: checkpoint `permit.checkpoint_id` is complete.
+
+        Returns blocking work for a writer thread, or None. Idempotent: it may be called twice for an id. It may also
+        never be called for an id, if a newer checkpoint is complete.
+        """
         return None
 
     def needs_commit_permit(self, checkpoint_id: int) -> bool:
-        """Checkpoint `checkpoint_id` is complete: whether something that it covers is still to be committed."""
+        """Return whether the operator still has output to commit for the completed checkpoint `checkpoint_id`."""
         return False
 
     def quarantine(self, withheld: WithheldRange, folder: Callable[[], tuple[Store, str]]) -> Callable[[], None] | None:
-        """What is `withheld` is never committed from now on, whatever permits come. Returns the blocking work that
-        moves it into `folder`, a store and a path in it, for a writer thread; or None. May come again at every
-        restore."""
+        """Never commit the range `withheld` from now on, whatever permits follow.
+
+        Returns blocking work for a writer thread, or None. The work moves the range's output into `folder`, a store and
+        a path in it. May be called again at every restore.
+        """
         return None
 
     def aborted(self, checkpoint_id: int) -> None:
-        """Checkpoint `checkpoint_id` will never complete. What it pre-committed joins the next one."""
+        """Handle the end of checkpoint `checkpoint_id`, which will never complete. Its pre-committed output joins the
+        next checkpoint."""
 
     def close(self) -> None:
-        """Release resources. Always called, also after errors; must not emit."""
+        """Release resources. Always called, also after errors. Must not emit."""

@@ -1,1 +1,2 @@
-"""JobGraph, the user's pipeline as frozen data, and ExecutionPlan, the same cut into chains, subtasks and channels."""
+"""JobGraph, the user's pipeline as frozen data, and ExecutionPlan, the same divided into chains, subtasks and
+channels."""

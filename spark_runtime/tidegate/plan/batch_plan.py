@@ -1,7 +1,7 @@
-"""A JobGraph as stages of a batch job: what runs in one piece, and how its rows come to it (S8.1). Pure.
+"""Divides a JobGraph into stages of a batch job, and plans how each stage receives its rows (S8.1). Pure.
 
-A stage is a chain of the execution plan. Sinks are always the end of a stage: who reads on behind one reads what the
-sink reads, since a batch job has no records that are written before others.
+A stage is a chain of the execution plan. Sinks are always the end of a stage. An operator that reads from a sink reads
+the sink's input instead, because a batch job never emits records before others are written.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from tidegate.plan.execution_plan import Chain, make_execution_plan
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
 
 Gathering = Literal["splits", "nothing", "rows", "exchange"]
-"""How a stage comes to its rows: it reads a source; it has broadcast inputs alone; it goes on where one stage, or some
-of one schema, stopped; or rows are sent to the subtask they belong to and sorted."""
+"""How a stage receives its rows. "splits": it reads a source. "nothing": it has only broadcast inputs. "rows": it
+continues with the rows of one stage, or of several with one schema. "exchange": rows are sent to their subtask and
+sorted.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,13 @@ class StageInput:
     """One input of a stage's head.
 
     Attributes:
-        input_index: among the head's inputs.
-        upstream: id of the stage it comes from.
-        exchange: how records find their subtask.
+        input_index: position among the head's inputs.
+        upstream: id of the stage that it reads.
+        exchange: how records choose their subtask.
         keys: key columns for `hash`.
         schema: of the records.
         event_time: (column, unit) of the records; None: they have none.
-        output: of the upstream stage.
+        output: output of the upstream stage that it reads.
         partitioner: for `custom`.
     """
 
@@ -57,13 +59,13 @@ class Stage:
     Attributes:
         stage_id: position in `BatchPlan.stages`, topological.
         nodes: ids, head first.
-        gathers: how its rows come to it.
-        inputs: that bring rows, in input order.
-        broadcasts: inputs that every subtask gets whole, before the first row.
-        by_key: all state is by key, so that the head may run over some keys, end, and begin anew with the next ones.
-        outputs: (name, schema) of what its tail emits and somebody reads, the main one first (a sink: what it takes).
+        gathers: how it receives its rows.
+        inputs: inputs with rows, in input order.
+        broadcasts: inputs that every subtask receives in full, before the first row.
+        by_key: all state is by key, so the head may process some keys, end, and start again with the next ones.
+        outputs: (name, schema) of the tail's outputs that something reads, the main one first (for a sink: its input).
         is_sink: its tail is a sink.
-        is_ordered: its rows come out in the same order however often it runs.
+        is_ordered: every run emits its rows in the same order.
     """
 
     stage_id: int
@@ -78,7 +80,7 @@ class Stage:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the main output."""
+        """Return the schema of the main output."""
         return self.outputs[0][1]
 
 
@@ -87,11 +89,11 @@ class BatchPlan:
     """Stages in topological order; `stages[i].stage_id == i`.
 
     Attributes:
-        graph: as it runs: nobody reads from a sink.
+        graph: the graph that runs: nothing reads from a sink.
         parallelism: subtasks, and Spark partitions, of every stage.
         max_parallelism: key groups (S5.1).
         stages: the stages.
-        digest: of the graph that runs; see `ExecutionPlan.digest`.
+        digest: of this graph; see `ExecutionPlan.digest`.
     """
 
     graph: JobGraph
@@ -101,7 +103,7 @@ class BatchPlan:
     digest: str
 
     def readers(self, stage_id: int) -> tuple[tuple[Stage, StageInput], ...]:
-        """Who reads what a stage emits."""
+        """Return the stages that read a stage, with the input that reads it."""
         return tuple(
             (stage, given)
             for stage in self.stages
@@ -113,10 +115,10 @@ class BatchPlan:
 def plan_batch(
     graph: JobGraph, parallelism: int, max_parallelism: int, *, allow_mode_dependent: bool = False
 ) -> BatchPlan:
-    """The stages of a graph. Deterministic.
+    """Plan the stages of a graph. Deterministic.
 
     Raises:
-        PipelineError: an input is unbounded, or an operator depends on the execution mode and that is not allowed;
+        PipelineError: an input is unbounded, or an operator depends on the execution mode and this is not allowed;
             names them.
         OptionError: not 1 <= parallelism <= max_parallelism.
     """
@@ -135,7 +137,7 @@ def plan_batch(
 
 
 def with_sinks_last(graph: JobGraph) -> JobGraph:
-    """The graph with every edge out of a sink moved to what the sink reads."""
+    """Return the graph with every edge out of a sink moved to the sink's input."""
 
     def behind(edge: Edge) -> Edge:
         upstream = edge.upstream
@@ -174,7 +176,8 @@ def _stage(graph: JobGraph, chain: Chain) -> Stage:
 
 
 def _keeps_order(graph: JobGraph, stage: Stage) -> bool:
-    """Not behind a DataFrame, of which Spark gives the rows in any order, nor where answers come as they come."""
+    """Return whether rows keep their order: not with a DataFrame, which Spark reads in any order, or unordered
+    answers."""
     nodes = [graph.nodes[node_id] for node_id in stage.nodes]
     as_they_come = any(isinstance(node.spec, AsyncMapSpec) and not node.spec.ordered for node in nodes)
     return not as_they_come and not any(isinstance(node.source, ReadBySpark) for node in nodes)
@@ -195,8 +198,8 @@ def _refuse_unbounded(graph: JobGraph) -> None:
         raise PipelineError(
             "batch mode reads bounded input only",
             where=", ".join(f"source {node.uid!r} at {node.location}" for node in endless),
-            cause="the source never comes to its end by itself",
-            remedy="Give it an end, as DataGen(rows=...) has one, or run with execution_mode=streaming",
+            cause="the source never ends",
+            remedy="Limit it, for example DataGen(rows=...), or run with execution_mode=streaming",
         )
 
 
@@ -205,8 +208,8 @@ def _refuse_mode_dependent(graph: JobGraph) -> None:
     dependent = [(node, why) for node, why in found if why]
     if dependent:
         raise PipelineError(
-            "these operators may give other rows in batch than in streaming",
+            "these operators may emit other rows in batch than in streaming",
             where="; ".join(f"{node.kind} {node.uid!r} at {node.location}" for node, _ in dependent),
             cause="; ".join(f"{node.uid!r}: {why}" for node, why in dependent),
-            remedy="Read docs/modes.md; allow_mode_dependent=true runs them all the same",
+            remedy="Read docs/modes.md; allow_mode_dependent=true runs them anyway",
         )

@@ -1,6 +1,6 @@
-"""ExecutionPlan: a JobGraph cut into chains, with their subtasks and channels, as frozen data.
+"""ExecutionPlan: a JobGraph divided into chains, with their subtasks and channels, as frozen data.
 
-Every chain has `parallelism` subtasks; a subtask is `(chain id, index)`, and slot i hosts index i of every chain.
+Every chain has `parallelism` subtasks. A subtask is `(chain id, index)`; slot i hosts index i of every chain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.plan.graph_document import schema_text
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
 
 DIGEST_VERSION = 2
-"""Of the text that `ExecutionPlan.digest` is made from."""
+"""Version of the text from which `ExecutionPlan.digest` is computed."""
 MAX_CHANNELS = 2**32
 """Channel ids are uint32 on the wire."""
 
@@ -29,8 +29,8 @@ class ChainInput:
 
     Attributes:
         input_index: position among the head node's inputs.
-        upstream_chain: id of the chain it comes from.
-        exchange: how records find their subtask.
+        upstream_chain: id of the chain that it reads.
+        exchange: how records choose their subtask.
         keys: key columns for `hash`.
         schema: of the records.
         first_channel: id of the input's first channel; see `ExecutionPlan.channel_id`.
@@ -46,8 +46,10 @@ class ChainInput:
 
 @dataclass(frozen=True)
 class ChainOutput:
-    """One edge out of a chain's tail: to input `input_index` of `target_chain`. It gets every record of the tail's
-    output `output`, and every event. `partitioner`: for `custom`."""
+    """One edge from a chain's tail to input `input_index` of `target_chain`.
+
+    It carries every record of the tail's output `output`, and every event. `partitioner`: for `custom`.
+    """
 
     target_chain: int
     input_index: int
@@ -59,14 +61,14 @@ class ChainOutput:
 
 @dataclass(frozen=True)
 class Chain:
-    """Operators that run in one subtask, records passing from one to the next by a call.
+    """Operators that run in one subtask; records pass from one to the next by a call.
 
     Attributes:
         chain_id: position in `ExecutionPlan.chains`, topological.
-        nodes: node ids, head first.
+        nodes: ids of the nodes, head first.
         inputs: in the head node's input order; none for a source.
-        outputs: edges out of the tail, by consumer; none for a sink that nobody reads.
-        schema: of what the tail's main output emits (a sink: of what it takes, and passes on where it is read).
+        outputs: edges from the tail, by consumer; none for a sink that nothing reads.
+        schema: of the tail's main output (for a sink: of its input, which it forwards if something reads it).
         name: the uids, joined.
         is_source: the head is a source.
         is_sink: the tail is a sink.
@@ -92,7 +94,7 @@ class ExecutionPlan:
         chains: the chains.
         channels: number of channels in the whole job; ids are 0 <= id < channels.
         digest: sha256, hex: equal in two processes that planned the same graph: uids, kinds, schemas, exchanges and the
-            two numbers above. Expressions and functions do not enter.
+            two numbers above. Expressions and functions are not included.
     """
 
     parallelism: int
@@ -102,8 +104,8 @@ class ExecutionPlan:
     digest: str
 
     def channel_id(self, target_chain: int, input_index: int, source_index: int, target_index: int) -> int:
-        """Id, unique over the job, of the channel from subtask `source_index` of the upstream chain to subtask
-        `target_index` of `target_chain`. A forward input has the channels i to i alone."""
+        """Return the id of the channel from subtask `source_index` of the upstream chain to subtask `target_index` of
+        `target_chain`. Ids are unique in the job. A forward input has only the channels from i to i."""
         given = self.chains[target_chain].inputs[input_index]
         p = self.parallelism
         assert max(source_index, target_index) < p, f"no channel {source_index} -> {target_index} of {p}"
@@ -113,14 +115,14 @@ class ExecutionPlan:
         return given.first_channel + target_index * p + source_index
 
     def chain_of(self, node_id: int) -> Chain:
-        """The chain that holds a node; KeyError when there is none."""
+        """Return the chain that holds a node. Raises KeyError if there is none."""
         for chain in self.chains:
             if node_id in chain.nodes:
                 return chain
         raise KeyError(node_id)
 
     def explain(self) -> str:
-        """Chains with their subtasks, inputs and channel counts, one or more lines each."""
+        """Return the chains with their subtasks, inputs and channel counts, one or more lines each."""
         width = len(str(max(len(self.chains) - 1, 0)))
         total = self.parallelism * len(self.chains)
         head = (
@@ -140,19 +142,19 @@ class ExecutionPlan:
 
 
 def make_execution_plan(graph: JobGraph, parallelism: int, max_parallelism: int) -> ExecutionPlan:
-    """Chain nodes over forward edges where the consumer has one input and the producer one consumer, of its main
-    output.
+    """Divide the graph into chains, along forward edges whose consumer has one input, and whose producer has one
+    consumer and emits its main output there.
 
-    Deterministic: driver and slots plan for themselves and compare digests.
+    Deterministic: driver and slots plan separately and compare digests.
 
     Raises:
         OptionError: not 1 <= parallelism <= max_parallelism.
-        PipelineError: more channels than ids.
+        PipelineError: the job needs more channels than there are ids.
     """
     if not 1 <= parallelism <= max_parallelism:
         raise OptionError(
             f"parallelism {parallelism} is not in 1..{max_parallelism}",
-            cause="there are max_parallelism key groups to share out, at least one for each subtask",
+            cause="each subtask needs at least one of the max_parallelism key groups",
             remedy="Lower parallelism; max_parallelism can be raised only for a new job",
         )
     members = _cut_chains(graph)
@@ -173,9 +175,9 @@ def make_execution_plan(graph: JobGraph, parallelism: int, max_parallelism: int)
             next_channel += _channel_count(edge.exchange, parallelism)
     if next_channel > MAX_CHANNELS:
         raise PipelineError(
-            f"the job needs {next_channel} channels, {MAX_CHANNELS} can be told apart",
-            cause=f"every exchange between {parallelism} subtasks takes {parallelism * parallelism} channels",
-            remedy="Lower parallelism, or cut the pipeline in two jobs",
+            f"the job needs {next_channel} channels, but only {MAX_CHANNELS} are possible",
+            cause=f"every exchange between {parallelism} subtasks needs {parallelism * parallelism} channels",
+            remedy="Lower parallelism, or divide the pipeline into two jobs",
         )
     chains = tuple(
         _chain(graph, chain_id, nodes, inputs[chain_id], outputs[chain_id]) for chain_id, nodes in enumerate(members)
@@ -186,7 +188,8 @@ def make_execution_plan(graph: JobGraph, parallelism: int, max_parallelism: int)
 
 
 def _cut_chains(graph: JobGraph) -> list[tuple[int, ...]]:
-    """Node ids of every chain, by head: an edge goes from a tail to a later head, so this order is topological."""
+    """Return the ids of every chain's nodes, ordered by head. An edge leads from a tail to a later head, so the order
+    is topological."""
     consumers = [0] * len(graph.nodes)
     for node in graph.nodes:
         for edge in node.inputs:
@@ -204,15 +207,16 @@ def _cut_chains(graph: JobGraph) -> list[tuple[int, ...]]:
 
 
 def _refuse_alignment_without_source(graph: JobGraph, members: Sequence[tuple[int, ...]]) -> None:
-    """What aligns must be able to pause the source, so it runs in one chain with it."""
+    """Check that watermarks with an alignment group are in the source's chain, because they must be able to pause the
+    source."""
     for nodes in members:
         for node in (graph.nodes[n] for n in nodes if graph.nodes[nodes[0]].source is None):
             if isinstance(node.spec, WatermarkSpec) and node.spec.group is not None:
                 raise PipelineError(
                     f"the watermark of group {node.spec.group.name!r} is not at its source",
                     where=f"{node.kind} {node.uid!r} at {node.location}",
-                    cause="an exchange, a second input or a second reader of the source's records lies between",
-                    remedy="Call with_watermark directly on what p.read(...) gives, and branch after it",
+                    cause="an exchange, a second input or a second reader of the source's records is in between",
+                    remedy="Call with_watermark directly on the result of p.read(...), and branch after it",
                 )
 
 

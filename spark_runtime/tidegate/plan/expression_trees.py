@@ -1,8 +1,8 @@
-"""Expressions of pyarrow.compute as trees that can be looked into.
+"""Reads expressions of pyarrow.compute as trees.
 
-Arrow shows what an expression is made of only in the form in which it sends it elsewhere: the schema's metadata tell
-the nodes in order, a row holds the values. That form is Arrow's own, so a tree is given out only if the expression that
-is made of it again is equal to the one that was read: what cannot be read is None, and never something else.
+Arrow exposes the parts of an expression only in its serialised form: the schema's metadata list the nodes in order, and
+a row holds the values. That form is internal to Arrow. A tree is therefore returned only if the expression built from
+it equals the original one; otherwise the result is None, and never a wrong tree.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 NULL_MATCHING = {0: False, 1: True}
-"""Of `is_in`: how Arrow numbers MATCH and SKIP -> `skip_nulls`."""
+"""Arrow's number of MATCH and SKIP for `is_in` -> `skip_nulls`."""
 _STRICT = ("int_overflow", "time_truncate", "time_overflow", "decimal_truncate", "float_truncate", "invalid_utf8")
 
 
 @dataclass(frozen=True)
 class ColumnRef:
-    """The column of this name."""
+    """A reference to the column of this name."""
 
     name: str
 
@@ -39,7 +39,7 @@ class Literal:
 
 @dataclass(frozen=True)
 class Call:
-    """A function of Arrow. Attributes: options: its fields by name, null when it has none."""
+    """A call of an Arrow function. Attributes: options: its options by name, null if it has none."""
 
     function: str
     arguments: tuple[Tree, ...]
@@ -50,7 +50,7 @@ Tree: TypeAlias = ColumnRef | Literal | Call
 
 
 def read_expression(expression: pc.Expression) -> Tree | None:
-    """The tree of an expression; None: it has something that cannot be told, as a reference into a struct."""
+    """Return the tree of an expression; None: it has a part that cannot be read, such as a reference into a struct."""
     try:
         values, told = _serialised(expression)
         tokens = iter(told)
@@ -62,23 +62,23 @@ def read_expression(expression: pc.Expression) -> Tree | None:
 
 
 def conjuncts(tree: Tree) -> tuple[Tree, ...]:
-    """What has to be true, all of it, for the tree to be true."""
+    """Return the conditions that must all be true for the tree to be true."""
     if isinstance(tree, Call) and tree.function == "and_kleene":
         return tuple(part for argument in tree.arguments for part in conjuncts(argument))
     return (tree,)
 
 
 def columns_of(tree: Tree) -> frozenset[str]:
-    """Names of the columns in it."""
+    """Return the names of the tree's columns."""
     if isinstance(tree, ColumnRef):
         return frozenset([tree.name])
     return frozenset().union(*map(columns_of, tree.arguments)) if isinstance(tree, Call) else frozenset()
 
 
 def columns_read(expression: pc.Expression, schema: pa.Schema) -> frozenset[str] | None:
-    """The columns that an expression reads, also where its tree cannot be told; None: not known.
+    """Return the columns that an expression reads, also if its tree cannot be read; None: unknown.
 
-    Known are those that it fits when there are no others.
+    The columns are known if the expression is valid with these columns only.
     """
     try:
         _, told = _serialised(expression)
@@ -94,20 +94,20 @@ def columns_read(expression: pc.Expression, schema: pa.Schema) -> frozenset[str]
 
 
 def _serialised(expression: pc.Expression) -> tuple[pa.RecordBatch, list[tuple[bytes, bytes]]]:
-    """One row of values, and the nodes in order as (kind, what)."""
+    """Return one row of values, and the nodes in order as (kind, content)."""
     with pa.ipc.open_file(expression.__reduce__()[1][0]) as reader:
         values = reader.get_batch(0)
     return values, list(_metadata(values.schema))
 
 
 class _CSchema(ctypes.Structure):
-    """Head of the ArrowSchema of Arrow's C data interface, which is stable."""
+    """Start of the ArrowSchema struct of Arrow's C data interface, which is stable."""
 
     _fields_ = (("format", ctypes.c_char_p), ("name", ctypes.c_char_p), ("metadata", ctypes.c_void_p))
 
 
 def _metadata(schema: pa.Schema) -> Iterator[tuple[bytes, bytes]]:
-    """All pairs in order, also of keys that are there twice: `schema.metadata` is a dict."""
+    """Yield all pairs in order, including duplicate keys, which the dict `schema.metadata` does not contain."""
     capsule = schema.__arrow_c_schema__()
     pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
@@ -149,7 +149,7 @@ def _tree(token: tuple[bytes, bytes], tokens: Iterator[tuple[bytes, bytes]], val
 
 
 def _expression(tree: Tree) -> pc.Expression:
-    """The expression of a tree. Raises what `read_expression` takes for "cannot be told"."""
+    """Return the expression of a tree. Raises an error that `read_expression` handles if it cannot be built."""
     if isinstance(tree, ColumnRef):
         return pc.field(tree.name)
     if isinstance(tree, Literal):
@@ -170,13 +170,13 @@ def _expression(tree: Tree) -> pc.Expression:
 
 
 def target_type(cast: Call) -> pa.DataType:
-    """Of a call of `cast`."""
-    assert cast.options is not None, "a cast has options"
+    """Return the target type of a call of `cast`."""
+    assert cast.options is not None, "a cast has no options"
     return cast.options["to_type"].type
 
 
 def is_strict(cast: Call) -> bool:
-    """A cast that changes no value: it fails instead."""
+    """Return whether a cast changes no value and fails instead."""
     return cast.options is not None and not any(_cast_rules(cast.options).values())
 
 

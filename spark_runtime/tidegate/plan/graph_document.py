@@ -1,4 +1,4 @@
-"""The document of a JobGraph: what snapshots pin of it, and what a preflight compares (S5.5, S6.4). Durable."""
+"""The durable document of a JobGraph, pinned in snapshots and compared by a preflight (S5.5, S6.4)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.plan.job_graph import JobGraph, Node
 
 GRAPH_DOCUMENT_VERSION = 5
-"""Of the document that `graph_document` makes. Version 1 has no `states`; neither it nor version 2 has `outputs`; none
-of them has `connector`; version 4 has no `found_schema`."""
+"""Version of the document that `graph_document` creates. Version 1 has no `states`. Versions 1 and 2 have no `outputs`.
+Versions 1 to 3 have no `connector`. Versions 1 to 4 have no `found_schema`."""
 
 
 _NOT_CONNECTOR_CLASSES = ("ABC", "Generic", "Protocol", "object")
 
 
 def schema_text(schema: pa.Schema) -> str:
-    """One line: names and types; metadata is left out, so that it is equal wherever the columns are."""
+    """Return names and types on one line, without metadata, so that equal columns give equal texts."""
     return ", ".join(f"{f.name}: {f.type}{'' if f.nullable else ' not null'}" for f in schema)
 
 
 def graph_document(graph: JobGraph) -> dict[str, Any]:
-    """The graph as a JSON document: pinned in snapshots, compared by a preflight without any runtime (S5.5, S6.4).
+    """Return the graph as a JSON document, which a preflight compares without the runtime (S5.5, S6.4).
 
-    Per operator, in topological order: uid, kind, stateful, schema (text), inputs (uids), their exchanges and which
-    outputs of those operators they read, `states` as `jobs.restore.state_shapes.StateSummary` documents; null: it does
-    not tell; and `connector`: of a source or sink the names of its class, of those it is derived from, and former ones;
-    and `found_schema`: of a source the schema that it found in its input, which later builds use; null: it found none.
+    Per operator, in topological order: uid, kind, stateful, schema (text), inputs (uids), their exchanges, and the
+    outputs of those operators that they read. `states` are `jobs.restore.state_shapes.StateSummary` documents; null:
+    they are not declared. `connector` of a source or sink: the names of its class and base classes, and former names.
+    `found_schema` of a source: the schema that it found in its input, which later builds use; null: it found none.
     """
     return {
         "version": GRAPH_DOCUMENT_VERSION,
@@ -57,7 +57,8 @@ def graph_document(graph: JobGraph) -> dict[str, Any]:
 
 
 def _connector(node: Node) -> list[str] | None:
-    """Whose snapshots it restores: names without modules, which may move; the first is its own."""
+    """Return the names of the connectors whose snapshots it restores, its own first; without modules, which may
+    move."""
     connector = node.source or node.sink
     if connector is None:
         return None
@@ -71,7 +72,7 @@ def _found_schema(node: Node) -> dict[str, Any] | None:
 
 
 def _states(node: Node) -> list[dict[str, Any]] | None:
-    """What the node keeps; None: it does not tell."""
+    """Return the states of the node; None: they are not declared."""
     if node.source is not None:
         shapes: Sequence[StateShape] = (StateShape(SPLITS, "list"),)
     elif node.sink is not None:

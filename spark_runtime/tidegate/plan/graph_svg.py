@@ -1,4 +1,4 @@
-"""A JobGraph as a picture for notebooks: one SVG inside HTML, sources on top, without scripts or anything fetched."""
+"""Draws a JobGraph for notebooks: one SVG inside HTML, sources on top, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ BOX_WIDTH, BOX_HEIGHT = 230, 52
 GAP_X, GAP_Y = 24, 46
 MARGIN = 12
 MAX_TEXT_CHARACTERS = 34
-"""Characters of a line in a box; the whole text is its tooltip."""
+"""Most characters of a line in a box; the tooltip has the whole text."""
 _FILLS = {"source": "#e3f0fb", "sink": "#e7f5e4", "stateful": "#fdf1d8", "": "#f4f4f4"}
-"""Ours, not the page's: boxes keep their text readable on a dark page, too."""
+"""Fixed colours, independent of the page, so that text is also readable on a dark page."""
 _ARROW = (
     '<defs><marker id="tidegate-arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" '
     'orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#888"/></marker></defs>'
@@ -22,7 +22,7 @@ _ARROW = (
 
 
 def graph_html(graph: JobGraph) -> str:
-    """The picture. Every text in it is escaped."""
+    """Return the picture as HTML. All texts are escaped."""
     places = _places(graph)
     columns = max((x for x, _ in places), default=0) + 1
     rows = max((y for _, y in places), default=0) + 1
@@ -40,7 +40,7 @@ def graph_html(graph: JobGraph) -> str:
 
 
 def _places(graph: JobGraph) -> list[tuple[int, int]]:
-    """(column, row) of each node: below all its inputs, in the column of the first one where that is free."""
+    """Return (column, row) of each node: below all its inputs, in the column of its first input if that is free."""
     taken: set[tuple[int, int]] = set()
     places: list[tuple[int, int]] = []
     for node in graph.nodes:

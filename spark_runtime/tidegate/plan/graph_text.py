@@ -1,4 +1,4 @@
-"""A JobGraph as text for people: what `explain` shows."""
+"""Converts a JobGraph to text, as `explain` shows it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tidegate.plan.spark_pushdown import plan_spark_read
 
 
 def describe_node(node: Node) -> str:
-    """What the node does, one line, without secrets."""
+    """Return a description of the node, one line, without secrets."""
     described = node.source or node.sink or node.spec
     assert described is not None, f"node {node.uid!r} has neither source, spec nor sink"
     return described.describe()
 
 
 def explain_graph(graph: JobGraph) -> str:
-    """A tree for each sink: the sink first, its inputs below it, indented.
+    """Return a tree for each sink: the sink first, its inputs below it, indented.
 
-    A node that several others read is described once and referred to by its uid from then on.
+    A node with several readers is described once, and later shown by its uid only.
     """
     read = {edge.upstream for node in graph.nodes for edge in node.inputs}
     lines: list[str] = []
@@ -34,7 +34,7 @@ def explain_graph(graph: JobGraph) -> str:
 def _explain(
     graph: JobGraph, node: Node, edge: Edge | None, first: str, rest: str, seen: set[int], lines: list[str]
 ) -> None:
-    """Append the node's lines: `first` leads its own, `rest` those below it."""
+    """Append the node's lines: `first` precedes its own line, `rest` the lines below it."""
     arrow = _edge_text(edge) if edge is not None else ""
     if node.node_id in seen:
         lines.append(f"{first}[{node.uid}] as above{arrow}")
@@ -57,12 +57,12 @@ def _spark_read_text(graph: JobGraph, source: Node) -> str:
 
 
 def _edge_text(edge: Edge) -> str:
-    """What is not plain of an edge: the side output that it reads, its exchange."""
+    """Return the side output that an edge reads, and its exchange, if they are not the default."""
     side = f" ({edge.output})" if edge.output != MAIN_OUTPUT else ""
     return side if edge.exchange == "forward" else f"{side} <{exchange_text(edge)}>"
 
 
 def exchange_text(edge: Edge) -> str:
-    """Name of the exchange, with its keys or the user's function."""
+    """Return the name of the exchange, with its keys or the user's function."""
     by = ", ".join(edge.keys) or getattr(edge.partitioner, "__qualname__", "")
     return f"{edge.exchange} by {by}" if by else edge.exchange

@@ -16,7 +16,8 @@ from tidegate.operators.time.watermark_specs import TimeUnit
 
 Exchange = Literal["forward", "hash", "broadcast", "rebalance", "custom"]
 Partitioner: TypeAlias = Callable[[pa.RecordBatch, int], npt.ArrayLike | pa.Array]
-"""A user's: takes a batch and the number of subtasks n, gives for each row the number of its subtask, 0 <= it < n."""
+"""A user's partitioner: its arguments are a batch and the number of subtasks n; it returns for each row the number of
+its subtask, 0 <= number < n."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,11 @@ class Edge:
     """One input of a node.
 
     Attributes:
-        upstream: id of the node it comes from.
+        upstream: id of the node that it reads.
         exchange: `forward` subtask i to i; `hash` by key group of `keys`; `broadcast` every record to every subtask;
-            `rebalance` batches round robin; `custom` as `partitioner` says.
+            `rebalance` batches round robin; `custom` by `partitioner`.
         keys: key columns for `hash`.
-        output: of the upstream node, which it reads.
+        output: output of the upstream node that it reads.
     """
 
     upstream: int
@@ -44,14 +45,14 @@ class Node:
 
     Attributes:
         node_id: position in `JobGraph.nodes`, topological.
-        uid: stable name; given by the user for sources, sinks and stateful operators, else derived from position.
+        uid: stable name; set by the user for sources, sinks and stateful operators, else derived from the position.
         kind: short word for explain(): "source", "filter", "window", ...
         inputs: edges, in input order.
-        schema: of the records it emits (a sink: those it takes; a sink that others read passes them on).
+        schema: of the records it emits (for a sink: of its input, which it forwards if something reads it).
         side_outputs: (name, schema) of its other outputs; none is named `MAIN_OUTPUT`.
         location: `file:line` in the user's code.
-        stateful: keeps state of its own, so its uid must be the user's.
-        event_time: (column, unit) of `schema` that holds event time; None: none does.
+        stateful: it keeps state of its own, so the user must set its uid.
+        event_time: (column, unit) of `schema` that holds event time; None: no column does.
     """
 
     node_id: int
@@ -68,7 +69,7 @@ class Node:
     event_time: tuple[str, TimeUnit] | None = None
 
     def output_schema(self, output: str) -> pa.Schema:
-        """Of the records of one output; KeyError when there is none of this name."""
+        """Return the schema of one output. Raises KeyError if there is no output of this name."""
         return self.schema if output == MAIN_OUTPUT else dict(self.side_outputs)[output]
 
 
@@ -79,20 +80,20 @@ class JobGraph:
     nodes: tuple[Node, ...]
 
     def consumers(self, node_id: int) -> tuple[tuple[Node, int], ...]:
-        """(node, input index) of everything that reads `node_id`."""
+        """Return (node, input index) of everything that reads `node_id`."""
         return tuple((n, i) for n in self.nodes for i, edge in enumerate(n.inputs) if edge.upstream == node_id)
 
     def edge_schema(self, edge: Edge) -> pa.Schema:
-        """Of the records that an edge brings."""
+        """Return the schema of the records of an edge."""
         return self.nodes[edge.upstream].output_schema(edge.output)
 
     def side_outputs_read(self, node_id: int) -> frozenset[str]:
-        """Names of the node's side outputs that something reads."""
+        """Return the names of the node's side outputs that something reads."""
         edges = (node.inputs[i] for node, i in self.consumers(node_id))
         return frozenset(edge.output for edge in edges if edge.output != MAIN_OUTPUT)
 
     def by_uid(self, uid: str) -> Node:
-        """The node of this uid; KeyError when there is none."""
+        """Return the node of this uid. Raises KeyError if there is none."""
         for n in self.nodes:
             if n.uid == uid:
                 return n

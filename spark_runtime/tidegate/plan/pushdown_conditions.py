@@ -1,17 +1,17 @@
-"""Conditions that Spark and Arrow provably decide alike: those of a filter that Spark may take over (S8.2).
+"""Conditions of a filter that Spark may evaluate, because Spark and Arrow provably give the same results (S8.2).
 
-A node is in here only if both give the same true, false or null for every value of its columns, also where a reader of
+A node is supported only if both give the same true, false or null for every value of its columns, also if a reader of
 Spark decides for a whole file by its least and greatest value:
 
-- true, false and null go together by SQL's rules in both (Arrow: `and_kleene`, `or_kleene`, `invert`);
-- numbers are compared in the type of the column: a literal that is not a value of that type exactly stays in Arrow;
-- NaN is greater than all and equal to itself in Spark, and neither in Arrow; statistics of files leave it out; readers
-  take 0.0 and -0.0 for two. So floating point is compared with finite literals but zero, and not under `~`, where NaN
-  could make a condition true;
-- text and bytes are compared byte by byte in both; times and dates as whole numbers, with literals of the years that no
-  calendar of Java's counts in another way.
+- true, false and null are combined by SQL's rules in both (Arrow: `and_kleene`, `or_kleene`, `invert`);
+- numbers are compared in the type of the column: a literal that is not exactly a value of that type stays in Arrow;
+- NaN is greater than all and equal to itself in Spark, but not in Arrow; statistics of files ignore it; readers treat
+  0.0 and -0.0 as different. So floating point is compared only with finite non-zero literals, and not under `~`, where
+  NaN could make a condition true;
+- text and bytes are compared byte by byte in both; times and dates as integers, with literals in the years in which
+  Java's calendars agree.
 
-Arithmetic stays in Arrow: what overflows, or is divided by zero, ends a job there and need not in Spark.
+Arithmetic stays in Arrow: an overflow or a division by zero fails a job there, but may not in Spark.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ from tidegate.plan.expression_trees import (
 )
 
 MAX_MEMBERS = 1000
-"""Of a set that a column is looked up in."""
+"""Most members of a set for `is_in`."""
 _MIRRORED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
 _OPERATORS = dict(zip(COMPARISONS, ("==", "!=", "<", "<=", ">", ">="), strict=True))
 _DAYS = (-25_567, 2_932_896)
-"""From 1900-01-01 to 9999-12-31, since the epoch."""
+"""Days since the epoch from 1900-01-01 to 9999-12-31."""
 _DAY_US = 86_400_000_000
 _EXACT_INT = {pa.float32(): 2**24, pa.float64(): 2**53}
-"""Up to which every whole number is a value of the type."""
+"""Up to this number every integer is a value of the type."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A column of the source as it is."""
+    """An unchanged column of the source."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Attributes: function: one of `COMPARISONS`. right: another column of the same type, or a literal of it."""
+    """A comparison. Attributes: function: one of `COMPARISONS`. right: another column of the same type, or a literal of
+    it."""
 
     function: str
     left: Field
@@ -65,7 +66,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class IsIn:
-    """The column is one of `values`, of its type; null is when `takes_null`. Never null itself."""
+    """The column is one of `values`, of its type; null is included if `takes_null`. The result is never null."""
 
     column: Field
     values: tuple[pa.Scalar, ...]
@@ -74,7 +75,7 @@ class IsIn:
 
 @dataclass(frozen=True)
 class IsNull:
-    """The column is null, or is not when `valid`."""
+    """The column is null; if `valid`, it is not null."""
 
     column: Field
     valid: bool
@@ -89,24 +90,24 @@ class Not:
 
 @dataclass(frozen=True)
 class BooleanJunction:
-    """SQL's AND or OR. Attributes: word: "and", "or"."""
+    """A junction of conditions, as in SQL. Attributes: word: "and" or "or"."""
 
     word: str
     conditions: tuple[Condition, ...]
 
 
 Condition: TypeAlias = Field | Comparison | IsIn | IsNull | Not | BooleanJunction
-"""`Field`: of a column of booleans."""
+"""A condition. A `Field` must be a boolean column."""
 Scope: TypeAlias = Mapping[str, Condition | None]
-"""What a column in reach is of the source's; None: not known."""
+"""Columns in scope, in terms of the source's columns; None: unknown."""
 
 
 def condition_of(tree: Tree, scope: Scope, schema: pa.Schema, *, decides: bool = False) -> Condition | None:
-    """The tree as a condition over a source's columns; None: Spark and Arrow may decide otherwise.
+    """Return the tree as a condition over a source's columns; None: Spark and Arrow may decide differently.
 
     Args:
         schema: of the source.
-        decides: rows for which it is not true go: null, and NaN, count as false.
+        decides: rows for which it is not true are dropped, so null and NaN count as false.
     """
     if isinstance(tree, ColumnRef):
         found = scope.get(tree.name)
@@ -127,7 +128,7 @@ def condition_of(tree: Tree, scope: Scope, schema: pa.Schema, *, decides: bool =
 
 
 def fields_of(condition: Condition) -> frozenset[str]:
-    """Names of the source's columns of which it looks at values."""
+    """Return the names of the source's columns whose values it reads."""
     if isinstance(condition, Field):
         return frozenset([condition.name])
     if isinstance(condition, Comparison):
@@ -141,7 +142,7 @@ def fields_of(condition: Condition) -> frozenset[str]:
 
 
 def text_of(condition: Condition) -> str:
-    """For people, as Arrow writes it."""
+    """Return a condition as text, in Arrow's notation."""
     if isinstance(condition, Field):
         return condition.name
     if isinstance(condition, Comparison):
@@ -214,7 +215,7 @@ def _is_compared(kind: pa.DataType) -> bool:
 
 
 def _value(tree: Tree, kind: pa.DataType) -> pa.Scalar | None:
-    """The literal as a value of `kind`, when it is one exactly and both sides are of one sort."""
+    """Return the literal as a value of `kind`, if it is exactly one and the types are comparable."""
     if isinstance(tree, Call) and tree.function == "cast" and is_strict(tree):
         inner = tree.arguments[0]
         return None if not isinstance(inner, Literal) else _value(Literal(_cast(inner.value, target_type(tree))), kind)
@@ -262,7 +263,7 @@ def _floating(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar | None:
 
 
 def _cast(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
-    """Null where it does not fit."""
+    """Cast; null if the value does not fit."""
     try:
         return value if value.type == kind else value.cast(kind)
     except pa.ArrowException:

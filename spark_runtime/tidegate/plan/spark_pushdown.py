@@ -1,9 +1,9 @@
-"""What a batch job asks of Spark in place of all rows of a DataFrame: the columns that somebody reads, the rows that
-filters let through, and which operators Spark does in full, so that nobody else has to (S8.1). Pure.
+"""Plans what a batch job reads of a DataFrame through Spark: only needed columns, and only rows that pass the filters.
 
-Operators are looked at from the source on for as long as each is the only one that reads the one before it. A filter
-goes to Spark condition by condition, past projections and watermarks, which look at one row at a time. A column that
-nobody reads comes as nulls, so that the operators behind it find the schema that they were built for.
+Operators that Spark evaluates in full are not run again (S8.1). Pure. The plan follows the operators after the source,
+as long as each is the only reader of the previous one. Each condition of a filter is pushed down separately, past
+projections and watermarks, which process one row at a time. An unread column is filled with nulls, so that operators
+downstream find their schema.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.pushdown_conditions import Condition, Field, Scope, condition_of, text_of
 
 Accepts = Callable[[Condition], bool]
-"""Whether Spark may be asked for it, as the DataFrame's types are."""
+"""Decides whether Spark can evaluate a condition, from the DataFrame's types."""
 
 
 @dataclass(frozen=True)
 class SparkRows:
-    """How rows of a DataFrame come to a task.
+    """How rows of a DataFrame are passed to a task.
 
     Attributes:
-        schema: that they are to have.
-        present: names of those of its columns that come, in order; the others are nulls.
-        runs: ids of the operators that Spark has done.
+        schema: required schema of the rows.
+        present: names of its columns that are read, in order; the others are nulls.
+        runs: ids of the operators that Spark has evaluated.
     """
 
     schema: pa.Schema
@@ -44,12 +44,12 @@ class SparkRows:
 
 @dataclass(frozen=True)
 class SparkRead:
-    """What Spark is asked for.
+    """A read through Spark.
 
     Attributes:
-        columns: (name, what it is of the source's columns).
-        conditions: all of which are true of the rows.
-        rows: how they come then.
+        columns: (name, value in terms of the source's columns).
+        conditions: all must be true for a row.
+        rows: how the rows are passed on.
     """
 
     columns: tuple[tuple[str, Condition], ...]
@@ -57,7 +57,7 @@ class SparkRead:
     rows: SparkRows
 
     def describe(self, graph: JobGraph) -> str:
-        """One line."""
+        """Return a description, one line."""
         shown = (name if what == Field(name) else f"{name}={text_of(what)}" for name, what in self.columns)
         where = f" where {' and '.join(map(text_of, self.conditions))}" if self.conditions else ""
         done = ", ".join(graph.nodes[node_id].uid for node_id in sorted(self.rows.runs))
@@ -65,13 +65,13 @@ class SparkRead:
 
 
 def full_read(source: Node) -> SparkRead:
-    """All rows and columns."""
+    """Return a read of all rows and columns."""
     names = source.schema.names
     return SparkRead(tuple((name, Field(name)) for name in names), (), SparkRows(source.schema, tuple(names)))
 
 
 def plan_spark_read(graph: JobGraph, source: Node, accepts: Accepts = lambda condition: True) -> SparkRead:
-    """What to ask for in place of the rows of `source`, in a graph with its sinks at the end."""
+    """Plan the read that replaces all rows of `source`, in a graph with its sinks at the end."""
     found = _PushdownPrefix(source, accepts)
     for node in _sole_consumers(graph, source):
         if not found.takes(node):
@@ -84,13 +84,13 @@ def plan_spark_read(graph: JobGraph, source: Node, accepts: Accepts = lambda con
 
 @dataclass
 class _PushdownPrefix:
-    """Operators behind a source, as they are looked at one after the other.
+    """The operators after a source that were analysed so far.
 
     Attributes:
-        columns: what rows that Spark gives have, in terms of the source's columns.
+        columns: columns of the rows that Spark returns, in terms of the source's columns.
         schema: of these rows.
-        left: operators that are left, as far as they were looked at.
-        tail: the last that was looked at.
+        left: analysed operators that Spark does not evaluate in full.
+        tail: the last analysed operator.
     """
 
     source: Node
@@ -106,7 +106,7 @@ class _PushdownPrefix:
         self._scope: Scope = self.columns
 
     def takes(self, node: Node) -> bool:
-        """Look at the next operator; False: nothing can be told of what is behind it."""
+        """Analyse the next operator. Returns False if operators after it cannot be analysed."""
         self.tail = node
         if isinstance(node.spec, FilterSpec):
             is_done = self._takes_filter(node.spec)
@@ -149,7 +149,7 @@ class _PushdownPrefix:
 
 
 def _sole_consumers(graph: JobGraph, node: Node) -> Iterator[Node]:
-    """The operators of the source's chain, in order."""
+    """Return the operators of the source's chain, in order."""
     while len(readers := graph.consumers(node.node_id)) == 1:
         node, index = readers[0]
         if len(node.inputs) != 1 or node.inputs[index].exchange != "forward":
@@ -160,7 +160,7 @@ def _sole_consumers(graph: JobGraph, node: Node) -> Iterator[Node]:
 
 
 def _needed(graph: JobGraph, left: Sequence[Node], tail: Node) -> frozenset[str]:
-    """Names of the columns that somebody reads of what comes to the first of `left`."""
+    """Return the names of the columns that are read from the input of the first operator in `left`."""
     needed = _read_after(graph, tail)
     for node in reversed(left):
         given = graph.nodes[node.inputs[0].upstream].schema
@@ -176,7 +176,7 @@ def _needed(graph: JobGraph, left: Sequence[Node], tail: Node) -> frozenset[str]
 
 
 def _read_by_projection(spec: ProjectSpec, given: pa.Schema, needed: Iterable[str]) -> frozenset[str]:
-    """Plain columns that are needed, and all that is computed of: it may fail, so it is not computed of nulls."""
+    """Return needed plain columns, and all inputs of computed ones: a computation on nulls could fail."""
     read: frozenset[str] = frozenset()
     for name, expression in spec.columns:
         tree = read_expression(expression)
@@ -193,14 +193,14 @@ def _read_by(expression: pc.Expression, given: pa.Schema) -> frozenset[str]:
 
 
 def _read_after(graph: JobGraph, tail: Node) -> frozenset[str]:
-    """Columns that those read who come next; windows say which, all others read all."""
+    """Return the columns that the next readers need; windows declare them, all other operators read all."""
     needed = frozenset() if tail.event_time is None else frozenset([tail.event_time[0]])
     for node, index in graph.consumers(tail.node_id):
         spec = node.spec
         says = isinstance(spec, WindowAggSpec | SessionAggSpec) and not graph.side_outputs_read(node.node_id)
         if not says or node.inputs[index].exchange != "hash":
             return frozenset(tail.schema.names)
-        assert isinstance(spec, WindowAggSpec | SessionAggSpec), "it says what it reads"
+        assert isinstance(spec, WindowAggSpec | SessionAggSpec), "the reader does not declare its columns"
         needed |= {*spec.keys, *(column for aggregate in spec.aggregates for column in aggregate.columns)}
         needed |= set() if spec.time_column is None else {spec.time_column}
     return needed

@@ -1,6 +1,7 @@
-"""For tests of pipelines and extensions: `run` runs a pipeline in this process; sources, sinks, aggregates and
-launchers must pass the suites.
-Names are imported when they are first used.
+"""Tools for tests of pipelines and extensions.
+
+`run` runs a pipeline in this process. The conformance suites test sources, sinks, aggregates and launchers. Names are
+imported when they are first used.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ _HOMES = {
 }
 
 _SUITES = ("aggregate_conformance", "launcher_conformance", "sink_conformance", "source_conformance")
-if "_pytest.assertion" in sys.modules:  # before they are imported; else a failed assertion would not show its values
+if "_pytest.assertion" in sys.modules:  # before the suites are imported: else failed assertions would show no values
     importlib.import_module("pytest").register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home. Raises MissingExtraError when the runtime is not installed."""
+    """Import a public name from its module. Raises MissingExtraError if the runtime is not installed."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with extra_required_by(f"tidegate.testing.{name}"):

@@ -1,7 +1,7 @@
-"""The conformance suite for aggregates: subclass it, say how to make one, and pytest runs the contract against it.
+"""Conformance suite for aggregates: subclass it, define how to create the aggregate, and pytest runs the tests.
 
-Needs pytest and hypothesis. An aggregate that passes gives in every window, with and without keys, in streaming and in
-batch, what plain Python gives, however its rows are cut, restored and rescaled (S5.1, S5.5).
+Needs pytest and hypothesis. An aggregate that passes returns the results of plain Python in every window, with and
+without keys, in streaming and in batch, however its rows are batched, restored and rescaled (S5.1, S5.5).
 """
 
 from __future__ import annotations
@@ -37,34 +37,37 @@ _KEY, _TIME, _RESULT = "key", "time", "result"
 _SINKS = ("windows", "sessions", "groups", "everything")
 _settings = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 _ROW = st.tuples(st.integers(0, 2**16), st.sampled_from("abcd"), st.integers(0, 40))
-"""Place in the input, key and event time in seconds."""
+"""Position in the input, key, and event time in seconds."""
 _BATCHES = st.lists(st.lists(_ROW, min_size=1, max_size=10), min_size=1, max_size=5)
 
 
 class AggregateConformance(ABC):
-    """Subclass it, named `Test...`, and give `make_aggregate`, `make_input` and `expected`."""
+    """Subclass it, named `Test...`, and implement `make_aggregate`, `make_input` and `expected`."""
 
     @abstractmethod
     def make_aggregate(self) -> Aggregate:
-        """Such as `tidegate.aggregate("median", "delay")`."""
+        """Return the aggregate, such as `tidegate.aggregate("median", "delay")`."""
 
     @abstractmethod
     def make_input(self) -> pa.RecordBatch:
-        """Some ten or a hundred rows of the columns of the aggregate, with nulls and with equal values; always the
-        same. No column is named `key` or `time`: these are the suite's own."""
+        """Return ten to a hundred rows with the columns of the aggregate, including nulls and equal values; always the
+        same.
+
+        No column may be named `key` or `time`: the suite adds these.
+        """
 
     @abstractmethod
     def expected(self, rows: Rows) -> object:
-        """The result of at least one row, in plain Python, as `to_pylist` gives it. Floats may differ in the last
-        digits.
+        """Return the result for at least one row, computed in plain Python, as `to_pylist` returns it. Floats may
+        differ in the last digits.
 
         Args:
-            rows: of `make_input`, any of them any number of times, in order of arrival; each with its event time as
-                `time`, for aggregates that go by it.
+            rows: rows of `make_input`, each any number of times, in order of arrival; each with its event time as
+                `time`, for aggregates that use it.
         """
 
     def test_its_columns_in_snapshots_begin_with_its_name(self) -> None:
-        """They are durable, and a rename of the output column renames the part after the first colon."""
+        """The names are durable: a rename of the output column changes the part after the first colon."""
         aggregation = self._aggregation()
         for name in aggregation.state_schema().names:
             prefix, _, output = name.partition(":")
@@ -74,7 +77,7 @@ class AggregateConformance(ABC):
     @_settings
     @given(_BATCHES)
     def test_results_are_those_of_plain_python(self, drawn: list[list[tuple[int, str, int]]]) -> None:
-        """Of many entries at once, and of any selection of them."""
+        """Results of many entries at once, and of any selection of them, equal plain Python."""
         held, rows_of = _Held(self._aggregation()), dict[str, list[Mapping[str, Any]]]()
         for rows in map(self._rows, drawn):
             held.add(self._batch(rows), [row[_KEY] for row in rows])
@@ -88,7 +91,7 @@ class AggregateConformance(ABC):
     @_settings
     @given(_BATCHES, st.data())
     def test_merge_is_associative(self, drawn: list[list[tuple[int, str, int]]], data: st.DataObject) -> None:
-        """Neighbouring states are merged in any grouping: panes of windows, sessions, subtasks of a rescaled job."""
+        """Neighbouring states are merged in any grouping, as for panes of windows, sessions, and rescaled subtasks."""
         batches = [self._rows(rows) for rows in drawn]
         states = []
         for rows in batches:
@@ -108,7 +111,7 @@ class AggregateConformance(ABC):
     def test_a_snapshot_is_of_its_moment_and_gives_the_state_back(
         self, before: list[list[tuple[int, str, int]]], after: list[list[tuple[int, str, int]]]
     ) -> None:
-        """Rows that come after it are not in it; restored, it goes on as if nothing had happened."""
+        """Later rows are not in the snapshot. The restored state continues without difference."""
         held, restored = _Held(self._aggregation()), _Held(self._aggregation())
         early, late = ([row for rows in drawn for row in self._rows(rows)] for drawn in (before, after))
         held.add(self._batch(early), [row[_KEY] for row in early])
@@ -124,7 +127,7 @@ class AggregateConformance(ABC):
         self._require(restored.result(everything), held.result(everything).to_pylist())
 
     def test_nulls_alone_give_what_plain_python_gives(self) -> None:
-        """In one batch, and merged with others."""
+        """Rows with nulls only, in one batch, and merged with other rows."""
         rows = [dict.fromkeys(self.make_input().schema.names) | {_KEY: "", _TIME: second} for second in range(3)]
         others = self._rows([(number, "", number) for number in range(3)])
         held, merged = _Held(self._aggregation()), _Held(self._aggregation())
@@ -135,7 +138,7 @@ class AggregateConformance(ABC):
         self._require(merged.result(slice(0, 1)), [self.expected([*others, *rows])])
 
     def test_no_rows_are_no_entries(self) -> None:
-        """Of its types; merging none of them changes nothing."""
+        """No rows give empty results of the declared types; merging them changes nothing."""
         held, rows = _Held(self._aggregation()), self._rows([(1, "", 0), (2, "", 1)])
         assert held.result(slice(0, 0)).to_pylist() == []
         nothing = held.state(slice(0, 0))
@@ -145,7 +148,7 @@ class AggregateConformance(ABC):
         self._require(held.result(slice(0, 1)), [self.expected(rows)])
 
     def test_a_job_that_crashes_and_is_rescaled_gives_the_same(self) -> None:
-        """In tumbling windows and sessions, per key without windows, and over the whole stream."""
+        """A crash and a rescale change nothing in tumbling windows, sessions, groups, and the whole stream."""
         rows = self._some_rows()
         third = len(rows) // 3
         parts = [self._records(part) for part in (rows[:third], rows[third : 2 * third], rows[2 * third :])]
@@ -155,7 +158,7 @@ class AggregateConformance(ABC):
             self._require_rows(uid, found[uid], rows)
 
     def test_batch_gives_the_same(self) -> None:
-        """As streaming."""
+        """Batch mode gives the results of streaming."""
         rows = self._some_rows()
         sinks = {uid: f"aggregate-conformance-{id(self)}-{uid}" for uid in _SINKS}
         with tempfile.TemporaryDirectory(prefix="tidegate-conformance-") as scratch:
@@ -167,7 +170,7 @@ class AggregateConformance(ABC):
             clear_collected(sink)
 
     def _aggregation(self) -> Aggregation:
-        """Bound as a window binds it."""
+        """Return the aggregate, bound as a window binds it."""
         (agg,), (field,) = bound_aggregates({_RESULT: self.make_aggregate()}, self._schema(), _TIME, "here")
         assert field.type == agg.bound(self._schema(), field.type).output
         return agg.bound(self._schema(), field.type)
@@ -183,7 +186,7 @@ class AggregateConformance(ABC):
         return self._rows((number, "abcd"[number * number % 4], number * 7 % 41) for number in range(48))
 
     def _batch(self, rows: Rows) -> list[pa.Array]:
-        """The columns of the aggregate, of some rows."""
+        """Return the aggregate's columns of some rows."""
         (agg,), _ = bound_aggregates({_RESULT: self.make_aggregate()}, self._schema(), _TIME, "here")
         schema = self._schema()
         return [pa.array([row[name] for row in rows], schema.field(name).type) for name in agg.columns]
@@ -214,7 +217,7 @@ class AggregateConformance(ABC):
         return p
 
     def _require_rows(self, uid: str, found: Rows, rows: Rows) -> None:
-        """The results of a sink against plain Python."""
+        """Compare the results of a sink with plain Python."""
         wanted: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
         ends: dict[str, tuple[int, int]] = {}
         for row in sorted(rows, key=lambda row: row[_TIME]):
@@ -248,7 +251,7 @@ class AggregateConformance(ABC):
 
 
 class _Held:
-    """An aggregate of some entries, with its arrays; entries are numbered as their keys come."""
+    """State of an aggregate for some entries, with its arrays; entries are numbered in the order of their keys."""
 
     def __init__(self, aggregation: Aggregation) -> None:
         self._aggregation = aggregation
@@ -258,33 +261,33 @@ class _Held:
 
     @property
     def keys(self) -> list[str]:
-        """By entry."""
+        """Return the keys by entry."""
         return list(self._numbers)
 
     def add(self, columns: Sequence[pa.Array], keys: Sequence[str]) -> None:
-        """Take rows."""
+        """Add rows."""
         known = len(self._numbers)
         entries = self._entries(keys)
         values = self._accumulator.read(columns)
         self._accumulator.add(entries, values if values is None else values.part(0, len(keys)), known)
 
     def merge(self, columns: Sequence[pa.Array], keys: Sequence[str]) -> None:
-        """Take states."""
+        """Merge states."""
         known = len(self._numbers)
         self._accumulator.merge(self._entries(keys), columns, known)
 
     def state(self, entries: Selection) -> list[pa.Array]:
-        """Of some entries."""
+        """Return the state of some entries."""
         columns = self._accumulator.state(entries)
         assert [column.type for column in columns] == self._aggregation.state_schema().types
         return columns
 
     def result(self, entries: Selection) -> pa.Array:
-        """Of some entries."""
+        """Return the results of some entries."""
         return self._accumulator.result(entries)
 
     def freeze(self) -> Callable[[], pa.RecordBatch]:
-        """Gives the state of all entries as it is now."""
+        """Freeze the state of all entries."""
         size, cells, columns = len(self._numbers), self._cells.freeze(len(self._numbers)), self._accumulator.freeze()
         schema = self._aggregation.state_schema()
         return lambda: pa.RecordBatch.from_arrays(columns(cells.read(0), 0, size), schema=schema)
@@ -297,7 +300,7 @@ class _Held:
 
 
 def same(found: object, expected: object) -> bool:
-    """Equal but for the last digits of floats; NaN is NaN."""
+    """Compare two results; floats may differ in the last digits, and NaN equals NaN."""
     if isinstance(found, float) and isinstance(expected, int | float):
         both_nan = math.isnan(found) and math.isnan(expected)
         return both_nan or math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-9)

@@ -1,5 +1,8 @@
-"""A batch job in this process, without Spark: the stages of the compiler over lists of batches, one subtask after the
-other. For tests of pipelines, and of operators, in the other execution mode."""
+"""Runs a batch job in this process, without Spark: the compiler's stages on lists of batches, one subtask after
+another.
+
+For tests of pipelines and operators in batch mode.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from tidegate.spark.batch.stage_compiler import compile_batch
 from tidegate.spark.batch.stage_task import INDEX_SCHEMA, OUTPUT, BatchJob, Counters, Task, sum_counters
 
 MAX_ROWS_PER_BATCH = 10_000
-"""As Spark hands them to Python by default."""
+"""Spark's default size of batches for Python."""
 
 Partitions = list[list[pa.RecordBatch]]
 _names = itertools.count(1)
@@ -53,8 +56,8 @@ class LocalFrames:
     """Frames as lists of batches, by partition.
 
     Attributes:
-        job: what tasks are told.
-        batch_rows: rows of the batches that tasks are given.
+        job: passed to every task.
+        batch_rows: most rows of the batches passed to tasks.
     """
 
     job: BatchJob
@@ -65,8 +68,8 @@ class LocalFrames:
         return [[pa.record_batch([[i]], schema=INDEX_SCHEMA)] for i in range(self.job.plan.parallelism)]
 
     def read_spark(self, graph: JobGraph, source: Node) -> tuple[Partitions, SparkRows]:
-        """There is no Spark here; raises as the source does."""
-        assert source.source is not None, f"{source.uid!r} is no source"
+        """Raise the source's own error: there is no Spark here."""
+        assert source.source is not None, f"{source.uid!r} is not a source"
         source.source.discover(self.job.plan.parallelism)
         raise AssertionError("a DataFrame was read without Spark")
 
@@ -75,7 +78,7 @@ class LocalFrames:
         made = []
         for index, batches in enumerate(frame):
             results = list(task.run(self.job, index, iter(batches)))
-            assert all(result.schema.equals(schema) for result in results), f"{task} gave another schema"
+            assert all(result.schema.equals(schema) for result in results), f"{task} returned another schema"
             made.append(results)
         return made
 
@@ -112,19 +115,18 @@ class LocalFrames:
 
 
 def run_and_collect(ends: Sequence[Partitions]) -> list[dict[str, Any]]:
-    """What the sinks' subtasks tell, as JSON."""
+    """Return the reports of the sinks' subtasks, as JSON."""
     return [json.loads(text) for end in ends for part in end for b in part for text in b.column(0).to_pylist()]
 
 
 @dataclass
 class InProcessBatch:
-    """One run of a pipeline in batch. `run` stages; `commit` publishes what was staged, as a driver does when the run
-    has come to its end.
+    """One run of a pipeline in batch mode. `run` stages output; `commit` publishes it, as a driver does at the end.
 
     Args:
-        build: makes the pipeline.
+        build: creates the pipeline.
         options: JobOptions fields.
-        scratch: local folder for state that is kept on disk; empty: operators get none.
+        scratch: local folder for state on disk; empty: operators have none.
     """
 
     build: Callable[[], Pipeline]
@@ -137,7 +139,7 @@ class InProcessBatch:
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Every stage, to its end."""
+        """Run every stage to its end."""
         options = JobOptions.from_mapping({**self.options, "execution_mode": "batch"})
         graph = self.build().build()
         allowed = options.allow_mode_dependent
@@ -169,7 +171,7 @@ class InProcessBatch:
         self.counters = sum_counters([self.counters, *stages, *(told["counters"] for told in self._told)])
 
     def commit(self) -> None:
-        """What all sinks have staged."""
+        """Commit the staged output of all sinks."""
         for node in self._plan.graph.nodes:
             if node.sink is not None and node.sink.two_phase:
                 self._commit_sink(node.uid, node.sink, node.schema)
@@ -192,7 +194,7 @@ class InProcessBatch:
 
 
 def run_batch(build: Callable[[], Pipeline], options: Mapping[str, Any] | None = None) -> None:
-    """Run a pipeline in batch and commit what it wrote. Args: as of `InProcessBatch`."""
+    """Run a pipeline in batch mode and commit its output. Args: see `InProcessBatch`."""
     set_up_if_nobody_has("text")
     job = InProcessBatch(build, options or {})
     job.run()

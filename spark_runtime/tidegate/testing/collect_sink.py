@@ -1,4 +1,4 @@
-"""CollectSink: a two-phase sink in the memory of this process, for tests of pipelines and of the runtime."""
+"""CollectSink: a two-phase-commit sink in the memory of this process, for tests of pipelines and of the runtime."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ _registry_lock = threading.Lock()
 
 @dataclass
 class Collection:
-    """What went into the sinks of one name: what readers of a real system would see, and what they would not.
+    """Rows of the sinks of one name: those that readers of a real system would see, and those that they would not.
 
     Attributes:
         staged: batches per pre-committed, unpublished transaction.
         committed: batches per published transaction, in order of publication.
         quarantined: batches per transaction that a verdict withheld.
-        repeated_commits: ids of transactions that were asked to be committed again (allowed; nothing was published
-            twice).
-        publications: how often each transaction became visible, less how often it was taken back; anything but 1 for
-            those committed is a defect of the sink.
-        rows_written: rows ever written, also by runs that failed.
+        repeated_commits: ids of transactions that were committed again. This is allowed; nothing was published twice.
+        publications: how often each transaction was published, minus how often it was rewound; for committed
+            transactions any number other than 1 is a defect of the sink.
+        rows_written: rows ever written, also by failed runs.
     """
 
     staged: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
@@ -50,25 +49,25 @@ class Collection:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def table(self) -> pa.Table:
-        """The committed rows; an empty table without columns when nothing was committed."""
+        """Return the committed rows; an empty table without columns if there are none."""
         with self._lock:
             return _as_table(self.committed)
 
     def staged_table(self) -> pa.Table:
-        """The pre-committed rows that no reader sees yet."""
+        """Return the pre-committed rows, which no reader sees yet."""
         with self._lock:
             return _as_table(self.staged)
 
     def rows(self) -> list[tuple[object, ...]]:
-        """The committed rows as tuples, in order of publication."""
+        """Return the committed rows as tuples, in order of publication."""
         return _as_rows(self.table())
 
     def duplicates(self) -> dict[tuple[object, ...], int]:
-        """Committed rows that are there more than once, with their number."""
+        """Return committed rows that occur more than once, with their number."""
         return {row: n for row, n in Counter(self.rows()).items() if n > 1}
 
     def assert_exactly(self, expected: Sequence[tuple[object, ...]]) -> None:
-        """Fail, naming lost and duplicated rows, unless the committed rows are `expected` as a multiset."""
+        """Fail unless the committed rows equal `expected`, in any order; the message names lost and duplicated rows."""
         found, wanted = Counter(self.rows()), Counter(expected)
         lost, extra = wanted - found, found - wanted
         assert not lost, f"{sum(lost.values())} rows lost, such as {list(lost)[:3]}"
@@ -77,25 +76,25 @@ class Collection:
         assert not twice, f"transactions published more than once: {twice}"
 
     def stage(self, transaction: str, batches: list[pa.RecordBatch]) -> None:
-        """Keep the rows of a pre-committed transaction."""
+        """Store the rows of a pre-committed transaction."""
         with self._lock:
             assert transaction not in self.staged and transaction not in self.committed, f"{transaction} used twice"
             self.staged[transaction] = batches
 
     def publish(self, transaction: str) -> None:
-        """Make a transaction visible, idempotently; raises when it is neither staged nor published."""
+        """Publish a transaction, idempotently; raises TidegateError if it is neither staged nor published."""
         with self._lock:
             if transaction in self.committed:
                 self.repeated_commits.append(transaction)
                 return
             batches = self.staged.pop(transaction, None)
             if batches is None:
-                raise TidegateError("Transaction lost", where=transaction, cause="neither published nor staged")
+                raise TidegateError("transaction lost", where=transaction, cause="it is neither published nor staged")
             self.committed[transaction] = batches
             self.publications[transaction] += 1
 
     def move_to_quarantine(self, transaction: str) -> None:
-        """Move a staged transaction to the quarantined ones, idempotently."""
+        """Move a staged transaction to quarantine, idempotently."""
         with self._lock:
             batches = self.staged.pop(transaction, None)
             if batches is not None:
@@ -113,7 +112,7 @@ class Collection:
                 self.publications[transaction] -= 1
 
     def wrote(self, rows: int) -> None:
-        """Count rows written."""
+        """Count written rows."""
         with self._lock:
             self.rows_written += rows
 
@@ -122,7 +121,7 @@ _registry: dict[str, Collection] = {}
 
 
 def collected(name: str) -> Collection:
-    """The collection of this name in this process, made at first use."""
+    """Return the collection of this name in this process; it is created at first use."""
     with _registry_lock:
         return _registry.setdefault(name, Collection())
 
@@ -134,27 +133,22 @@ def clear_collected(name: str) -> None:
 
 
 class CollectSink(Sink):
-    """Collects rows under a name; read them with `collected(name)`. Works where all slots are in one process.
-
-    Args:
-        name: key of the process-wide registry.
-        two_phase: False: rows are visible as soon as they are written.
-    """
+    """Collects rows under a name; read them with `collected(name)`. Works only if all slots are in one process."""
 
     def __init__(self, name: str, *, two_phase: bool = True) -> None:
         self.name = name
         self.two_phase = two_phase
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
-        """A writer into the collection."""
+        """Return a writer into the collection."""
         return CollectWriter(collected(self.name), ctx, self.two_phase)
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
-        """How many rows; `collected(name).staged` has them."""
+        """Return the number of rows; `collected(name).staged` holds them."""
         return StagedData(ctx.uid, checkpoint_id, rows=int(handle.data["rows"]))
 
     def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
-        """Puts the rows among `collected(name).quarantined`."""
+        """Move the rows to `collected(name).quarantined`."""
         move_to_quarantine(collected(self.name), ctx, committables)
 
     def rewind_to(
@@ -165,11 +159,11 @@ class CollectSink(Sink):
         *,
         before: int = NO_CHECKPOINT,
     ) -> Callable[[], None]:
-        """Removes the rows of later transactions."""
+        """Return the work that removes the rows of later transactions."""
         return rewind_of(collected(self.name), ctx, checkpoint_id, pending, before)
 
     def identity(self) -> SinkIdentity:
-        """The name."""
+        """Return the sink's name as its identity."""
         return SinkIdentity("CollectSink", (self.name,))
 
 
@@ -184,7 +178,7 @@ class CollectWriter(SinkWriter):
         self._made = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Keep the batch in the running transaction."""
+        """Add the batch to the running transaction."""
         self._collection.wrote(batch.num_rows)
         self._running.append(batch)
         if not self._two_phase:
@@ -198,7 +192,7 @@ class CollectWriter(SinkWriter):
         return transaction_id(self._ctx, checkpoint_id, self._made), batches
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
-        """Close the transaction; nothing when it is empty."""
+        """Close the transaction; return no handle if it is empty."""
         if not self._running:
             return tuple
         transaction, batches = self._close(checkpoint_id)
@@ -222,7 +216,7 @@ class CollectWriter(SinkWriter):
             self._collection.drop(handle.transaction_id)
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
-        """Drop what other runs of the subtasks this one looks after left staged."""
+        """Drop transactions staged by earlier runs of this subtask, and of old subtasks that it is responsible for."""
         kept = {handle.transaction_id for handle in pending}
         for transaction in list(self._collection.staged):
             if transaction not in kept and is_leftover(self._ctx, transaction):
@@ -230,7 +224,7 @@ class CollectWriter(SinkWriter):
 
 
 def move_to_quarantine(collection: Collection, ctx: SinkContext, committables: Sequence[Committable]) -> None:
-    """What `Sink.quarantine` does for a sink into `collection`."""
+    """Implement `Sink.quarantine` for a sink into `collection`."""
     for handle in committables:
         check_writer(ctx, handle)
         collection.move_to_quarantine(handle.transaction_id)
@@ -239,10 +233,10 @@ def move_to_quarantine(collection: Collection, ctx: SinkContext, committables: S
 def rewind_of(
     collection: Collection, ctx: SinkContext, checkpoint_id: int, pending: Sequence[Committable], before: int
 ) -> Callable[[], None]:
-    """What `Sink.rewind_to` returns for a sink into `collection`."""
+    """Implement `Sink.rewind_to` for a sink into `collection`."""
 
     def take_back() -> None:
-        # Before the published rows go, so that a zombie finds nothing to publish in their place.
+        # Before the published rows are removed, so that a zombie finds no staged transaction to publish again.
         CollectWriter(collection, ctx, True).recover(checkpoint_id, pending)
         for transaction in list(collection.committed):
             made = parse_transaction_id(transaction)

@@ -1,4 +1,4 @@
-"""FedSource: a source that a test feeds while the job runs, and the operator that passes on the watermarks it feeds."""
+"""FedSource: a source that a test feeds while the job runs, and the operator that forwards its watermarks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from tidegate.operators.stream_operator import Output, StreamOperator
 from tidegate.testing.script import moment_us
 
 MARK = b"tidegate.watermark_us"
-"""Schema metadata of the empty batch that carries a watermark from the source to `PassMarks`, next to it."""
+"""Schema metadata of the empty batch that carries a watermark from the source to `PassMarks`, which follows it
+directly."""
 
 
 @dataclass
 class Feed:
-    """What one source has been fed so far; it grows while the job runs, and a restored run reads it again.
+    """Elements fed to one source so far. The list grows while the job runs; a restored run reads it again.
 
     Attributes:
         items: batches, and watermarks in microseconds, in order.
-        ended: nothing more is to come.
+        ended: no more elements follow.
     """
 
     uid: str
@@ -36,7 +37,8 @@ class Feed:
     ended: bool = False
 
     def add(self, rows: Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table) -> None:
-        """Feed rows as one batch (a table: its batches). PipelineError when they do not fit the source's schema."""
+        """Feed rows as one batch, or the batches of a table. Raises PipelineError if they do not fit the source's
+        schema."""
         if isinstance(rows, pa.Table):
             self.items += [self._checked(batch) for batch in rows.to_batches() if batch.num_rows]
         elif isinstance(rows, pa.RecordBatch):
@@ -60,16 +62,17 @@ class Feed:
                 "the rows do not fit the source's schema",
                 where=where,
                 cause=str(error),
-                remedy=f"Give {', '.join(f'{f.name}: {f.type}' for f in self.schema)}",
+                remedy=f"Pass {', '.join(f'{f.name}: {f.type}' for f in self.schema)}",
             ) from error
 
 
 def rows_to_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """Rows as one batch. A column that a row lacks is null; times may be texts, such as "2026-01-01 10:00",
-    which is UTC in a column with a time zone, if the text names none.
+    """Convert rows to one batch. A column that a row lacks is null.
+
+    Times may be texts, such as "2026-01-01 10:00". In a column with a time zone, a text without a zone means UTC.
 
     Raises:
-        PipelineError: a column that the schema does not have, or a value of another type.
+        PipelineError: a column is not in the schema, or a value has another type.
     """
     for row in rows:
         for name in row:
@@ -95,25 +98,25 @@ def _column(column: pa.Field, values: list[Any], where: str) -> pa.Array:
             f"the values of column {column.name!r} are not {column.type}",
             where=where,
             cause=str(error),
-            remedy="Give values of this type",
+            remedy="Pass values of this type",
         ) from error
     if array.null_count and not column.nullable:
         raise PipelineError(
             f"column {column.name!r} has no value in row {array.is_null().index(True).as_py()}",
             where=where,
-            cause="the source's schema says that it is never null",
-            remedy="Give every row one",
+            cause="the column is not nullable in the source's schema",
+            remedy="Pass a value in every row",
         )
     return array
 
 
 @dataclass(frozen=True, eq=False)
 class Fed(Source):
-    """Stands for a source in a pipeline that only `tidegate.testing.run` runs: it has a schema and nothing to read.
+    """Replaces a source in a pipeline that only `tidegate.testing.run` runs: it has a schema, but no records.
 
     Attributes:
         columns: schema of the records.
-        bounded: as of the source that it stands for.
+        bounded: whether the replaced source is bounded.
     """
 
     columns: pa.Schema
@@ -121,19 +124,19 @@ class Fed(Source):
 
     @property
     def boundedness(self) -> Boundedness:
-        """As given."""
+        """Return whether the replaced source is bounded."""
         return "bounded" if self.bounded else "unbounded"
 
     def schema(self) -> pa.Schema:
-        """As given."""
+        """Return the declared schema."""
         return self.columns
 
     def discover(self, parallelism: int) -> Sequence[Split]:
-        """Nothing to read: only the test's script has rows. Raises PipelineError."""
+        """Raise PipelineError: only the test's script has rows."""
         raise PipelineError(
             "a Fed source has no records of its own",
             where="Fed(...)",
-            remedy="Feed it in tidegate.testing.run, or put the real source in its place",
+            remedy="Feed it in tidegate.testing.run, or use the real source instead",
         )
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
@@ -143,31 +146,33 @@ class Fed(Source):
 
 @dataclass(frozen=True, eq=False)
 class FedSource(Source):
-    """Reads a feed. Split s of S has every S-th batch; watermarks are in all. A split's position is the number of
-    items behind it (S4.2)."""
+    """Reads a feed. Split s of S has every S-th batch; watermarks are in all splits.
+
+    A split's position is the number of elements that are read (S4.2).
+    """
 
     feed: Feed
 
     @property
     def boundedness(self) -> Boundedness:
-        """It ends when the feed does."""
+        """Return "bounded": it ends when the feed does."""
         return "bounded"
 
     def schema(self) -> pa.Schema:
-        """The feed's."""
+        """Return the feed's schema."""
         return self.feed.schema
 
     def discover(self, parallelism: int) -> Sequence[Split]:
-        """A split for each subtask."""
+        """Return a split for each subtask."""
         return [Split(f"fed-{s:05d}-of-{parallelism:05d}", {"index": s, "of": parallelism}) for s in range(parallelism)]
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
-        """A reader of the feed."""
+        """Return a reader of the feed."""
         return _FedReader(self.feed)
 
 
 class _FedReader(SourceReader):
-    """Reads the items of its splits in the order in which they were fed."""
+    """Reads the elements of its splits in the order in which they were fed."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -175,13 +180,13 @@ class _FedReader(SourceReader):
         self._restored_us: int | None = None
 
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """Take splits. What they had been told of event time before a restore holds on."""
+        """Add splits. The last watermark that they had emitted before a restore is emitted again."""
         self._splits = list(splits)
         start = min((s.position or 0 for s in splits), default=0)
         self._restored_us = max((i for i in self._feed.items[:start] if isinstance(i, int)), default=None)
 
     def poll(self, now_ms: int) -> PollResult:
-        """The next batch of its own, or a watermark."""
+        """Return the next batch of its own splits, or a watermark."""
         items = self._feed.items
         if self._restored_us is not None:
             restored_us, self._restored_us = self._restored_us, None
@@ -207,29 +212,29 @@ class _FedReader(SourceReader):
         return PollResult(pa.RecordBatch.from_arrays([c.combine_chunks() for c in empty.columns], schema=empty.schema))
 
     def snapshot(self) -> Sequence[Split]:
-        """All splits with what is behind them."""
+        """Return all splits with their positions."""
         over = self._feed.ended
         return [replace(s, finished=over and s.position == len(self._feed.items)) for s in self._splits]
 
 
 @dataclass(frozen=True)
 class PassMarksSpec(OperatorSpec):
-    """Behind a fed source with watermarks of its own: passes them on. In the place of a `with_watermark` behind that
-    one: passes everything on."""
+    """Forwards fed watermarks: placed directly after a fed source with watermarks. It also replaces the
+    `with_watermark` after that source; there it forwards everything."""
 
     def describe(self) -> str:
-        """What it does."""
+        """Return its purpose."""
         return "watermarks as fed"
 
 
 class PassMarks(StreamOperator):
-    """See `PassMarksSpec`. No state: a restored source tells the latest watermark again."""
+    """Forwards fed watermarks; see `PassMarksSpec`. Stateless: a restored source emits the latest watermark again."""
 
     def __init__(self, _spec: PassMarksSpec) -> None:
         self._current_us = MIN_WATERMARK
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """The batch, or the watermark that it carries; it never goes back."""
+        """Emit the batch, or the watermark that it carries, which never decreases."""
         marked = (batch.schema.metadata or {}).get(MARK)
         if marked is None:
             yield batch

@@ -1,4 +1,4 @@
-"""A graph with its sources fed and its sinks collected by a test."""
+"""Replaces the sources of a graph by fed ones, and its sinks by collecting ones, for a test."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tidegate.testing.collect_sink import CollectSink
 from tidegate.testing.fed_source import FedSource, Feed, PassMarksSpec
 
 MARKS = ".fed-watermarks"
-"""Behind the uid of a source: uid of the node that passes on what it says."""
+"""Suffix to the uid of a source: uid of the node that forwards its watermarks."""
 
 
 def check_fed(graph: JobGraph, uids: Collection[str]) -> None:
-    """PipelineError when one of `uids` is no source of the graph, or an unbounded source is none of them."""
+    """Raise PipelineError if one of `uids` is not a source of the graph, or an unbounded source is not among them."""
     sources = {node.uid: node.source for node in graph.nodes if node.source is not None}
     for uid in uids:
         if uid not in sources:
@@ -32,15 +32,15 @@ def check_fed(graph: JobGraph, uids: Collection[str]) -> None:
     for uid, source in sources.items():
         if uid not in uids and source.boundedness == "unbounded":
             raise PipelineError(
-                f"source {uid!r} is unbounded and is fed nothing",
+                f"source {uid!r} is unbounded and is not fed",
                 where=call_place("source", uid, graph.by_uid(uid).location),
-                cause="the run would never come to its end",
-                remedy=f'Feed it: inputs={{"{uid}": [...]}}, which may be empty',
+                cause="the run would never end",
+                remedy=f'Feed it: inputs={{"{uid}": [...]}}; the list may be empty',
             )
 
 
 def ends_early(graph: JobGraph, uid: str) -> bool:
-    """The source is bounded and the broadcast side of a join, which waits for its end."""
+    """Return whether the source is bounded and the broadcast side of a join, which waits for its end."""
     source = graph.by_uid(uid)
     if source.source is None or source.source.boundedness != "bounded":
         return False
@@ -55,18 +55,19 @@ def ends_early(graph: JobGraph, uid: str) -> bool:
 
 
 def substituted(graph: JobGraph, feeds: Mapping[str, Feed], marked: Collection[str], sinks: str) -> JobGraph:
-    """The graph with fed sources, and sinks that collect under `sinks` + uid.
+    """Return the graph with fed sources, and with sinks that collect under `sinks` + uid.
 
     Args:
-        marked: the fed sources that say their watermarks themselves.
+        marked: the fed sources with watermarks of their own.
 
     Raises:
-        PipelineError: a `with_watermark` reads a source that does and one that does not.
+        PipelineError: a `with_watermark` reads one source with fed watermarks and one without.
     """
     nodes: list[Node] = []
     moved: dict[int, int] = {}
     says: dict[int, frozenset[bool]] = {}
-    """Old node id -> of the sources that it reads with no assigner between: whether they say their watermarks."""
+    """Old id of a node -> whether the sources that it reads, without a `with_watermark` in between, have fed
+    watermarks."""
     for node in graph.nodes:
         inputs = tuple(replace(edge, upstream=moved[edge.upstream]) for edge in node.inputs)
         made = replace(node, node_id=len(nodes), inputs=inputs)

@@ -1,7 +1,7 @@
-"""A whole job in one thread of this process: the runtime's own coordinator, slot and subtasks, without Spark, sockets
-or sleeping.
+"""Runs a whole job in one thread of this process: the real coordinator, slot and subtasks, without Spark, sockets or
+sleeping.
 
-Messages between driver and slot make a JSON round trip, snapshots go to a store, time is moved by the caller.
+Messages between driver and slot make a JSON round trip, snapshots go to a store, and the caller advances the time.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from tidegate.subtask.snapshots.restored_state import load_restored_state
 from tidegate.testing.inline_requests import InlineRequests
 
 MAX_ROUNDS = 200_000
-"""Rounds `until` pumps before it says that the job is stuck."""
+"""Most rounds of `until` before it reports that the job is stuck."""
 
 _names = itertools.count(1)
 
 
 class InlineExecutor(Executor):
-    """Runs work at once, or when `held` is set keeps it for `release`."""
+    """Runs work at once, or stores it for `release` while `held` is set."""
 
     def __init__(self) -> None:
         self.held = False
         self._waiting: list[Callable[[], Any]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run or keep `fn`; the future is not used by the runtime."""
+        """Run or store `fn`; the runtime does not use the future."""
         if self.held:
             self._waiting.append(lambda: fn(*args, **kwargs))
         else:
@@ -67,7 +67,7 @@ class InlineExecutor(Executor):
         return Future()
 
     def release(self) -> None:
-        """Run what was kept."""
+        """Run the stored work."""
         self.held = False
         waiting, self._waiting = self._waiting, []
         for work in waiting:
@@ -76,17 +76,17 @@ class InlineExecutor(Executor):
 
 @dataclass
 class InProcessJob:
-    """A job directory in memory and the runs made in it.
+    """A job directory in memory and its runs.
 
     Args:
-        build: makes the pipeline anew for every run, as slots do.
+        build: creates the pipeline, for every run again, as slots do.
         options: JobOptions fields.
-        root: where the job directory lies; by default a memory store of its own.
-        scratch: local folder for state that is kept on disk; empty: operators get none.
-        requests: how `map_async` asks; by default at once, on this thread.
-        input_steps: elements a subtask takes from its inputs in one round; by default one, so that a test can stop the
-            job between any two.
-        deletes: False: the store is so slow that retired snapshots stay; the next `tick` with True deletes them.
+        root: root of the job directory; default: a memory store of its own.
+        scratch: local folder for state on disk; empty: operators have none.
+        requests: how `map_async` calls its function; default: at once, on this thread.
+        input_steps: elements that a subtask reads from its inputs in one round; default one, so that a test can stop
+            the job between any two.
+        deletes: False: simulates a slow store: retired snapshots stay until a `tick` with True deletes them.
     """
 
     build: Callable[[], Pipeline]
@@ -115,11 +115,11 @@ class InProcessJob:
         return DecisionLog(self.store, self.layout, now_iso=self.now_iso, nonce=lambda: f"n{next(self._nonce)}")
 
     def now_iso(self) -> str:
-        """The job's clock."""
+        """Return the time of the job's clock."""
         return datetime.fromtimestamp(self.now_ms / 1000, UTC).isoformat()
 
     def submit(self, restore: RestoreFrom | None = None) -> InProcessRun:
-        """A new submission and its first run, deployed and running."""
+        """Write a new submission, and deploy and start its first run."""
         self._spec_number += 1
         self._spec = Spec(
             job_id=self.job_id,
@@ -142,18 +142,18 @@ class InProcessJob:
         return self.relaunch()
 
     def relaunch(self) -> InProcessRun:
-        """A new driver for the current submission: a new generation, with its own view of the log."""
+        """Start a new driver for the current submission: a new generation, with its own view of the log."""
         self.log = self._open_log()
         self.reign = self.log.begin_generation(spec=self._spec_number, launch=1)
         return self.rerun()
 
     def rerun(self) -> InProcessRun:
-        """The same driver tries again after a failed run."""
+        """Start a new run of the same driver after a failed run."""
         return InProcessRun(self, self._spec, self.reign)
 
 
 def _built_job(owner: InProcessJob, spec: Spec, reign: GenerationLog) -> tuple[DriverJob, JobGraph, ExecutionPlan]:
-    """As a driver that begins to reign: the graph is built and pinned, and with its plan part of the job."""
+    """Build the job as a new driver does: the graph is built and pinned, and planned."""
     options = JobOptions.from_mapping(spec.options)
     schemas = schemas_in_effect(owner.store, owner.layout, spec, owner.specs, owner.log)
     with using_found_schemas(schemas):
@@ -181,7 +181,7 @@ def _built_job(owner: InProcessJob, spec: Spec, reign: GenerationLog) -> tuple[D
 
 
 class InProcessRun:
-    """One run: pump it, ask it for snapshots, crash it."""
+    """One run: pump it, request snapshots, crash it."""
 
     def __init__(self, owner: InProcessJob, spec: Spec, reign: GenerationLog) -> None:
         self.owner = owner
@@ -190,7 +190,7 @@ class InProcessRun:
         self._retired: list[str] = []
         job, graph, execution = _built_job(owner, spec, reign)
         if owner.last_job is not None and owner.last_job.generation_log is reign:
-            job = owner.last_job  # a driver that runs its job again knows what it has deleted
+            job = owner.last_job  # a driver that restarts its job keeps its record of deleted snapshots
         self._job = owner.last_job = job
         found = job.find_restore()
         restore = found[1] if found else None
@@ -277,7 +277,7 @@ class InProcessRun:
     # ------------------------------------------------------------ wiring
 
     def broadcast(self, message: DriverMessage) -> None:
-        """Driver to slot."""
+        """Send a message from driver to slot."""
         self.slot.post(received(message))
 
     def _from_slot(self, message: SlotMessage) -> None:
@@ -297,10 +297,10 @@ class InProcessRun:
         while self._retired and self.owner.deletes:
             self._job.delete_snapshot(self._retired.pop(0))
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ inspecting
 
     def watermarks(self) -> dict[str, int]:
-        """uid of a source or operator -> event time told downstream, microseconds, the least over its subtasks."""
+        """Return by uid of a source or operator its watermark, microseconds, the minimum over its subtasks."""
         found: dict[str, int] = {}
         for subtask in self._subtasks:
             head = [subtask.source_input.uid] if subtask.source_input is not None else []
@@ -309,7 +309,7 @@ class InProcessRun:
         return found
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """uid -> counts over the subtasks of this run; of sources over all runs."""
+        """Return the counters by uid: of sources over all runs, of operators over this run's subtasks."""
         found = {uid: Counter(counts) for uid, counts in self.run.ended_counts.items()}
         for uid, context in (known for subtask in self._subtasks for known in subtask.contexts()):
             found.setdefault(uid, Counter()).update(context.counters)
@@ -322,11 +322,11 @@ class InProcessRun:
 
     @property
     def outcome(self) -> RunEnded | RunFailed | None:
-        """Set when the run is over."""
+        """Return the outcome once the run has ended, else None."""
         return self.run.outcome
 
     def pump(self, rounds: int = 1) -> bool:
-        """Slot and driver take `rounds` turns; False: the last one could do nothing."""
+        """Let slot and driver work for `rounds` rounds. Returns False if the last round did nothing."""
         progressed = False
         for _ in range(rounds):
             progressed = self.slot.run_round()
@@ -334,14 +334,14 @@ class InProcessRun:
         return progressed
 
     def tick(self, ms: int) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.owner.now_ms += ms
         self._delete_retired()
         self.run.note_overdue_deletions(len(self._retired))
         self.run.on_event(ev.Tick())
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Pump until `condition` holds; AssertionError when the job is stuck before."""
+        """Pump until `condition` holds. Raises AssertionError if the job is stuck before."""
         for _ in range(MAX_ROUNDS):
             if condition():
                 return
@@ -350,13 +350,13 @@ class InProcessRun:
         raise AssertionError(f"stuck: outcome {self.outcome}, answers {self.owner.answers}")
 
     def to_end(self) -> RunEnded | RunFailed:
-        """Pump until the run is over."""
+        """Pump until the run has ended."""
         self.until(lambda: self.outcome is not None)
         assert self.outcome is not None
         return self.outcome
 
     def ask(self, request: ev.SnapshotRequest) -> ev.CommandAnswer | None:
-        """Ask for a snapshot and pump until it is answered (a stop: until the run is over)."""
+        """Request a snapshot and pump until it is answered, or for a stop until the run has ended."""
         self.run.handle_command(request)
         if request.kind == "stop-savepoint":
             self.until(lambda: self.outcome is not None or request.request_id in self.owner.answers)
@@ -365,7 +365,7 @@ class InProcessRun:
         return self.owner.answers.get(request.request_id or "")
 
     def crash(self) -> list[ev.SnapshotRequest]:
-        """Every subtask dies on the spot; the driver notices."""
+        """End every subtask at once; the driver notices it."""
         self.slot.close()
         self.run.fail(RunFailed("crashed by the test"))
         return self.run.shut_down("crashed by the test")

@@ -1,4 +1,4 @@
-"""Requests of `map_async` without threads: answered at once, or when a test says so."""
+"""Requests of `map_async` without threads: answered at once, or when a test requests it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidegate.operators.stream_operator import AsyncFunction, Done
 
 
 class InlineRequests:
-    """Asks on the loop's own thread, as soon as it is asked: the same run every time."""
+    """Calls the function on the loop's own thread, at once, so that every run is the same."""
 
     def __init__(self, function: AsyncFunction, capacity: int, done: Done) -> None:
         """See `operators.async_requests.StartRequests`."""
@@ -21,7 +21,7 @@ class InlineRequests:
         self._done = done
 
     def submit(self, number: int, batch: pa.RecordBatch) -> None:
-        """Call the function; of a coroutine function wait for the end."""
+        """Call the function; wait for the end of a coroutine."""
         try:
             answer: Any = self._function(batch)
             if is_coroutine(self._function):
@@ -32,18 +32,18 @@ class InlineRequests:
             self._done(number, answer, None)
 
     def cancel(self, number: int) -> None:
-        """All are over."""
+        """Do nothing: all requests are answered."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no request is open."""
 
 
 class HeldRequests(InlineRequests):
-    """Keeps what is asked for `answer`. One for each subtask.
+    """Stores requests until `answer` is called. One for each subtask.
 
     Attributes:
-        held: number -> rows, in the order in which they were asked.
-        most: how many were held at once.
+        held: number -> rows, in the order of the requests.
+        most: most requests that were stored at once.
     """
 
     def __init__(self, function: AsyncFunction, capacity: int, done: Done) -> None:
@@ -53,19 +53,19 @@ class HeldRequests(InlineRequests):
         self.most = 0
 
     def submit(self, number: int, batch: pa.RecordBatch) -> None:
-        """Keep it."""
+        """Store the request."""
         self.held[number] = batch
         self.most = max(self.most, len(self.held))
 
     def answer(self, position: int = 0) -> None:
-        """Answer the request that is at `position` among those held."""
+        """Answer the request at `position` among the stored ones."""
         number = list(self.held)[position]
         super().submit(number, self.held.pop(number))
 
     def cancel(self, number: int) -> None:
-        """It is not answered."""
+        """Drop the request."""
         self.held.pop(number, None)
 
     def close(self) -> None:
-        """None is answered any more."""
+        """Drop all requests."""
         self.held.clear()

@@ -1,7 +1,7 @@
-"""The conformance suite for launchers: subclass it, say how to make one, and pytest runs the contract against it.
+"""Conformance suite for launchers: subclass it, define how to create the launcher, and pytest runs the tests.
 
-Needs pytest. A launcher that passes records a launch before it starts anything, and finds its drivers again by these
-records after whoever launched them has died (S9.2).
+Needs pytest. A launcher that passes records a launch before it starts anything. It finds its drivers again from these
+records, after the process that launched them has died (S9.2).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tidegate.jobs.launches import find_local_driver, launched_process, read_lau
 from tidegate.jobs.records import Launch, Spec
 
 END_LIMIT_S = 60.0
-"""How long a driver that was killed may take to end, seconds: a busy machine is slow."""
+"""How long a killed driver may take to end, seconds; generous for a busy machine."""
 _POLL_S = 0.02
 _TAKEN_NAMES = frozenset(
     ("root", "storage_options", "storage_option", "spark_conf", "master", "launcher", "python", "spark_submit")
     + ("json", "restarts", "within", "run")
 )
-"""Extras of a connection and options of `tidegate agent` that are no launcher's."""
+"""Extras of a connection and options of `tidegate agent` that launchers must not use as names of settings."""
 _PLAIN_SECRET = "conformance-plain-secret"
 
 
 class LauncherConformance(ABC):
-    """Subclass it, named `Test...`, and give the two methods.
+    """Subclass it, named `Test...`, and implement the two methods.
 
     Attributes:
-        master: of the submissions that are launched; one that the launcher accepts.
-        spark_conf: of these submissions.
+        master: Spark master of the launched submissions; one that the launcher accepts.
+        spark_conf: Spark properties of these submissions.
     """
 
     master = "local[1]"
@@ -47,13 +47,17 @@ class LauncherConformance(ABC):
 
     @abstractmethod
     def make_launcher(self) -> Launcher:
-        """A launcher of stand-ins for drivers, which run until they are ended. Called several times in one test; all
-        that it makes reach the same host or cluster."""
+        """Return a launcher that starts stand-ins for drivers, which run until they are ended.
+
+        Called several times in one test; all returned launchers must reach the same host or cluster.
+        """
 
     @abstractmethod
     def make_broken_launcher(self) -> Launcher:
-        """A launcher that can start nothing: its program is missing, or its cluster refuses. What `make_launcher` makes
-        reaches the same host or cluster."""
+        """Return a launcher that cannot start anything: its program is missing, or its cluster refuses.
+
+        It reaches the same host or cluster as the launchers of `make_launcher`.
+        """
 
     @pytest.fixture(autouse=True)
     def _submitted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -67,11 +71,11 @@ class LauncherConformance(ABC):
         )
         self._launched: list[tuple[Launcher, Launch]] = []
         yield
-        for launcher, launch in self._launched:  # by those that exist: fixtures of the subclass may be gone by now
+        for launcher, launch in self._launched:  # reuse these launchers: fixtures of the subclass may be closed by now
             launcher.kill(launch, graceful=False)
 
     def test_its_kind_and_its_settings_can_be_named(self) -> None:
-        """The kind in a launch's record; a setting in a connection and on the command line."""
+        """The kind is valid in a launch's record; settings are valid in a connection and on the command line."""
         launcher = self.make_launcher()
         assert re.fullmatch(r"[a-z][a-z0-9-]*", launcher.kind)
         names = [setting.name for setting in launcher.settings]
@@ -89,7 +93,7 @@ class LauncherConformance(ABC):
         assert (find_local_driver(self.job.store, self.job.layout, 1) is not None) == launcher.runs_on_this_host
 
     def test_a_driver_is_found_again_by_its_record(self) -> None:
-        """S9.2: by another process with the same settings."""
+        """S9.2: another process with the same settings finds the driver."""
         launch = self._launch(self.make_launcher())
         again = self.make_launcher()
         assert again.state(launch) is DriverState.RUNNING
@@ -97,7 +101,7 @@ class LauncherConformance(ABC):
         assert found == RunningDriver(launch, again)
 
     def test_a_launch_is_recorded_before_anything_starts(self) -> None:
-        """S9.2: no driver runs that the job directory knows nothing of."""
+        """S9.2: no driver runs without a record in the job directory."""
         with pytest.raises(EnvironmentProblemError):
             self.make_broken_launcher().launch(self.job, self.spec)
         assert self.job.launches() == [(1, 1)]
@@ -152,7 +156,7 @@ class LauncherConformance(ABC):
         assert _PLAIN_SECRET not in " ".join(launch.command)
 
     def test_its_check_reports_a_host_without_anything(self) -> None:
-        """A check never raises: its findings are shown by the Test button of a connection."""
+        """A check never raises: the Test button of a connection shows its findings."""
         checks = self.make_launcher().check(self.master, {}, World(_runs_nothing, lambda host, port: "refused", {}))
         assert all(check.text for check in checks)
 

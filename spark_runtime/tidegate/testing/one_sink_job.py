@@ -1,4 +1,4 @@
-"""One sink as a job's only sink, with runs that crash, for the conformance suite (S7.4)."""
+"""A job whose only sink is the tested one, with runs that crash, for the conformance suite (S7.4)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLLECT_ACTIONS = ("collect", "collect then commit again")
 
 
 class TestWriter:
-    """Who writes in `SinkConformance`: a job's lineage, and the generation and run it is in."""
+    """The writing side in `SinkConformance`: a job's lineage, and its current generation and run."""
 
     schema = pa.schema([("n", pa.int64())])
 
@@ -30,7 +30,7 @@ class TestWriter:
         self.run = 1
 
     def context(self, subtask: int = 0, parallelism: int = 2) -> SinkContext:
-        """For a writer of the present run."""
+        """Return the context of a writer of the current run."""
         return SinkContext(
             job_id="job-1",
             lineage=self.lineage,
@@ -43,7 +43,7 @@ class TestWriter:
         )
 
     def operator_context(self) -> OperatorContext:
-        """For a SinkOperator of the present run."""
+        """Return the context of a SinkOperator of the current run."""
         made = self.context()
         return OperatorContext(
             job_id=made.job_id,
@@ -60,13 +60,13 @@ class TestWriter:
 
 
 def numbers(first: int, count: int) -> pa.RecordBatch:
-    """Records first, first + 1, ... as a batch of `TestWriter.schema`."""
+    """Return the records first, first + 1, ... as a batch of `TestWriter.schema`."""
     return pa.record_batch([pa.array(range(first, first + count), pa.int64())], schema=TestWriter.schema)
 
 
 class OneSinkJob:
-    """A source that counts, one SinkOperator, and the coordinator's part: what completed, and what a crash goes back
-    to."""
+    """A counting source, one SinkOperator, and a simple coordinator that records completed checkpoints and restores
+    them after a crash."""
 
     def __init__(self, make_sink: Callable[[], Sink]) -> None:
         self._make_sink = make_sink
@@ -79,14 +79,14 @@ class OneSinkJob:
 
     @property
     def completed_position(self) -> int:
-        """Records in front of the latest completed checkpoint's barrier."""
+        """Return the number of records before the barrier of the latest completed checkpoint."""
         return self._history[-1][1]
 
     def act(self, action: str, number: int) -> None:
-        """One step; `number` varies it."""
+        """Do one step; `number` varies it."""
         if action == "write":
             batch = numbers(self.position, number)
-            assert [*self._operator.process(batch, 0)] == [batch], "`write` must leave the batch as it is"
+            assert [*self._operator.process(batch, 0)] == [batch], "`write` must not change the batch"
             self.position += number
             return
         if action in COLLECT_ACTIONS:
@@ -122,7 +122,7 @@ class OneSinkJob:
                 commit()
 
     def _crash(self, number: int, back: bool = False) -> None:
-        """Sometimes a checkpoint that was on its way completes just before; sometimes the driver dies too."""
+        """Crash. Sometimes a pending checkpoint completes just before; sometimes the driver dies too."""
         if self._late and number % 2:
             self._complete(*self._late[-1])
         if number < 2:
@@ -137,7 +137,7 @@ class OneSinkJob:
         self._operator = self._start()
 
     def _rewind(self, number: int) -> None:
-        """To one of the snapshots before the latest; those behind it are no more."""
+        """Rewind to one of the snapshots before the latest; later ones are deleted."""
         del self._history[max(2, len(self._history) - number) :]
         claimed, _, parts = self._history[-1]
         if claimed:
@@ -146,8 +146,11 @@ class OneSinkJob:
             sink.rewind_to(everybody, claimed, handles_in_snapshot(parts))()
 
     def _collect(self, number: int, again: bool) -> None:
-        """Beside the run; first old snapshots go, others may be restored. `again`: then one of these is, by a zombie
-        that commits and knows of nothing newer."""
+        """Collect leftovers during the run. Old snapshots are deleted first; the others may still be restored.
+
+        Args:
+            again: afterwards a zombie, which knows nothing newer, commits one of these snapshots again.
+        """
         if number:
             del self._history[1 : max(1, len(self._history) - 2 * number)]
         snapshots = [(claimed, handles_in_snapshot(parts)) for claimed, _, parts in self._history if claimed]
@@ -163,7 +166,7 @@ class OneSinkJob:
             writer.close()
 
     def _start(self) -> SinkOperator:
-        operator = SinkOperator(self._make_sink(), passes_on=True)  # a sink may stand in the midst of a graph
+        operator = SinkOperator(self._make_sink(), passes_on=True)  # a sink may have operators downstream
         operator.open(self._reign.operator_context())
         claimed, _, parts = self._history[-1]
         if claimed:

@@ -1,6 +1,6 @@
-"""`tidegate.testing.run`: a pipeline on rows given by a test, in this process and in milliseconds.
+"""`tidegate.testing.run`: runs a pipeline on rows of a test, in this process and in milliseconds.
 
-The runtime's own coordinator, slot and operators run, on a clock that the test moves; there is no Spark and no thread.
+It uses the real coordinator, slot and operators, with a clock that the test moves, without Spark or threads.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Completed:
-    """One completed checkpoint, at the moment when it was.
+    """One completed checkpoint, at its completion.
 
     Attributes:
-        rows: sink uid -> the rows that were committed with it.
+        rows: sink uid -> rows committed with it.
         watermarks: see `Outcome.watermarks`.
     """
 
@@ -61,15 +61,15 @@ class Completed:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the rows.
+    """Result of a run.
 
     Attributes:
-        rows: sink uid -> all rows committed, in order of publication.
+        rows: sink uid -> all committed rows, in order of publication.
         tables: the same as Arrow tables.
-        checkpoints: those that the script asked for, in order.
-        watermarks: uid -> event time that the operator had told downstream before the script's end was played, the
-            least over subtasks, in UTC; None: none yet. `datetime.max`: all its input had ended.
-        counters: uid -> counts of the last run, such as `late_dropped`.
+        checkpoints: the checkpoints that the script requested, in order.
+        watermarks: uid -> watermark that the operator had emitted before the end of the script, the minimum over
+            subtasks, in UTC; None: none yet. `datetime.max`: all its input had ended.
+        counters: uid -> counters of the last run, such as `late_dropped`.
     """
 
     rows: Mapping[str, list[dict[str, Any]]]
@@ -90,29 +90,31 @@ def run(
     clock: str | datetime = "2024-01-01",
     **options: Any,
 ) -> Outcome:
-    """Run a pipeline on given rows to its end, and give what its sinks were to publish.
+    """Run a pipeline on rows to its end, and return the rows that its sinks would publish.
 
-    Every element of `inputs` is worked off before the next one is played. Bounded sources that it does not name read
-    what they read. Sinks write nothing: their rows are in the outcome, those of a sink that does not commit as often as
-    they were written. ::
+    Every element of `inputs` is fully processed before the next one is played. Bounded sources that `inputs` does not
+    name read their real input. Sinks write nothing: their rows are in the outcome. Rows of a sink that does not commit
+    occur as often as they were written. ::
 
         rows = [{"id": 1, "time": "2026-01-01 10:00"}, Watermark("2026-01-01 11:00"), Checkpoint()]
         out = run(lambda: build(arguments), {"orders": rows})
         assert out["totals"] == [{"id": 1, "n": 1}]
 
     Args:
-        pipeline: or a function that makes one, called once.
+        pipeline: a pipeline, or a function that creates one, called once.
         inputs: source uid -> rows, watermarks and actions (`Checkpoint`, `Crash`, `Advance`): first the first element
-            of each source, then the second. Or a list of such mappings and of actions, one after the other.
-        drain: at the end of the script the input ends: windows that are open give their results. False: the job is
-            stopped with a savepoint, and they do not.
+            of each source, then the second, and so on. Or a list of such mappings and of actions, played one after the
+            other.
+        drain: True: the input ends with the script, and open windows fire. False: the job is stopped with a savepoint,
+            and they do not fire.
         clock: processing time at the start, in UTC.
         options: JobOptions, such as `parallelism=2`.
 
     Raises:
-        PipelineError: what the pipeline says, rows that do not fit, no such source, or an element behind its end.
-        OptionError: a wrong option.
-        TidegateError: the job failed; the cause is an operator's, with its uid.
+        PipelineError: the pipeline is invalid, rows do not fit, a source is unknown, or an element follows the end of
+            its source.
+        OptionError: an invalid option.
+        TidegateError: the job failed; the cause is an operator's error, with its uid.
     """
     set_up_if_nobody_has("text")
     graph = (pipeline if isinstance(pipeline, Pipeline) else pipeline()).build(check_sinks=False)
@@ -129,19 +131,19 @@ def run(
 
 
 class _Built(Pipeline):
-    """A finished graph in the place of a pipeline."""
+    """Wraps a finished graph as a pipeline."""
 
     def __init__(self, graph: JobGraph) -> None:
         super().__init__()
         self._graph = graph
 
     def build(self, *, check_sinks: bool = True) -> JobGraph:
-        """The graph."""
+        """Return the graph."""
         return self._graph
 
 
 class _PipelineRun:
-    """One job on its script."""
+    """Runs one job with its script."""
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class _PipelineRun:
         self._checkpoints: list[Completed] = []
 
     def play(self, *, drain: bool) -> Outcome:
-        """See `run`."""
+        """Play the script; see `run`."""
         self._settle()
         for step in self._steps:
             if step.uid and self._feeds[step.uid].ended:
@@ -190,7 +192,7 @@ class _PipelineRun:
         return Outcome(rows, tables, tuple(self._checkpoints), _moments(watermarks), self._run.counters())
 
     def forget(self) -> None:
-        """Drop what the process keeps of it."""
+        """Delete the data that the process stores for the run."""
         for uid in self._sinks:
             clear_collected(self._prefix + uid)
         for path in self._job.store.walk(""):
@@ -225,7 +227,7 @@ class _PipelineRun:
                     self._run = self._job.submit(RestoreFrom("latest") if self._has_checkpoint() else None)
 
     def _has_checkpoint(self) -> bool:
-        """Of the script, or by `checkpoint_interval`."""
+        """Return whether a checkpoint has completed, of the script or by `checkpoint_interval`."""
         return any(decision.kind == "complete" for decision in self._job.log.read())
 
     def _checkpoint(self) -> None:
@@ -235,7 +237,7 @@ class _PipelineRun:
         self._settle()
         if answer is None or not answer.ok:
             cause = answer.message if answer is not None else "the job ended meanwhile"
-            raise TidegateError("there was no checkpoint", where="inputs, Checkpoint()", cause=cause)
+            raise TidegateError("the checkpoint failed", where="inputs, Checkpoint()", cause=cause)
         checkpoint_id = int(answer.data["checkpoint_id"])
         committed = {uid: self._committed_with(uid, checkpoint_id) for uid in self._sinks}
         self._checkpoints.append(Completed(checkpoint_id, committed, watermarks))
@@ -246,7 +248,7 @@ class _PipelineRun:
         return [row for batches in own for batch in batches for row in batch.to_pylist()]
 
     def _settle(self) -> None:
-        """Work off all there is; the clock stands still."""
+        """Process all elements, without advancing the clock."""
         while self._run.outcome is None and self._run.pump():
             pass
         self._refuse_failure()
@@ -261,8 +263,8 @@ def _too_late(what: str) -> PipelineError:
     return PipelineError(
         what,
         where="inputs",
-        cause="a source ends with End(), and bounded as the broadcast side of a join with its last element",
-        remedy="Take it away, or put it in front of the end",
+        cause="a source ends with End(); a bounded broadcast side of a join ends with its last element",
+        remedy="Remove it, or move it before the end",
     )
 
 

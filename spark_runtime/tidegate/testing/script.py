@@ -1,4 +1,4 @@
-"""What `tidegate.testing.run` plays: rows and watermarks of sources, and what happens between them."""
+"""Elements of a script for `tidegate.testing.run`: rows and watermarks of sources, and actions between them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tidegate.errors import PipelineError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Fed: TypeAlias = pa.RecordBatch | pa.Table | Sequence["Element | Action"]
-"""All of one source. Rows that follow one another make one batch."""
+"""All elements of one source. Consecutive rows form one batch."""
 Inputs: TypeAlias = Mapping[str, Fed] | Sequence["Mapping[str, Fed] | Action"]
 
 
 @dataclass(frozen=True)
 class Watermark:
-    """A source says: no row with an earlier event time follows, but late ones (S4.4).
+    """A source's watermark: later rows with an earlier event time are late (S4.4).
 
-    A source of which the script has one makes no watermarks by itself: the first `with_watermark` behind it passes
-    these on instead.
+    A source with a watermark in the script derives none itself: the first `with_watermark` downstream forwards these
+    instead.
 
     Attributes:
         time: "2026-01-01 10:00", a datetime (without zone: UTC), or microseconds since the epoch.
@@ -34,14 +34,14 @@ class Watermark:
 
     @property
     def time_us(self) -> int:
-        """Microseconds since the epoch. PipelineError when `time` is no time."""
+        """Return microseconds since the epoch. Raises PipelineError if `time` is not a time."""
         return moment_us(self.time, f"Watermark({self.time!r})")
 
 
 @dataclass(frozen=True)
 class End:
-    """The source ends here. Else it ends with the script, or, bounded and the broadcast side of a join, with its last
-    element."""
+    """End of the source. Without it, the source ends with the script; a bounded broadcast side of a join ends with its
+    last element."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Crash:
-    """Every subtask dies on the spot; the job goes on from its last checkpoint, or from the start without one.
+    """Ends every subtask at once; the job resumes from its last checkpoint, or from the start if there is none.
 
     Attributes:
-        parallelism: to go on with; None: as before.
+        parallelism: of the next run; None: unchanged.
     """
 
     parallelism: int | None = None
@@ -62,7 +62,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class Advance:
-    """The clock (processing time) moves on, and what is due happens. Nothing else moves it.
+    """Advances the clock (processing time), and fires what is due. Nothing else advances it.
 
     Attributes:
         by: such as "10 s".
@@ -72,16 +72,17 @@ class Advance:
 
 
 Action: TypeAlias = Checkpoint | Crash | Advance
-"""What happens to the whole job."""
+"""An action on the whole job."""
 Element: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table | Watermark | End
-"""What happens in one source: one row, rows, a watermark, its end."""
+"""An element of one source: one row, rows, a watermark, or its end."""
 Batched: TypeAlias = list[Mapping[str, Any]] | pa.RecordBatch | pa.Table | Watermark | End
-"""An element with single rows put together."""
+"""An element in which single rows are combined."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happens: to the source `uid`, or when it is "" to the job. `last`: of that source."""
+    """One step of the script: of the source `uid`, or of the job if it is "". Attributes: last: last step of that
+    source."""
 
     uid: str
     what: Batched | Action
@@ -89,10 +90,10 @@ class Step:
 
 
 def steps_of(inputs: Inputs) -> list[Step]:
-    """What happens, in order: of each mapping the first element of every source, then the second, and so on.
+    """Return the steps in order: for each mapping the first element of every source, then the second, and so on.
 
     Raises:
-        PipelineError: something that is no element.
+        PipelineError: an object is not an element.
     """
     steps: list[Step] = []
     for part in [inputs] if isinstance(inputs, Mapping) else inputs:
@@ -112,7 +113,7 @@ def steps_of(inputs: Inputs) -> list[Step]:
 
 
 def fed_uids(inputs: Inputs) -> list[str]:
-    """The sources that the script names, also those without rows."""
+    """Return the sources that the script names, also those without rows."""
     parts = [inputs] if isinstance(inputs, Mapping) else inputs
     return list(dict.fromkeys(uid for part in parts if isinstance(part, Mapping) for uid in part))
 
@@ -127,7 +128,7 @@ def _in_turn(sources: Mapping[str, Fed]) -> Iterator[Step]:
 
 
 def _batched(fed: Fed, where: str) -> Iterator[Batched | Action]:
-    """The elements of one source, single rows put together."""
+    """Yield the elements of one source, with single rows combined."""
     if isinstance(fed, (pa.RecordBatch, pa.Table)):
         yield fed
         return
@@ -156,14 +157,14 @@ def _unknown(found: object, where: str) -> PipelineError:
         f"{found!r} cannot be played",
         where=where,
         remedy=(
-            "Give rows as dicts, lists of them, Arrow tables or batches; Watermark(...), End(); "
+            "Pass rows as dicts, lists of them, Arrow tables or batches; Watermark(...), End(); "
             "Checkpoint(), Crash(), Advance(...)"
         ),
     )
 
 
 def moment_us(time: str | datetime | int, where: str) -> int:
-    """Microseconds since the epoch; without zone: UTC. PipelineError when it is no time."""
+    """Return microseconds since the epoch; without zone: UTC. Raises PipelineError if it is not a time."""
     if type(time) is int:
         return time
     try:
@@ -178,5 +179,5 @@ def moment_us(time: str | datetime | int, where: str) -> int:
             f"{time!r} is not a time",
             where=where,
             cause=str(error),
-            remedy='Write "2026-01-01 10:00", or give a datetime',
+            remedy='Write "2026-01-01 10:00", or pass a datetime',
         ) from error

@@ -1,4 +1,4 @@
-"""The conformance suite for two-phase sinks: subclass it, say how to make one, and pytest runs the contract against it.
+"""Conformance suite for two-phase-commit sinks: subclass it, define how to create the sink, and pytest runs the tests.
 
 Needs pytest and hypothesis. A sink that passes publishes each record once, whatever crashes (S7.4).
 """
@@ -39,19 +39,21 @@ _settings = settings(max_examples=25, deadline=None, suppress_health_check=list(
 
 
 class SinkConformance(ABC):
-    """Subclass it, named `Test...`, and give the two methods. Records are batches of one int64 column `n`."""
+    """Subclass it, named `Test...`, and implement the two methods. Records are batches of one int64 column `n`."""
 
     @abstractmethod
     def make_sink(self, fresh: bool) -> Sink:
-        """A two-phase sink; `fresh`: into a new, empty target, else into the target made last."""
+        """Return a two-phase-commit sink. Args: fresh: use a new, empty target, else the target created last."""
 
     @abstractmethod
     def visible(self) -> list[int]:
-        """What readers see in the target made last, in any order."""
+        """Return what readers see in the target created last, in any order."""
 
     def read_staged(self, staged: StagedData) -> list[int] | None:
-        """What an auditor finds at the place that the sink tells (S7.8). Override it for what is no Parquet file; None:
-        the sink does not tell where it is."""
+        """Return the rows at the place that the sink reports for staged data (S7.8).
+
+        Override it for formats other than Parquet. None: the sink reports no place.
+        """
         if staged.kind == "opaque":
             return None
         paths = [url_to_fs(path) for path in staged.paths]
@@ -72,7 +74,7 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1, 2, 3, 4]
 
     def test_records_after_the_barrier_belong_to_the_next_transaction(self) -> None:
-        """S3.6: also when the asynchronous part of the first runs after them."""
+        """S3.6: also when the asynchronous part of the first transaction runs after them."""
         writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         writer.write(numbers(0, 2))
         stage = writer.prepare_commit(1)
@@ -84,7 +86,7 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1, 2, 3]
 
     def test_a_handle_tells_who_wrote_it_for_which_checkpoint(self) -> None:
-        """S7.4, S7.8: by its id, which `transaction_id` makes: verdicts on a checkpoint find its transactions so."""
+        """S7.4, S7.8: its id is made by `transaction_id`, so verdicts on a checkpoint find its transactions."""
         ctx = TestWriter().context(3, parallelism=4)
         writer = self.make_sink(fresh=True).create_writer(ctx)
         handles = [handle for n in (1, 2) for handle in self._prepared(writer, n, 10 * n, 2)]
@@ -94,10 +96,10 @@ class SinkConformance(ABC):
             (ctx.job_id, ctx.lineage, ctx.uid, ctx.subtask)
         }
         assert {(made.generation, made.run_id) for made in told} == {(ctx.generation, ctx.run_id)}
-        assert len({handle.transaction_id for handle in handles}) == len(handles), "ids are unique"
+        assert len({handle.transaction_id for handle in handles}) == len(handles), "ids are not unique"
 
     def test_what_was_written_before_the_end_of_the_input_is_committed_as_ever(self) -> None:
-        """S7.2: also when nothing but the last snapshot comes behind it, and nothing of it is seen before."""
+        """S7.2: also when only the last snapshot follows the end. Nothing of it is visible before."""
         writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         writer.commit(self._prepared(writer, 1, 0, 2))
         writer.write(numbers(2, 3))
@@ -123,12 +125,12 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1, 2]
 
     def test_an_empty_transaction_has_no_handle(self) -> None:
-        """Idle checkpoints leave nothing behind."""
+        """Idle checkpoints leave no data."""
         writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         assert list(writer.prepare_commit(1)()) == []
 
     def test_what_is_staged_can_be_read_before_its_commit(self) -> None:
-        """S7.8: at the place that the sink tells for its handle, which goes through JSON as in a snapshot."""
+        """S7.8: at the place that the sink reports for its handle, which makes a JSON round trip as in a snapshot."""
         ctx = TestWriter().context()
         sink = self.make_sink(fresh=True)
         writer = sink.create_writer(ctx)
@@ -143,7 +145,7 @@ class SinkConformance(ABC):
         assert self.visible() == []
 
     def test_committing_again_changes_nothing(self) -> None:
-        """Idempotence: in the same run, and by the one that restores."""
+        """Commits are idempotent: in the same run, and in the run that restores."""
         reign = TestWriter()
         writer = self.make_sink(fresh=True).create_writer(reign.context())
         handles = self._prepared(writer, 1, 0, 3)
@@ -154,7 +156,7 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1, 2]
 
     def test_a_later_run_commits_what_an_earlier_one_prepared(self) -> None:
-        """A crash between completion and commit."""
+        """The run crashes between completion and commit."""
         reign = TestWriter()
         first = self.make_sink(fresh=True).create_writer(reign.context())
         handles = self._prepared(first, 1, 0, 3)
@@ -166,7 +168,7 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1, 2]
 
     def test_a_transaction_with_neither_marker_nor_data_is_a_loud_failure(self) -> None:
-        """S7.4: never "already done"."""
+        """S7.4: the sink must not treat it as committed."""
         writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         handles = self._prepared(writer, 1, 0, 3)
         writer.abort(handles)
@@ -175,7 +177,7 @@ class SinkConformance(ABC):
         assert self.visible() == []
 
     def test_aborting_a_committed_transaction_takes_nothing_away(self) -> None:
-        """Published is published."""
+        """Published output stays published."""
         writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         handles = self._prepared(writer, 1, 0, 3)
         writer.commit(handles)
@@ -197,7 +199,8 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1, 4, 5]
 
     def test_what_is_in_quarantine_can_be_read_and_never_committed(self, tmp_path: Path) -> None:
-        """S7.8: whoever repeats the move, in this run or a later one. Recovery leaves it; the rest is committed."""
+        """S7.8: the move may be repeated, in this run or a later one. Recovery keeps the data; the rest is
+        committed."""
         reign = TestWriter()
         sink = self.make_sink(fresh=True)
         if not isinstance(sink, SupportsQuarantine):
@@ -222,7 +225,7 @@ class SinkConformance(ABC):
         assert not quarantined_data(store, "job/quarantine", 3)
 
     def test_a_zombie_that_recovers_late_does_not_harm_its_successor(self) -> None:
-        """S9.2: fenced by generation, and by the order of the runs of one."""
+        """S9.2: zombies are fenced by generation, and within a generation by the order of runs."""
         for newer in ("generation", "run"):
             reign = TestWriter()
             zombie = self.make_sink(fresh=True).create_writer(reign.context())
@@ -237,7 +240,7 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1]
 
     def test_recovery_leaves_other_subtasks_alone(self) -> None:
-        """Each cleans its own."""
+        """Each subtask cleans up its own data."""
         reign = TestWriter()
         other = self.make_sink(fresh=True).create_writer(reign.context(subtask=1))
         handles = self._prepared(other, 1, 0, 2)
@@ -247,7 +250,7 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1]
 
     def test_a_rescaled_run_commits_what_subtasks_that_are_no_more_prepared(self) -> None:
-        """S5.5, S7.4: subtask 3 of 4 is looked after by subtask 1 of 2, that one later by subtask 1 of 3."""
+        """S5.5, S7.4: subtask 1 of 2 is responsible for subtask 3 of 4, and later subtask 1 of 3 for subtask 1 of 2."""
         reign = TestWriter()
         first = self.make_sink(fresh=True).create_writer(reign.context(3, parallelism=4))
         early, late = self._prepared(first, 1, 0, 2), self._prepared(first, 2, 2, 2)
@@ -262,7 +265,7 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1, 2, 3]
 
     def test_leftovers_of_subtasks_that_are_no_more_are_removed_by_who_looks_after_them(self) -> None:
-        """S7.4: of subtask 3 of 4 by subtask 1 of 2; what this one stages itself stays."""
+        """S7.4: subtask 1 of 2 removes the leftovers of subtask 3 of 4, and keeps its own staged data."""
         reign = TestWriter()
         first = self.make_sink(fresh=True).create_writer(reign.context(3, parallelism=4))
         garbage = self._prepared(first, 2, 0, 2)
@@ -275,7 +278,7 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [2, 3]
 
     def test_a_stranger_leaves_what_another_looks_after(self) -> None:
-        """S7.4: what subtask 3 of 4 prepared outlives the recovery of subtask 0 of 2."""
+        """S7.4: output prepared by subtask 3 of 4 survives the recovery of subtask 0 of 2."""
         reign = TestWriter()
         first = self.make_sink(fresh=True).create_writer(reign.context(3, parallelism=4))
         handles = self._prepared(first, 2, 0, 2)
@@ -299,7 +302,7 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1]
 
     def test_closing_drops_what_was_not_prepared(self) -> None:
-        """And keeps what was."""
+        """Prepared output is kept."""
         writer = self.make_sink(fresh=True).create_writer(TestWriter().context())
         handles = self._prepared(writer, 1, 0, 2)
         writer.write(numbers(2, 2))
@@ -308,7 +311,8 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1]
 
     def test_rewinding_takes_back_what_was_published_behind_the_snapshot(self) -> None:
-        """S9.3: by every subtask. What the snapshot covers stays, published or held; so does what a fork wrote."""
+        """S9.3: of every subtask. Output that the snapshot covers stays, published or staged; so does output of a
+        fork."""
         reign = TestWriter()
         sink = self.make_sink(fresh=True)
         later = TestWriter()
@@ -334,7 +338,7 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1, 2, 3, 8, 9]
 
     def test_a_rewind_leaves_alone_what_a_newer_driver_has_begun(self) -> None:
-        """S9.2, S9.3: the driver that rewinds may have been replaced, and not know it."""
+        """S9.2, S9.3: the driver that rewinds may have been replaced without knowing it."""
         reign = TestWriter()
         sink = self.make_sink(fresh=True)
         if not isinstance(sink, SupportsRewind):
@@ -355,8 +359,8 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1, 4, 5, 6, 7]
 
     def test_collecting_removes_what_no_snapshot_needs(self) -> None:
-        """S2.3, S7.4: what one holds is committed as ever, what is committed never again; nor is another lineage
-        touched."""
+        """S2.3, S7.4: output in a retained snapshot can still be committed; committed output is never committed again;
+        other lineages are not touched."""
         reign = TestWriter()
         sink = self.make_sink(fresh=True)
         if not isinstance(sink, CollectsLeftovers):
@@ -383,8 +387,8 @@ class SinkConformance(ABC):
     @_settings
     @given(st.data())
     def test_whatever_crashes_each_record_is_published_once(self, data: st.DataObject) -> None:
-        """S7.4, S9.3: a job of one sink subtask, replayed from its latest completed checkpoint after every crash; from
-        an older one where the sink can rewind. What nobody needs may be collected at any time (S2.3)."""
+        """S7.4, S9.3: a job with one sink subtask restarts from its latest completed checkpoint after every crash, or
+        from an older one if the sink supports rewind. Unneeded data may be collected at any time (S2.3)."""
         sink = self.make_sink(fresh=True)
         actions: tuple[str, ...] = REWIND_ACTIONS if isinstance(sink, SupportsRewind) else CRASH_ACTIONS
         actions += COLLECT_ACTIONS if isinstance(sink, CollectsLeftovers) else ()
@@ -394,7 +398,7 @@ class SinkConformance(ABC):
             job.act(action, number)
             found = sorted(self.visible())
             assert found == list(range(len(found))), f"lost or repeated: {found}"
-            assert len(found) <= job.completed_position, "a record of no completed checkpoint is visible"
+            assert len(found) <= job.completed_position, "a visible record belongs to no completed checkpoint"
         job.act("checkpoint", 1)
         assert sorted(self.visible()) == list(range(job.position))
 
@@ -405,5 +409,5 @@ def _expect_refusal(call: Callable[[], Any]) -> None:
     except TidegateError:
         return
     except Exception as error:
-        raise AssertionError(f"a TidegateError was expected, not {type(error).__name__}: {error}") from error
-    raise AssertionError("a TidegateError was expected, but the call went through")
+        raise AssertionError(f"expected a TidegateError, got {type(error).__name__}: {error}") from error
+    raise AssertionError("expected a TidegateError, but the call succeeded")

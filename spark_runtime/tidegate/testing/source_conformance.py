@@ -1,4 +1,4 @@
-"""The conformance suite for sources: subclass it, say how to make one, and pytest runs the contract against it.
+"""Conformance suite for sources: subclass it, define how to create the source, and pytest runs the tests.
 
 Needs pytest and hypothesis. A source that passes can be restored from any snapshot without losing or repeating a record
 (S4.1, S4.2).
@@ -22,20 +22,20 @@ _settings = settings(max_examples=25, deadline=None, suppress_health_check=list(
 
 
 class SourceConformance(ABC):
-    """Subclass it, named `Test...`, and give `make_source`.
+    """Subclass it, named `Test...`, and implement `make_source`.
 
     Attributes:
-        enough_rows: how many records per split of an unbounded source are compared.
+        enough_rows: number of records per split of an unbounded source that are compared.
     """
 
     enough_rows = 500
 
     @abstractmethod
     def make_source(self) -> Source:
-        """A fresh description of always the same input: some hundreds of records, made in milliseconds."""
+        """Return a new source over the same input each time: some hundreds of records, created in milliseconds."""
 
     def test_discovering_twice_gives_the_same_json_able_splits(self) -> None:
-        """S4.3: deterministic, unique, fit for a snapshot."""
+        """S4.3: splits are deterministic, unique, and serialisable in a snapshot."""
         first, second = self.make_source().discover(3), self.make_source().discover(3)
         assert list(first) == list(second)
         assert len({split.split_id for split in first}) == len(first)
@@ -43,7 +43,7 @@ class SourceConformance(ABC):
         assert all(split.position is None and not split.finished and split.weight > 0 for split in first)
 
     def test_every_batch_has_the_schema_and_a_known_split(self) -> None:
-        """What `poll` promises of a batch."""
+        """Batches fulfil the guarantees of `poll`."""
         source = self.make_source()
         splits = source.discover(2)
         for polled in _play(source, _reader(source, splits), self.enough_rows):
@@ -56,19 +56,19 @@ class SourceConformance(ABC):
             assert polled.split_id in {split.split_id for split in splits}
 
     def test_a_bounded_source_ends_and_an_unbounded_one_never_does(self) -> None:
-        """S4.2: the only difference between the two."""
+        """S4.2: this is the only difference between bounded and unbounded sources."""
         source = self.make_source()
         reader = _reader(source, source.discover(2))
         _play(source, reader, self.enough_rows)
         if source.boundedness == "bounded":
-            assert reader.poll(10**9).state == "end", "a bounded source stays at its end"
+            assert reader.poll(10**9).state == "end", "a bounded source has left its end"
             assert all(split.finished for split in reader.snapshot())
             assert reader.active_splits() == frozenset()
         else:
             assert not any(split.finished for split in reader.snapshot())
 
     def test_a_reader_without_splits_ends_or_is_idle(self) -> None:
-        """More subtasks than splits is no error."""
+        """More subtasks than splits are allowed."""
         source = self.make_source()
         polled = _reader(source, []).poll(0)
         assert polled.state == "end" if source.boundedness == "bounded" else polled.idle
@@ -76,7 +76,7 @@ class SourceConformance(ABC):
     @_settings
     @given(st.data())
     def test_any_interleaving_of_polls_snapshots_and_restores_gives_each_record_once(self, data: st.DataObject) -> None:
-        """S4.1, S4.2: records per split equal those of an uninterrupted run, in the same order."""
+        """S4.1, S4.2: records per split equal the records of an uninterrupted run, in the same order."""
         source = self.make_source()
         splits = source.discover(2)
         reader = _reader(source, splits)
@@ -102,7 +102,7 @@ class SourceConformance(ABC):
         seen.extend(_play(source, reader, self.enough_rows, now_ms))
         reader.close()
         if source.boundedness == "bounded":
-            assert dict(reader.counters()) == counters, "each skipped record counts once"
+            assert dict(reader.counters()) == counters, "a skipped record was not counted once"
             assert _side_rows(seen) == _side_rows(uninterrupted)
         found = _by_split(seen)
         assert found.keys() == whole.keys()
@@ -115,7 +115,7 @@ class SourceConformance(ABC):
 
 
 def through_json(split: Split) -> Split:
-    """The split as a snapshot keeps it."""
+    """Return the split after the JSON round trip of a snapshot."""
     return replace(split, data=json.loads(json.dumps(split.data)), position=json.loads(json.dumps(split.position)))
 
 
@@ -126,8 +126,8 @@ def _reader(source: Source, splits: Sequence[Split]) -> SourceReader:
 
 
 def _play(source: Source, reader: SourceReader, enough_rows: int, now_ms: int = 0) -> list[PollResult]:
-    """Polls, with a clock that moves as the reader asks: to the end, to idleness, or until an unbounded source has
-    given `enough_rows` of each split."""
+    """Poll, with a clock that follows the reader's requests: to the end, to idleness, or until an unbounded source has
+    returned `enough_rows` records of each split."""
     seen: list[PollResult] = []
     missing = {split.split_id: enough_rows for split in reader.snapshot()}
     while source.boundedness == "bounded" or any(rows > 0 for rows in missing.values()):
@@ -141,13 +141,13 @@ def _play(source: Source, reader: SourceReader, enough_rows: int, now_ms: int = 
         elif polled.state == "end" or (polled.idle and not polled.sides):
             break
         elif polled.state == "nothing_now":
-            assert polled.retry_at_ms >= now_ms, "a reader must not ask to be polled in the past"
+            assert polled.retry_at_ms >= now_ms, "the reader requests a poll in the past"
             now_ms = max(now_ms + 1, polled.retry_at_ms)
     return seen
 
 
 def _side_rows(seen: Sequence[PollResult]) -> dict[str, list[object]]:
-    """Rows of side outputs, in order."""
+    """Return the rows of side outputs, in order."""
     rows: dict[str, list[object]] = {}
     for polled in seen:
         for name, batch in polled.sides.items():

@@ -231,14 +231,14 @@ def test_a_stop_carries_what_the_dialog_asked(page: Page, job: Job) -> None:
 @pytest.mark.parametrize(
     ("verb", "body", "words"),
     [
-        ("savepoint", {"nonce": NONCE, "spec": 1, "path": "/etc"}, "takes no 'path'"),
+        ("savepoint", {"nonce": NONCE, "spec": 1, "path": "/etc"}, "savepoint has no argument 'path'"),
         ("savepoint", {"nonce": "short", "spec": 1}, "nonce"),
-        ("savepoint", {"spec": 1}, "no nonce"),
-        ("savepoint", {"nonce": NONCE}, "no spec"),
+        ("savepoint", {"spec": 1}, "nonce is missing"),
+        ("savepoint", {"nonce": NONCE}, "spec is missing"),
         ("savepoint", {"nonce": NONCE, "spec": True}, "type int"),
         ("stop", {"nonce": NONCE, "spec": 1, "mode": "sideways"}, "sideways"),
         ("stop", {"nonce": NONCE, "spec": 1, "timeout": "soon"}, "timeout"),
-        ("reject", {"nonce": NONCE, "spec": 1}, "no checkpoint_id"),
+        ("reject", {"nonce": NONCE, "spec": 1}, "checkpoint_id is missing"),
         ("reject", {"nonce": NONCE, "spec": 1, "checkpoint_id": 1, "then": "dance"}, "dance"),
         ("reject", {"nonce": NONCE, "spec": 1, "checkpoint_id": 1, "reason": "x" * 501}, "longer than 500"),
         ("restore", {"nonce": NONCE, "spec": 1, "on_committed_after": "hope"}, "on_committed_after"),
@@ -258,7 +258,7 @@ def test_a_press_on_a_submission_that_is_no_longer_the_newest_is_refused(page: P
     job.submit("second", owner_dag="d")
     answer = page.editor().post(f"{JOB}/cancel", {"nonce": NONCE, "spec": 1})
     assert answer.status_code == 409
-    assert "submitted anew" in answer.json()["error"]["what"]
+    assert "submitted again" in answer.json()["error"]["what"]
 
 
 def test_the_drivers_answer_is_shown(page: Page, job: Job) -> None:
@@ -356,7 +356,7 @@ def test_a_job_directory_cannot_make_the_api_server_run_code_where_tasks_run_els
     job.submit(stable_id("ui", "restore", "airflow-ui:otto", "forged-0123"), owner_dag="d")
     for nonce, spec in ((NONCE, 2), ("forged-0123", 2)):
         answer = editor.post(f"{JOB}/restore", {"nonce": nonce, "spec": spec})
-        assert (answer.status_code, answer.json()["error"]["what"]) == (409, "the page starts no driver here")
+        assert (answer.status_code, answer.json()["error"]["what"]) == (409, "the page cannot start a driver here")
     assert len(job.client.specs()) == 2 and job.launches == []
 
 

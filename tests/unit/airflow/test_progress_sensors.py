@@ -85,7 +85,7 @@ def test_the_watermark_of_one_source_may_be_ahead_of_the_jobs(job: Job, driver: 
     assert found(watermark_sensor(source="weather"), job) is None
     driver.reign.append("end_of_data", {"source": "weather"})
     assert found(watermark_sensor(source="weather"), job)["watermark"] is None
-    with pytest.raises(AirflowFailException, match="did you mean 'flights'"):
+    with pytest.raises(AirflowFailException, match="Did you mean 'flights'"):
         found(watermark_sensor(source="flight"), job)
 
 
@@ -133,7 +133,7 @@ def test_a_point_without_zone_is_refused(job: Job, driver: ScriptedDriver, at: A
 
 
 def test_a_durable_watermark_of_one_source_is_refused(job: Job, driver: ScriptedDriver) -> None:
-    with pytest.raises(AirflowFailException, match="leave one of them out"):
+    with pytest.raises(AirflowFailException, match="Remove one of them"):
         found(watermark_sensor(durable=True, source="flights"), job)
 
 
@@ -155,7 +155,7 @@ def test_a_status_is_waited_for_and_another_end_is_a_failure(job: Job, driver: S
 
 
 def test_a_status_that_there_is_not_is_refused_naming_the_nearest(job: Job, driver: ScriptedDriver) -> None:
-    with pytest.raises(AirflowFailException, match="did you mean 'RUNNING'"):
+    with pytest.raises(AirflowFailException, match="Did you mean 'RUNNING'"):
         found(TidegateJobStatusSensor(task_id="s", job_id="j1", statuses="RUNING"), job)
     with pytest.raises(AirflowFailException, match="no status is named"):
         found(TidegateJobStatusSensor(task_id="s", job_id="j1", statuses=""), job)

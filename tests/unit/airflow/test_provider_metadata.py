@@ -77,8 +77,8 @@ def test_a_name_in_the_root_is_no_password(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("connection", "words"),
     [
-        ({}, "names no job root"),
-        ({"host": "s3://key:hush@lake/x"}, r"the job root holds a password \[connection c\](?!.*hush)"),
+        ({}, "has no job root"),
+        ({"host": "s3://key:hush@lake/x"}, r"the job root contains a password \[connection c\](?!.*hush)"),
         ({"host": "/x", "extra": {"spark_conf": "{"}}, "spark_conf is not JSON"),
         ({"host": "/x", "extra": {"storage_options": [1]}}, "storage_options must be a JSON object"),
         ({"host": "/x", "extra": {"launcher": "mesos"}}, r"no launcher 'mesos' \[connection c\].*spark-submit"),
@@ -122,7 +122,7 @@ def test_the_test_button_asks_what_the_launcher_needs(monkeypatch: pytest.Monkey
     good, message = press(python=sys.executable)
     assert good and f"{sys.executable} has the runtime" in message
     good, message = press(python="/no/such/python")
-    assert not good and "is good" in message and "/no/such/python cannot be run" in message
+    assert not good and "works" in message and "/no/such/python cannot be run" in message
     good, message = press(launcher="spark-submit", spark_submit="/no/such/spark-submit", master="spark://127.0.0.1:1")
     assert not good and "/no/such/spark-submit does not exist" in message and "127.0.0.1:1" in message
     assert press(launcher="agent")[0]

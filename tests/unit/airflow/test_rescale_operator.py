@@ -113,8 +113,8 @@ def test_a_job_that_does_not_come_up_goes_back_to_what_it_was(job: Job, world: W
     ("operator", "words"),
     [
         (lambda: rescale(9), "more than the job's max_parallelism, 8"),
-        (lambda: rescale(0), "not a whole number from 1"),
-        (lambda: rescale(4, options={"checkpoint_interval": "1 s"}), "differs in nothing but its parallelism"),
+        (lambda: rescale(0), "not an integer from 1"),
+        (lambda: rescale(4, options={"checkpoint_interval": "1 s"}), "can change only the parallelism"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_job_is_stopped(

@@ -303,7 +303,7 @@ def test_wrong_names_of_arguments_fail_for_good_before_anything_is_submitted(job
 @pytest.mark.parametrize("code", ["pipeline", "option"])
 def test_a_wrong_value_of_an_argument_is_the_drivers_to_tell_and_no_retry_mends_it(job: Job, code: str) -> None:
     """S9.3: with the root cause in the task's log."""
-    told = "'x' is not of type int [pipeline typed:build, argument 'late'] cause: a whole number is needed"
+    told = "'x' is not of type int [pipeline typed:build, argument 'late'] cause: an integer is needed"
 
     def refuses(spec: int, attempt: int) -> None:
         driver = ScriptedDriver(job.client, spec, attempt)

@@ -128,7 +128,7 @@ def test_a_new_version_that_fails_is_rolled_back_and_the_task_says_what_happened
     assert (back.artifact, back.pipeline, back.arguments) == (old.artifact, old.pipeline, old.arguments)
     assert (back.options, back.lineage) == (old.options, old.lineage)
     assert back.restore == new.restore == RestoreFrom("savepoint", world.savepoint, 2)
-    with pytest.raises(AirflowFailException, match="rolled back"):
+    with pytest.raises(AirflowFailException, match="The old version is restored"):
         upgrade().execute(job.context("u"))
     assert job.launches == [2, 3]
 
@@ -160,7 +160,9 @@ def test_a_new_version_whose_driver_dies_is_fenced_off_and_rolled_back(
     world.is_alive = False
     world.on_new = lambda driver: driver.status("RUNNING")
     lost = {"wait": {}, "failure": {"code": "driver_lost", "message": "gone", "final": False}}
-    with pytest.raises(AirflowFailException, match="ended as CANCELED.*after its driver had died.*rolled back"):
+    with pytest.raises(
+        AirflowFailException, match="ended as CANCELED.*after its driver had died.*The old version is restored"
+    ):
         upgrade(deferrable=True).execute_complete(job.context("u"), lost)
     assert [d.kind for d in job.client.decisions()].count("fence") == 4
 
@@ -177,7 +179,7 @@ def test_a_new_version_that_is_silent_though_its_process_is_there_is_asked_to_en
         time_is_up(operator)()
 
     between_looks += [world.suspends, freezes, world.is_cancelled]
-    with pytest.raises(AirflowFailException, match="rolled back: submission 3 runs the old version"):
+    with pytest.raises(AirflowFailException, match="The old version is restored: submission 3 runs the old version"):
         operator.execute(job.context("u"))
 
 
@@ -219,7 +221,7 @@ def test_a_job_that_cannot_be_suspended_goes_on_and_a_retry_asks_anew(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"pipeline": None, "options": None}, "the new version is the old one"),
+        ({"pipeline": None, "options": None}, "the new version equals the old version"),
         ({"pipeline": "nowhere.py:build"}, "nowhere.py"),
         ({"options": {"paralelism": 1}}, "parallelism"),
         ({"arguments": {"x": {1}}}, "arguments"),
@@ -354,4 +356,4 @@ def test_a_worker_may_be_killed_at_every_write(
     stops = [c for c in world.drivers[0].commands() if c.startswith("stop")]
     assert len(stops) == 1
     assert [s.number for s in specs] == ([1, 2, 3] if fails else [1, 2])
-    assert "rolled back" in outcome if fails else outcome["checkpoint_id"] == 3
+    assert "The old version is restored" in outcome if fails else outcome["checkpoint_id"] == 3

@@ -158,7 +158,7 @@ def test_a_finished_job_has_ended_all_its_sources(job: Job, driver: ScriptedDriv
 
 
 def test_a_source_that_the_job_does_not_have_fails_at_once_naming_the_nearest(job: Job, driver: ScriptedDriver) -> None:
-    with pytest.raises(AirflowFailException, match="did you mean 'airlines'"):
+    with pytest.raises(AirflowFailException, match="Did you mean 'airlines'"):
         poke(end_sensor(sources=["airline"]), job)
 
 
@@ -224,7 +224,7 @@ def test_a_driver_that_never_begins_is_noticed(job: Job) -> None:
     clocks.monotonic += LAUNCH_GRACE_S - 1
     assert watch.poll() is None
     clocks.monotonic += 1
-    with pytest.raises(DriverLostError, match="has not begun"):
+    with pytest.raises(DriverLostError, match="has not started"):
         watch.poll()
 
 

@@ -145,7 +145,7 @@ def test_an_error_in_the_users_code_names_its_last_line_there(tmp_path: Path) ->
 def test_an_argument_that_was_not_given_is_named_with_the_given_ones(tmp_path: Path) -> None:
     error = refusal(write(tmp_path, GOOD), arguments={"uidd": "x", "rate": 3})
     assert "KeyError: 'uid'" in error.what
-    assert "given are: uidd, rate" in error.remedy
+    assert "the arguments are: uidd, rate" in error.remedy
     assert "Did you mean 'uidd'?" in error.remedy
 
 

@@ -48,12 +48,12 @@ MISTAKES: dict[str, tuple[Callable[[Stream], object], str, str]] = {
     ),
     "wrong type of a condition": (
         lambda s: s.filter(pc.field("price")),
-        "gives int64",
+        "is int64",
         "",
     ),
     "wrong type of an aggregate": (
         lambda s: s.group_by("shop").window(tumbling("1 h")).agg(x=tidegate.sum("shop"), uid="w"),
-        "sum of column 'shop' is not offered: it is of type string",
+        "sum does not support column 'shop' of type string",
         "cast it first",
     ),
     "wrong type of event time": (
@@ -63,16 +63,16 @@ MISTAKES: dict[str, tuple[Callable[[Stream], object], str, str]] = {
     ),
     "duplicate uid": (
         lambda s: s.group_by("shop").window(tumbling("1 h")).agg(n=count(), uid="orders"),
-        "the uid 'orders' is given twice",
-        "a uid of its own",
+        "the uid 'orders' is used twice",
+        "a different uid",
     ),
     "no uid": (
         lambda s: s.group_by("shop").window(tumbling("1 h")).agg(n=count()),
         "the window has no uid",
         'uid="..."',
     ),
-    "sort": (lambda s: s.sort("price"), "a stream cannot be sorted as a whole: sort is not offered", "when you read"),
-    "order_by": (lambda s: s.order_by("price"), "order_by is not offered", "Sort within keys and windows"),
+    "sort": (lambda s: s.sort("price"), "a stream cannot be sorted as a whole: sort is not supported", "when you read"),
+    "order_by": (lambda s: s.order_by("price"), "order_by is not supported", "Sort within keys and windows"),
     "state without keys": (
         lambda s: s.process(Counting(), schema=SCHEMA, uid="p"),
         "",

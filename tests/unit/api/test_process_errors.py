@@ -104,7 +104,7 @@ def test_each_call_takes_its_own_kind_of_process_and_says_where_others_go(
         return
     error = refusal(lambda: target.process(ALL[given], schema=RULES, uid="p"))
     assert error.what == f"process needs a {type(ALL[place]).__mro__[1].__name__}, got Made"
-    assert error.remedy.startswith("Say ") and ".process(...)" in error.remedy
+    assert error.remedy.startswith("Write ") and ".process(...)" in error.remedy
 
 
 @pytest.mark.parametrize("place", range(6))
@@ -116,7 +116,7 @@ def test_every_process_needs_a_uid_a_schema_its_methods_and_an_instance(
     assert "no uid" in refusal(lambda: target.process(process, schema=RULES)).what
     assert "needs the schema" in refusal(lambda: target.process(process, schema=[], uid="p")).what
     assert "has no method process" in refusal(lambda: target.process(base(), schema=RULES, uid="p")).what
-    assert "Make one" in refusal(lambda: target.process(type(process), schema=RULES, uid="p")).remedy
+    assert "Create an instance" in refusal(lambda: target.process(type(process), schema=RULES, uid="p")).remedy
     assert "Subclass" in refusal(lambda: target.process(lambda rows: rows, schema=RULES, uid="p")).remedy
 
 
@@ -128,14 +128,14 @@ def test_every_process_needs_a_uid_a_schema_its_methods_and_an_instance(
             made(Process, "process", "write_raw", "read_raw", states=(keyed_raw_state("raw"),)),
             "state 'raw' of Made is kept by key",
         ),
-        (made(Process, "process", "on_timers"), "Made has on_timers, and its rows have no keys"),
+        (made(Process, "process", "on_timers"), "Made has on_timers, but its rows have no keys"),
         (made(Process, "process", states=(LIST, LIST)), "two states named 'rows'"),
-        (made(Process, "process", states=(raw_state("raw"),)), "declares raw state and has no write_raw"),
-        (made(Process, "process", "write_raw", states=(raw_state("raw"),)), "declares raw state and has no read_raw"),
-        (made(Process, "process", "on_processing_time"), "says not how often"),
-        (made(Process, "process", every="5 s"), "says how often, and not what to do"),
+        (made(Process, "process", states=(raw_state("raw"),)), "declares raw state, but has no write_raw"),
+        (made(Process, "process", "write_raw", states=(raw_state("raw"),)), "declares raw state, but has no read_raw"),
+        (made(Process, "process", "on_processing_time"), "on_processing_time, but not `every`"),
+        (made(Process, "process", every="5 s"), "defines `every` only"),
         (made(Process, "process", "on_processing_time", every="soon"), "soon"),
-        (made(Process, "process", "on_processing_time", every="0 s"), "too often"),
+        (made(Process, "process", "on_processing_time", every="0 s"), "too short"),
     ],
     ids=["keyed", "keyed raw", "timers", "twice", "write_raw", "read_raw", "how often", "what", "duration", "zero"],
 )
@@ -148,14 +148,14 @@ def test_what_a_process_without_keys_cannot_have_is_refused(process: Any, what: 
 @pytest.mark.parametrize(
     ("call", "what"),
     [
-        (lambda: operator_list_state("a:b", {"n": pa.int64()}), "cannot be the name of a state"),
-        (lambda: union_list_state("a", {}), "are empty"),
+        (lambda: operator_list_state("a:b", {"n": pa.int64()}), "is not a valid name of a state"),
+        (lambda: union_list_state("a", {}), "must not be empty"),
         (lambda: operator_list_state("a", {"__owner": pa.int64()}), "has a column '__owner'"),
-        (lambda: operator_list_state("a", {"n": pa.int64()}, renamed={"m": "o"}), "renamed names 'o'"),
+        (lambda: operator_list_state("a", {"n": pa.int64()}, renamed={"m": "o"}), "renamed contains 'o'"),
         (lambda: broadcast_state("a", {"k": pa.list_(pa.int8())}, {"n": pa.int64()}), "cannot be part of a key"),
         (lambda: broadcast_state("a", {"n": pa.int64()}, {"n": pa.int64()}), "two columns named 'n'"),
-        (lambda: raw_state(""), "cannot be the name of a state"),
-        (lambda: keyed_raw_state("timers:event"), "cannot be the name of a state"),
+        (lambda: raw_state(""), "is not a valid name of a state"),
+        (lambda: keyed_raw_state("timers:event"), "is not a valid name of a state"),
         (lambda: union_list_state("rocksdb", {"n": pa.int64()}), "'rocksdb' cannot be the name of a state"),
     ],
 )
@@ -168,12 +168,12 @@ def test_streams_that_cannot_be_connected_are_refused(orders: Stream, paid: Stre
     assert "two pipelines" in refusal(lambda: orders.connect(elsewhere)).what
     assert "a stream is needed" in refusal(lambda: orders.connect("paid")).what  # type: ignore[arg-type]
     grouped = paid.group_by("order_id")
-    assert "one that is not grouped" in refusal(lambda: orders.connect(grouped)).what  # type: ignore[arg-type]
-    assert "one that is not grouped" in refusal(lambda: orders.group_by("order").connect(paid)).what  # type: ignore
+    assert "a stream that is not grouped" in refusal(lambda: orders.connect(grouped)).what  # type: ignore[arg-type]
+    assert "a stream that is not grouped" in refusal(lambda: orders.group_by("order").connect(paid)).what  # type: ignore
     connected = orders.connect(paid)
     assert "'order' is string on the right" in refusal(lambda: connected.group_by("order")).what
     assert "did you mean 'order_id'" in refusal(lambda: connected.group_by("order", right="order_ids")).what
-    assert "2 key columns on the left, 1" in refusal(lambda: connected.group_by("order", "kind", right="order")).what
+    assert "2 key columns on the left and 1" in refusal(lambda: connected.group_by("order", "kind", right="order")).what
     assert "no columns" in refusal(lambda: connected.group_by()).what
     with_rules = orders.connect(rules.broadcast())
     assert "has no keys" in refusal(lambda: with_rules.group_by("kind", right="kind")).what

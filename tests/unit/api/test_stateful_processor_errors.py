@@ -53,7 +53,7 @@ def refused(call: Callable[[], Any]) -> PipelineError:
     [
         ({"statefulProcessor": Nothing}, "statefulProcessor is the class Nothing"),
         ({"statefulProcessor": object()}, "statefulProcessor is a object"),
-        ({"outputStructType": "k STRIN"}, "outputStructType 'k STRIN' cannot be read"),
+        ({"outputStructType": "k STRIN"}, "outputStructType 'k STRIN' cannot be parsed"),
         ({"outputStructType": StructType([])}, "outputStructType is StructType"),
         ({"outputStructType": IntegerType()}, "outputStructType is a IntegerType"),
         ({"outputMode": "Complete"}, "outputMode is 'Complete'"),
@@ -100,14 +100,14 @@ def fails(handle: StatefulProcessorHandle) -> None:
     ("declare", "what"),
     [
         (twice, "two states are named 'a'"),
-        (kept_and_deleted, "state 'a' is deleted and declared"),
+        (kept_and_deleted, "state 'a' is both deleted and declared"),
         (fails, "init of the processor Nothing failed"),
-        (lambda handle: handle.getValueState("", "n INT"), "'' cannot be the name of a state"),
-        (lambda handle: handle.getValueState("a:b", "n INT"), "'a:b' cannot be the name"),
-        (lambda handle: handle.getValueState("a", "INT"), "the schema 'INT' cannot be read"),
+        (lambda handle: handle.getValueState("", "n INT"), "'' is not a valid name of a state"),
+        (lambda handle: handle.getValueState("a:b", "n INT"), "'a:b' is not a valid name"),
+        (lambda handle: handle.getValueState("a", "INT"), "the schema 'INT' cannot be parsed"),
         (lambda handle: handle.getValueState("a", None), "the schema is a NoneType"),
         (lambda handle: handle.getValueState("a", "n INT", -5), "ttlDurationMs is -5"),
-        (lambda handle: handle.getValueState("a", "n INT", 5), "a state has a TTL"),
+        (lambda handle: handle.getValueState("a", "n INT", 5), "the state has a TTL"),
         (lambda handle: handle.getMapState("a", "n ARRAY<INT>", "n INT"), "cannot be part of a map key"),
         (lambda handle: handle.getValueState("a", "n INT").update((1,)), "update of a state is called in init"),
         (lambda handle: handle.registerTimer(5), "registerTimer is called in init"),
@@ -146,14 +146,14 @@ def test_an_initial_state_is_bounded_and_has_keys_of_the_same_types() -> None:
 
     assert "initialState is unbounded" in given(read(p, "endless", rows=None).group_by("k")).what
     error = given(read(p, "numbers", schema=other).group_by("owner"))
-    assert "grouped by owner (int64), the stream by k (string)" in error.what
+    assert "grouped by owner (int64), but the stream by k (string)" in error.what
     assert "belong to two pipelines" in given(read(Pipeline()).group_by("k")).what
 
 
 def test_a_result_without_event_time_says_how_it_lost_it() -> None:
     result = grouped().transform_with_state(Nothing(), "k STRING, t TIMESTAMP", "Append", "EventTime", uid="it")
     error = refused(lambda: result.group_by("k").window(tumbling("1 min")))
-    assert "eventTimeColumnName is not given" in error.cause
+    assert "eventTimeColumnName is not set" in error.cause
     kept = grouped().transform_with_state(Nothing(), "k STRING, t TIMESTAMP", "Append", "None", None, "t", uid="it")
     kept.group_by("k").window(tumbling("1 min"))
 

@@ -121,7 +121,7 @@ def test_batch_gives_what_an_independent_calculation_gives(
     parallelism = rng.randint(1, 4) if case.rescales else FIXED_PARALLELISM
     options = {"parallelism": parallelism, "state_backend": BACK_ENDS[seed % len(BACK_ENDS)]}
     if case.depends_on_mode:
-        with pytest.raises(PipelineError, match="may give other rows in batch"):
+        with pytest.raises(PipelineError, match="may emit other rows in batch"):
             InProcessBatch(proof.build, options, scratch=str(tmp_path)).run()
         options["allow_mode_dependent"] = True
     job = InProcessBatch(proof.build, options, scratch=str(tmp_path), batch_rows=rng.randint(1, 60))

@@ -165,7 +165,10 @@ def test_rows_for_a_side_output_that_nobody_reads_are_dropped_and_counted(sink: 
 @pytest.mark.parametrize(
     ("given", "cause"),
     [
-        (SideOutput("other", pa.record_batch({"v": [1]})), "rows for the side output 'other'; declared are ['bad']"),
+        (
+            SideOutput("other", pa.record_batch({"v": [1]})),
+            "rows for the undeclared side output 'other'; declared are ['bad']",
+        ),
         (SideOutput("bad", pa.record_batch({"v": [1]})), "side output 'bad': columns are ['v']"),
     ],
 )

@@ -221,7 +221,7 @@ def test_what_would_end_the_slot_fails_the_job_by_the_name_of_the_function(error
     harness = AsyncMapHarness()
     harness.rows(1)
     harness.operator._on_done(1, None, error)
-    with pytest.raises(TidegateError, match=f"twice gave no answer.*{type(error).__name__}"):
+    with pytest.raises(TidegateError, match=f"twice returned no answer.*{type(error).__name__}"):
         harness.turn()
 
 
@@ -262,7 +262,7 @@ def test_what_the_function_raises_comes_out_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "cause"),
-    [(7, "it gave a int"), (rows(1), "columns are ['v']"), ([twice(rows(1)), 8], "it gave a int")],
+    [(7, "it returned a int"), (rows(1), "columns are ['v']"), ([twice(rows(1)), 8], "it returned a int")],
 )
 def test_an_answer_that_is_not_of_the_schema_is_refused_by_the_name_of_the_function(answer: Any, cause: str) -> None:
     harness = AsyncMapHarness(lambda batch: answer)

@@ -176,9 +176,9 @@ def test_what_does_not_fit_is_refused_with_the_line() -> None:
         s.deduplicate("k", within="1 h", uid="d")
     with pytest.raises(PipelineError, match='keep="last" needs within'):
         s.deduplicate("k", keep="last", uid="d")
-    with pytest.raises(PipelineError, match="within of 0 s is none"):
+    with pytest.raises(PipelineError, match="within='0 s' is not positive"):
         s.deduplicate("k", within="0 s", uid="d")
     with pytest.raises(PipelineError, match="did you mean 'k'|no column"):
         s.deduplicate("kk", uid="d")
-    with pytest.raises(PipelineError, match="deduplicate on no columns"):
+    with pytest.raises(PipelineError, match="deduplicate has no columns"):
         s.deduplicate([], uid="d")

@@ -311,7 +311,7 @@ def test_a_wrong_batch_is_refused_with_the_column_and_the_line_of_the_yield() ->
         ProcessHarness(Wrong(), schema=pa.schema([("what", pa.string())])).feed((1, 5))
     with open(__file__) as source:
         line = next(n for n, text in enumerate(source, 1) if text.endswith("# the line\n"))
-    assert "column 'what' is int64, declared is string" in str(refused.value)
+    assert "column 'what' is int64, but string is declared" in str(refused.value)
     assert f"test_keyed_process.py:{line}" in refused.value.where and "'op' subtask 0" in refused.value.where
 
 
@@ -350,9 +350,9 @@ def test_timers_need_an_on_timers_and_whole_numbers() -> None:
         def process(self, rows: KeyedRows, ctx: ProcessContext) -> None:
             ctx.event_timers.register(rows.keys, rows.owners, np.zeros(len(rows.owners)))
 
-    with pytest.raises(PipelineError, match="no on_timers"):
+    with pytest.raises(PipelineError, match="no method on_timers"):
         ProcessHarness(Mute()).feed((1, 5))
-    with pytest.raises(PipelineError, match="whole numbers"):
+    with pytest.raises(PipelineError, match="two integer columns"):
         ProcessHarness(Fractions()).feed((1, 5))
 
 
@@ -374,5 +374,5 @@ def test_timers_of_keys_that_the_set_does_not_have_are_refused(owner: int) -> No
         def process(self, rows: KeyedRows, ctx: ProcessContext) -> None:
             ctx.event_timers.delete(rows.keys, np.full(1, owner, np.int32), np.zeros(1, np.int64))
 
-    with pytest.raises(PipelineError, match=f"timers are of keys {owner} to {owner}, the set has 1,"):
+    with pytest.raises(PipelineError, match=f"timers have keys {owner} to {owner}, but the set has 1 keys,"):
         ProcessHarness(Astray()).feed((1, 5))

@@ -152,7 +152,10 @@ def test_at_the_end_open_windows_are_dropped_counted_and_logged_if_the_job_says_
         assert harness.finish() == []
     assert harness.context.counters == {"processing_time_dropped": 2}
     (record,) = caplog.records
-    assert "operator=op subtask=0" in TextFormatter({}).format(record) and "2 results, are dropped" in record.message
+    assert (
+        "operator=op subtask=0" in TextFormatter({}).format(record)
+        and "2 results of open windows are dropped" in record.message
+    )
     assert harness.operator.next_processing_time_ms() is None
 
 

@@ -90,7 +90,7 @@ def test_whole_numbers_are_of_64_bits_in_a_frame_and_none_becomes_another() -> N
 def test_a_frame_without_a_declared_column_is_refused(frame: Any) -> None:
     with pytest.raises(PipelineError, match="outputStructType") as refused:
         given(frames(pa.schema([("k", pa.string()), ("n", pa.int64())])), frame)
-    assert "declared are ['k', 'n']" in refused.value.cause
+    assert "['k', 'n'] are declared" in refused.value.cause
 
 
 @pytest.mark.parametrize("variant", ["row", "pandas"])

@@ -84,7 +84,7 @@ def refused(aggregate: Aggregate) -> PipelineError:
 
 def test_an_aggregate_of_another_package_names_itself_in_errors() -> None:
     error = refused(td.aggregate("median", "s"))
-    assert "median of column 's' is not offered: it is of type string" in error.what
+    assert "median does not support column 's' of type string" in error.what
     assert error.remedy.startswith("median takes numbers; ")
     assert "median() needs a column" in refused(td.aggregate("median")).what
 
@@ -135,8 +135,8 @@ def test_an_aggregate_that_compares_another_column_needs_one(name: str) -> None:
 
 
 def test_columns_that_an_aggregate_does_not_take_are_refused() -> None:
-    assert "count_distinct of 2 columns" in refused(td.aggregate("count_distinct", "k", "s")).what
-    assert "rows of sum are not ordered" in refused(td.aggregate("sum", "k", by="s")).what
+    assert "count_distinct has 2 columns" in refused(td.aggregate("count_distinct", "k", "s")).what
+    assert "sum cannot order rows" in refused(td.aggregate("sum", "k", by="s")).what
 
 
 @pytest.mark.parametrize("name", ["top_rows", "bottom_rows"])

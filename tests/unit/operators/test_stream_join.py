@@ -256,7 +256,9 @@ def test_state_of_other_bounds_is_refused(scratches: Any) -> None:
     subtasks = Subtasks(join_spec(between=("-1 h", "1 h")), "heap", scratches())
     subtasks.feed(0, [(1, 0, 1)])
     subtasks.spec = join_spec(between=("-2 h", "1 h"))
-    with pytest.raises(SnapshotError, match="was inner between -3600 s and 3600 s, now inner between -7200 s and 3600"):
+    with pytest.raises(
+        SnapshotError, match="is inner between -3600 s and 3600 s, the pipeline's is inner between -7200 s and 3600"
+    ):
         subtasks.restart(1)
 
 

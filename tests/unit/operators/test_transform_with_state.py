@@ -492,7 +492,7 @@ def test_a_row_behind_the_watermark_is_refused_where_its_time_counts() -> None:
     )
     harness.feed(("a", 10, 1), ("a", 30, 1))
     assert len(harness.seconds(20)) == 1
-    with pytest.raises(PipelineError, match="the watermark has come to 1970-01-01T00:00:20") as refused:
+    with pytest.raises(PipelineError, match="the watermark is 1970-01-01T00:00:20") as refused:
         harness.feed(("a", 15, 25))
     assert "eventTimeColumnName" in refused.value.remedy
 
@@ -500,10 +500,10 @@ def test_a_row_behind_the_watermark_is_refused_where_its_time_counts() -> None:
 @pytest.mark.parametrize(
     ("give", "cause"),
     [
-        (lambda key: [("a", "b")], "it gave a tuple"),
+        (lambda key: [("a", "b")], "it returned a tuple"),
         (lambda key: [Row("a", "b")], "without names"),
         (lambda key: [Row(k=key, what=5)], "column 'what' is string"),
-        (lambda key: 5, "gave a int"),
+        (lambda key: 5, "returned a int"),
     ],
 )
 def test_rows_that_are_not_of_the_declared_type_are_refused(give: Callable[[str], Any], cause: str) -> None:
@@ -522,14 +522,14 @@ def test_nulls_where_none_are_declared_are_refused() -> None:
 @pytest.mark.parametrize(
     ("use", "what"),
     [
-        (lambda self: self.handle.getValueState("new", "n INT"), "called outside of init"),
-        (lambda self: self.handle.deleteIfExists("n"), "called outside of init"),
+        (lambda self: self.handle.getValueState("new", "n INT"), "called outside init"),
+        (lambda self: self.handle.deleteIfExists("n"), "called outside init"),
         (lambda self: self.handle.registerTimer(5), "with timeMode None"),
-        (lambda self: self.states["n"].update(("x",)), "cannot take"),
-        (lambda self: self.states["n"].update((1, 2)), "cannot take"),
-        (lambda self: self.states["n"].update(1), "cannot take"),
-        (lambda self: self.states["n"].update((True,)), "cannot take"),
-        (lambda self: self.states["n"].update((2**63,)), "cannot take"),
+        (lambda self: self.states["n"].update(("x",)), "refuses an invalid value"),
+        (lambda self: self.states["n"].update((1, 2)), "refuses an invalid value"),
+        (lambda self: self.states["n"].update(1), "refuses an invalid value"),
+        (lambda self: self.states["n"].update((True,)), "refuses an invalid value"),
+        (lambda self: self.states["n"].update((2**63,)), "refuses an invalid value"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_line_of_the_processor(use: Callable[[Any], Any], what: str) -> None:
@@ -559,16 +559,16 @@ def test_a_value_beyond_its_type_is_refused_with_state_key_and_value(use: Callab
         }
 
     harness = ProcessorHarness(Scripted(lambda self, key, rows, _: use(self) if key == "b" else [], states=intervals))
-    with pytest.raises(PipelineError, match=f"{state} cannot take what it was given") as refused:
+    with pytest.raises(PipelineError, match=f"{state} refuses an invalid value") as refused:
         harness.feed(("a", 1, 1), ("b", 2, 1))
-    assert "key k='b'" in refused.value.where and "and got" in refused.value.cause
+    assert "key k='b'" in refused.value.where and "but got" in refused.value.cause
 
 
 def test_a_state_is_of_no_use_without_a_key() -> None:
     kept: list[Any] = []
     harness = ProcessorHarness(Scripted(lambda self, key, rows, _: kept.append(self.states["n"]), states=number))
     harness.feed(("a", 1, 1))
-    with pytest.raises(PipelineError, match="while no key is handled"):
+    with pytest.raises(PipelineError, match="while no key is processed"):
         kept[0].get()
 
 

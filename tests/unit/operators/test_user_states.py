@@ -94,13 +94,13 @@ WRONG: dict[str, tuple[Use, str, str]] = {
     "type": (
         lambda c, k: c.value("value").put(k, plain(3, pa.int64())),
         "value",
-        "column 'n' is int64, declared is int32",
+        "column 'n' is int64, but int32 is declared",
     ),
     "table": (lambda c, k: c.value("value").put(k, pa.table(plain(3))), "value", "columns are a Table"),  # type: ignore[arg-type]
     "names": (
         lambda c, k: c.value("value").put(k, plain(3).rename_columns(["n", "x"])),
         "value",
-        "declared are ['n', 'text']",
+        "['n', 'text'] are declared",
     ),
     "short": (lambda c, k: c.value("value").put(k, plain(1)), "value", "1 rows for 3 keys"),
     "long": (lambda c, k: c.value("value").put(k, plain(5)), "value", "5 rows for 3 keys"),
@@ -112,16 +112,16 @@ WRONG: dict[str, tuple[Use, str, str]] = {
     "mask": (
         lambda c, k: c.value("value").put(k, plain(3), np.array([True])),
         "value",
-        "where is bool[1], needed is bool[3]",
+        "where is bool[1], but must be bool[3]",
     ),
     "numbers": (lambda c, k: c.value("value").clear(k, np.array([1, 0, 1])), "value", "where is int64[3]"),  # type: ignore[arg-type]
     "append": (lambda c, k: c.list("list").append(k, k.rows, plain(1)), "list", "1 rows for 3 owners"),
     "owner": (lambda c, k: c.list("list").append(k, np.array([7]), plain(1)), "list", "owners are from 7 to 7"),  # type: ignore[arg-type]
-    "floats": (lambda c, k: c.list("list").append(k, np.zeros(1), plain(1)), "list", "owners are float64[1]"),  # type: ignore[arg-type]
-    "offsets": (lambda c, k: c.list("list").put(k, elements([0, 1], plain(1))), "list", "offsets are int64[2]"),
+    "floats": (lambda c, k: c.list("list").append(k, np.zeros(1), plain(1)), "list", "owners is float64[1]"),  # type: ignore[arg-type]
+    "offsets": (lambda c, k: c.list("list").put(k, elements([0, 1], plain(1))), "list", "offsets is int64[2]"),
     "falling": (lambda c, k: c.list("list").put(k, elements([0, 2, 1, 3], plain(3))), "list", "offsets do not ascend"),
     "beyond": (lambda c, k: c.list("list").put(k, elements([0, 1, 2, 9], plain(3))), "list", "3 rows for 9 offsets"),
-    "batch": (lambda c, k: c.list("list").put(k, plain(3)), "list", "elements are a RecordBatch"),  # type: ignore[arg-type]
+    "batch": (lambda c, k: c.list("list").put(k, plain(3)), "list", "elements is a RecordBatch"),  # type: ignore[arg-type]
     "map get": (lambda c, k: c.map("map").get(k, k.rows, of_map(3, pa.int32())), "map", "column 'm' is int32"),
     "map key": (
         lambda c, k: c.map("map").put(k, k.rows, of_map(1), plain(3)),

@@ -84,7 +84,7 @@ def test_a_sink_that_raises_what_is_no_error_of_ours_is_told_what_it_raised(tmp_
             for handle in committables:
                 os.replace(self.staged / handle.transaction_id, self.shown / handle.transaction_id)
 
-    with pytest.raises(AssertionError, match="a TidegateError was expected, not FileNotFoundError"):
+    with pytest.raises(AssertionError, match="expected a TidegateError, got FileNotFoundError"):
         Faulty(tmp_path, Raises).test_a_transaction_with_neither_marker_nor_data_is_a_loud_failure()
 
 

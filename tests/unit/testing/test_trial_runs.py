@@ -214,7 +214,7 @@ def test_a_sink_that_does_not_commit_shows_rows_as_often_as_they_were_written() 
         ({"orders": pa.table({"shop": ["a"]})}, "the rows do not fit the source's schema"),
         ({"orders": [Watermark("late")]}, "'late' is not a time"),
         ({"orders": [Advance("5")]}, "by is not a duration: '5'"),
-        ({}, "source 'orders' is unbounded and is fed nothing"),
+        ({}, "source 'orders' is unbounded and is not fed"),
         ({"orders": ["a"]}, "'a' cannot be played"),
         ({"orders": "abc"}, "'abc' cannot be played"),
         ([{"orders": []}, "crash"], "'crash' cannot be played"),
@@ -242,7 +242,7 @@ def test_a_fed_source_has_rows_in_a_trial_alone() -> None:
     p = Pipeline()
     p.read(Fed(ORDERS), uid="orders").write(Parquet("unused"), uid="out")
     assert len(run(p, {"orders": [order("a", "10:00")]})["out"]) == 1
-    with pytest.raises(PipelineError, match="unbounded and is fed nothing"):
+    with pytest.raises(PipelineError, match="unbounded and is not fed"):
         run(p, {})
     with pytest.raises(PipelineError, match="has no records of its own"):
         Fed(ORDERS, bounded=True).discover(1)

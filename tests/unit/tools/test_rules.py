@@ -64,10 +64,10 @@ def test_the_table_marks_rules_open_in_part_and_sections_as_a_whole() -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        (f"| {UNKNOWN} | part | x |", f"{UNKNOWN} is marked open and is no rule"),
+        (f"| {UNKNOWN} | part | x |", f"{UNKNOWN} is marked open, but is not a rule"),
         ("| S8.1 | part | x |", "S8.1 is marked open twice"),
-        ("| S1.2 | some | x |", "does not say whether it is open in part or as a whole"),
-        ("| S1.2 | no extent |", "does not say whether"),
+        ("| S1.2 | some | x |", "must have a cell that says part or whole"),
+        ("| S1.2 | no extent |", "must have a cell that says"),
     ],
 )
 def test_a_table_that_contradicts_itself_is_a_problem(row: str, problem: str) -> None:
@@ -145,7 +145,7 @@ def test_a_test_of_a_rule_that_is_open_as_a_whole_is_a_contradiction() -> None:
 
 def test_a_citation_of_a_rule_that_is_not_there_is_named() -> None:
     given = found(f'def test_all():\n    """{ONE}-{THREE}, {UNKNOWN}."""\n')
-    assert given.problems == [f"{UNKNOWN} is no rule, but is cited by t0.py::test_all"]
+    assert given.problems == [f"{UNKNOWN} is not a rule, but is cited by t0.py::test_all"]
 
 
 def test_the_listing_shows_three_tests_a_rule_and_how_many_more() -> None:

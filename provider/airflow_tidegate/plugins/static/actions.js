@@ -1,11 +1,11 @@
-// The buttons: what each asks before it is done, the command, and the answer that comes from the job's driver.
+// The buttons: the dialog of each, its command, and the answer of the job's driver.
 import { h, notice } from "./dom.js";
 import { call } from "./live.js";
 
 const ANSWER_POLL_MS = 1000;
 const LONGEST_ANSWER_MS = 15 * 60 * 1000;
 
-/** A press has one name: a second click, or a request sent again, is the same press. */
+/** Each press has one nonce, so that a second click or a repeated request counts as the same press. */
 function newNonce() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return [...bytes].map((b) => b.toString(16).padStart(2, "0")).join("");
@@ -22,17 +22,17 @@ function check(name, label, hint) {
 }
 
 const ON_TIMEOUT = [
-  ["keep_running", "give the stop up, the job goes on"],
-  ["suspend", "stop without letting windows fire"],
+  ["keep_running", "give up the stop, the job continues"],
+  ["suspend", "stop without firing windows"],
   ["cancel", "cancel the job"],
 ];
 
 const stopFields = (drains) => [
-  h("label", {}, "Time to end", h("input", { name: "timeout", placeholder: "10 min (default: the job's stop_timeout)", autocomplete: "off" })),
+  h("label", {}, "Time limit", h("input", { name: "timeout", placeholder: "10 min (default: the job's stop_timeout)", autocomplete: "off" })),
   select("on_timeout", "If it has not ended by then", drains ? ON_TIMEOUT : ON_TIMEOUT.filter(([v]) => v !== "suspend")),
 ];
 
-/** verb on the page -> its words. `fixed`: arguments; `fields`: what the dialog asks; `danger`: its colour. */
+/** Verb on the page -> its texts. `fixed`: arguments; `fields`: inputs of the dialog; `danger`: warning colour. */
 export const ACTIONS = {
   checkpoint: { label: "Checkpoint", right: "operate", done: "Checkpoint completed" },
   savepoint: { label: "Savepoint", right: "operate", done: "Savepoint completed" },
@@ -42,7 +42,7 @@ export const ACTIONS = {
     right: "control",
     danger: true,
     title: "Stop the job with a savepoint",
-    text: "The job ends. Open windows and all other state are kept in the savepoint; a restore goes on from it.",
+    text: "The job ends. The savepoint keeps open windows and all other state; a restore resumes from it.",
     fixed: { mode: "suspend" },
     fields: () => stopFields(false),
     confirm: "Stop the job",
@@ -54,7 +54,7 @@ export const ACTIONS = {
     right: "control",
     danger: true,
     title: "Drain the job",
-    text: "The sources stop, every open window fires with what it has, all output is committed, and the job ends. A later restore would emit those windows again.",
+    text: "The sources stop, every open window fires with its current rows, all output is committed, and the job ends. A later restore would emit those windows again.",
     fixed: { mode: "drain" },
     fields: () => stopFields(true),
     confirm: "Drain the job",
@@ -65,7 +65,7 @@ export const ACTIONS = {
     right: "control",
     danger: true,
     title: "Cancel the job",
-    text: "The job ends at once, without a savepoint. What came after its latest checkpoint is processed again by a restore.",
+    text: "The job ends at once, without a savepoint. A restore processes the input after its latest checkpoint again.",
     confirm: "Cancel the job",
     done: "The job is cancelled",
   },
@@ -77,11 +77,11 @@ export const ACTIONS = {
     fields: () => [
       select("on_committed_after", "If output was committed after the snapshot", [
         ["refuse", "refuse"],
-        ["rewind", "let the sinks take it back"],
-        ["accept_duplicates", "accept that its rows come again"],
+        ["rewind", "let the sinks delete it"],
+        ["accept_duplicates", "accept that its rows are written again"],
       ]),
-      check("allow_drained", "It may be the snapshot of a drain", "its windows fired early and emit again"),
-      check("allow_non_restored_state", "Drop state that the pipeline no longer has"),
+      check("allow_drained", "Allow the snapshot of a drain", "its windows fired early and emit again"),
+      check("allow_non_restored_state", "Drop state that the pipeline no longer uses"),
     ],
     confirm: "Restore",
     done: "Restored",
@@ -89,8 +89,8 @@ export const ACTIONS = {
   commit: {
     label: "Commit…",
     right: "operate",
-    title: "Publish what is staged",
-    text: "Approves this checkpoint and all before it that wait. It cannot be taken back.",
+    title: "Publish the staged output",
+    text: "Approves this checkpoint and all earlier ones that wait. This cannot be revoked.",
     confirm: "Commit",
     done: "Approved",
   },
@@ -98,13 +98,13 @@ export const ACTIONS = {
     label: "Reject…",
     right: "control",
     danger: true,
-    title: "Reject what is staged",
-    text: "Nothing of this checkpoint, or of those after it, is ever published.",
+    title: "Reject the staged output",
+    text: "The output of this checkpoint and of all later ones is never published.",
     fields: () => [
       select("then", "Then the job", [
         ["stop", "stops"],
-        ["replay", "goes back in front of it and reads the input again"],
-        ["quarantine", "goes on; the rows move to the quarantine"],
+        ["replay", "restores the checkpoint before it and reads the input again"],
+        ["quarantine", "continues; the rows move to the quarantine"],
       ]),
       h("label", {}, "Reason", h("input", { name: "reason", maxlength: 500, placeholder: "for the decision log", autocomplete: "off" })),
     ],
@@ -113,7 +113,7 @@ export const ACTIONS = {
   },
 };
 
-/** A button for `name`. `job`: as read; `more`: arguments such as a checkpoint; `why`: why it cannot be pressed now. */
+/** A button for `name`. `more`: arguments such as a checkpoint; `why`: why it is disabled now, or "". */
 export function button(name, context, { more = {}, why = "", kind = "" } = {}) {
   const action = ACTIONS[name];
   const allowed = context.may[action.right];
@@ -144,7 +144,7 @@ async function press(name, context, more, pressed) {
   }
 }
 
-/** The dialog: what the user chose, or null. */
+/** Shows the dialog. Resolves to the user's choices, or null. */
 function ask(action, context, more) {
   return new Promise((resolve) => {
     const form = h("form", { method: "dialog" });
@@ -158,11 +158,11 @@ function ask(action, context, more) {
       h(
         "footer",
         {},
-        h("button", { type: "button", onclick: () => dialog.close("") }, "Keep as it is"),
+        h("button", { type: "button", onclick: () => dialog.close("") }, "Keep as is"),
         h("button", { type: "button", class: action.danger ? "danger solid" : "solid", "data-confirm": "", onclick: () => dialog.close("yes") }, action.confirm),
       ),
     );
-    // Not submitted as a form: the page's policy allows no form to go anywhere.
+    // Do not submit the form: the page's content security policy forbids form actions.
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       dialog.close("yes");
@@ -201,7 +201,7 @@ async function send(name, context, body) {
 }
 
 async function follow(action, context, commandId, show) {
-  show("wait", `${action.label.replace("…", "")}: the job has been asked`, "Its answer comes here. You may leave the page.");
+  show("wait", `${action.label.replace("…", "")}: command sent to the job`, "The answer appears here. You may leave the page.");
   const until = Date.now() + LONGEST_ANSWER_MS;
   while (Date.now() < until) {
     const told = await call(context.address("commands", commandId));
@@ -212,5 +212,5 @@ async function follow(action, context, commandId, show) {
     }
     await new Promise((resolve) => setTimeout(resolve, ANSWER_POLL_MS));
   }
-  show("wait", "No answer yet", "The command stays in the job directory until it expires.");
+  show("wait", "No answer yet", "The command remains in the job directory until it expires.");
 }

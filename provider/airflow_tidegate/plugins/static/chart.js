@@ -1,11 +1,11 @@
-// The history of snapshots as a picture: how long each took and of what, and how large it was.
+// Chart of the snapshot history: the duration of each snapshot with its parts, and its size.
 import { h, svg } from "./dom.js";
 import { milliseconds, size } from "./format.js";
 
 const PARTS = [
   ["alignment_ms", "alignment", "waiting for barriers"],
-  ["sync_ms", "sync", "copying state, records wait"],
-  ["async_ms", "async", "writing, records flow"],
+  ["sync_ms", "sync", "copying state while records wait"],
+  ["async_ms", "async", "writing while records flow"],
 ];
 const NEWEST = 40;
 const FEWEST = 16;
@@ -14,13 +14,13 @@ const SIZE_HEIGHT = 44;
 const LEFT = 58;
 const TOP = 8;
 
-/** A round number that is not less. */
+/** The next round number that is not less than `value`. */
 function roundUp(value) {
   const unit = 10 ** Math.floor(Math.log10(Math.max(value, 1e-9)));
   return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].map((n) => n * unit).find((n) => n >= value);
 }
 
-/** How a snapshot's time divides: the slowest subtask's parts, as far as they fit, and what else passed. */
+/** The parts of a snapshot's duration: the slowest subtask's parts, limited to the total, and the rest. */
 export function partsOf(snapshot) {
   let left = snapshot.duration_ms ?? 0;
   const parts = PARTS.map(([field, name]) => {
@@ -47,7 +47,7 @@ export function chart(history) {
       "ul",
       { class: "legend" },
       PARTS.map(([, name, why]) => h("li", { class: name, title: why }, name)),
-      h("li", { class: "rest", title: "from trigger to completion, besides" }, "other"),
+      h("li", { class: "rest", title: "remaining time from trigger to completion" }, "other"),
       h("li", { class: "size" }, "size"),
       shown.some((s) => s.status === "aborted") ? h("li", { class: "aborted" }, "aborted") : null,
     ),

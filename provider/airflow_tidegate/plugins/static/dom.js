@@ -1,11 +1,11 @@
-// Elements from data. Text goes in as text nodes alone: nothing here, or anywhere on the page, parses HTML.
+// Creates elements from data. Text is added as text nodes only: no code of the page parses HTML.
 
-/** An element. `attributes`: `class`, `on<event>` functions, `data-…`, booleans; `children`: nodes, texts, lists; null is left out. */
+/** An element. `attributes`: `class`, `on<event>` functions, `data-…`, booleans; `children`: nodes, texts, lists; null is skipped. */
 export function h(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** The same for SVG. */
+/** An SVG element; see `h`. */
 export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
@@ -20,7 +20,7 @@ function fill(element, attributes, children) {
   return element;
 }
 
-/** A part of the page that is drawn anew only when what it shows has changed: focus, selection and open details stay. */
+/** A part of the page that is redrawn only when its data has changed, so that focus, selection and open details stay. */
 export class Section {
   constructor(draw, attributes = {}) {
     this.element = h("section", attributes);
@@ -77,7 +77,7 @@ export function table(columns, rows, caption) {
 
 const notices = document.getElementById("notices");
 
-/** A message in the corner. `kind`: "good", "bad" or "wait"; gives a function that replaces it. */
+/** A message in the corner. `kind`: "good", "bad" or "wait"; returns a function that replaces it. */
 export function notice(kind, text, detail = "") {
   const close = h("button", { class: "close", "aria-label": "Dismiss", onclick: () => box.remove() }, "×");
   const box = h("div", {});

@@ -1,4 +1,4 @@
-// Numbers and times for people.
+// Formats numbers and times.
 import { h } from "./dom.js";
 
 const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -35,12 +35,12 @@ export function duration(seconds) {
   return `${(s / 86400 / 365.25).toFixed(1)} years`;
 }
 
-/** Event time as in the data: to the minute, with the zone. */
+/** Event time to the second, with the zone. */
 export function eventTime(iso) {
   return iso === null || iso === undefined ? null : `${iso.slice(0, 10)} ${iso.slice(11, 19)} UTC`;
 }
 
-/** The same in short, for big figures. */
+/** Event time to the minute, for large figures. */
 export const eventMinute = (iso) => (iso ? `${iso.slice(0, 10)} ${iso.slice(11, 16)}` : null);
 
 /** How far the server's clock is ahead of this one, milliseconds. */
@@ -54,7 +54,7 @@ const ago = (iso) => {
   return s < 1.5 ? "now" : `${duration(s)} ago`;
 };
 
-/** A moment as "3 min ago" that stays right, and in full as its title. */
+/** A time as "3 min ago", which is updated every second; the full time is its title. */
 export function since(iso) {
   if (!iso) return null;
   return h("time", { datetime: iso, title: `${iso.replace("T", " ").replace("Z", " UTC")}` }, ago(iso));
@@ -80,19 +80,19 @@ const TONES = {
   CREATED: "quiet",
 };
 
-/** The status as a badge in the colours that Airflow gives its states. */
+/** The status as a badge in Airflow's colours of states. */
 export function badge(status, isSilent = false) {
   const tone = isSilent ? "failed" : (TONES[status] ?? "quiet");
   const words = status.replaceAll("_", " ").toLowerCase();
   return h("span", { class: `badge ${tone}` }, h("i", { "aria-hidden": "true" }), isSilent ? `${words}, no sign of life` : words);
 }
 
-/** Who: "airflow-ui:anna" and "airflow:dag/run/task" in short, in full as the title. */
+/** A sender such as "airflow-ui:anna" or "airflow:dag/run/task" without its prefix; the full name is the title. */
 export function who(by) {
   if (!by) return null;
   const text = by.startsWith("airflow-ui:") ? by.slice(11) : by.startsWith("airflow:") ? by.slice(8) : by;
   return h("span", { class: "who", title: by }, text);
 }
 
-/** A long path that may break and can be copied. */
+/** A long path that can wrap and be copied. */
 export const path = (text) => (text ? h("code", { class: "path" }, text) : null);

@@ -38,7 +38,7 @@ const parts = {
   events: new Section(drawEvents, { class: "card", id: "events" }),
 };
 page.append(
-  h("nav", { class: "crumbs", "aria-label": "Where this is" }, h("a", { href: url("ui", "jobs") }, "tidegate jobs"), h("span", { "aria-hidden": "true" }, "/"), h("span", {}, conn), updated),
+  h("nav", { class: "crumbs", "aria-label": "Breadcrumbs" }, h("a", { href: url("ui", "jobs") }, "tidegate jobs"), h("span", { "aria-hidden": "true" }, "/"), h("span", {}, conn), updated),
   ...Object.values(parts).map((part) => part.element),
 );
 
@@ -100,16 +100,16 @@ function drawBanners(job) {
     const place = failure ? [failure.operator, failure.subtask === null ? null : `subtask ${failure.subtask}`].filter(Boolean).join(", ") : "";
     told.push(banner("failed", "The job has failed", job.reason || failure?.message || "", place ? h("p", { class: "where" }, place) : null));
   }
-  if (job.is_silent) told.push(banner("failed", "The driver gives no sign of life", `Neither its heartbeat nor its decision log has moved for ${duration(job.silent)}. A restore from the latest recovery point starts a new one and fences this one off.`));
+  if (job.is_silent) told.push(banner("failed", "The driver gives no sign of life", `Neither its heartbeat nor its decision log has changed for ${duration(job.silent)}. A restore from the latest recovery point starts a new driver and fences this one.`));
   if (job.stop) told.push(banner(job.stop.stopped ? "success" : "warning", `Stop (${job.stop.mode}): ${String(job.stop.outcome).replaceAll("_", " ")}`, job.stop.meaning, job.stop.next, job.stop.remark, job.stop.path ? h("p", {}, path(job.stop.path)) : null));
   else if (job.status === "CANCELED") told.push(banner("quiet", "The job was cancelled", job.reason));
   else if (job.status === "STOPPED" && job.reason) told.push(banner("quiet", "The job has stopped", job.reason));
-  if (job.status === "WAITING_FOR_SLOTS" && job.slots.needed) told.push(banner("warning", `Waiting for slots: ${job.slots.registered ?? 0} of ${job.slots.needed} are there`, "They start together or not at all."));
-  if (job.status === "CREATED") told.push(banner("quiet", "No driver has begun yet", "The job has been submitted. If this stays so, start it again."));
-  if (job.status === "RESTARTING") told.push(banner("warning", "The job restarts", failure?.message ?? ""));
-  if (job.no_restore) told.push(banner("quiet", "It is not restored from this page", job.no_restore));
-  if (job.paused) told.push(banner("warning", "The sources pause", `${job.waiting.length} checkpoints wait for a verdict, as many as max_uncommitted_checkpoints allows.`));
-  if (job.deletions) told.push(banner("warning", "Checkpoints wait for deletions", job.deletions));
+  if (job.status === "WAITING_FOR_SLOTS" && job.slots.needed) told.push(banner("warning", `Waiting for slots: ${job.slots.registered ?? 0} of ${job.slots.needed} have registered`, "All slots start together."));
+  if (job.status === "CREATED") told.push(banner("quiet", "No driver has started yet", "The job has been submitted. If this does not change, start it again."));
+  if (job.status === "RESTARTING") told.push(banner("warning", "The job is restarting", failure?.message ?? ""));
+  if (job.no_restore) told.push(banner("quiet", "This page cannot restore the job", job.no_restore));
+  if (job.paused) told.push(banner("warning", "The sources are paused", `${job.waiting.length} checkpoints wait for a verdict, the most that max_uncommitted_checkpoints allows.`));
+  if (job.deletions) told.push(banner("warning", "Checkpoints wait for file deletions", job.deletions));
   return told;
 }
 
@@ -121,7 +121,7 @@ function drawFacts(job) {
   const last = job.last;
   return [
     fact("Throughput", job.is_terminal ? "–" : (rate(job.rate) ?? (job.records === null ? "–" : "measuring")), job.records === null ? null : `${count(job.records)} records read in this run`),
-    fact("Watermark", eventMinute(job.watermark), job.watermark ? (job.is_terminal ? "UTC" : `UTC, ${duration(job.lag)} behind now`) : "none yet"),
+    fact("Watermark", eventMinute(job.watermark), job.watermark ? (job.is_terminal ? "UTC" : `UTC, lag ${duration(job.lag)}`) : "none yet"),
     fact("Last snapshot", last ? milliseconds(last.duration_ms) : null, last ? [`${last.kind} ${last.id}, ${size(last.bytes) ?? "size unknown"}, `, since(last.completed_at)] : "none yet"),
     fact("Snapshots", count(job.statistics.completed), [plural(job.statistics.savepoints, "savepoint"), Object.values(job.statistics.aborted).length ? `, ${Object.values(job.statistics.aborted).reduce((a, b) => a + b, 0)} aborted` : ""].join("")),
     fact("Slots", job.slots.needed ? `${job.slots.registered ?? 0} of ${job.slots.needed}` : count(job.parallelism), `generation ${job.generation}`),
@@ -134,7 +134,7 @@ function drawGate(gate) {
   const newestWaiting = gate.waiting.at(-1);
   const ended = gate.is_terminal ? "The job has ended: give the verdict in a DAG (TidegateCommitCheckpointOperator, TidegateRejectCheckpointOperator) or with `tidegate commit-pending`" : "";
   return card("Waiting for a verdict",
-    h("p", { class: "sub" }, `Checkpoints ${gate.waiting.join(", ")} have staged rows that nobody reads before they are committed.`),
+    h("p", { class: "sub" }, `Checkpoints ${gate.waiting.join(", ")} have staged rows. Readers do not see them before they are committed.`),
     gate.problem ? h("p", { class: "sub" }, gate.problem) : null,
     gate.staged.length ? table([["Sink", "name"], ["From checkpoint", "number"], ["Rows", "number"], ["Size", "number"], ["Where"]],
       gate.staged.map((s) => [h("code", {}, s.uid), `#${s.checkpoint_id}`, count(s.rows), size(s.bytes),
@@ -164,7 +164,7 @@ const VERDICTS = { waiting: "waiting", approved: "approved", rejected: "rejected
 function outcome(s) {
   if (s.status === "pending") return h("span", { class: "mark" }, "under way");
   if (s.status === "aborted") return h("span", { class: "mark bad", title: s.reason ?? "" }, s.reason ? `aborted: ${s.reason}` : "aborted");
-  if (s.taken_back) return h("span", { class: "mark bad" }, "taken back");
+  if (s.taken_back) return h("span", { class: "mark bad" }, "rewound");
   if (s.committed) return h("span", { class: "mark done" }, "committed");
   if (s.verdict) return h("span", { class: `mark ${s.verdict === "approved" ? "done" : s.verdict === "waiting" ? "wait" : "bad"}` }, VERDICTS[s.verdict]);
   return h("span", { class: "mark done" }, "completed");
@@ -175,8 +175,8 @@ function drawHistory({ history, total, statistics, all: whole }) {
   const shown = whole ? history : history.slice(0, few());
   const figures = statistics.duration_ms;
   return card("Snapshots",
-    figures ? h("p", { class: "sub" }, `${count(statistics.completed)} completed of ${count(statistics.triggered)}; half took at most ${milliseconds(figures.p50)}, the slowest ${milliseconds(figures.max)}.`) : null,
-    table([["Id", "number id"], ["Kind"], ["Outcome"], ["Triggered"], ["Duration", "number"], ["Alignment", "number"], ["Sync", "number"], ["Async", "number"], ["Size", "number"], ["Asked by"]],
+    figures ? h("p", { class: "sub" }, `${count(statistics.completed)} completed of ${count(statistics.triggered)}; median ${milliseconds(figures.p50)}, slowest ${milliseconds(figures.max)}.`) : null,
+    table([["Id", "number id"], ["Kind"], ["Outcome"], ["Triggered"], ["Duration", "number"], ["Alignment", "number"], ["Sync", "number"], ["Async", "number"], ["Size", "number"], ["Requested by"]],
       shown.map((s) => [`#${s.id}`, s.kind, outcome(s), since(s.triggered_at), milliseconds(s.duration_ms), milliseconds(s.alignment_ms), milliseconds(s.sync_ms), milliseconds(s.async_ms), size(s.bytes), who(s.by)]), "Snapshots, newest first"),
     history.length > few() ? h("div", { class: "more" }, h("button", { type: "button", onclick: () => ((all = !all), show(newest)) }, whole ? "Show fewer" : `Show ${history.length} of ${total}`)) : null);
 }
@@ -184,7 +184,7 @@ function drawHistory({ history, total, statistics, all: whole }) {
 function drawPoints(job) {
   if (!job.points.length) return null;
   return card("Restore points",
-    h("p", { class: "sub" }, job.latest === null ? "" : `The latest recovery point is #${job.latest}; savepoints and checkpoints that are still there can be named, too.`),
+    h("p", { class: "sub" }, job.latest === null ? "" : `The latest recovery point is #${job.latest}; you can also restore any listed savepoint or checkpoint.`),
     table([["Id", "number id"], ["Kind"], ["Completed"], ["Size", "number"], ["Path"], ["", "act"]],
       job.points.map((s) => [`#${s.id}`, s.kind, since(s.completed_at), size(s.bytes), path(s.path),
         button("restore", context(), { more: { checkpoint_id: s.id }, why: job.no_restore })]), "Restore points, newest first"));
@@ -207,13 +207,13 @@ function drawCounters({ counters, periods }) {
 function drawEvents(events) {
   if (!events.length) return null;
   return card("Decision log",
-    h("p", { class: "sub" }, "What was decided, by whom; checkpoints that the job takes by itself are above."),
+    h("p", { class: "sub" }, "Decisions and who made them, without the checkpoints that the job takes by itself."),
     h("ol", { class: "events" }, events.map((e) => h("li", {}, since(e.at), h("span", {}, e.what), e.by ? h("em", {}, "by ", who(e.by)) : null))));
 }
 
 const live = new Live(() => call(address()), show, (error) => {
   page.removeAttribute("aria-busy");
   updated.className = "updated lost";
-  updated.textContent = error.status === 401 ? "logged out: reload the page" : error.status === 404 ? "this job is gone, or you may no longer see it" : `not reached: ${error.message}`;
+  updated.textContent = error.status === 401 ? "logged out: reload the page" : error.status === 404 ? "this job no longer exists, or you may no longer see it" : `Airflow does not answer: ${error.message}`;
 }, (data) => pace(data.is_terminal, unchanged));
 live.now();

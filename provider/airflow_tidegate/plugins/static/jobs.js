@@ -66,9 +66,9 @@ function draw() {
 function drawJobs({ jobs, none, several, connections }) {
   if (none) {
     return h("div", { class: "empty" }, h("h2", {}, dag ? "This DAG has no job yet" : "No jobs yet"),
-      h("p", {}, `A task with TidegateStartJobOperator starts one. Shown are jobs of the connections ${connections.join(", ")} whose DAG you may read.`));
+      h("p", {}, `A task with TidegateStartJobOperator starts one. This page shows jobs of the connections ${connections.join(", ")} whose DAG you may read.`));
   }
-  if (jobs.length === 0) return h("div", { class: "empty" }, h("p", {}, "No job fits."));
+  if (jobs.length === 0) return h("div", { class: "empty" }, h("p", {}, "No job matches the filter."));
   const columns = [["Job", "name"], ["Status"], ["Throughput", "number"], ["Records in this run", "number"], ["Watermark"], ["Last checkpoint"], ["Restarts", "number"], ["Owner DAG"]];
   return table(columns, jobs.map((job) => [
     h("div", {}, h("a", { href: url("ui", "jobs", job.conn_id, job.job_id), class: "job" }, job.job_id), several ? h("small", {}, job.conn_id) : null),
@@ -77,8 +77,8 @@ function drawJobs({ jobs, none, several, connections }) {
       job.reason ? h("small", { class: "reason", title: job.reason }, job.reason) : null),
     rate(job.rate),
     job.records ? count(job.records) : null,
-    job.watermark ? h("div", {}, eventTime(job.watermark), job.is_terminal ? null : h("small", {}, `${duration(job.lag_s)} behind now`)) : null,
-    job.last_checkpoint_at ? h("div", {}, since(job.last_checkpoint_at), h("small", {}, `${count(job.checkpoints)} in all`)) : null,
+    job.watermark ? h("div", {}, eventTime(job.watermark), job.is_terminal ? null : h("small", {}, `lag ${duration(job.lag_s)}`)) : null,
+    job.last_checkpoint_at ? h("div", {}, since(job.last_checkpoint_at), h("small", {}, `${count(job.checkpoints)} in total`)) : null,
     String(job.restarts),
     job.owner_dag ? h("span", { class: "dag" }, job.owner_dag) : who(job.submitted_by),
   ]), "Jobs");
@@ -86,9 +86,9 @@ function drawJobs({ jobs, none, several, connections }) {
 
 function drawProblems({ problems: told, unreadable }) {
   if (told.length + unreadable === 0) return null;
-  return h("div", { class: "banner warning" }, h("strong", {}, "Not everything can be read"),
+  return h("div", { class: "banner warning" }, h("strong", {}, "Some jobs cannot be read"),
     h("ul", {}, told.map((p) => h("li", {}, h("code", {}, p.job_id ? `${p.conn_id} / ${p.job_id}` : p.conn_id), ` ${p.problem}`)),
-      unreadable ? h("li", {}, `${unreadable} more; ask who may edit the connection`) : null));
+      unreadable ? h("li", {}, `${unreadable} more; ask a user who may edit the connection`) : null));
 }
 
 const live = new Live(read, (data) => {
@@ -100,6 +100,6 @@ const live = new Live(read, (data) => {
 }, (error) => {
   page.removeAttribute("aria-busy");
   status.className = "updated lost";
-  status.textContent = error.status === 401 ? "logged out: reload the page" : `not reached: ${error.message}`;
+  status.textContent = error.status === 401 ? "logged out: reload the page" : `Airflow does not answer: ${error.message}`;
 }, (data) => (data.jobs.some((job) => !job.is_terminal) ? 4000 : pace(true, 1)));
 live.now();

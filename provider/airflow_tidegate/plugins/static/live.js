@@ -1,4 +1,4 @@
-// Reading the page's data again and again: less often when nothing changes or nothing answers, not at all while hidden.
+// Polls the page's data: less often when nothing changes or the server fails, and not while the page is hidden.
 const ROOT = document.documentElement.dataset.root ?? "";
 const FASTEST_MS = 2000;
 const CALM_MS = 10000;
@@ -6,7 +6,7 @@ const SLOWEST_MS = 60000;
 
 export const url = (...parts) => `${ROOT}/${parts.map(encodeURIComponent).join("/")}`;
 
-/** What the server said no with. */
+/** An error answer of the server. */
 export class Refused extends Error {
   constructor(status, told) {
     super(told.what ?? `Airflow answered ${status}`);
@@ -15,7 +15,7 @@ export class Refused extends Error {
   }
 }
 
-/** JSON from the server; raises Refused, or what `fetch` raises when nobody answers. */
+/** Fetches JSON from the server. Throws Refused for an error answer, or the error of `fetch` without an answer. */
 export async function call(address, body) {
   const asked = { credentials: "same-origin", headers: { Accept: "application/json" } };
   if (body !== undefined) {
@@ -30,14 +30,14 @@ export async function call(address, body) {
   throw new Refused(answer.status, told.error ?? detail);
 }
 
-/** Calls `read` and hands what it gives to `show`, errors to `fail`. `interval`: what has been shown -> ms until next. */
+/** Calls `read` repeatedly; passes results to `show` and errors to `fail`. `interval`: result -> ms until the next call. */
 export class Live {
   constructor(read, show, fail, interval) {
     Object.assign(this, { read, show, fail, interval, failures: 0, timer: 0, running: false, again: false });
     document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(this.timer) : this.now()));
   }
 
-  /** At once; when a read is under way, again after it. */
+  /** Reads at once; if a read is running, reads again after it. */
   async now() {
     clearTimeout(this.timer);
     if (this.running) {
@@ -66,7 +66,7 @@ export class Live {
   }
 }
 
-/** Fast while the job lives; calmer the longer it has ended. */
+/** Polling interval: short while the job lives; longer and longer after its end. */
 export function pace(isOver, unchangedReads) {
   if (!isOver) return FASTEST_MS;
   return Math.min(CALM_MS * 1.5 ** unchangedReads, SLOWEST_MS);

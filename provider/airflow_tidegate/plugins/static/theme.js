@@ -1,5 +1,5 @@
-// Airflow marks dark mode with the class "dark" on its root element and remembers the choice as "theme" in the local
-// storage. Inside Airflow's frame its root element is asked; alone, the memory, then the system.
+// Airflow marks dark mode with the class "dark" on its root element and stores the choice as "theme" in local storage.
+// Inside Airflow's frame, this page reads Airflow's root element; alone, it reads local storage, then the system.
 "use strict";
 (() => {
   const system = window.matchMedia("(prefers-color-scheme: dark)");

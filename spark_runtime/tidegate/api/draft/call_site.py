@@ -1,4 +1,4 @@
-"""Where in the user's code a call was made."""
+"""The place of a call in the user's code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _code_root: ContextVar[str | None] = ContextVar("code_root", default=None)
 
 @contextmanager
 def code_root(folder: str) -> Iterator[None]:
-    """While it lasts, locations below `folder` are given relative to it: they are then equal on every machine."""
+    """Report locations below `folder` relative to it while the context lasts, so that they are equal on every
+    machine."""
     token = _code_root.set(os.path.realpath(folder))
     try:
         yield
@@ -23,7 +24,7 @@ def code_root(folder: str) -> Iterator[None]:
 
 
 def user_location() -> str:
-    """`file:line` of the innermost frame outside this package; `unknown` when there is none."""
+    """Return `file:line` of the innermost frame outside this package; `unknown` if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -36,7 +37,7 @@ def user_location() -> str:
 
 
 def format_location(file: str, line: int | None) -> str:
-    """`file:line`, relative to the code root where the file is below it."""
+    """Return `file:line`, relative to the code root if the file is below it."""
     root = _code_root.get()
     if root is not None and is_below(file, root):
         file = os.path.relpath(os.path.realpath(file), root)
@@ -44,6 +45,6 @@ def format_location(file: str, line: int | None) -> str:
 
 
 def is_below(file: str, folder: str) -> bool:
-    """`file` lies in `folder` or below it, symbolic links resolved."""
+    """Return whether `file` is in `folder` or below it, after symbolic links are resolved."""
     folder = os.path.realpath(folder)
     return os.path.realpath(file).startswith(folder.rstrip(os.sep) + os.sep)

@@ -1,4 +1,4 @@
-"""Columns: which there are, which can be keys, event times or aggregated, and the errors that say so."""
+"""Checks of columns: whether they exist, can be keys or can hold event time; with their error messages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tidegate.errors import PipelineError
 from tidegate.state.keys.key_types import KEY_TYPES_TEXT, is_key_type
 
 MAX_NAMED_COLUMNS = 20
-"""Columns that an error message lists at most."""
+"""Most columns that an error message lists."""
 
 
 def require_column(schema: pa.Schema, column: str, where: str) -> pa.Field:
-    """The field of this name; PipelineError naming the nearest one when it is missing."""
+    """Return the field of this name. Raises PipelineError with the nearest name if it is missing."""
     if not isinstance(column, str):
         raise PipelineError(
-            f"a column name is a string, got {column!r}", where=where, remedy='Name columns as in "dep_delay"'
+            f"a column name must be a string, got {column!r}", where=where, remedy='Name columns as in "dep_delay"'
         )
     if column not in schema.names:
         raise missing_column(schema, column, where)
@@ -27,7 +27,7 @@ def require_column(schema: pa.Schema, column: str, where: str) -> pa.Field:
 
 
 def missing_column(schema: pa.Schema, column: str, where: str) -> PipelineError:
-    """The error for a column that is not there."""
+    """Return the error for a missing column."""
     near = nearest(column, schema.names)
     shown = ", ".join(schema.names[:MAX_NAMED_COLUMNS]) or "none"
     if len(schema.names) > MAX_NAMED_COLUMNS:
@@ -41,14 +41,15 @@ def missing_column(schema: pa.Schema, column: str, where: str) -> PipelineError:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The most similar of `names`; None when none is similar."""
+    """Return the most similar of `names`; None if none is similar."""
     by_folded = {n.casefold(): n for n in names}
     found = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
     return by_folded[found[0]] if found else None
 
 
 def same_columns(schema: pa.Schema, upstream: pa.Schema) -> dict[str, str]:
-    """Columns that a function's declared result has with the name and type of one it takes: they count as unchanged."""
+    """Return the columns that a function's declared result shares with its input, by name and type. They count as
+    unchanged."""
     return {
         name: name
         for name in schema.names
@@ -57,47 +58,49 @@ def same_columns(schema: pa.Schema, upstream: pa.Schema) -> dict[str, str]:
 
 
 def refuse_duplicates(names: Iterable[str], where: str, *, remedy: str) -> None:
-    """PipelineError when a column name comes twice."""
+    """Raise PipelineError if a column name occurs twice."""
     twice = [name for name, n in Counter(names).items() if n > 1]
     if twice:
         raise PipelineError(f"there would be two columns named {twice[0]!r}", where=where, remedy=remedy)
 
 
 def checked_renames(renamed: Mapping[str, str] | None, names: Sequence[str], where: str) -> tuple[tuple[str, str], ...]:
-    """`renamed` as (old name, new name); PipelineError when a new name is none of `names` or comes twice."""
+    """Return `renamed` as (old name, new name). Raises PipelineError if a new name is not in `names` or occurs
+    twice."""
     given = dict(renamed or {})
     wrong = next((new for new in given.values() if new not in names), None)
     if wrong is not None:
         near = nearest(wrong, names)
         raise PipelineError(
-            f"renamed names {wrong!r}, which is no column here" + (f", did you mean {near!r}?" if near else ""),
+            f"renamed contains {wrong!r}, which is not a column here" + (f", did you mean {near!r}?" if near else ""),
             where=where,
             cause=f"the columns here are {', '.join(names)}",
             remedy='Write renamed={"old name": "new name"}',
         )
-    refuse_duplicates(given.values(), where, remedy="Let each column have one old name in renamed")
+    refuse_duplicates(given.values(), where, remedy="Use one old name for each column in renamed")
     return tuple(given.items())
 
 
 def require_key(field: pa.Field, where: str) -> None:
-    """PipelineError when the column cannot be a key (S5.1)."""
+    """Raise PipelineError if the column cannot be a key (S5.1)."""
     if is_key_type(field.type):
         return
     raise PipelineError(
         f"column {field.name!r} of type {field.type} cannot be a key",
         where=where,
-        cause=f"keys are {KEY_TYPES_TEXT}",
+        cause=f"keys must be {KEY_TYPES_TEXT}",
         remedy=f"Use another column, or cast it first: .with_columns({field.name}=pc.field({field.name!r}).cast(...))",
     )
 
 
 def require_result_schema(schema: object, call: str, where: str) -> pa.Schema:
-    """The schema of what a user's code gives to `call`; PipelineError when it is none, or has a name twice."""
+    """Return the schema of the results of a user's function. Raises PipelineError if it is invalid or has a name
+    twice."""
     if not isinstance(schema, pa.Schema):
         raise PipelineError(
             f"{call} needs the schema of its result, got {type(schema).__name__}",
             where=where,
-            remedy='Give one: schema=pa.schema([("name", pa.string())])',
+            remedy='Pass one: schema=pa.schema([("name", pa.string())])',
         )
-    refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
+    refuse_duplicates(schema.names, where, remedy="Use a different name for every column")
     return schema

@@ -1,4 +1,4 @@
-"""Expressions are checked when the pipeline is built, on a row of nulls, so that no typo waits for data."""
+"""Checks expressions when the pipeline is built, on a row of nulls, so that errors do not wait for data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME = re.compile(r"Name\((?P<name>.*?)\)(?= FieldRef|\)?$)")
 
 
 def require_expression(value: object, where: str) -> pc.Expression:
-    """`value`, an expression; PipelineError otherwise."""
+    """Return `value` if it is an expression. Raises PipelineError otherwise."""
     if isinstance(value, pc.Expression):
         return value
     got = f"{value!r}" if isinstance(value, str | int | float | bool | None) else type(value).__name__
@@ -34,10 +34,10 @@ def require_expression(value: object, where: str) -> pc.Expression:
 
 
 def result_fields(columns: Sequence[tuple[str, pc.Expression]], schema: pa.Schema, where: str) -> tuple[pa.Field, ...]:
-    """Name and type of each expression over `schema`. A column passed on as it is stays not null where it was.
+    """Return name and type of each expression over `schema`. An unchanged column keeps its null constraint.
 
     Raises:
-        PipelineError: a column that is not there, types that do not fit, or an aggregate instead of a value per row.
+        PipelineError: a column is missing, types do not fit, or an aggregate is used instead of a value per row.
     """
     fields = []
     for name, expression in columns:
@@ -50,18 +50,18 @@ def result_fields(columns: Sequence[tuple[str, pc.Expression]], schema: pa.Schem
 
 
 def require_boolean(expression: pc.Expression, schema: pa.Schema, where: str) -> None:
-    """PipelineError when the expression cannot be a filter over `schema`."""
+    """Raise PipelineError if the expression cannot be a filter over `schema`."""
     ((_, type_),) = ((f.name, f.type) for f in result_fields((("filter", expression),), schema, where))
     if not pt.is_boolean(type_):
         raise PipelineError(
-            f"a filter needs true or false, {expression} gives {type_}",
+            f"a filter must be true or false, but {expression} is {type_}",
             where=where,
-            remedy='Compare it with something, as in pc.field("delay") > 0, or ask .is_valid()',
+            remedy='Compare it with a value, as in pc.field("delay") > 0, or use .is_valid()',
         )
 
 
 def passed_column(expression: pc.Expression, schema: pa.Schema) -> str | None:
-    """The column that the expression is, when it is nothing but one."""
+    """Return the column's name if the expression is only a column, else None."""
     text = str(expression)
     if text in schema.names and expression.equals(pc.field(text)):
         return text
@@ -84,8 +84,8 @@ def _result_type(name: str, expression: pc.Expression, schema: pa.Schema, where:
         raise PipelineError(
             f"{expression} has no type",
             where=where,
-            cause="an untyped null",
-            remedy="Give it one: pc.scalar(None).cast(pa.string())",
+            cause="it is an untyped null",
+            remedy="Cast it to a type: pc.scalar(None).cast(pa.string())",
         )
     return type_
 
@@ -111,9 +111,9 @@ def _explained(message: str, expression: pc.Expression, schema: pa.Schema, where
         vector = next((name for name in _CALLED.findall(str(expression)) if _kind(name) == "vector"), None)
         if vector is not None:
             return PipelineError(
-                f"{expression} gives no value per row",
+                f"{expression} does not return a value per row",
                 where=where,
-                cause=f"{vector} takes a whole column, and may give more or fewer values than it has rows",
+                cause=f"{vector} works on a whole column, and may return more or fewer values than it has rows",
                 remedy="Call it in a function of record batches: .map_in_arrow(function, schema=...)"
                 + (", with pc.list_parent_indices for the other columns" if vector == "list_flatten" else ""),
             )
@@ -138,20 +138,20 @@ def _kind(function: str) -> str:
 
 
 def _too_narrow(needed: int, expression: pc.Expression, where: str) -> PipelineError:
-    """Whole numbers that are cast to a decimal with less room than their type may need."""
+    """Return the error for integers cast to a decimal that is too narrow for their type."""
     target = next((m for m in _DECIMAL.finditer(str(expression)) if int(m["precision"]) < needed), None)
     if target is None:
         return PipelineError(
-            f"the decimal of {expression} is too narrow", where=where, remedy=f"Give it {needed} digits at least"
+            f"the decimal of {expression} is too narrow", where=where, remedy=f"Use at least {needed} digits"
         )
     kind, precision, scale = target["kind"], target["precision"], target["scale"]
     wide = "decimal128" if needed <= MAX_DECIMAL128 else "decimal256"
     return PipelineError(
-        f"whole numbers of this type may not fit {kind}({precision}, {scale}): {expression}",
+        f"integers of this type may not fit {kind}({precision}, {scale}): {expression}",
         where=where,
-        cause=f"the largest needs {needed} digits, {scale} of them behind the point",
-        remedy=f"Cast by way of a wider one, so that only values which do not fit are errors: "
-        f".cast(pa.{wide}({needed}, {scale})).cast(pa.{kind}({precision}, {scale})); or give {needed} digits",
+        cause=f"the largest needs {needed} digits, {scale} of them after the point",
+        remedy=f"Cast to a wider decimal first, so that only values that do not fit are errors: "
+        f".cast(pa.{wide}({needed}, {scale})).cast(pa.{kind}({precision}, {scale})); or use {needed} digits",
     )
 
 

@@ -1,4 +1,5 @@
-"""The graph while it is being drawn: nodes in the order of the user's calls, their uids, and the finished JobGraph."""
+"""GraphDraft: the graph while a user builds it: nodes in the order of the calls, their uids, and the finished
+JobGraph."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 
 MAX_UID_CHARACTERS = 100
-"""Uids enter file names."""
+"""Limit of a uid's length, because file names contain uids."""
 UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
 class DraftOutput:
-    """A side output: its name, the schema of its records, their event time."""
+    """A side output: its name, the schema of its records, and their event time."""
 
     name: str
     schema: pa.Schema
@@ -32,7 +33,11 @@ class DraftOutput:
 
 @dataclass(frozen=True)
 class DraftNode:
-    """A Node whose uid may still have to be derived; see there. `must_be_read`: side outputs -> why."""
+    """A Node whose uid may be derived later; see `Node`.
+
+    Attributes:
+        must_be_read: side outputs that something must read -> reason.
+    """
 
     uid: str | None
     kind: str
@@ -48,17 +53,17 @@ class DraftNode:
 
     @property
     def where(self) -> str:
-        """Its place, for errors."""
+        """Return its place, for errors."""
         return call_place(self.kind, self.uid, self.location)
 
 
 def call_place(kind: str, uid: str | None, location: str) -> str:
-    """The `where` of an error: kind, uid where there is one, `file:line` of the user's call."""
+    """Return the `where` of an error: kind, uid if there is one, `file:line` of the user's call."""
     return f"{kind} {uid!r} at {location}" if uid else f"{kind} at {location}"
 
 
 class GraphDraft:
-    """Nodes so far; a node reads only earlier ones, so their order is topological. Not safe for several threads."""
+    """The nodes so far. A node reads only earlier nodes, so their order is topological. Not thread-safe."""
 
     def __init__(self) -> None:
         self._nodes: list[DraftNode] = []
@@ -66,39 +71,39 @@ class GraphDraft:
         self._event_times: dict[int, tuple[str, TimeUnit]] = {}
 
     def note_event_time(self, node_id: int, column: str, unit: TimeUnit) -> None:
-        """Say which column of a node's records holds event time."""
+        """Record the column of a node's records that holds event time."""
         self._event_times[node_id] = column, unit
 
     def add(self, node: DraftNode) -> int:
-        """Append the node; gives its id.
+        """Append the node and return its id.
 
         Raises:
-            PipelineError: its uid is of another node already.
+            PipelineError: another node has the same uid.
         """
         if node.uid is not None:
             other = self._by_uid.setdefault(node.uid, node)
             if other is not node:
                 raise PipelineError(
-                    f"the uid {node.uid!r} is given twice",
+                    f"the uid {node.uid!r} is used twice",
                     where=node.where,
                     cause=f"it belongs to the {other.kind} at {other.location}",
-                    remedy="Give every operator a uid of its own: snapshots find its state by it",
+                    remedy="Use a different uid for every operator: snapshots find its state by it",
                 )
         self._nodes.append(node)
         return len(self._nodes) - 1
 
     def node(self, node_id: int) -> DraftNode:
-        """The node of this id."""
+        """Return the node of this id."""
         return self._nodes[node_id]
 
     def graph(self, *, check_sinks: bool) -> JobGraph:
-        """The finished graph, uids derived where the user gave none.
+        """Return the finished graph, with derived uids for nodes without one.
 
         Args:
-            check_sinks: ask every sink whether it can take its records, which may do I/O.
+            check_sinks: check that every sink supports its records; this may do I/O.
 
         Raises:
-            PipelineError: no sink, records that go nowhere, or what a sink says.
+            PipelineError: there is no sink, nothing reads a stream, or a sink refuses its records.
         """
         if all(node.sink is None for node in self._nodes):
             raise PipelineError(
@@ -114,7 +119,7 @@ class GraphDraft:
         return self.partial_graph()
 
     def partial_graph(self) -> JobGraph:
-        """The graph as it has been drawn, finished or not, unchecked; for people to look at."""
+        """Return the graph so far, unchecked, for display."""
         uids = self._uids()
         return JobGraph(
             tuple(
@@ -137,8 +142,8 @@ class GraphDraft:
         )
 
     def _refuse_unread(self) -> None:
-        """Of side outputs only the main one must be read, and those that a source insists on: rows for the others are
-        dropped and counted."""
+        """Check that every main output is read, and the side outputs that a source requires to be read. Rows for other
+        unread side outputs are dropped and counted."""
         sides = {(edge.upstream, edge.output) for node in self._nodes for edge in node.inputs}
         for node_id, node in enumerate(self._nodes):
             for name, why in node.must_be_read.items():
@@ -153,14 +158,14 @@ class GraphDraft:
         for node_id, node in enumerate(self._nodes):
             if node.sink is None and node_id not in read:
                 raise PipelineError(
-                    f"the records of this {node.kind} go nowhere",
+                    f"nothing reads the records of this {node.kind}",
                     where=node.where,
-                    remedy="Write them to a sink (Discard() drops them), or take the call away",
+                    remedy="Write them to a sink (Discard() drops them), or remove the call",
                 )
 
     def _uids(self) -> list[str]:
-        """Uids given by the user, and `<nearest given uid upstream>.<kind>` for the rest, of what reads a side output
-        `<uid>.<output>`: an operator added or taken away elsewhere does not change them."""
+        """Return the uids: the user's, and for other nodes `<nearest uid upstream>.<kind>`, or `<uid>.<output>` for a
+        node that reads a side output. Adding or removing an operator elsewhere does not change them."""
         taken = set(self._by_uid)
         uids: list[str] = []
         anchors: list[str] = []
@@ -179,7 +184,7 @@ class GraphDraft:
 
 
 def check_sink(sink: Sink, node: DraftNode) -> None:
-    """Ask the sink whether it can take the node's records; PipelineError with the place in the user's code."""
+    """Check that the sink supports the node's records. Raises PipelineError with the place in the user's code."""
     try:
         sink.check(node.schema)
     except PipelineError as error:
@@ -187,27 +192,27 @@ def check_sink(sink: Sink, node: DraftNode) -> None:
 
 
 def with_place(error: PipelineError, where: str) -> PipelineError:
-    """The same error, with the place in the user's code added to its own."""
+    """Return the same error, with the place in the user's code added."""
     own = f"{error.where}, {where}" if error.where else where
     return PipelineError(error.what, where=own, cause=error.cause, remedy=error.remedy)
 
 
 def require_uid(uid: object, kind: str, location: str) -> str:
-    """The uid, checked. PipelineError when it is missing or cannot be part of a file name."""
+    """Return the uid, checked. Raises PipelineError if it is missing or cannot be part of a file name."""
     where = call_place(kind, None, location)
     if uid is None:
         raise PipelineError(
             f"the {kind} has no uid",
             where=where,
             cause="snapshots find the state of an operator by its uid",
-            remedy='Give it a stable name: uid="..."',
+            remedy='Set a stable name: uid="..."',
         )
     if not isinstance(uid, str) or not UID.fullmatch(uid) or len(uid) > MAX_UID_CHARACTERS:
         raise PipelineError(
-            f"{uid!r} cannot be a uid",
+            f"{uid!r} is not a valid uid",
             where=where,
             remedy=(
-                f"Use letters, digits and ._- , a letter or digit first, at most {MAX_UID_CHARACTERS} characters, "
+                f"Use letters, digits and ._- , starting with a letter or digit, at most {MAX_UID_CHARACTERS}, "
                 'such as "daily-delays"'
             ),
         )
@@ -215,5 +220,5 @@ def require_uid(uid: object, kind: str, location: str) -> str:
 
 
 def optional_uid(uid: object, kind: str, location: str) -> str | None:
-    """The uid, checked, or None."""
+    """Return the uid, checked, or None."""
     return None if uid is None else require_uid(uid, kind, location)

@@ -1,4 +1,4 @@
-"""Side outputs as the user declares them."""
+"""Checks side outputs as the user declares them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from tidegate.operators.stream_operator import MAIN_OUTPUT
 def checked_side_outputs(
     declared: object, input_schema: pa.Schema, event_time: StreamEventTime, where: str
 ) -> tuple[DraftOutput, ...]:
-    """Of a mapping name -> schema, or None. An output has event time where it has the input's column of it, of the same
-    type. PipelineError for anything else."""
+    """Return the side outputs of a mapping name -> schema, or of None.
+
+    An output has event time if it has the input's event-time column, with the same type.
+
+    Raises:
+        PipelineError: the declaration is invalid.
+    """
     if declared is None:
         return ()
     if not isinstance(declared, Mapping):
         raise PipelineError(
             f"side_outputs is a {type(declared).__name__}",
             where=where,
-            remedy='Give names and schemas: side_outputs={"bad": pa.schema([("line", pa.string())])}',
+            remedy='Pass names and schemas: side_outputs={"bad": pa.schema([("line", pa.string())])}',
         )
     return tuple(_checked(name, schema, input_schema, event_time, where) for name, schema in declared.items())
 
@@ -34,21 +39,21 @@ def _checked(
 ) -> DraftOutput:
     if not isinstance(name, str) or not UID.fullmatch(name) or name == MAIN_OUTPUT:
         raise PipelineError(
-            f"{name!r} cannot be the name of a side output",
+            f"{name!r} is not a valid name of a side output",
             where=where,
-            cause=f"{MAIN_OUTPUT!r} is the output that every operator has" if name == MAIN_OUTPUT else "",
-            remedy='Use letters, digits and ._- , a letter or digit first, such as "bad"',
+            cause=f"every operator has the output {MAIN_OUTPUT!r} already" if name == MAIN_OUTPUT else "",
+            remedy='Use letters, digits and ._- , starting with a letter or digit, such as "bad"',
         )
     if not isinstance(schema, pa.Schema):
         raise PipelineError(
             f"the side output {name!r} needs a schema, got {type(schema).__name__}",
             where=where,
-            remedy=f'Give one: side_outputs={{{name!r}: pa.schema([("line", pa.string())])}}',
+            remedy=f'Pass one: side_outputs={{{name!r}: pa.schema([("line", pa.string())])}}',
         )
-    refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
+    refuse_duplicates(schema.names, where, remedy="Use a different name for every column")
     return DraftOutput(name, schema, event_time.after_projection(same_columns(schema, input_schema), where))
 
 
 def declared_schemas(sides: Sequence[DraftOutput]) -> tuple[tuple[str, pa.Schema], ...]:
-    """Names and schemas, as an operator takes them."""
+    """Return names and schemas, for an operator's spec."""
     return tuple((side.name, side.schema) for side in sides)

@@ -1,4 +1,4 @@
-"""Event time of a stream: which column holds it, followed from `with_watermark` to the window that needs it."""
+"""Event time of a stream: the column that holds it, followed from `with_watermark` to the window that needs it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class StreamEventTime:
     """The event-time column of a stream.
 
     Attributes:
-        column: its name; None: the stream has none, or none any more.
+        column: its name; None: the stream has no event time, or lost it.
         unit: of the column.
-        assigned: place of the `with_watermark`, for errors; empty when there is none upstream.
+        assigned: place of the `with_watermark`, for errors; empty if there is none upstream.
         lost: how the stream lost the column, for errors.
     """
 
@@ -31,7 +31,12 @@ class StreamEventTime:
     lost: str = ""
 
     def after_projection(self, sources: Mapping[str, str], call: str) -> StreamEventTime:
-        """After a projection. `sources`: output column -> the input column that it is unchanged. `call`: for errors."""
+        """Return the event time after a projection.
+
+        Args:
+            sources: output column -> the input column that it equals.
+            call: for errors.
+        """
         if self.column is None or sources.get(self.column) == self.column:
             return self
         for output, source in sources.items():
@@ -40,11 +45,11 @@ class StreamEventTime:
         return self.without_column(f"the event-time column {self.column!r} is dropped or changed by {call}")
 
     def without_column(self, how: str) -> StreamEventTime:
-        """Lost, unless it was already."""
+        """Return this event time as lost, with the reason, unless it was lost before."""
         return self if self.column is None else StreamEventTime(None, self.unit, self.assigned, how)
 
     def require(self, where: str, what: str = "the window") -> str:
-        """The column; PipelineError saying how it was lost. `what`: needs it, for the error."""
+        """Return the column. Raises PipelineError with how it was lost. Args: what: what needs it, for the error."""
         if self.column is not None:
             return self.column
         if self.lost:
@@ -52,19 +57,19 @@ class StreamEventTime:
                 f"{what} has no event time",
                 where=where,
                 cause=f"{self.lost} (with_watermark at {self.assigned})",
-                remedy=f"Keep the column up to {what}, or call .with_watermark on what comes in front of it",
+                remedy=f"Keep the column up to {what}, or call .with_watermark directly before {what}",
             )
-        clock = '; or cut windows by the clock: tumbling(..., time="processing")' if what == "the window" else ""
+        clock = '; or use windows of the clock: tumbling(..., time="processing")' if what == "the window" else ""
         raise PipelineError(
             f"{what} has no event time",
             where=where,
             cause="there is no with_watermark upstream",
-            remedy=f'Say which column holds it and how late records come: .with_watermark("time", "10 min"){clock}',
+            remedy=f'Name its column and how late records may be: .with_watermark("time", "10 min"){clock}',
         )
 
 
 def common_event_time(times: Sequence[StreamEventTime], call: str) -> StreamEventTime:
-    """Of a union: that of its inputs when all agree."""
+    """Return the event time of a union: the inputs' common one, or none with the reason."""
     first = times[0]
     if all((t.column, t.unit) == (first.column, first.unit) for t in times):
         return next((t for t in times if t.lost), first)
@@ -74,7 +79,7 @@ def common_event_time(times: Sequence[StreamEventTime], call: str) -> StreamEven
 
 
 def time_unit(field: pa.Field, unit: object, where: str) -> TimeUnit:
-    """Unit of an event-time column: a timestamp's own, or the one given with an int64."""
+    """Return the unit of an event-time column: a timestamp's own, or the unit passed for an int64."""
     if unit is not None and unit not in UNITS:
         raise PipelineError(f"{unit!r} is not a unit of time", where=where, remedy=f"Use one of {', '.join(UNITS)}")
     type_ = field.type
@@ -84,7 +89,7 @@ def time_unit(field: pa.Field, unit: object, where: str) -> TimeUnit:
             raise PipelineError(
                 f"column {field.name!r} is of type {type_}, not in {unit!r}",
                 where=where,
-                remedy="Leave unit away: a timestamp has its own",
+                remedy="Remove unit: a timestamp has its own",
             )
         return own
     if pt.is_int64(type_):
@@ -92,9 +97,9 @@ def time_unit(field: pa.Field, unit: object, where: str) -> TimeUnit:
             if unit == known:
                 return known
         raise PipelineError(
-            f"column {field.name!r} is int64, of which unit is not said",
+            f"column {field.name!r} is int64 and its unit is not set",
             where=where,
-            remedy=f'Say it: .with_watermark({field.name!r}, ..., unit="ms"), or cast the column to a timestamp',
+            remedy=f'Set it: .with_watermark({field.name!r}, ..., unit="ms"), or cast the column to a timestamp',
         )
     if pt.is_string(type_) or pt.is_large_string(type_):
         name = field.name
@@ -103,7 +108,7 @@ def time_unit(field: pa.Field, unit: object, where: str) -> TimeUnit:
             where=where,
             cause="it must be a timestamp, or int64 with unit=",
             remedy=f'Cast it first: .with_columns({name}=pc.field({name!r}).cast(pa.timestamp("us"))) reads ISO 8601; '
-            "no cast parses other texts, for which you give the format: "
+            "for other text formats, pass the format: "
             f'pc.strptime(pc.field({name!r}), format="%d.%m.%Y", unit="us")',
         )
     cast = "pa.int64()" if pt.is_integer(type_) else 'pa.timestamp("us")'

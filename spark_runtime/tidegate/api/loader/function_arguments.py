@@ -1,8 +1,8 @@
-"""The arguments of a pipeline's function, checked against its signature before it is called.
+"""Checks the arguments of a pipeline's function against its signature, before the call.
 
-A function that takes one mapping gets it as it was given. One whose only parameter is annotated with a dataclass gets
-an instance of that, and any other gets the arguments by name; then names and types are checked, and texts, as the
-command line gives them, become what the annotation says.
+A function with one mapping parameter receives the arguments unchanged. If its only parameter is annotated with a
+dataclass, it receives an instance of it. Any other function receives the arguments by name. In the last two cases
+names and types are checked, and texts, as from the command line, are converted to the annotated types.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 @dataclasses.dataclass(frozen=True)
 class _Parameter:
-    """What is known of one argument. `default`: it may be left out."""
+    """One argument. Attributes: default: True if it may be omitted."""
 
     name: str
     type_: Any
@@ -42,8 +42,8 @@ def call_function(function: Callable[..., object], arguments: Mapping[str, Any],
         where: the pipeline, for errors.
 
     Raises:
-        PipelineError: an argument that it does not have, naming the nearest one, one that is missing, or one of another
-            type. What the function itself raises passes.
+        PipelineError: an argument is unknown (names the nearest one), missing, or of another type. Exceptions of the
+            function itself are not wrapped.
     """
     taken = _parameters(function)
     if taken is None or _takes_a_mapping(taken):
@@ -71,31 +71,32 @@ def call_function(function: Callable[..., object], arguments: Mapping[str, Any],
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter] | None:
-    """With annotations as types, and Any where there is none or it cannot be looked up; None: nothing is known."""
+    """Return the parameters with annotations as types; Any for a missing or unknown annotation; None: no signature."""
     try:
         found = inspect.signature(function, eval_str=True)
     except ValueError:
         return None
-    except Exception:  # some annotation is a text that is no type here: the others are
+    except Exception:  # an annotation is a text that cannot be evaluated here: resolve each one separately
         found = inspect.signature(function)
     names = getattr(inspect.unwrap(function), "__globals__", {})
     return [p.replace(annotation=_looked_up(p.annotation, names)) for p in found.parameters.values()]
 
 
 def _looked_up(annotation: Any, names: Mapping[str, Any]) -> Any:
-    """The type; each by itself, since that of another parameter, or of the result, may be for type checkers alone."""
+    """Return the type of one annotation. Another annotation may exist for type checkers only, so each is evaluated
+    alone."""
     if annotation is inspect.Parameter.empty:
         return Any
     if not isinstance(annotation, str):
         return annotation
     try:
         return eval(annotation, dict(names))
-    except Exception:  # whatever it says, it says nothing here
+    except Exception:  # an annotation that cannot be evaluated here counts as none
         return Any
 
 
 def _takes_a_mapping(taken: Sequence[inspect.Parameter]) -> bool:
-    """Its one parameter that needs a value has no annotation, or that of a mapping."""
+    """Return whether its only required parameter has no annotation, or is annotated as a mapping."""
     needed = [p for p in taken if p.default is inspect.Parameter.empty and p.kind is not inspect.Parameter.VAR_KEYWORD]
     if len(needed) != 1 or needed[0] is not taken[0] or needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
         return False
@@ -106,7 +107,7 @@ def _takes_a_mapping(taken: Sequence[inspect.Parameter]) -> bool:
 def _checked(
     known: Sequence[_Parameter], arguments: Mapping[str, Any], where: str, *, open_ended: bool
 ) -> dict[str, Any]:
-    """Every argument of the type that its parameter says."""
+    """Convert every argument to the type of its parameter."""
     by_name = {parameter.name: parameter for parameter in known}
     all_names = ", ".join(f"{p.name}: {_type_text(p.type_)}" for p in known) or "none"
     for name in arguments:
@@ -116,7 +117,7 @@ def _checked(
                 f"there is no argument {name!r}" + (f", did you mean {near!r}?" if near else ""),
                 where=where,
                 cause=f"its arguments are {all_names}",
-                remedy="Give it under its right name, or leave it out",
+                remedy="Correct the name of the argument, or remove it",
             )
     missing = [p for p in known if not p.default and p.name not in arguments]
     if missing:
@@ -124,7 +125,7 @@ def _checked(
             f"the argument {missing[0].name!r} is missing",
             where=where,
             cause=f"its arguments are {all_names}",
-            remedy=f"Give it: --arg {missing[0].name}=..., or in the arguments of the operator",
+            remedy=f"Pass it: --arg {missing[0].name}=..., or in the arguments of the Airflow operator",
         )
     return {
         name: _converted(value, by_name[name].type_, f"{where}, argument {name!r}") if name in by_name else value
@@ -133,7 +134,7 @@ def _checked(
 
 
 def _converted(value: Any, type_: Any, where: str) -> Any:
-    """The value as `type_`; PipelineError when it is none."""
+    """Convert the value to `type_`. Raises PipelineError if that fails."""
     try:
         return _convert(value, type_)
     except (TypeError, ValueError, OptionError) as error:
@@ -142,7 +143,7 @@ def _converted(value: Any, type_: Any, where: str) -> Any:
             f"{value!r} is not of type {_type_text(type_)}",
             where=where,
             cause=cause,
-            remedy="Give a value of this type; --args-json takes numbers and lists",
+            remedy="Pass a value of this type; --args-json accepts numbers and lists",
         ) from error
 
 
@@ -191,7 +192,7 @@ def _as_simple(value: Any, type_: Any) -> Any:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if text is not None or whole or (type_ is float and isinstance(value, float)):
             return type_(value)
-        raise TypeError("a whole number is needed" if type_ is int else "a number is needed")
+        raise TypeError("an integer is needed" if type_ is int else "a number is needed")
     if type_ is timedelta:
         return parse_duration(value)
     if type_ is datetime and text is not None:
@@ -208,7 +209,8 @@ def _as_simple(value: Any, type_: Any) -> Any:
 
 
 def _as_one_of(value: Any, choices: Sequence[Any]) -> Any:
-    """As the first that fits; of an optional one None stays None, and a text stays a text where it may."""
+    """Convert to the first type that fits. None stays None if it is optional; a text stays a text if that is
+    allowed."""
     if value is None and type(None) in choices:
         return None
     if isinstance(value, str) and str in choices:
@@ -220,7 +222,7 @@ def _as_one_of(value: Any, choices: Sequence[Any]) -> Any:
                 return _convert(value, choice)
             except (TypeError, ValueError, OptionError) as error:
                 errors.append(str(error))
-    raise TypeError(errors[0] if errors else "nothing fits")
+    raise TypeError(errors[0] if errors else "no type fits")
 
 
 def _accepts(value: Any, choices: Sequence[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""From `module:function` below a folder to the JobGraph that the user's function draws."""
+"""Loads a JobGraph: imports `module:function` from a folder and calls the user's function."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tidegate.jobs.records import RelativePaths
 from tidegate.plan.job_graph import JobGraph
 
 _loaded_roots: list[str] = []
-"""Folders that earlier calls put on sys.path; the next call takes them away."""
+"""Folders that earlier calls added to sys.path; the next call removes them."""
 _loaded_modules: set[str] = set()
-"""Modules that earlier calls loaded from those folders."""
+"""Modules that earlier calls loaded from these folders."""
 
 
 def load_pipeline(
@@ -38,24 +38,24 @@ def load_pipeline(
     paths: RelativePaths | None = None,
     schemas: FoundSchemas | None = None,
 ) -> JobGraph:
-    """Import the module from `root_dir`, call its function with the arguments, and build what it gives.
+    """Import the module from `root_dir`, call its function with the arguments, and build the returned pipeline.
 
-    `root_dir` is first on sys.path from then on, and behind it the packages of a packed pipeline, until another call;
-    modules that an earlier call took from its folder are forgotten, so that one process can load several versions. The
-    packages of packed pipelines that are on sys.path as they are, as Spark's --py-files puts them there, come last. Not
-    safe for several threads.
+    From then on, `root_dir` is first on sys.path, followed by the packages of a packed pipeline, until the next call.
+    Modules that an earlier call loaded from its folder are removed, so one process can load several versions. Packages
+    of packed pipelines that were on sys.path before, for example through Spark's --py-files, come last. Not
+    thread-safe.
 
     Args:
         root_dir: folder with the pipeline's code, such as a materialised artifact.
         target: `module:function`.
-        arguments: what the function gets; see `arguments`.
-        check_sinks: ask every sink whether it can take its records, which may do I/O.
-        paths: where relative paths lie; None: in the working directory of this process.
-        schemas: that the job's sources found before (S5.5); a source without one finds it in its input.
+        arguments: arguments of the function; see `function_arguments`.
+        check_sinks: check that every sink supports its records; this may do I/O.
+        paths: base of relative paths; None: the working directory of this process.
+        schemas: schemas that the job's sources found before (S5.5); a source without one reads it from its input.
 
     Raises:
-        PipelineError: the module or function is missing, what the user's code raised, with its place, or a result
-            that is not a Pipeline. Other TidegateErrors of the user's calls pass as they are.
+        PipelineError: the module or function is missing; the user's code raised an exception, with its place; or the
+            result is not a Pipeline. Other TidegateErrors of the user's calls are not wrapped.
     """
     module_name, colon, function_name = target.partition(":")
     if not (colon and module_name and function_name):
@@ -78,7 +78,7 @@ def load_pipeline(
             raise PipelineError(
                 f"{function_name} returned {'nothing' if made is None else type(made).__name__}, not a Pipeline",
                 where=where,
-                remedy="End it with `return p`, where p = Pipeline()",
+                remedy="End the function with `return p`, where p = Pipeline()",
             )
         with _users_errors(root_dir, where, arguments):
             return made.build(check_sinks=check_sinks)
@@ -106,13 +106,13 @@ def _import(root_dir: str, module_name: str) -> ModuleType:
             raise PipelineError(
                 f"there is no module {module_name!r}" + (f", did you mean {near!r}?" if near else ""),
                 where=f"code folder {root_dir}",
-                cause=f"it holds {', '.join(names) or 'no Python files'}",
+                cause=f"the folder holds {', '.join(names) or 'no Python files'}",
                 remedy="Name the file without .py and without its folder",
             ) from error
 
 
 def _prepend_to_path(root_dir: str, top: str, where: str) -> None:
-    """Make `root_dir` the first of sys.path; forget what earlier calls loaded, and another module of the name `top`."""
+    """Put `root_dir` first on sys.path. Remove modules of earlier calls, and another module of the name `top`."""
     for name in _loaded_modules:
         sys.modules.pop(name, None)
     _loaded_modules.clear()
@@ -140,7 +140,7 @@ def _prepend_to_path(root_dir: str, top: str, where: str) -> None:
 
 @contextlib.contextmanager
 def _recording_imports(root_dir: str) -> Iterator[None]:
-    """Note the modules that are loaded from `root_dir` meanwhile, for the next call to forget."""
+    """Record the modules that are loaded from `root_dir` in this context, for removal by the next call."""
     before = set(sys.modules)
     try:
         yield
@@ -190,7 +190,7 @@ def _function(module: ModuleType, name: str) -> Callable[..., object]:
 
 @contextlib.contextmanager
 def _users_errors(root_dir: str, where: str, arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Turn what the user's code raises into a PipelineError with the last place in their code."""
+    """Convert exceptions of the user's code to a PipelineError with the last place in the user's code."""
     try:
         yield
     except TidegateError:
@@ -214,13 +214,13 @@ def _as_pipeline_error(error: Exception, root_dir: str, where: str, arguments: M
         where = f"{where}, {format_location(own[-1].filename, own[-1].lineno)} in {own[-1].name}"
         line = (own[-1].line or "").strip()
     what = f"the pipeline's code raised {type(error).__name__}: {error}"
-    remedy = "Correct the code, or the arguments it is given"
+    remedy = "Correct the code, or the arguments passed to it"
     if isinstance(error, ModuleNotFoundError):
-        remedy = "Put the module beside the pipeline, or install the package where the driver and the slots run"
+        remedy = "Put the module next to the pipeline, or install the package where the driver and the slots run"
     elif isinstance(error, KeyError) and error.args and error.args[0] not in arguments and "[" in line:
         given = ", ".join(map(str, arguments)) or "none"
         near = nearest(str(error.args[0]), map(str, arguments))
-        remedy = f"If it is an argument of the job, give it; given are: {given}" + (
+        remedy = f"If it is an argument of the job, pass it; the arguments are: {given}" + (
             f". Did you mean {near!r}?" if near else ""
         )
     return PipelineError(what, where=where, cause=f"`{line}`" if line else "", remedy=remedy)

@@ -1,4 +1,4 @@
-"""The initial state of a StatefulProcessor: which key groups have it, and the rows that wait for it."""
+"""Initial state of a StatefulProcessor: whether it is complete, and the rows that wait for it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ COMPLETE_SCHEMA = pa.schema(
         pa.field("held_us", pa.int64(), nullable=False),
     ]
 )
-"""For each key group whether its initial state is complete, and the watermark that is held back until it is."""
+"""For each key group: whether its initial state is complete, and the watermark that is held back until then."""
 
 
 class InitialState:
-    """No operator selects its input: rows that come before the initial state is complete wait for it.
+    """Holds back rows that arrive before the initial state is complete, because operators cannot choose which input is
+    read.
 
     Attributes:
-        complete: it is, or there is none.
+        complete: True if the initial state is complete, or if there is none.
         held_us: the watermark that is held back; MIN_WATERMARK: none.
     """
 
@@ -41,23 +42,23 @@ class InitialState:
 
     @property
     def has_held_rows(self) -> bool:
-        """There are rows that wait."""
+        """Return whether rows wait."""
         return bool(self._waiting)
 
     def hold_rows(self, batch: pa.RecordBatch, keys: KeySet) -> None:
-        """Keep rows until the initial state is complete."""
+        """Store rows until the initial state is complete."""
         groups = pa.array(keys.groups[keys.rows])
         self._waiting.append(pa.RecordBatch.from_arrays([groups, *batch.columns], schema=self._schema))
 
     def release_rows(self) -> list[pa.RecordBatch]:
-        """It is complete: the rows that have waited, in order of arrival."""
+        """Mark the initial state as complete, and return the waiting rows in order of arrival."""
         self.complete = True
         waiting, self._waiting = self._waiting, []
         schema = self._spec.input_schema
         return [pa.RecordBatch.from_arrays(batch.columns[1:], schema=schema) for batch in waiting]
 
     def freeze(self) -> Callable[[], list[StatePart]]:
-        """As it is now; the returned function makes the parts, none where there is no initial state."""
+        """Freeze it. The returned function creates the state parts, none if there is no initial state."""
         if self._spec.initial_schema is None:
             return list
         groups = np.array(self._groups, np.uint16)
@@ -72,21 +73,22 @@ class InitialState:
         return parts
 
     def restore(self, parts: Sequence[StatePart], *, drained: bool) -> None:
-        """Take back what `freeze` gave, all of this subtask's. Where a snapshot has none the operator had no initial
-        state then, and it is too late for one now. Args: drained: the initial state was cut short, and goes on (S7.5).
+        """Restore the parts that `freeze` wrote for this subtask.
+
+        If the snapshot has none, the operator had no initial state then, and a new one is ignored. Args: drained: a
+        drain cut the initial state short, so it continues (S7.5).
 
         Raises:
-            SnapshotError: rows wait for an initial state that the pipeline does not have any more, or have other
-                columns now.
+            SnapshotError: rows wait for an initial state that the pipeline no longer has, or the columns have changed.
         """
         waiting = [part for part in parts if part.name == WAITING_STATE]
         if self._spec.initial_schema is None:
             if any(part.table.num_rows for part in waiting):
                 raise SnapshotError(
-                    "The snapshot holds rows that wait for an initial state, and the pipeline has none",
+                    "the snapshot has rows that wait for an initial state, but the pipeline has none",
                     where=f"operator {self._uid!r}",
                     cause="it was taken before the initial state was complete",
-                    remedy="Give initialState again, or restore a later snapshot",
+                    remedy="Pass initialState again, or restore a later snapshot",
                 )
             return
         renamed = dict(self._spec.renamed)

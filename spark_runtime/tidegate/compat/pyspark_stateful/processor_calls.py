@@ -1,4 +1,4 @@
-"""The calls of a StatefulProcessor's methods, key by key, over states that are read and written for many keys."""
+"""Calls a StatefulProcessor's methods, key by key, with states that are read and written for many keys at once."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tidegate.state.keyed_state import DueTimers, KeySet
 MIN_KEYS = 16
 FIRST_KEYS = 1024
 MAX_KEYS = 64 * 1024
-"""Keys that are worked through together: fewer where their lists and maps are large, more where they are small."""
+"""Limits of the number of keys processed together: fewer if their lists and maps are large, more if they are small."""
 MANY_ELEMENTS = 256 * 1024
-"""List elements and map entries that should at most be read together."""
+"""Most list elements and map entries that should be read together."""
 
 
 class ProcessorCalls:
-    """Calls the processor, and gives the batches of what it gives.
+    """Calls the processor and returns its results as batches.
 
-    All methods are generators and must be exhausted before another is called: states are written at their ends. What
-    is left of the results comes with `results`.
+    All methods are generators. Exhaust each one before you call another: states are written at its end. `results`
+    returns the remaining results.
 
     Attributes:
-        limit: keys that a set should have at most.
+        limit: most keys that a set should have.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ProcessorCalls:
         self._rows = rows
 
     def rows(self, batch: pa.RecordBatch, keys: KeySet, values: TimerValues) -> Iterator[pa.RecordBatch]:
-        """`handleInputRows`, once for each key."""
+        """Call `handleInputRows` once for each key."""
         self._begin(keys)
         by_key = self._rows.by_key(batch, keys)
         for number, key in enumerate(self._rows.keys(keys)):
@@ -54,7 +54,7 @@ class ProcessorCalls:
         self._write()
 
     def initial(self, batch: pa.RecordBatch, keys: KeySet, values: TimerValues) -> None:
-        """`handleInitialState`, for each row, or each key's frame."""
+        """Call `handleInitialState` for each row, or for each key's frame."""
         self._begin(keys)
         by_key = self._rows.by_key(batch, keys)
         for number, key in enumerate(self._rows.keys(keys)):
@@ -66,12 +66,12 @@ class ProcessorCalls:
     def timers(
         self, due: DueTimers, until_us: int, values: Callable[[int], TimerValues]
     ) -> Iterator[pa.RecordBatch | tuple[pa.RecordBatch, list[int]]]:
-        """`handleExpiredTimer`, once for each timer, in order of time; last the timers that handlers have registered
-        and that are due too, if any, as `TimerOverlay.write` gives them.
+        """Call `handleExpiredTimer` once for each timer, in order of time. If handlers registered timers that are due
+        too, they come last, as `TimerOverlay.write` returns them.
 
         Args:
             until_us: timers up to this time fire.
-            values: of a timer that fires at this time, milliseconds.
+            values: returns the times for a timer that fires at this time, milliseconds.
         """
         self._begin(due.keys, due)
         keys = self._rows.keys(due.keys)
@@ -88,7 +88,7 @@ class ProcessorCalls:
             yield late
 
     def results(self) -> Iterator[pa.RecordBatch]:
-        """What was given and not yielded yet."""
+        """Return the results that were not yielded yet."""
         yield from self._rows.batches()
 
     def _begin(self, keys: KeySet, due: DueTimers | None = None) -> None:
@@ -112,7 +112,7 @@ class ProcessorCalls:
         if results is None:
             return
         if not isinstance(results, Iterable):
-            raise self._rows.refused(f"{method} gave a {type(results).__name__}", "Give an iterator, or yield")
+            raise self._rows.refused(f"{method} returned a {type(results).__name__}", "Return an iterator, or yield")
         for result in results:
             self._rows.add(result, method)
             if self._rows.full:
@@ -120,8 +120,8 @@ class ProcessorCalls:
 
 
 class CurrentTimes(TimerValues):
-    """PySpark's `TimerValues`; see there. The clock is read when it is asked for, and once: batch mode has none, and
-    whoever goes by event time alone does not need it."""
+    """PySpark's `TimerValues`; see there. The clock is read at the first use, and only once: batch mode has no clock,
+    and processors that use event time only do not need it."""
 
     def __init__(self, now_ms: Callable[[], int], watermark_ms: int) -> None:
         super().__init__(currentWatermarkInMs=watermark_ms)
@@ -136,10 +136,10 @@ class CurrentTimes(TimerValues):
 
 
 class OutputEventTime:
-    """The event-time column of what a processor gives.
+    """The event-time column of a processor's results.
 
     Attributes:
-        passed_us: the watermark that was passed on: a row of an earlier time would be late downstream.
+        passed_us: the forwarded watermark: rows with an earlier time would be late downstream.
     """
 
     def __init__(self, time: EventTimeColumn, processor: str, where: str, passed_us: int) -> None:
@@ -147,14 +147,14 @@ class OutputEventTime:
         self._time, self._processor, self._where = time, processor, where
 
     def check(self, batch: pa.RecordBatch) -> None:
-        """PipelineError when a row is behind the watermark, as in Spark."""
+        """Raise PipelineError if a row is before the watermark, as Spark does."""
         times = self._time.microseconds(batch).drop_null().to_numpy()
         if len(times) and int(times.min()) < self.passed_us:
             early, passed = (np.datetime64(int(us), "us") for us in (times.min(), self.passed_us))
             raise PipelineError(
-                f"the processor {self._processor} gave a row of {early} in column {self._time.column!r}, and the "
-                f"watermark has come to {passed}",
+                f"the processor {self._processor} returned a row of {early} in column {self._time.column!r}, but the "
+                f"watermark is {passed}",
                 where=self._where,
                 cause="it would be late for the operators downstream, and be dropped there; Spark refuses it too",
-                remedy="Give rows of times that the watermark has not reached, or leave eventTimeColumnName away",
+                remedy="Return rows with times from the watermark on, or remove eventTimeColumnName",
             )

@@ -1,4 +1,4 @@
-"""What a StatefulProcessor is handed in its slot: PySpark's own handle, states and timers, over an operator's."""
+"""PySpark's handle, states and timers as a StatefulProcessor uses them in its slot, on top of an operator's state."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Fit = TypeVar("Fit")
 
 
 class CurrentKey:
-    """The key that the processor is called for.
+    """The key for which the processor is called.
 
     Attributes:
-        number: of the key in the set in hand; None: it is called for none.
+        number: number of the key in the current set; None: it is not called for a key.
     """
 
     def __init__(self, where: str) -> None:
@@ -30,18 +30,18 @@ class CurrentKey:
         self._where = where
 
     def require(self, call: str) -> int:
-        """Its number; PipelineError when there is none."""
+        """Return its number. Raises PipelineError if there is no key."""
         if self.number is None:
             raise PipelineError(
-                f"{call} is called while no key is handled",
+                f"{call} is called while no key is processed",
                 where=f"{self._where}, {calling_line()}",
-                cause="states and timers are those of the key that a handle... method was called for",
+                cause="states and timers belong to the key for which a handle... method is called",
                 remedy="Call it in handleInputRows, handleExpiredTimer or handleInitialState",
             )
         return self.number
 
     def fit(self, accept: Callable[[Any], Fit], value: Any, overlay: Overlay[Any]) -> Fit:
-        """What `accept` makes of a value, whose PipelineError then names the key too."""
+        """Convert a value with `accept`. A PipelineError then also names the key."""
         try:
             return accept(value)
         except PipelineError as error:
@@ -68,7 +68,7 @@ class OverlaidValue(ValueState):
         return None if row is None else self._overlay.codec.given(row)
 
     def update(self, newValue: tuple[Any, ...]) -> None:
-        """See PySpark. PipelineError when the value is not of the schema."""
+        """See PySpark. Raises PipelineError if the value does not match the schema."""
         self._overlay.set(
             self._key.require("update"), self._key.fit(self._overlay.codec.accepted, newValue, self._overlay)
         )
@@ -79,7 +79,7 @@ class OverlaidValue(ValueState):
 
 
 class OverlaidList(ListState):
-    """PySpark's `ListState`; see there. An iterator has the elements as they are when it is made."""
+    """PySpark's `ListState`; see there. An iterator has the elements at the time of its creation."""
 
     def __init__(self, overlay: ListOverlay, key: CurrentKey) -> None:
         self._overlay, self._key = overlay, key
@@ -93,18 +93,18 @@ class OverlaidList(ListState):
         return map(self._overlay.codec.given, self._overlay.get(self._key.require("get")))
 
     def put(self, newState: list[tuple[Any, ...]]) -> None:
-        """See PySpark. PipelineError when an element is not of the schema."""
+        """See PySpark. Raises PipelineError if an element does not match the schema."""
         key, rows = self._key.require("put"), self._key.fit(self._overlay.codec.accepted_list, newState, self._overlay)
         self._overlay.replace(key, rows)
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:
-        """See PySpark. PipelineError when it is not of the schema."""
+        """See PySpark. Raises PipelineError if the element does not match the schema."""
         self._overlay.append(
             self._key.require("appendValue"), [self._key.fit(self._overlay.codec.accepted, newState, self._overlay)]
         )
 
     def appendList(self, newState: list[tuple[Any, ...]]) -> None:
-        """See PySpark. PipelineError when an element is not of the schema."""
+        """See PySpark. Raises PipelineError if an element does not match the schema."""
         key, rows = (
             self._key.require("appendList"),
             self._key.fit(self._overlay.codec.accepted_list, newState, self._overlay),
@@ -117,7 +117,7 @@ class OverlaidList(ListState):
 
 
 class OverlaidMap(MapState):
-    """PySpark's `MapState`; see there. An iterator has the entries as they are when it is made, in any order."""
+    """PySpark's `MapState`; see there. An iterator has the entries at the time of its creation, in any order."""
 
     def __init__(self, overlay: MapOverlay, key: CurrentKey) -> None:
         self._overlay, self._key = overlay, key
@@ -128,7 +128,7 @@ class OverlaidMap(MapState):
         return bool(self._overlay.items(self._key.require("exists")))
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """See PySpark; a `Row`, as there."""
+        """See PySpark; returns a `Row`, as PySpark does."""
         row = self._overlay.get(self._key.require("getValue"), self._map_key(key))
         return None if row is None else self._row(*self._overlay.codec.given(row))
 
@@ -137,7 +137,7 @@ class OverlaidMap(MapState):
         return self._overlay.get(self._key.require("containsKey"), self._map_key(key)) is not None
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
-        """See PySpark. PipelineError when either is not of its schema."""
+        """See PySpark. Raises PipelineError if key or value does not match its schema."""
         map_key, row = self._map_key(key), self._key.fit(self._overlay.codec.accepted, value, self._overlay)
         self._overlay.set(self._key.require("updateValue"), map_key, row)
 
@@ -168,10 +168,10 @@ class OverlaidMap(MapState):
 
 
 class ProcessorHandle(StatefulProcessorHandle):
-    """The handle that `init` gets in a slot, and keeps.
+    """The handle that `init` receives in a slot. The processor may keep it.
 
     Attributes:
-        key: the key in hand.
+        key: the current key.
         overlays: of all states.
         timers: None: timeMode is None.
     """
@@ -185,7 +185,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         where: str,
         deleted: Collection[str] = (),
     ) -> None:
-        """Args: declared: by name, as they were when the pipeline was built. deleted: names of `deleteIfExists`."""
+        """Args: declared: by name, from when the pipeline was built. deleted: names passed to `deleteIfExists`."""
         self._deleted = deleted
         self.key = CurrentKey(where)
         self.timers = timers
@@ -198,7 +198,7 @@ class ProcessorHandle(StatefulProcessorHandle):
             self._states[name] = self._opened(state, back_end)
 
     def opened(self) -> None:
-        """`init` is over: nothing is declared any more."""
+        """End `init`: later declarations are refused."""
         self._open = False
 
     def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> Any:
@@ -216,23 +216,23 @@ class ProcessorHandle(StatefulProcessorHandle):
         return self._state("map", stateName, userKeySchema, valueSchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Was done at the restore."""
+        """Check the name: the state was already dropped by the restore."""
         self._require_init("deleteIfExists")
         if stateName not in self._deleted:
             raise self._otherwise(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """See PySpark. PipelineError with timeMode None, or when it is no time."""
+        """See PySpark. Raises PipelineError with timeMode None, or for an invalid time."""
         key, timers = self._timers_of("registerTimer")
         timers.register(key, self._time(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """See PySpark. PipelineError with timeMode None, or when it is no time."""
+        """See PySpark. Raises PipelineError with timeMode None, or for an invalid time."""
         key, timers = self._timers_of("deleteTimer")
         timers.delete(key, self._time(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
-        """See PySpark; ascending. PipelineError with timeMode None."""
+        """See PySpark; ascending. Raises PipelineError with timeMode None."""
         key, timers = self._timers_of("listTimers")
         return iter(timers.of(key))
 
@@ -262,15 +262,15 @@ class ProcessorHandle(StatefulProcessorHandle):
 
     def _otherwise(self, name: str) -> PipelineError:
         return PipelineError(
-            f"init declares state {name!r} otherwise than where the pipeline was built",
+            f"init declares state {name!r} differently than when the pipeline was built",
             where=self._where,
-            cause="what init declares depends on more than the processor",
+            cause="the declarations in init depend on more than the processor",
             remedy="Declare the same states in every call of init",
         )
 
     def _of_deleted(self, name: str, call: str) -> PipelineError:
         return PipelineError(
-            f"{call} {name!r}, which deleteIfExists has deleted",
+            f"{call} is called for state {name!r}, which deleteIfExists has deleted",
             where=f"{self._where}, {calling_line()}",
             remedy=f"Do not delete {name!r} in init, or do not use it; clear() empties a key's state",
         )
@@ -278,7 +278,7 @@ class ProcessorHandle(StatefulProcessorHandle):
     def _require_init(self, call: str) -> None:
         if not self._open:
             raise PipelineError(
-                f"{call} is called outside of init",
+                f"{call} is called outside init",
                 where=f"{self._where}, {calling_line()}",
                 remedy="Declare all states in init, and keep what it returns: self.count = handle.getValueState(...)",
             )
@@ -288,20 +288,20 @@ class ProcessorHandle(StatefulProcessorHandle):
             raise PipelineError(
                 f"{call} is called with timeMode None",
                 where=f"{self._where}, {calling_line()}",
-                remedy='Say timeMode="EventTime" or timeMode="ProcessingTime"',
+                remedy='Set timeMode="EventTime" or timeMode="ProcessingTime"',
             )
         return self.key.require(call), self.timers
 
     def _time(self, time_ms: object) -> int:
         if isinstance(time_ms, bool) or not hasattr(time_ms, "__index__"):
             raise PipelineError(
-                f"a timer is set to {time_ms!r}",
+                f"{time_ms!r} is not a time for a timer",
                 where=f"{self._where}, {calling_line()}",
-                remedy="Give milliseconds since the epoch: a whole number",
+                remedy="Pass milliseconds since the epoch: an integer",
             )
         return min(max(int(time_ms.__index__()), MIN_MS), MOST_MS)
 
 
 def _shape(state: StateDescriptor) -> tuple[Any, ...]:
-    """What must not differ between two declarations of one state."""
+    """Return the properties that must be equal in all declarations of a state."""
     return state.kind, state.columns, state.map_key, state.ttl

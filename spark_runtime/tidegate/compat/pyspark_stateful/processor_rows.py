@@ -1,4 +1,4 @@
-"""Rows as a StatefulProcessor takes and gives them: `Row` objects or pandas frames, from and to record batches."""
+"""Converts between record batches and the rows of a StatefulProcessor: `Row` objects or pandas frames."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tidegate.state.keyed_state import KeySet
 
 
 class KeyedInput(ABC):
-    """The rows of a delivered batch, by key."""
+    """The rows of a batch, by key."""
 
     @abstractmethod
     def of(self, key: int) -> Iterator[Any]:
-        """Those of key number `key`, as `handleInputRows` takes them."""
+        """Return the rows of key number `key`, in the form for `handleInputRows`."""
 
 
 class ProcessorInput(ABC):
-    """One variant of a processor's rows.
+    """One form of a processor's rows.
 
-    What it gives is collected by `add` until `full`, and made into batches of the declared schema by `batches`.
+    `add` collects the processor's results until `full`; `batches` converts them to batches of the declared schema.
     """
 
     def __init__(self, schema: pa.Schema, processor: str, where: str) -> None:
-        """Args: schema: of what it gives. processor: name of its class, for errors."""
+        """Args: schema: of the results. processor: name of its class, for errors."""
         self._schema = schema
         self._processor = processor
         self._where = where
@@ -42,44 +42,44 @@ class ProcessorInput(ABC):
 
     @abstractmethod
     def by_key(self, batch: pa.RecordBatch, keys: KeySet) -> KeyedInput:
-        """The rows of each key, in order."""
+        """Return the rows of each key, in order."""
 
     @abstractmethod
     def keys(self, keys: KeySet) -> list[tuple[Any, ...]]:
-        """The keys as the processor's methods take them: tuples of one value for each key column."""
+        """Return the keys in the form for the processor's methods: tuples with one value for each key column."""
 
     @property
     def full(self) -> bool:
-        """As many rows are collected as a batch should have."""
+        """Return whether enough rows for a batch are collected."""
         return self._rows >= MAX_BATCH_ROWS
 
     def add(self, result: Any, method: str) -> None:
-        """Collect one result of the method; PipelineError when it is of no such kind."""
+        """Collect one result of the method. Raises PipelineError if it has the wrong type."""
         self._method = method
         self._rows += self._collect(result)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """What was collected; PipelineError when it does not fit the declared schema."""
+        """Return the collected rows. Raises PipelineError if they do not match the declared schema."""
         if not self._rows:
             return
         batch = self._taken()
         self._rows = 0
         for field, array in zip(self._schema, batch.columns, strict=True):
             if not field.nullable and array.null_count:
-                raise self.refused(f"column {field.name!r} has nulls, declared is not null", "Declare it nullable")
+                raise self.refused(f"column {field.name!r} has nulls, but is declared not null", "Declare it nullable")
         for start in range(0, batch.num_rows, MAX_BATCH_ROWS):
             yield batch.slice(start, MAX_BATCH_ROWS)
 
     @abstractmethod
     def _collect(self, result: Any) -> int:
-        """Keep the result; gives its number of rows."""
+        """Store the result, and return its number of rows."""
 
     @abstractmethod
     def _taken(self) -> pa.RecordBatch:
-        """What was kept, which is forgotten."""
+        """Return the stored rows and forget them."""
 
     def refused(self, cause: str, remedy: str) -> PipelineError:
-        """The error for a result."""
+        """Return the error for an invalid result."""
         return PipelineError(
             f"{self._method} of the processor {self._processor} broke outputStructType",
             where=self._where,
@@ -93,7 +93,7 @@ class ProcessorInput(ABC):
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise self.refused(
                 f"column {field.name!r} is {field.type}: {error}",
-                f"Give values of that type, or declare another type for {field.name!r}",
+                f"Return values of that type, or declare another type for {field.name!r}",
             ) from error
 
 
@@ -109,7 +109,7 @@ class _RowGroups(KeyedInput):
 
 
 class RowObjects(ProcessorInput):
-    """`Row` objects: the variant of `transformWithState`."""
+    """`Row` objects: the form of `transformWithState`."""
 
     def __init__(self, schema: pa.Schema, processor: str, where: str) -> None:
         super().__init__(schema, processor, where)
@@ -127,12 +127,12 @@ class RowObjects(ProcessorInput):
 
     def _collect(self, result: Any) -> int:
         if not isinstance(result, Row):
-            raise self.refused(f"it gave a {type(result).__name__}", "Yield pyspark.sql.Row objects")
+            raise self.refused(f"it returned a {type(result).__name__}", "Yield pyspark.sql.Row objects")
         if self._flat and getattr(result, "__fields__", None) == self._names and len(result) == len(self._names):
             self._collected.append(result)
             return 1
         if not hasattr(result, "__fields__"):
-            raise self.refused("it gave a Row without names", "Name its values: Row(k=..., count=...)")
+            raise self.refused("it returned a Row without names", "Name its values: Row(k=..., count=...)")
         values = result.asDict(True)
         self._collected.append(tuple([values.get(name) for name in self._names]))
         return 1
@@ -157,7 +157,7 @@ class _FrameGroups(KeyedInput):
 
 
 class PandasFrames(ProcessorInput):
-    """pandas frames: the variant of `transformWithStateInPandas`. One frame for each key and delivered batch."""
+    """pandas frames: the form of `transformWithStateInPandas`. One frame for each key and batch."""
 
     def __init__(self, schema: pa.Schema, processor: str, where: str) -> None:
         super().__init__(schema, processor, where)
@@ -171,7 +171,7 @@ class PandasFrames(ProcessorInput):
         return _FrameGroups(batch, keys)
 
     def keys(self, keys: KeySet) -> list[tuple[Any, ...]]:
-        """See `ProcessorInput`; timestamps are pandas' own, without a zone, instants as those of UTC."""
+        """See `ProcessorInput`; timestamps are pandas' own, without a zone; instants are in UTC."""
         columns = [
             _frame(pa.record_batch([column], names=["key"]))[0]["key"].tolist()
             if pt.is_timestamp(column.type)
@@ -182,14 +182,14 @@ class PandasFrames(ProcessorInput):
 
     def _collect(self, result: Any) -> int:
         if not isinstance(result, self._pandas.DataFrame):
-            raise self.refused(f"it gave a {type(result).__name__}", "Yield pandas.DataFrame objects")
+            raise self.refused(f"it returned a {type(result).__name__}", "Yield pandas.DataFrame objects")
         names = list(result.columns)
         if not len(result) and not names:
             return 0
         declared = self._schema.names
         by_name = any(isinstance(name, str) for name in names)
         if len(names) < len(declared) or (by_name and any(names.count(name) != 1 for name in declared)):
-            raise self.refused(f"columns are {names}, declared are {declared}", "Give each of these columns, once")
+            raise self.refused(f"columns are {names}, but {declared} are declared", "Return each declared column once")
         if not len(result):
             return 0
         if by_name:
@@ -216,7 +216,7 @@ class PandasFrames(ProcessorInput):
         )
 
     def _series(self, field: pa.Field, series: Any) -> pa.Array:
-        """As Spark converts it: to the declared type, or to pandas' own and from that safely."""
+        """Convert as Spark does: to the declared type, or to pandas' own type and from that safely."""
         try:
             return pa.Array.from_pandas(series, type=field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -226,12 +226,12 @@ class PandasFrames(ProcessorInput):
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise self.refused(
                 f"column {field.name!r} is {field.type}: {error}",
-                f"Give values of that type, or declare another type for {field.name!r}",
+                f"Return values of that type, or declare another type for {field.name!r}",
             ) from error
 
 
 def _by_key(batch: pa.RecordBatch, keys: KeySet) -> tuple[pa.RecordBatch, list[int]]:
-    """The rows with those of a key together, in order, and where each key's begin."""
+    """Order the rows by key, stably, and return where each key's rows begin."""
     counts = np.bincount(keys.rows, minlength=keys.size)
     bounds: list[int] = [0, *np.cumsum(counts).tolist()]
     if (np.diff(keys.rows) < 0).any():
@@ -240,9 +240,11 @@ def _by_key(batch: pa.RecordBatch, keys: KeySet) -> tuple[pa.RecordBatch, list[i
 
 
 def _frame(batch: pa.RecordBatch) -> tuple[Any, Sequence[str]]:
-    """The rows as Spark's frames have them: whole numbers of 64 bits (floats where there are nulls), floats of 64,
-    timestamps without a zone in nanoseconds, instants as those of UTC, as what comes back is read; and the columns
-    whose type each key's rows tell."""
+    """Convert rows to a frame as Spark does, so that results are read with the same types.
+
+    Integers have 64 bits (floats if there are nulls), floats have 64 bits, timestamps without a zone are in
+    nanoseconds, instants are in UTC. Also returns the columns whose type depends on each key's rows.
+    """
     columns = [array.dictionary_decode() if pt.is_dictionary(array.type) else array for array in batch.columns]
     batch = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
     frame = pa.Table.from_batches([batch]).to_pandas(maps_as_pydicts="strict", date_as_object=True)

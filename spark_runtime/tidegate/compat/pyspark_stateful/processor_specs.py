@@ -15,7 +15,8 @@ from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, Operat
 from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.state.keys.key_types import stored_field
 
-# PySpark is slow to load, and every pipeline loads this module: whoever has a processor has loaded PySpark.
+# Do not import PySpark here: it loads slowly, and every pipeline imports this module. Pipelines with a processor have
+# imported PySpark already.
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 TimeMode = Literal["none", "processingtime", "eventtime"]
 INITIAL = 1
-"""Input that brings the initial state; 0 brings the rows."""
+"""Number of the input with the initial state; input 0 has the rows."""
 COMPLETE_STATE = "initial:complete"
 WAITING_STATE = "initial:waiting"
-"""States of the runtime's own: users' names hold no colon."""
+"""Reserved names: states of users have no colon in their names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,19 +35,19 @@ class StatefulProcessorSpec(OperatorSpec):
     """Runs a StatefulProcessor with its states and timers.
 
     Attributes:
-        processor: the user's; every subtask takes a deep copy, and calls `init` of it.
-        pandas: its rows are pandas frames, else `Row` objects.
-        declared: states that `init` declares, names unique.
+        processor: the user's processor; every subtask works on a deep copy, and calls its `init`.
+        pandas: True: its rows are pandas frames; False: `Row` objects.
+        declared: states that `init` declares, with unique names.
         deleted: states that `init` deletes from older snapshots.
         time_mode: of timers and TTL.
         keys: key columns; null is a key of its own.
         time_column: event time of the rows, with time mode "eventtime"; else None.
         time_unit: of the time column.
         input_schema: of the rows.
-        initial_schema: of the initial state, whose key columns are `initial_keys`; None: there is none.
-        initial_keys: its key columns, in the order of `keys` and of their types.
-        schema: of what it gives.
-        output_time: event-time column of what it gives; None: it has none.
+        initial_schema: of the initial state; None: there is none.
+        initial_keys: its key columns, in the order of `keys` and with their types.
+        schema: of the results.
+        output_time: event-time column of the results; None: they have none.
         output_unit: of that column.
         renamed: (key column in older snapshots, its name now).
     """
@@ -71,11 +72,11 @@ class StatefulProcessorSpec(OperatorSpec):
 
     @property
     def key_schema(self) -> pa.Schema:
-        """The key columns, as states have them."""
+        """Return the key columns as they are stored in states."""
         return pa.schema([stored_field(self.input_schema.field(key)) for key in self.keys])
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
-        """Timers that fire; without them rows that had waited for the initial state to be whole."""
+        """Return "any" if timers fire at the end; else the initial state's input, whose end emits waiting rows."""
         from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
         fires = type(self.processor).handleExpiredTimer is not StatefulProcessor.handleExpiredTimer
@@ -86,24 +87,25 @@ class StatefulProcessorSpec(OperatorSpec):
 
     @property
     def groups_by_key(self) -> bool:
-        """Its keys may be worked through apart, each with its own end of the input: they share no state."""
+        """Return whether keys share no state, so that each can be processed alone, with its own end of the input."""
         return self.initial_schema is None
 
     def mode_dependence(self) -> str:
-        """By the clock, or when the user says so."""
+        """Return the reason: the clock, or the user's mark."""
         if self.time_mode == "processingtime":
             return "its timers and TTL go by the clock: timeMode is ProcessingTime"
         return batch_sensitivity_reason(type(self.processor))
 
     def states(self) -> tuple[StateShape, ...]:
-        """What the processor declares, its timers, what the initial state leaves behind, and the states that the
-        processor deletes, whatever they were. The initial state may be removed later, so its states are always
-        declared."""
+        """Return the processor's states, its timers, the states of the initial state, and the deleted states.
+
+        The initial state may be removed later, so its states are always declared.
+        """
         others = [StateShape(name, "keyed") for name in (COMPLETE_STATE, WAITING_STATE, *self.deleted)]
         descriptors = [state.descriptor for state in self.declared]
         return backend_shapes(descriptors, self.key_schema, self.renamed, others=others, drops=True)
 
     def describe(self) -> str:
-        """The processor's class, keys and states."""
+        """Return the processor's class, keys and states."""
         states = ", ".join(f"{s.descriptor.name} ({s.descriptor.kind})" for s in self.declared) or "no states"
         return f"transform_with_state {type(self.processor).__qualname__} by {', '.join(self.keys)}: {states}"

@@ -1,4 +1,4 @@
-"""Schemas written as Spark's DDL, such as "count INT, tags ARRAY<STRING>", read without a JVM: slots have none."""
+"""Parses schemas in Spark's DDL, such as "count INT, tags ARRAY<STRING>", without a JVM, because slots have none."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ _DECIMALS = ("decimal", "dec", "numeric")
 
 
 def schema_of(schema: object, what: str, where: str) -> st.StructType:
-    """The StructType that is given, or that DDL describes.
+    """Return the StructType, or parse DDL to one.
 
     Args:
         what: for errors, such as "outputStructType".
 
     Raises:
-        PipelineError: it is neither, has no columns or one twice, or holds a type that is not known here.
+        PipelineError: it is neither, has no columns or a duplicate column, or contains an unknown type.
     """
     if isinstance(schema, str):
         schema = _Reader(schema, what, where).columns()
     if not isinstance(schema, st.StructType) or not schema.fields:
         given = f"{schema!r}" if isinstance(schema, st.StructType) else f"a {type(schema).__name__}"
         raise PipelineError(
-            f"{what} is {given}, a schema with columns is needed",
+            f"{what} is {given}, but must be a schema with columns",
             where=where,
-            remedy='Give a StructType, or DDL such as "count INT, name STRING"',
+            remedy='Pass a StructType, or DDL such as "count INT, name STRING"',
         )
     twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
     if twice is not None:
         raise PipelineError(
-            f"{what} has two columns named {twice!r}", where=where, remedy="Give every column a name of its own"
+            f"{what} has two columns named {twice!r}", where=where, remedy="Use a different name for every column"
         )
     return schema
 
 
 class _Reader:
-    """Reads one text from left to right."""
+    """Parses one text from left to right."""
 
     def __init__(self, text: str, what: str, where: str) -> None:
         self._text, self._what, self._where = text, what, where
@@ -69,16 +69,16 @@ class _Reader:
         while at < len(text.rstrip()):
             found = _TOKEN.match(text, at)
             if found is None:
-                raise self._wrong(f"{text[at:].strip()[:20]!r} has no meaning here")
+                raise self._wrong(f"{text[at:].strip()[:20]!r} is not valid here")
             self._tokens.append(found.group().strip())
             at = found.end()
         self._at = 0
 
     def columns(self) -> st.StructType:
-        """The whole text: name and type, by commas."""
+        """Parse the whole text: names and types, separated by commas."""
         fields = self._fields("")
         if self._at < len(self._tokens):
-            raise self._wrong(f"{self._tokens[self._at]!r} has no meaning here")
+            raise self._wrong(f"{self._tokens[self._at]!r} is not valid here")
         return st.StructType(fields)
 
     def _fields(self, end: str) -> list[st.StructField]:
@@ -88,7 +88,7 @@ class _Reader:
             if name.startswith("`"):
                 name = name[1:-1].replace("``", "`")
             elif not re.fullmatch(r"\w+", name):
-                raise self._wrong(f"a name is needed where {name!r} stands")
+                raise self._wrong(f"a name is needed instead of {name!r}")
             if self._peek() == ":":
                 self._next()
             type_, nullable = self._type(), True
@@ -134,7 +134,7 @@ class _Reader:
             return st.StructType(fields)
         if word == "interval":
             return self._interval()
-        raise self._wrong(f"{word!r} is no type that is known here" if word else "a type is missing at the end")
+        raise self._wrong(f"{word!r} is not a known type" if word else "a type is missing at the end")
 
     def _interval(self) -> st.DataType:
         units = ("day", "hour", "minute", "second")
@@ -143,7 +143,7 @@ class _Reader:
             self._next()
             last = self._next().lower()
         if first not in units or last not in units or units.index(first) > units.index(last):
-            raise self._wrong(f"'interval {first}' is no type that is known here")
+            raise self._wrong(f"'interval {first}' is not a known type")
         return st.DayTimeIntervalType(units.index(first), units.index(last))
 
     def _numbers(self) -> list[int]:
@@ -152,7 +152,7 @@ class _Reader:
             while self._next() != ")":
                 word = self._next()
                 if not word.isdecimal():
-                    raise self._wrong(f"a number is needed where {word!r} stands")
+                    raise self._wrong(f"a number is needed instead of {word!r}")
                 numbers.append(int(word))
                 if self._peek() not in (",", ")"):
                     raise self._wrong("a parenthesis is not closed")
@@ -169,12 +169,12 @@ class _Reader:
     def _expect(self, token: str) -> None:
         found = self._next()
         if found.lower() != token:
-            raise self._wrong(f"{token!r} is needed where {found!r} stands")
+            raise self._wrong(f"{token!r} is needed instead of {found!r}")
 
     def _wrong(self, cause: str) -> PipelineError:
         return PipelineError(
-            f"{self._what} {self._text!r} cannot be read",
+            f"{self._what} {self._text!r} cannot be parsed",
             where=self._where,
             cause=cause,
-            remedy='Write columns as in "count INT, tags ARRAY<STRING>", or give a StructType',
+            remedy='Write columns as in "count INT, tags ARRAY<STRING>", or pass a StructType',
         )

@@ -1,7 +1,8 @@
-"""Rows of a Spark schema: the tuples that a StatefulProcessor gives and takes, and the Arrow columns they are kept as.
+"""Converts rows of a Spark schema: between the tuples of a StatefulProcessor and the Arrow columns that store them.
 
-In between lies the *kept* form of a value, which enters Arrow as it is: times as microseconds since the epoch, structs
-as dicts, maps as pairs, the rest as Python has it. Flat numbers, strings and booleans are themselves in all three.
+The intermediate form is the *kept* form of a value, which Arrow accepts directly: times as microseconds since the
+epoch, structs as dicts, maps as pairs, all else as in Python. Flat numbers, strings and booleans are the same in all
+three forms.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _EPOCH = dt.datetime(1970, 1, 1)
 _EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=_UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 _SHORTEST, _LONGEST = dt.timedelta(days=-106_751_991), dt.timedelta(microseconds=2**63 - 1)
-"""Of day-time intervals: 64 bits of microseconds; below zero pyarrow multiplies whole days first, and takes no part of
-the last one."""
+"""Limits of day-time intervals: 64 bits of microseconds. For negative values pyarrow first multiplies whole days, so
+the last day must be whole."""
 _FLAT: dict[type[st.DataType], pa.DataType] = {
     st.BooleanType: pa.bool_(),
     st.ByteType: pa.int8(),
@@ -55,13 +56,13 @@ SPARK_TYPES_TEXT = (
     "booleans, integers, floats, decimals, strings, binary, dates, timestamps, day-time intervals, and arrays, maps "
     "and structs of these"
 )
-"""For messages."""
+"""List of types for error messages."""
 _UNFIT = (ValueError, ArithmeticError, TypeError, AttributeError)
-"""What a conversion raises for a value that is not of the type: ValueTypeError, and others of the value's own."""
+"""Errors of a conversion for a value of another type: ValueTypeError, and errors of the value's own methods."""
 
 
 def calling_line() -> str:
-    """`file:line` of the innermost frame outside this package; `unknown` when there is none."""
+    """Return `file:line` of the innermost frame outside this package; `unknown` if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         if not str(frame.f_globals.get("__name__", "")).startswith(_PACKAGE):
@@ -73,7 +74,7 @@ def calling_line() -> str:
 
 
 def python_values(array: pa.Array) -> list[Any]:
-    """The values of `array.to_pylist()`."""
+    """Return the values of `array.to_pylist()`, faster for common types."""
     type_ = array.type
     if pt.is_timestamp(type_) and type_.unit != "ns":
         return _times(array)
@@ -99,11 +100,11 @@ def _times(array: pa.Array) -> list[dt.datetime | None]:
 
 
 class ValueTypeError(ValueError):
-    """A value that is not of the type it is given for."""
+    """A value does not have the required type."""
 
 
 def arrow_type(type_: st.DataType) -> pa.DataType | None:
-    """The Arrow type of a Spark type, as Spark's own conversion has it; None: it is not taken."""
+    """Return the Arrow type of a Spark type, as in Spark's own conversion; None: it is not supported."""
     if type(type_) in _FLAT:
         return _FLAT[type(type_)]
     if isinstance(type_, st.DecimalType):
@@ -121,21 +122,21 @@ def arrow_type(type_: st.DataType) -> pa.DataType | None:
 
 
 def arrow_schema(schema: st.StructType, what: str, where: str, *, nullable: bool) -> pa.Schema:
-    """Arrow columns of a Spark schema.
+    """Return the Arrow columns of a Spark schema.
 
     Args:
         what: for errors.
-        nullable: all columns are, whatever the schema says; else as it says.
+        nullable: True: all columns are nullable; False: as in the schema.
 
     Raises:
-        PipelineError: a type that is not taken, naming the column.
+        PipelineError: a type is not supported; names the column.
     """
     fields: list[pa.Field] = []
     for field in schema.fields:
         type_ = arrow_type(field.dataType)
         if type_ is None:
             raise PipelineError(
-                f"column {field.name!r} of {what} is of type {field.dataType.simpleString()}, which is not taken",
+                f"column {field.name!r} of {what} has the unsupported type {field.dataType.simpleString()}",
                 where=where,
                 remedy=f"Use {SPARK_TYPES_TEXT}",
             )
@@ -144,14 +145,14 @@ def arrow_schema(schema: st.StructType, what: str, where: str, *, nullable: bool
 
 
 class SparkRowCodec:
-    """Rows of one schema.
+    """Converts rows of one schema.
 
     Attributes:
         schema: of the Arrow columns, all nullable.
     """
 
     def __init__(self, spark: st.StructType, what: str, where: str, *, as_key: bool = False) -> None:
-        """Args: what, where: for errors. as_key: rows are map keys, which must be hashed: no nested types."""
+        """Args: what, where: for errors. as_key: rows are map keys, which must be hashable: no nested types."""
         self.schema = arrow_schema(spark, what, where, nullable=True)
         self._what, self._where = what, where
         types = [field.dataType for field in spark.fields]
@@ -169,17 +170,17 @@ class SparkRowCodec:
         self._as_is = not any(self._give)
 
     def accepted(self, value: Any) -> Kept:
-        """The kept form of a row that the processor gives: a tuple, list, Row or array, by position; a text stands for
-        the row of a single text column.
+        """Convert a row of the processor to its kept form: a tuple, list, Row or array, by position. A text is accepted
+        as the row of a single text column.
 
         Raises:
-            PipelineError: it does not fit, naming the column and the processor's line.
+            PipelineError: it does not match; names the column and the processor's line.
         """
         if not isinstance(value, tuple | list):
             value = self._as_row(value)
         if len(value) != len(self._accept):
             names = ", ".join(self.schema.names)
-            raise self._refused(f"it has {len(value)} values", f"Give a tuple of one value for each of: {names}")
+            raise self._refused(f"it has {len(value)} values", f"Pass a tuple with one value for each of: {names}")
         try:
             return tuple([accept(one) for accept, one in zip(self._accept, value, strict=True)])
         except _UNFIT:
@@ -189,30 +190,32 @@ class SparkRowCodec:
                 accept(one)
             except _UNFIT as error:
                 beyond = isinstance(error, ArithmeticError)
-                why = "it is beyond what that type holds" if beyond else error
+                why = "it is outside the range of that type" if beyond else error
                 raise self._refused(
-                    f"column {name!r} takes {self.schema.field(name).type}, and got {one!r}: {why}",
-                    "Convert the value, or declare the column of another type",
+                    f"column {name!r} is {self.schema.field(name).type}, but got {one!r}: {why}",
+                    "Convert the value, or declare the column with another type",
                 ) from None
-        raise AssertionError("the values fit one by one")
+        raise AssertionError("the values are valid one by one")
 
     def _as_row(self, value: Any) -> tuple[Any, ...]:
-        """Of what else PySpark takes: it walks through a text, and so takes one of a single character."""
+        """Convert other values that PySpark accepts: it iterates over a text, and so accepts a text of one
+        character."""
         if isinstance(value, str) and self.schema.types == [pa.string()]:
             return (value,)
         if hasattr(value, "__iter__") and not isinstance(value, str | bytes | bytearray | dict | set | frozenset):
             return tuple(value)
-        raise self._refused(f"it is a {type(value).__name__}", "Give a tuple, such as (count,)")
+        raise self._refused(f"it is a {type(value).__name__}", "Pass a tuple, such as (count,)")
 
     def accepted_list(self, values: Any) -> list[Kept]:
-        """The kept form of several rows; PipelineError when one does not fit, or there is none, as in Spark."""
+        """Convert several rows to kept form. Raises PipelineError if one does not match, or if there is none, as in
+        Spark."""
         rows = [self.accepted(value) for value in values]
         if not rows:
-            raise self._refused("the list is empty, which Spark refuses too", "Call clear() to empty it")
+            raise self._refused("the list is empty, which Spark refuses too", "Call clear() to empty the state")
         return rows
 
     def given(self, kept: Kept) -> tuple[Any, ...]:
-        """The row as the processor sees it; its own, to change as it likes."""
+        """Return the row for the processor. It is a copy that the processor may change."""
         if self._as_is:
             return kept
         return tuple(
@@ -220,19 +223,19 @@ class SparkRowCodec:
         )
 
     def batch(self, rows: Sequence[Kept]) -> pa.RecordBatch:
-        """Kept rows as columns."""
+        """Convert kept rows to columns."""
         columns = zip(*rows, strict=True) if rows else [()] * len(self.schema)
         arrays = [pa.array(list(column), field.type) for column, field in zip(columns, self.schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def rows(self, batch: pa.RecordBatch) -> list[Kept]:
-        """Columns as kept rows."""
+        """Convert columns to kept rows."""
         columns = [load(array) for load, array in zip(self._load, batch.columns, strict=True)]
         return list(zip(*columns, strict=True))
 
     def _refused(self, cause: str, remedy: str) -> PipelineError:
         return PipelineError(
-            f"{self._what} cannot take what it was given",
+            f"{self._what} refuses an invalid value",
             where=f"{self._where}, {calling_line()}",
             cause=cause,
             remedy=remedy,
@@ -243,8 +246,10 @@ class SparkRowCodec:
 
 
 def _accept(type_: st.DataType, as_key: bool) -> Change:
-    """From what a processor gives to the kept form; ValueTypeError. Null is None and what pandas and numpy have for
-    it; NaN too, where a type has none, as in Spark."""
+    """Return the conversion from a processor's value to the kept form; it raises ValueTypeError.
+
+    Null is None, and the null values of pandas and numpy; also NaN if the type has none, as in Spark.
+    """
     accept = _accept_value(type_, as_key)
     has_nan = isinstance(type_, st.FloatType | st.DoubleType | st.StringType)
     never_null = PLAIN_TYPES - ({type(None)} if has_nan else {type(None), float, decimal.Decimal})
@@ -282,7 +287,7 @@ def _accept_value(type_: st.DataType, as_key: bool) -> Change:
 
 
 def _plain(value: Any, types: tuple[type, ...]) -> Any:
-    """`value`, or what numpy or pandas hold for it, of one of `types`."""
+    """Return `value`, converted from numpy or pandas if needed, if it is of one of `types`."""
     if isinstance(value, np.datetime64 | np.timedelta64):
         value = python_time(value)
     elif hasattr(value, "to_pydatetime"):
@@ -295,13 +300,13 @@ def _plain(value: Any, types: tuple[type, ...]) -> Any:
         converted = value.tolist()
         if isinstance(converted, types) and not (isinstance(converted, bool) and bool not in types):
             return converted
-    raise ValueTypeError(f"a {type(value).__name__} is not of that type")
+    raise ValueTypeError(f"a {type(value).__name__} does not have that type")
 
 
 def _whole(least: int, most: int, value: Any) -> int:
     number: int = value if type(value) is int else _plain(value, (int,))
     if not least <= number <= most:
-        raise ValueTypeError(f"it is beyond {least} and {most}")
+        raise ValueTypeError(f"it is not in {least}..{most}")
     return number
 
 
@@ -313,7 +318,7 @@ def _fraction(narrow: bool, as_key: bool, value: Any) -> float:
 
 
 def _key_number(number: float) -> float:
-    """Equal numbers are one map key: 0.0 and -0.0, and every NaN."""
+    """Normalise a number so that equal numbers are one map key: 0.0 and -0.0, and every NaN."""
     return _NAN if number != number else number + 0.0
 
 
@@ -327,10 +332,10 @@ def _decimal(precision: int, step: decimal.Decimal, value: Any) -> decimal.Decim
 
 
 def _text(value: Any) -> str:
-    """Numbers as the JVM writes them, as in Spark."""
+    """Convert to text; numbers as the JVM writes them, as in Spark."""
     if isinstance(value, str):
         if not value.isascii():
-            value.encode()  # a lone surrogate is no text, and raises ValueError
+            value.encode()  # raises ValueError for a lone surrogate, which is not valid text
         return str(value)
     plain = _plain(value, (bool, int, float, decimal.Decimal))
     if isinstance(plain, bool):
@@ -344,7 +349,7 @@ def _jvm_text(number: float) -> str:
     if number == 0 or 1e-3 <= abs(number) < 1e7:
         return repr(number)
     sign, digits, exponent = decimal.Decimal(repr(number)).normalize().as_tuple()
-    assert isinstance(exponent, int), "it is finite"
+    assert isinstance(exponent, int), "the number is not finite"
     rest = "".join(map(str, digits[1:])) or "0"
     return f"{'-' if sign else ''}{digits[0]}.{rest}E{exponent + len(digits) - 1}"
 
@@ -354,15 +359,15 @@ def _binary(value: Any) -> bytes:
 
 
 def _instant(value: Any) -> int:
-    """A time without a zone is one of this process, as in PySpark's worker."""
+    """Convert an instant; a time without a zone is in this process's zone, as in PySpark's worker."""
     moment = _plain(value, (dt.datetime,))
     if moment.year in (dt.MINYEAR, dt.MAXYEAR):
-        moment.astimezone()  # OverflowError: the local time, as which it is read again, does not exist
+        moment.astimezone()  # raises OverflowError if the local time, as which it is read again, does not exist
     return (moment.astimezone(_UTC) - _EPOCH_UTC) // _MICROSECOND
 
 
 def _wall_time(value: Any) -> int:
-    """What its clock shows: a zone is left out, as in PySpark."""
+    """Convert a wall-clock time; its zone is ignored, as in PySpark."""
     moment = _plain(value, (dt.datetime,))
     return (moment.replace(tzinfo=None) - _EPOCH) // _MICROSECOND
 
@@ -373,15 +378,16 @@ def _date(value: Any) -> dt.date:
 
 
 def _interval(value: Any) -> dt.timedelta:
-    """Python's own reach 300 times as far as 64 bits of microseconds, in Arrow and in Spark."""
+    """Convert an interval. Python's range is 300 times larger than 64-bit microseconds, the range of Arrow and
+    Spark."""
     length: dt.timedelta = _plain(value, (dt.timedelta,))
     if not _SHORTEST <= length <= _LONGEST:
-        raise ValueTypeError("it is beyond 64 bits of microseconds, some 292,000 years")
+        raise ValueTypeError("it exceeds 64 bits of microseconds, about 292,000 years")
     return length
 
 
 def _elements(value: Any) -> Any:
-    """Those of an array, one by one: numpy would give numbers for times in nanoseconds."""
+    """Return the elements of an array one by one: numpy would return numbers for times in nanoseconds."""
     return value if isinstance(value, np.ndarray) and value.ndim == 1 else _plain(value, (list, tuple))
 
 
@@ -415,8 +421,10 @@ _ACCEPT_FLAT: dict[type[st.DataType], Change] = {
 
 
 def _give(type_: st.DataType) -> Change | None:
-    """From the kept form to what a processor sees; None: they are one. Times as Spark gives them: naive, those with
-    a zone as local times of the process."""
+    """Return the conversion from the kept form to a processor's value; None: they are equal.
+
+    Times are naive, as in Spark; instants are local times of the process.
+    """
     if isinstance(type_, st.TimestampType):
         return lambda value: (_EPOCH_UTC + value * _MICROSECOND).astimezone().replace(tzinfo=None)
     if isinstance(type_, st.TimestampNTZType):
@@ -443,7 +451,7 @@ def _given(type_: st.DataType) -> Change:
 
 
 def _load(type_: st.DataType, as_key: bool) -> Callable[[pa.Array], list[Any]]:
-    """An Arrow column in the kept form."""
+    """Return the conversion of an Arrow column to the kept form."""
     if isinstance(type_, st.TimestampType | st.TimestampNTZType):
         return lambda array: python_values(array.cast(pa.int64()))
     if as_key and isinstance(type_, st.FloatType | st.DoubleType):
@@ -455,7 +463,7 @@ def _load(type_: st.DataType, as_key: bool) -> Callable[[pa.Array], list[Any]]:
 
 
 def _loaded(type_: st.DataType) -> Change:
-    """From Arrow's Python values to the kept form."""
+    """Return the conversion from Arrow's Python values to the kept form."""
     change = _loaded_value(type_)
     return lambda value: None if value is None else change(value)
 

@@ -1,4 +1,4 @@
-"""What a StatefulProcessor declares in its `init`: states with Spark schemas, as the states of an operator."""
+"""Declarations in the `init` of a StatefulProcessor: states with Spark schemas, converted to states of an operator."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class DeclaredState:
     """One state of a processor.
 
     Attributes:
-        descriptor: as the back end knows it; columns are nullable, whatever the schema says.
-        columns: its rows.
-        map_key: rows of its map keys; None: it is no map.
+        descriptor: for the back end; its columns are nullable, whatever the schema says.
+        columns: converts its rows.
+        map_key: converts its map keys; None: it is not a map.
     """
 
     descriptor: StateDescriptor
@@ -38,7 +38,7 @@ class DeclaredState:
 
 @dataclass(frozen=True)
 class Declarations:
-    """All that `init` declares.
+    """All declarations of `init`.
 
     Attributes:
         states: in order.
@@ -50,10 +50,10 @@ class Declarations:
 
 
 def declared(processor: StatefulProcessor, time_mode: str, where: str) -> Declarations:
-    """What the processor declares: `init` and `close` of a copy, as Spark calls them on its driver.
+    """Return the processor's declarations: calls `init` and `close` of a copy, as Spark does on its driver.
 
     Raises:
-        PipelineError: something is declared that Spark or a state does not take, or `init` or `close` fails.
+        PipelineError: Spark or a state does not support a declaration, or `init` or `close` fails.
     """
     handle = DeclaringHandle(time_mode, where)
     name = type(processor).__name__
@@ -65,10 +65,10 @@ def declared(processor: StatefulProcessor, time_mode: str, where: str) -> Declar
         raise
     except Exception as error:
         raise PipelineError(
-            f"init of the processor {name} failed where the pipeline is built",
+            f"init of the processor {name} failed when the pipeline was built",
             where=where,
             cause=f"{type(error).__name__}: {error}",
-            remedy="init declares states and is called on a copy once more, where the pipeline is built: as in Spark",
+            remedy="Let init work without a cluster: as in Spark, it is also called on a copy when the graph is built",
         ) from error
     return Declarations(tuple(handle.states.values()), tuple(handle.deleted))
 
@@ -76,12 +76,12 @@ def declared(processor: StatefulProcessor, time_mode: str, where: str) -> Declar
 def state_of(
     kind: KeyedKind, name: object, key: Schema | None, schema: Schema, ttl_ms: object, time_mode: str, where: str
 ) -> DeclaredState:
-    """One state, checked; PipelineError."""
+    """Return one state, checked. Raises PipelineError."""
     if not isinstance(name, str) or not STATE_NAME.fullmatch(name) or len(name) > MAX_STATE_NAME_CHARACTERS:
         raise PipelineError(
-            f"{name!r} cannot be the name of a state",
+            f"{name!r} is not a valid name of a state",
             where=where,
-            remedy=f"Use letters, digits, blanks and ._- , at most {MAX_STATE_NAME_CHARACTERS} characters",
+            remedy=f"Use letters, digits, spaces and ._- , at most {MAX_STATE_NAME_CHARACTERS} characters",
         )
     where = f"{where}, state {name!r}"
     struct = schema_of(schema, "the schema", where)
@@ -99,7 +99,7 @@ def state_of(
 
 
 def _separate(name: str, others: list[str]) -> str:
-    """A column of the map key and one of the value may have one name; in a state they may not."""
+    """Rename a map key column that has the name of a value column, because names in a state are unique."""
     while name in others:
         name = f"key_{name}"
     return name
@@ -109,25 +109,23 @@ def _time_to_live(ttl_ms: object, time_mode: str, where: str) -> TimeToLive | No
     if ttl_ms is None or ttl_ms == 0:
         return None
     if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms < 0:
-        raise PipelineError(
-            f"ttlDurationMs is {ttl_ms!r}", where=where, remedy="Give milliseconds: a whole number above 0"
-        )
+        raise PipelineError(f"ttlDurationMs is {ttl_ms!r}", where=where, remedy="Pass milliseconds: an integer above 0")
     if time_mode != "processingtime":
         raise PipelineError(
-            "a state has a TTL, which is counted in processing time, and timeMode is another",
+            "the state has a TTL, but timeMode is not ProcessingTime",
             where=where,
-            cause="Spark takes a TTL with timeMode ProcessingTime alone",
-            remedy='Say timeMode="ProcessingTime", or leave ttlDurationMs away',
+            cause="a TTL is counted in processing time; Spark, too, supports it only with timeMode ProcessingTime",
+            remedy='Set timeMode="ProcessingTime", or remove ttlDurationMs',
         )
     return TimeToLive(ttl_ms)
 
 
 class DeclaringHandle(StatefulProcessorHandle):
-    """The handle that `init` gets where the pipeline is built: it notes what is declared.
+    """The handle that `init` receives when the pipeline is built: it records the declarations.
 
     Attributes:
         states: by name.
-        deleted: names of `deleteIfExists`.
+        deleted: names passed to `deleteIfExists`.
     """
 
     def __init__(self, time_mode: str, where: str) -> None:
@@ -151,37 +149,37 @@ class DeclaringHandle(StatefulProcessorHandle):
         return self._declare("map", stateName, userKeySchema, valueSchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """The state of this name, where a snapshot holds one, is dropped; one that was declared before is not kept."""
+        """Drop the state of this name from snapshots, and forget an earlier declaration of it."""
         self.states.pop(stateName, None)
         if stateName not in self.deleted:
             self.deleted.append(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Not in `init`."""
+        """Refuse the call: there is no key in `init`."""
         raise self.outside("registerTimer")
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Not in `init`."""
+        """Refuse the call: there is no key in `init`."""
         raise self.outside("deleteTimer")
 
     def listTimers(self) -> Any:
-        """Not in `init`."""
+        """Refuse the call: there is no key in `init`."""
         raise self.outside("listTimers")
 
     def outside(self, call: str) -> PipelineError:
-        """The error for a call that needs a key."""
-        return self._refused(f"{call} is called in init", "there is no key yet", "Call it while a key is handled")
+        """Return the error for a call that needs a key."""
+        return self._refused(f"{call} is called in init", "there is no key yet", "Call it in a handle... method")
 
     def _declare(self, kind: KeyedKind, name: str, key: Schema | None, schema: Schema, ttl_ms: int | None) -> Any:
         if name in self.states:
             raise self._refused(
-                f"two states are named {name!r}", "snapshots find a state by its name", "Give one another name"
+                f"two states are named {name!r}", "snapshots find a state by its name", "Rename one of them"
             )
         if name in self.deleted:
             raise self._refused(
-                f"state {name!r} is deleted and declared",
+                f"state {name!r} is both deleted and declared",
                 "Spark would empty it with every micro-batch",
-                "Declare it, or delete it; with clear() a key's state goes",
+                "Declare it, or delete it; clear() empties the state of a key",
             )
         self.states[name] = state_of(kind, name, key, schema, ttl_ms, self._time_mode, self._where)
         return StateOutsideCall(self.outside)
@@ -191,7 +189,7 @@ class DeclaringHandle(StatefulProcessorHandle):
 
 
 class StateOutsideCall:
-    """Stands for a state while there is no key: whatever is asked of it is refused."""
+    """Replaces a state while there is no key: every call is refused."""
 
     def __init__(self, refused: Callable[[str], PipelineError]) -> None:
         self._refused = refused

@@ -1,8 +1,8 @@
-"""Keyed state as a StatefulProcessor uses it, one key and one row at a time, over states that are read and written by
-batch (S5.1).
+"""Keyed state as a StatefulProcessor uses it, one key and one row at a time, on top of states that are read and written
+by batch (S5.1).
 
-While the keys of a batch are worked through, what is read comes for all of them in one call, and what is written stays
-in an overlay until `write`. Rows are in the kept form of their `SparkRowCodec`.
+While the keys of a batch are processed, a read fetches the values of all these keys at once, and writes stay in an
+overlay until `write`. Rows are in the kept form of their `SparkRowCodec`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tidegate.compat.pyspark_stateful.spark_values import Kept, SparkRowCodec
 from tidegate.state.keyed_state import KeySet, ListState, MapState, Mask, ValueState
 
 LARGE_MAP_ENTRIES = 64
-"""Entries that maps may have on average for all to be read at once; of larger ones single entries are."""
+"""Average number of map entries up to which all maps are read at once; larger maps are read by entry."""
 
 State = TypeVar("State", ValueState, ListState, MapState)
 
 
 class Overlay(ABC, Generic[State]):
-    """What all overlays have: the keys in hand.
+    """Base of all overlays: the current keys.
 
     Attributes:
-        elements: list elements or map entries that were read for them.
+        elements: number of list elements or map entries that were read for these keys.
     """
 
     def __init__(self, state: State) -> None:
@@ -35,19 +35,19 @@ class Overlay(ABC, Generic[State]):
         self.elements = 0
 
     def begin(self, keys: KeySet) -> None:
-        """Work with these keys; what was written for others is with the back end."""
+        """Start to work with these keys. Writes for earlier keys are already in the back end."""
         self._keys = keys
         self.elements = 0
 
     @property
     def keys(self) -> KeySet:
-        """Those in hand."""
+        """Return the current keys."""
         assert self._keys is not None, "a state is used without keys"
         return self._keys
 
     @abstractmethod
     def write(self) -> None:
-        """Hand over what has changed."""
+        """Write all changes to the back end."""
 
     def _mask(self, numbers: Iterable[int]) -> Mask:
         mask = np.zeros(self.keys.size, np.bool_)
@@ -70,7 +70,7 @@ class ValueOverlay(Overlay[ValueState]):
         self._read = None
 
     def get(self, key: int) -> Kept | None:
-        """The row of key number `key`."""
+        """Return the row of key number `key`."""
         if key in self._changed:
             return self._changed[key]
         if self._read is None:
@@ -81,7 +81,7 @@ class ValueOverlay(Overlay[ValueState]):
         return self._read[key]
 
     def set(self, key: int, row: Kept | None) -> None:
-        """None: clear it."""
+        """Set the row; None: clear it."""
         self._changed[key] = row
 
     def write(self) -> None:
@@ -115,7 +115,7 @@ class ListOverlay(Overlay[ListState]):
         self._read = None
 
     def get(self, key: int) -> list[Kept]:
-        """The rows of key number `key`; a list of the caller's own."""
+        """Return the rows of key number `key`, as a list that the caller may change."""
         new = self._new.get(key, [])
         if key in self._replaced:
             return list(new)
@@ -126,11 +126,11 @@ class ListOverlay(Overlay[ListState]):
         return self._read[self._bounds[key] : self._bounds[key + 1]] + new
 
     def append(self, key: int, rows: list[Kept]) -> None:
-        """Put them behind the others."""
+        """Append rows."""
         self._new.setdefault(key, []).extend(rows)
 
     def replace(self, key: int, rows: list[Kept]) -> None:
-        """The list is these from now on."""
+        """Replace the list."""
         self._replaced.add(key)
         self._new[key] = list(rows)
 
@@ -166,7 +166,7 @@ class MapOverlay(Overlay[MapState]):
         self._entries, self._single = {}, {}
 
     def get(self, key: int, map_key: Kept) -> Kept | None:
-        """The row of one entry."""
+        """Return the row of one entry."""
         changed = self._changed.get(key)
         if changed is not None and map_key in changed:
             return changed[map_key]
@@ -177,7 +177,7 @@ class MapOverlay(Overlay[MapState]):
         return self._held(key).get(map_key)
 
     def items(self, key: int) -> dict[Kept, Kept]:
-        """All entries of key number `key`; the caller's own."""
+        """Return all entries of key number `key`, as a dict that the caller may change."""
         entries = {} if key in self._cleared else dict(self._held(key))
         for map_key, row in self._changed.get(key, {}).items():
             if row is None:
@@ -187,7 +187,7 @@ class MapOverlay(Overlay[MapState]):
         return entries
 
     def set(self, key: int, map_key: Kept, row: Kept | None) -> None:
-        """None: remove it."""
+        """Set the row of an entry; None: remove it."""
         self._changed.setdefault(key, {})[map_key] = row
 
     def clear(self, key: int) -> None:

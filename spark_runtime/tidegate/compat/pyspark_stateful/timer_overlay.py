@@ -8,14 +8,14 @@ import pyarrow as pa
 from tidegate.state.keyed_state import DueTimers, KeySet, TimerService
 
 MIN_MS, MOST_MS = -(2**63) // 1000 + 1, 2**63 // 1000 - 1
-"""Times that microseconds can tell."""
+"""Limits of times in milliseconds whose microseconds fit 64 bits."""
 
 
 class TimerOverlay:
-    """The timers of the keys in hand, and of those the ones that fire now.
+    """The timers of the current keys, and those that fire now.
 
-    A timer that fires is listed until its handler is through, and gone then even if the handler has registered it
-    again; what fires is settled when firing begins, whatever handlers delete. So Spark does.
+    As in Spark: a timer that fires is listed until its handler has ended, and is then deleted even if the handler has
+    registered it again. The set of firing timers is fixed when firing starts, whatever handlers delete.
     """
 
     def __init__(self, timers: TimerService) -> None:
@@ -26,23 +26,23 @@ class TimerOverlay:
         self._changed: dict[int, dict[int, bool]] = {}
 
     def begin(self, keys: KeySet, due: DueTimers | None = None) -> None:
-        """Work with these keys. Args: due: timers of theirs that fire now."""
+        """Start to work with these keys. Args: due: their timers that fire now."""
         self._keys, self._held, self._firing = keys, None, {}
         if due is not None:
             for key, time_us in zip(due.owners.tolist(), due.times_us.tolist(), strict=True):
                 self._firing.setdefault(key, set()).add(time_us // 1000)
 
     def register(self, key: int, time_ms: int) -> None:
-        """For key number `key`."""
+        """Register a timer for key number `key`."""
         self._changed.setdefault(key, {})[time_ms] = True
 
     def delete(self, key: int, time_ms: int) -> None:
-        """Take it back."""
+        """Delete a timer of key number `key`."""
         self._changed.setdefault(key, {})[time_ms] = False
         self._firing.get(key, set()).discard(time_ms)
 
     def of(self, key: int) -> list[int]:
-        """Times of key number `key`, milliseconds, ascending."""
+        """Return the times of key number `key`, milliseconds, ascending."""
         assert self._keys is not None
         if self._held is None:
             found = self._timers.of(self._keys)
@@ -55,14 +55,14 @@ class TimerOverlay:
         return sorted(times)
 
     def write(self, fired_until_us: int | None = None) -> tuple[pa.RecordBatch, list[int]] | None:
-        """Hand over what has changed.
+        """Write all changes to the back end.
 
         Args:
-            fired_until_us: timers up to this time are firing, with other keys in hand or later: none of them is taken
-                back any more, and new ones among them are kept back.
+            fired_until_us: timers up to this time are firing, for these keys or later ones: they can no longer be
+                deleted, and new timers up to this time are held back.
 
         Returns:
-            Those kept back: their keys, a row for each, and times in milliseconds; for `register_late`.
+            The timers held back: their keys, a row for each, and times in milliseconds; for `register_late`.
         """
         if not self._changed:
             return None
@@ -88,7 +88,7 @@ class TimerOverlay:
         return self._keys.columns().take(pa.array([key for key, _ in late])), [time_ms for _, time_ms in late]
 
     def register_late(self, keys: KeySet, times_ms: list[int]) -> None:
-        """Register what was kept back. Args: keys: of the batch that `write` gave."""
+        """Register timers that were held back. Args: keys: of the batch that `write` returned."""
         self._timers.register(keys, keys.rows, np.array(times_ms, np.int64) * 1000)
 
 

@@ -1,4 +1,4 @@
-"""TransformWithState: runs a PySpark StatefulProcessor over a back end of keyed state."""
+"""TransformWithState: runs a PySpark StatefulProcessor, with keyed state in a back end."""
 
 from __future__ import annotations
 
@@ -42,19 +42,21 @@ from tidegate.state.keyed_state import KeyedStateBackend, KeySet, TimerKind
 logger = logging.getLogger("tidegate.compat")
 
 INITIAL_IGNORED = "initial_state_ignored"
-"""Counter: rows of an initial state that came to an operator that goes on from a snapshot: it has its state."""
+"""Counter: rows of an initial state that are ignored because the operator was restored from a snapshot."""
 
 
 class TransformWithState(StreamOperator):
-    """Calls the processor once for each key and delivered batch, then with the timers that are due by then.
+    """Calls the processor once for each key and batch, then with the timers that are due.
 
-    Event timers fire when the watermark has come to them, before it is passed on, processing timers when the clock has;
-    those that handlers register for a time that has come already fire the next time. At the end of the input all event
-    timers fire, and processing timers as `processing_time_on_end` says (S7.6); see `KeyedProcessOperator`.
+    Event timers fire when the watermark has reached them, before it is forwarded; processing timers when the clock has
+    reached them. If a handler registers a timer for a time that is already reached, it fires the next time. At the end
+    of the input all event timers fire, and processing timers according to `processing_time_on_end` (S7.6); see
+    `KeyedProcessOperator`.
 
-    With time mode "eventtime" rows behind the watermark are counted and dropped (S4.4).
+    With time mode "eventtime", rows before the watermark are counted and dropped (S4.4).
 
-    State: that of the back end, `watermark:passed`, and of an initial state `initial:complete` and `initial:waiting`.
+    State: the states of the back end, `watermark:passed`, and for an initial state `initial:complete` and
+    `initial:waiting`.
     """
 
     def __init__(self, spec: StatefulProcessorSpec) -> None:
@@ -101,7 +103,7 @@ class TransformWithState(StreamOperator):
         self._handle.opened()
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """What the processor gives for the rows, and for the timers that are due by then."""
+        """Emit the processor's results for the rows, and for due timers."""
         if not batch.num_rows:
             return
         if input_index == INITIAL:
@@ -113,7 +115,7 @@ class TransformWithState(StreamOperator):
             self._initial.hold_rows(batch, self._back_end.keys(batch))
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """Event timers up to the watermark fire; at MAX_WATERMARK all there are."""
+        """Fire event timers up to the watermark; at MAX_WATERMARK fire all timers."""
         if watermark_us == MAX_WATERMARK:
             yield from self._complete()
             self._passed.advance(watermark_us)
@@ -125,31 +127,31 @@ class TransformWithState(StreamOperator):
             self._initial.held_us = watermark_us
 
     def forwards_watermarks(self) -> bool:
-        """Not before the initial state is complete."""
+        """False until the initial state is complete."""
         return self._initial.complete
 
     def next_processing_time_ms(self) -> int | None:
-        """The first timer over processing time."""
+        """Return the time of the first processing timer."""
         if self._spec.time_mode != "processingtime" or not self._initial.complete:
             return None
         next_us = self._timers["processing"].next_us()
         return None if next_us is None else max(-(-next_us // 1000), self._not_before_ms)
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
-        """Timers over processing time that are due fire."""
+        """Fire due processing timers."""
         yield from self._checked(self._fire_due())
 
     def has_pending_rows(self) -> bool:
-        """While a timer waits for the clock, or rows for the initial state."""
+        """True while a timer waits for the clock, or rows wait for the initial state."""
         return self._initial.has_held_rows or self._timers["processing"].next_us() is not None
 
     def end_input(self, input_index: int) -> Iterator[Output]:
-        """The end of the initial state releases the rows that wait for it."""
+        """Process the waiting rows if the initial state has ended."""
         if input_index == INITIAL:
             yield from self._complete()
 
     def finish(self) -> Iterator[Output]:
-        """What is left fires; no timer is taken any more (S7.6)."""
+        """Fire the remaining timers. Later timers are dropped (S7.6)."""
         yield from self._complete()
         yield from self._checked(self._end())
         self._turn("over")
@@ -162,10 +164,10 @@ class TransformWithState(StreamOperator):
         return lambda: [*write(), passed, *initial()]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back states and timers, with the columns that the processor declares now (S5.5).
+        """Restore states and timers, with the columns that the processor declares now (S5.5).
 
         Raises:
-            SnapshotError: they cannot become those, or nobody declares them; or there are timers of another time mode.
+            SnapshotError: columns cannot be adapted, a state is no longer declared, or timers have another time mode.
         """
         assert self._back_end is not None
         own = (PASSED_STATE, COMPLETE_STATE, WAITING_STATE)
@@ -184,14 +186,14 @@ class TransformWithState(StreamOperator):
         foreign = next((kind for kind in self._timers if kind != self._kind or spec.time_mode == "none"), None)
         if foreign is not None and self._timers[foreign].next_us() is not None:
             raise SnapshotError(
-                f"The snapshot holds timers over {foreign} time, and timeMode is {spec.time_mode}",
+                f"the snapshot has timers over {foreign} time, but timeMode is {spec.time_mode}",
                 where=self._where,
-                cause="they would never fire",
+                cause="these timers would never fire",
                 remedy="Restore with the former timeMode, or give the operator a new uid",
             )
 
     def close(self) -> None:
-        """Close the processor, and the back end whatever the processor does."""
+        """Close the processor, then the back end, even if the processor raises an error."""
         try:
             if self._is_open:
                 self._is_open = False
@@ -211,7 +213,7 @@ class TransformWithState(StreamOperator):
         yield from self._fire_due()
 
     def _on_time(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that are not late; a row without event time is not."""
+        """Return the rows that are not late; a row without event time is not late."""
         if self._time is None or self._passed.watermark_us == MIN_WATERMARK:
             return batch
         assert self._back_end is not None
@@ -225,7 +227,7 @@ class TransformWithState(StreamOperator):
         return batch.filter(pc.invert(late))
 
     def _by_keys(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, KeySet]]:
-        """The batch, cut where it has more keys than should be worked through together; a key's rows stay together."""
+        """Divide the batch if it has more keys than should be processed together; a key's rows stay together."""
         assert self._back_end is not None
         keys = self._back_end.keys(batch)
         if keys.size <= self._calls.limit:
@@ -246,7 +248,7 @@ class TransformWithState(StreamOperator):
         if self._initial.complete:
             if INITIAL_IGNORED not in self.ctx.counters:
                 logger.warning(
-                    "the operator is restored from a snapshot: its initial state is ignored, counted as %s",
+                    "the operator was restored from a snapshot; its initial state is ignored and counted as %s",
                     INITIAL_IGNORED,
                     extra=context(operator=self.ctx.uid, subtask=self.ctx.subtask),
                 )
@@ -270,7 +272,7 @@ class TransformWithState(StreamOperator):
     # ------------------------------------------------------------ timers
 
     def _fire_due(self) -> Iterator[Output]:
-        """Those of the processor's own kind whose time has come."""
+        """Fire due timers of the processor's time mode."""
         if self._spec.time_mode == "eventtime":
             if self._passed.watermark_us > MIN_WATERMARK:
                 yield from self._fire("event", self._passed.watermark_us)
@@ -312,8 +314,10 @@ class TransformWithState(StreamOperator):
         return UserTimers(kind, back_end.timers(kind), self._where, dropped, answered=True)
 
     def _values(self, fired_ms: int | None = None) -> TimerValues:
-        """Time for the processor: as in Spark -1 without time mode, and 0 before the first watermark. At the end of
-        the input the watermark comes from timer to timer."""
+        """Return the times for the processor, as in Spark: -1 without time mode, and 0 before the first watermark.
+
+        At the end of the input, the watermark is the time of the latest timer that fired.
+        """
         if self._spec.time_mode == "none":
             return TimerValues(-1, -1)
         watermark_us = self._passed.watermark_us
@@ -326,7 +330,7 @@ class TransformWithState(StreamOperator):
     # ------------------------------------------------------------ results
 
     def _checked(self, outputs: Iterator[Output]) -> Iterator[Output]:
-        """With what is left of the results; none may be late downstream."""
+        """Yield the outputs and the remaining results; check that none is late downstream."""
         for batch in chain(outputs, self._calls.results()):
             if self._output is not None:
                 assert isinstance(batch, pa.RecordBatch)

@@ -18,7 +18,7 @@ from tidegate.state.aggregates.aggregation import Aggregation, ArrowAggregate
 from tidegate.state.keys.key_types import stored_type
 
 AggregateOutput = Literal["update", "final"]
-"""When aggregates without windows are given: whenever they change, or once at the end of the input."""
+"""When aggregates without windows are emitted: on each change, or once at the end of the input."""
 
 GROUPS = "groups"
 """State of aggregates without windows."""
@@ -26,16 +26,16 @@ GROUPS = "groups"
 
 @dataclass(frozen=True)
 class BoundAggregate:
-    """One aggregate.
+    """One aggregate with its output and input columns.
 
     Attributes:
         name: output column.
-        function: its name in the registry.
-        column: its input; None: count of rows.
-        others: further inputs: of a user's aggregate, and what rows are ordered by.
-        n: rows of top_n; of var and stddev what is taken off the divisor.
-        orders: as many of `others`, at the end, are what rows are ordered by.
-        user: of function "user".
+        function: the aggregate's name in the registry.
+        column: its first input; None: it counts rows.
+        others: further inputs: columns of a user's aggregate, then the columns that rows are ordered by.
+        n: number of rows for top_n; for var and stddev, the number subtracted in the divisor.
+        orders: how many of `others`, at its end, rows are ordered by.
+        user: the user's aggregate, if `function` is "user".
     """
 
     name: str
@@ -48,11 +48,11 @@ class BoundAggregate:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All inputs."""
+        """Return all input columns."""
         return (*(() if self.column is None else (self.column,)), *self.others)
 
     def bound(self, schema: pa.Schema, output: pa.DataType) -> Aggregation:
-        """With the types that its inputs have in `schema`."""
+        """Return the aggregation for the types that its inputs have in `schema`."""
         types = tuple(schema.field(column).type for column in self.columns)
         names, function = self.columns[: len(types) - self.orders], find_aggregate(self.function)
         return Aggregation(self.name, function, types, output, self.n, self.orders, self.user, names)
@@ -65,12 +65,12 @@ class BoundAggregate:
 def aggregate_fields(
     keys: Sequence[str], aggregates: Sequence[BoundAggregate], input_schema: pa.Schema, results: pa.Schema
 ) -> list[pa.Field]:
-    """How aggregates are kept in snapshots: key columns as `key:<name>`, then the columns of each aggregate.
+    """Return the fields of aggregates in snapshots: key columns as `key:<name>`, then the columns of each aggregate.
 
     Args:
         keys: key columns.
         input_schema: of the rows that are aggregated.
-        results: has the type of each aggregate's result.
+        results: schema with the type of each aggregate's result.
     """
     fields = [pa.field(f"key:{key}", stored_type(input_schema.field(key).type)) for key in keys]
     for agg in aggregates:
@@ -80,11 +80,11 @@ def aggregate_fields(
 
 @dataclass(frozen=True)
 class PartialAggSpec(OperatorSpec):
-    """Aggregates each batch by itself: a row for each of its keys, with the state of the aggregates.
+    """Aggregates each batch alone: emits a row for each of its keys, with the state of the aggregates.
 
     Attributes:
         keys: key columns.
-        aggregates: of the operator that puts the rows together.
+        aggregates: of the downstream operator that merges the rows.
         input_schema: of the input.
         schema: of the output: keys, then the state columns of each aggregate.
         results: types of the aggregates' results.
@@ -110,9 +110,9 @@ class RunningAggSpec(OperatorSpec):
         aggregates: output columns after the keys, in order.
         input_schema: of the rows that are aggregated.
         schema: of the output: keys, then aggregates.
-        output: when they are given.
+        output: when they are emitted.
         renamed: (key or output column in older snapshots, its name now).
-        is_partial: what comes in has been aggregated by `PartialAggSpec`.
+        is_partial: the input rows were aggregated by `PartialAggSpec`.
     """
 
     keyed_state: ClassVar[KeyedStatePlace] = "columns"
@@ -127,35 +127,35 @@ class RunningAggSpec(OperatorSpec):
 
     @property
     def state_schema(self) -> pa.Schema:
-        """Columns of the state."""
+        """Return the columns of the state."""
         fields = aggregate_fields(self.keys, self.aggregates, self.input_schema, self.schema)
         return pa.schema([pa.field(KEY_GROUP_COLUMN, pa.uint16()), *fields])
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
-        """All of them, as "final"."""
+        """Return "any" for final results: all of them are emitted at the end."""
         return "any" if self.output == "final" else "none"
 
     def mode_dependence(self) -> str:
-        """As updates, or in order of arrival."""
+        """Return the reason if output is "update", else ""."""
         return "it gives results before they are final" if self.output == "update" else ""
 
     def states(self) -> tuple[StateShape, ...]:
-        """The groups."""
+        """Return the state of the groups."""
         columns = schema_columns(self.state_schema)
         return (StateShape(GROUPS, "keyed", columns, renamed=dict(self.renamed), fills=False),)
 
     def describe(self) -> str:
-        """Keys, aggregates and output."""
+        """Return keys, aggregates and output."""
         return f"{self.output} aggregates by {', '.join(self.keys)}: {', '.join(map(str, self.aggregates))}"
 
 
 @dataclass(frozen=True)
 class UnnestRowsSpec(OperatorSpec):
-    """Gives a row for each element of a list of structs, with its place in the list.
+    """Emits a row for each element of a list of structs, with the element's position in the list.
 
     Attributes:
         column: the list.
-        rank: output column, int32: the place, from 1.
+        rank: output column, int32: the position, from 1.
         schema: of the output: the other columns, `rank`, and the structs' fields.
     """
 
@@ -164,5 +164,5 @@ class UnnestRowsSpec(OperatorSpec):
     schema: pa.Schema
 
     def describe(self) -> str:
-        """The column."""
+        """Return the column."""
         return f"a row for each of {self.column}"

@@ -1,4 +1,4 @@
-"""What a snapshot writer makes of the open windows of a subtask, while they go on (S5.2, S5.3)."""
+"""Writes the open windows of a subtask into a snapshot while the subtask continues to change them (S5.2, S5.3)."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Finish: TypeAlias = Callable[[pa.Table], pa.Table]
 
 
 class FrozenPanes:
-    """The windows at one moment. For any thread; rows of a chunk are to be read once.
+    """The windows at the time of the freeze. Usable from any thread; read the rows of each chunk only once.
 
-    Windows of more than `CHUNK_ENTRIES` keys are written as a blob for each chunk, which keeps its id while nothing in
-    it changes; all others together as a table.
+    A window of more than `CHUNK_ENTRIES` keys is written as one blob per chunk. A blob keeps its id while its chunk
+    does not change. All other windows are written together as one table.
     """
 
     def __init__(
         self, schema: pa.Schema, windows: Sequence[tuple[int, FrozenAggregates]], max_parallelism: int
     ) -> None:
-        """Args: schema: of the rows. windows: with their starts in microseconds, ascending."""
+        """Args: schema: of the rows. windows: (start in microseconds, window), ascending by start."""
         self._schema = schema
         self._windows = windows
         self._max_parallelism = max_parallelism
 
     def part(self, name: str, finish: Finish = lambda rows: rows) -> StatePart:
-        """The rows of all windows: key group, start, keys, aggregates; and what `finish` makes of them."""
+        """Return the rows of all windows after `finish`: key group, start, keys, aggregates."""
         small = [self._schema.empty_table()]
         blobs: list[Blob] = []
         for start_us, window in self._windows:

@@ -1,4 +1,4 @@
-"""Where aggregates without windows are kept: as columns in memory, or by a back end outside of it (S5.2)."""
+"""Where aggregates without windows are stored: as columns in memory, or in a back end outside memory (S5.2)."""
 
 from __future__ import annotations
 
@@ -26,26 +26,34 @@ class Groups(Protocol):
     """The groups of one subtask, by key."""
 
     def take(self, batch: pa.RecordBatch) -> Any:
-        """Take rows; gives their groups, for `results` right afterwards. Raises SumOverflowError."""
+        """Add rows and return their groups, which are valid only until the next call.
+
+        Raises:
+            SumOverflowError: a sum does not fit its type.
+        """
 
     def results(self, changed: Any) -> Iterator[pa.RecordBatch]:
-        """What these groups have come to, one row for each."""
+        """Return the aggregates of these groups, one row for each."""
 
     def all_groups(self) -> Iterator[pa.RecordBatch]:
-        """What every group has come to."""
+        """Return the aggregates of every group."""
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
-        """Freeze them."""
+        """Freeze the groups."""
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take them back. Raises SnapshotError: they are of other keys or aggregates (S5.5)."""
+        """Restore the groups.
+
+        Raises:
+            SnapshotError: the snapshot has other keys or aggregates (S5.5).
+        """
 
     def close(self) -> None:
         """Release files."""
 
 
 class GroupsInMemory:
-    """See `Groups`."""
+    """Stores the groups as columns in memory; see `Groups`."""
 
     def __init__(self, spec: RunningAggSpec, ctx: OperatorContext) -> None:
         self._spec, self._ctx = spec, ctx
@@ -61,7 +69,7 @@ class GroupsInMemory:
         return self._groups.add(self._layout.read(batch), 0, batch.num_rows)
 
     def results(self, changed: Entries) -> Iterator[pa.RecordBatch]:
-        """See `Groups`. In order of first sight."""
+        """See `Groups`. Rows are in the order in which their keys arrived first."""
         changed = np.unique(changed)
         for start in range(0, len(changed), MAX_BATCH_ROWS):
             part = changed[start : start + MAX_BATCH_ROWS]
@@ -73,7 +81,7 @@ class GroupsInMemory:
         yield from self.results(np.arange(self._groups.size, dtype=np.int32))
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
-        """Mark the columns of the groups."""
+        """Freeze the columns of the groups."""
         schema = self._schema.insert(1, _START)
         frozen = FrozenPanes(schema, [(0, self._groups.freeze())], self._ctx.max_parallelism)
         return lambda: [frozen.part(GROUPS, lambda rows: rows.drop_columns([_START.name]))]
@@ -94,4 +102,4 @@ class GroupsInMemory:
                     self._groups.merge(keys, rows.columns[width:])
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""

@@ -1,4 +1,4 @@
-"""The state of one window: an entry for each key, and its aggregates as columns."""
+"""State of one window: an entry for each key, and the aggregates as columns."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tidegate.state.keys.key_index import FrozenKeys, KeyReader, Keys
 
 @dataclass(frozen=True)
 class FrozenAggregates:
-    """A window as it was at a freeze, in chunks; for any thread.
+    """A window at the time of the freeze, in chunks. Usable from any thread.
 
     Attributes:
-        serial: of the window.
+        serial: number of the window.
         cells: state of the aggregates.
-        keys: of the entries.
-        columns: state columns of entries start..stop, which are a chunk of the cells.
+        keys: returns the keys of entries start..stop.
+        columns: returns the state columns of entries start..stop, which must be one chunk of the cells.
     """
 
     serial: int
@@ -31,7 +31,7 @@ class FrozenAggregates:
     columns: Callable[[Arrays, int, int], list[pa.Array]]
 
     def chunk(self, chunk: int) -> tuple[pa.RecordBatch, list[pa.Array]]:
-        """Key columns and state columns, a row for each key; once for each chunk."""
+        """Return key columns and state columns of a chunk, a row for each key. Call it once for each chunk."""
         start = chunk * CHUNK_ENTRIES
         stop = min(start + CHUNK_ENTRIES, self.cells.size)
         return self.keys(start, stop), self.columns(self.cells.read(chunk), start, stop)
@@ -39,19 +39,20 @@ class FrozenAggregates:
 
 @dataclass(frozen=True)
 class BatchInput:
-    """What the aggregates need of a batch: keys, and values for each aggregate (None: counts rows)."""
+    """The input of the aggregates from one batch: keys, and values for each aggregate (None: it counts rows)."""
 
     keys: Keys
     values: tuple[ReadValues | None, ...]
 
 
 class AggregateLayout:
-    """How the state of aggregates looks: key columns and aggregates."""
+    """Layout of the state of aggregates: key columns and aggregates."""
 
     def __init__(
         self, keys: Sequence[str], aggregates: Sequence[BoundAggregate], input_schema: pa.Schema, results: pa.Schema
     ) -> None:
-        """Args: keys: key columns. input_schema: of the rows. results: has the type of each aggregate's result."""
+        """Args: keys: key columns. input_schema: of the rows. results: schema with the type of each aggregate's
+        result."""
         self._aggregates = aggregates
         self._bound = [agg.bound(input_schema, results.field(agg.name).type) for agg in aggregates]
         self.keys = KeyReader(input_schema, keys)
@@ -60,11 +61,12 @@ class AggregateLayout:
         self._readers = self.accumulators(CopyOnWriteArrays(1))
 
     def read(self, batch: pa.RecordBatch) -> BatchInput:
-        """Keys and values of every row."""
+        """Read keys and values of every row."""
         return BatchInput(self.keys.read(batch), self.values(batch))
 
     def values(self, batch: pa.RecordBatch) -> tuple[ReadValues | None, ...]:
-        """Values of every row, for each aggregate; columns are read once for all that take them alike."""
+        """Read the values of every row, for each aggregate. Aggregates that read the same columns alike share the
+        values."""
         read: dict[tuple[tuple[str, ...], str], ReadValues | None] = {}
         values: list[ReadValues | None] = []
         for agg, reader in zip(self._aggregates, self._readers, strict=True):
@@ -75,11 +77,11 @@ class AggregateLayout:
         return tuple(values)
 
     def accumulators(self, cells: CopyOnWriteArrays) -> list[AggregateState]:
-        """One for each aggregate, empty, with arrays in `cells`."""
+        """Return an empty accumulator for each aggregate, with its arrays in `cells`."""
         return [aggregation.accumulator(cells) for aggregation in self._bound]
 
     def state_fields(self) -> list[pa.Field]:
-        """Key columns as `key:<name>`, then the columns of each aggregate."""
+        """Return the key columns as `key:<name>`, then the columns of each aggregate."""
         keys = [pa.field(f"key:{field.name}", field.type) for field in self.keys.schema]
         return keys + [
             field for accumulator in self.accumulators(CopyOnWriteArrays(1)) for field in accumulator.state_schema
@@ -87,10 +89,10 @@ class AggregateLayout:
 
 
 class KeyedAggregates:
-    """Keys and aggregates of one window. Not safe for several threads, but for what `freeze` gives."""
+    """Keys and aggregates of one window. Not thread-safe; only the result of `freeze` is."""
 
     def __init__(self, layout: AggregateLayout, serial: int, expected: int = 0) -> None:
-        """Args: serial: tells it from all other windows of the subtask. expected: keys to have room for."""
+        """Args: serial: number that is unique among the windows of the subtask. expected: number of keys to reserve."""
         self._layout = layout
         self._serial = serial
         self._index = layout.keys.new_index(expected)
@@ -99,11 +101,15 @@ class KeyedAggregates:
 
     @property
     def size(self) -> int:
-        """Number of keys."""
+        """Return the number of keys."""
         return self._index.size
 
     def add(self, rows: BatchInput, start: int, stop: int) -> Entries:
-        """Take rows start..stop; gives the entry of each. Raises SumOverflowError."""
+        """Add rows start..stop and return the entry of each.
+
+        Raises:
+            SumOverflowError: a sum does not fit its type.
+        """
         known = self._index.size
         entries = self._entries(rows.keys, start, stop)
         for accumulator, values in zip(self._accumulators, rows.values, strict=True):
@@ -111,8 +117,11 @@ class KeyedAggregates:
         return entries
 
     def merge(self, keys: pa.RecordBatch, columns: Sequence[pa.Array]) -> Entries:
-        """Fold in key columns and state columns, of this window or another; gives the entry of each. Raises
-        SumOverflowError."""
+        """Merge key columns and state columns, of this window or another, and return the entry of each row.
+
+        Raises:
+            SumOverflowError: a sum does not fit its type.
+        """
         known = self._index.size
         entries = self._entries(self._layout.keys.read(keys), 0, keys.num_rows)
         at = 0
@@ -123,34 +132,34 @@ class KeyedAggregates:
         return entries
 
     def keys(self, start: int, stop: int) -> pa.RecordBatch:
-        """Key columns of entries start..stop."""
+        """Return the key columns of entries start..stop."""
         return self._index.key_columns(start, stop)
 
     def keys_of(self, entries: Entries) -> pa.RecordBatch:
-        """Key columns of some entries."""
+        """Return the key columns of these entries."""
         return self.keys(0, self._index.size).take(pa.array(entries))
 
     def open(self, keys: pa.RecordBatch) -> None:
-        """Have entries for these keys, without rows as yet."""
+        """Create entries without rows for these keys."""
         self._entries(self._layout.keys.read(keys), 0, keys.num_rows)
 
     def find(self, keys: pa.RecordBatch) -> Entries:
-        """Entry of each key, or -1."""
+        """Return the entry of each key, or -1."""
         entries = np.empty(keys.num_rows, np.int32)
         self._index.find(self._layout.keys.read(keys), 0, keys.num_rows, entries)
         return entries
 
     def state(self, entries: Selection) -> list[pa.Array]:
-        """State columns of some entries."""
+        """Return the state columns of these entries."""
         return [array for accumulator in self._accumulators for array in accumulator.state(entries)]
 
     def result(self, entries: Selection) -> list[pa.Array]:
-        """Aggregates of some entries."""
+        """Return the results of these entries."""
         return [accumulator.result(entries) for accumulator in self._accumulators]
 
     def freeze(self) -> FrozenAggregates:
-        """The state as it is now. Chunks of windows of no more than `CHUNK_ENTRIES` keys have stamps that mean
-        nothing."""
+        """Freeze the state. If the window has at most `CHUNK_ENTRIES` keys, the stamps of its chunks are
+        meaningless."""
         frozen = [accumulator.freeze() for accumulator in self._accumulators]
 
         def columns(arrays: Arrays, start: int, stop: int) -> list[pa.Array]:
@@ -159,7 +168,7 @@ class KeyedAggregates:
         return FrozenAggregates(self._serial, self._cells.freeze(self._index.size), self._index.freeze(), columns)
 
     def _entries(self, keys: Keys, start: int, stop: int) -> Entries:
-        """Entries of some rows, which are about to be written."""
+        """Find or create the entries of some rows, and mark them as about to change."""
         entries = np.empty(stop - start, np.int32)
         self._index.find_or_add(keys, start, stop, entries)
         self._cells.grow(self._index.capacity)

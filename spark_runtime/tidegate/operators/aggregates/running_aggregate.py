@@ -1,4 +1,4 @@
-"""Aggregates per key over all rows so far, and what is made of them on the way."""
+"""Aggregates per key over all rows so far, and the operators that prepare and unnest them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from tidegate.state.backend_registry import OUTSIDE_MEMORY
 
 
 class PartialAggregate(StreamOperator):
-    """Gives the state of the aggregates of each batch, a row for each of its keys; keeps nothing."""
+    """Emits the state of the aggregates of each batch, a row for each of its keys. Stateless."""
 
     def __init__(self, spec: PartialAggSpec) -> None:
         self._spec = spec
         self._layout = AggregateLayout(spec.keys, spec.aggregates, spec.input_schema, spec.results)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """The aggregates of the batch. Raises SumOverflowError."""
+        """Emit the aggregates of the batch.
+
+        Raises:
+            SumOverflowError: a sum does not fit its type.
+        """
         if batch.num_rows:
             groups = KeyedAggregates(self._layout, 0)
             groups.add(self._layout.read(batch), 0, batch.num_rows)
@@ -34,12 +38,15 @@ class PartialAggregate(StreamOperator):
 
 
 class RunningAggregate(StreamOperator):
-    """Aggregates of all rows of a key. With output "update" each batch gives a row for every key in it, with the
-    aggregates so far; whoever reads it takes the last of equal keys. With "final" each key gives one row once the input
-    has really ended, in `finish` (S7.1, S7.2): not at MAX_WATERMARK, since a checkpoint may come between the two, and
-    the groups do not tell who has been given. MAX_WATERMARK waits for them.
+    """Aggregates all rows of a key.
 
-    State: `groups` (keyed: a row for each). It grows with the number of keys; `state_backend` says where it is kept.
+    With output "update", each batch emits a row for every key in it, with the aggregates so far. A reader keeps the
+    last row of equal keys. With output "final", each key emits one row in `finish`, after the real end of the input
+    (S7.1, S7.2). It does not emit at MAX_WATERMARK: a checkpoint may come between MAX_WATERMARK and `finish`, and the
+    state does not record which groups were emitted. MAX_WATERMARK is forwarded after these rows.
+
+    State: `groups` (keyed, a row for each). It grows with the number of keys; `state_backend` decides where it is
+        stored.
     """
 
     def __init__(self, spec: RunningAggSpec) -> None:
@@ -47,13 +54,17 @@ class RunningAggregate(StreamOperator):
         self._groups: Groups | None = None
 
     def open(self, ctx: OperatorContext) -> None:
-        """Make room for the groups."""
+        """Open the storage of the groups."""
         super().open(ctx)
         store = StoredGroups if ctx.state_backend in OUTSIDE_MEMORY else GroupsInMemory
         self._groups = store(self._spec, ctx)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Take the rows; what has changed, with output "update". Raises SumOverflowError."""
+        """Add the rows. With output "update", emit the changed groups.
+
+        Raises:
+            SumOverflowError: a sum does not fit its type.
+        """
         if not batch.num_rows:
             return
         assert self._groups is not None
@@ -62,13 +73,13 @@ class RunningAggregate(StreamOperator):
             yield from self._groups.results(changed)
 
     def finish(self) -> Iterator[Output]:
-        """The final results."""
+        """Emit the final results."""
         assert self._groups is not None
         if self._spec.output == "final":
             yield from self._groups.all_groups()
 
     def forwards_end(self) -> bool:
-        """Behind the final results."""
+        """False for output "final": MAX_WATERMARK is forwarded after the final results."""
         return self._spec.output != "final"
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
@@ -77,28 +88,28 @@ class RunningAggregate(StreamOperator):
         return self._groups.snapshot(checkpoint_id, portable=self.portable)
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back the groups.
+        """Restore the groups.
 
         Raises:
-            SnapshotError: the state is of other keys or aggregates than the pipeline's; names both (S5.5).
+            SnapshotError: the snapshot's keys or aggregates differ from the pipeline's; names both (S5.5).
         """
         assert self._groups is not None
         self._groups.restore(parts)
 
     def close(self) -> None:
-        """Close what keeps the groups."""
+        """Close the storage of the groups."""
         if self._groups is not None:
             self._groups.close()
 
 
 class UnnestRows(StreamOperator):
-    """Gives a row for each element of a list column; keeps nothing."""
+    """Emits a row for each element of a list column. Stateless."""
 
     def __init__(self, spec: UnnestRowsSpec) -> None:
         self._spec = spec
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """The elements of every row, in order."""
+        """Emit the elements of every row, in order."""
         lists = batch.column(self._spec.column)
         counts = lists.value_lengths().fill_null(0).to_numpy()
         firsts = np.cumsum(counts) - counts

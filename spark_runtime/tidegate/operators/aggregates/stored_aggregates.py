@@ -1,8 +1,8 @@
 """Aggregates by key, or by key and time, in a back end that keeps state outside memory (S5.2).
 
-The state of an aggregate is Arrow columns already (`AggregateState.state`), so a row of them is the value of a key.
-What comes is folded into the values of its keys batch by batch: those are read, the rows are added to them in
-memory, and they are written back. The back end's cache spares busy keys the way to the disk.
+The state of an aggregate is already Arrow columns (`AggregateState.state`), so one row of them is the value of a key.
+For each batch, the values of its keys are read, the new rows are added in memory, and the values are written back. The
+back end's cache saves the disk access for keys that change often.
 """
 
 from __future__ import annotations
@@ -35,26 +35,37 @@ Renamed = Sequence[tuple[str, str]]
 
 
 def renamed_aggregates(columns: Sequence[str], renamed: Renamed) -> dict[str, str]:
-    """State column in older snapshots -> its name now, of aggregates whose output column was renamed. Args: columns:
-    those of now, as `sum:total`."""
+    """Map state columns of older snapshots to their names now, for aggregates whose output column was renamed.
+
+    Args:
+        columns: state columns now, such as `sum:total`.
+    """
     old = {new: before for before, new in renamed}
     parts = ((name, *name.partition(":")) for name in columns)
     return {f"{function}:{old[output]}": name for name, function, _, output in parts if output in old}
 
 
 class AggregateStep:
-    """Aggregates of entries 0..size - 1, for the length of one step."""
+    """Aggregates of entries 0..size - 1, used for one step only."""
 
     def __init__(self, layout: AggregateLayout, size: int) -> None:
         self._accumulators: list[AggregateState] = layout.accumulators(CopyOnWriteArrays(max(size, 1)))
 
     def add(self, entries: Entries, values: Sequence[ReadValues | None], known: int) -> None:
-        """Take a row for each of `entries`; those from `known` on are new. Raises SumOverflowError."""
+        """Add one row for each of `entries`. Entries from number `known` on are new.
+
+        Raises:
+            SumOverflowError: a sum does not fit its type.
+        """
         for accumulator, read in zip(self._accumulators, values, strict=True):
             accumulator.add(entries, read, known)
 
     def merge(self, entries: Entries, columns: Sequence[pa.Array], known: int) -> None:
-        """Fold state columns into `entries`, in order. Raises SumOverflowError."""
+        """Merge state columns into `entries`, in order.
+
+        Raises:
+            SumOverflowError: a sum does not fit its type.
+        """
         at = 0
         for accumulator in self._accumulators:
             width = len(accumulator.state_schema)
@@ -62,7 +73,7 @@ class AggregateStep:
             at += width
 
     def state(self, entries: Selection) -> list[pa.Array]:
-        """State columns."""
+        """Return the state columns of the entries."""
         return [array for accumulator in self._accumulators for array in accumulator.state(entries)]
 
     def result(self, entries: Selection) -> list[pa.Array]:
@@ -72,12 +83,12 @@ class AggregateStep:
 
 @dataclass(frozen=True)
 class FoldResult:
-    """The keys of a batch after it.
+    """The keys of a batch and their aggregates after the batch.
 
     Attributes:
-        keys: distinct.
+        keys: distinct keys.
         was_there: which of them had a state before.
-        places: the entry of each in `folding`.
+        places: the entry of each key in `folding`.
         folding: their aggregates.
     """
 
@@ -88,11 +99,11 @@ class FoldResult:
 
 
 class StoredAggregates:
-    """The state `name` of one operator subtask: for each key, and where there are starts for each key and start, the
-    state columns of the aggregates; and event timers by the same keys, for whoever needs them.
+    """The state `name` of one operator subtask: the state columns of the aggregates for each key, or for each key and
+    start. Event timers use the same keys.
 
     Attributes:
-        timers: of the back end.
+        timers: event timers of the back end.
     """
 
     def __init__(
@@ -108,9 +119,9 @@ class StoredAggregates:
         """Open the back end.
 
         Args:
-            rows: columns that the state has in savepoints, whatever kept it: key group, START_COLUMN where there are
+            rows: columns of the state in savepoints, the same for every back end: key group, START_COLUMN if there are
                 starts, keys, aggregates.
-            by_start: keys come with starts.
+            by_start: state is kept for each key and start.
         """
         self._layout = layout
         self._rows = rows
@@ -131,14 +142,15 @@ class StoredAggregates:
     # ------------------------------------------------------------ keys
 
     def keys(self, columns: pa.RecordBatch, starts: Int64s | None = None) -> KeySet:
-        """The distinct keys of rows. Args: columns: has the key columns. starts: of each row, where there are any."""
+        """Return the distinct keys of rows. Args: columns: holds the key columns. starts: of each row, with
+        `by_start`."""
         arrays = [columns.column(name) for name in self._keys.names]
         if starts is not None:
             arrays.append(pa.array(starts))
         return self._back_end.keys(pa.RecordBatch.from_arrays(arrays, names=self._stored_keys.names))
 
     def key_columns(self, keys: KeySet) -> tuple[pa.RecordBatch, Int64s]:
-        """The key columns of a set, and starts, zeros where there are none."""
+        """Return the key columns of a set, and its starts, which are zeros without `by_start`."""
         columns = keys.columns()
         if self._start is None:
             return columns, np.zeros(keys.size, np.int64)
@@ -146,29 +158,29 @@ class StoredAggregates:
         return columns.select(range(columns.num_columns - 1)), starts
 
     def every(self, limit: int) -> Iterator[KeySet]:
-        """All keys, in sets of at most `limit`. Nothing may be written meanwhile."""
+        """Return all keys, in sets of at most `limit`. Do not write before the iteration has ended."""
         return self._back_end.all_keys(self._descriptor, limit)
 
     # ------------------------------------------------------------ aggregates
 
     def add(self, keys: KeySet, values: Sequence[ReadValues | None]) -> FoldResult:
-        """Take the rows of `keys`. Args: values: of each row, for each aggregate. Raises SumOverflowError."""
+        """Add the rows of `keys`. Args: values: of each row, for each aggregate. Raises SumOverflowError."""
         folded = self._read(keys)
         folded.folding.add(folded.places[keys.rows], values, int(folded.was_there.sum()))
         return self._written(folded)
 
     def merge(self, keys: KeySet, columns: Sequence[pa.Array]) -> FoldResult:
-        """Fold in state columns, a row for each row of `keys`. Raises SumOverflowError."""
+        """Merge state columns, a row for each row of `keys`. Raises SumOverflowError."""
         folded = self._read(keys)
         folded.folding.merge(folded.places[keys.rows], columns, int(folded.was_there.sum()))
         return self._written(folded)
 
     def combined_state(self, keys: KeySet, owners: Entries, size: int) -> tuple[AggregateStep, Mask]:
-        """The states of several keys put together, and which rows of `keys` have one. Nothing is written.
+        """Combine the states of several keys, and return which rows of `keys` have a state. Nothing is written.
 
         Args:
-            owners: for each row of `keys` the entry that its state goes to, in order.
-            size: entries.
+            owners: for each row of `keys`, the entry that its state is merged into, in order.
+            size: number of entries.
         """
         found = self._state.get(keys)
         there = found.present[keys.rows]
@@ -178,11 +190,11 @@ class StoredAggregates:
         return folding, there
 
     def clear(self, keys: KeySet, where: Mask | None = None) -> None:
-        """Forget them."""
+        """Delete the states of the keys."""
         self._state.clear(keys, where)
 
     def _read(self, keys: KeySet) -> FoldResult:
-        """What is stored for the keys: those that are known first."""
+        """Read the stored states of the keys. Keys with a state get the first entries."""
         found = self._state.get(keys)
         there, known = found.present, int(found.present.sum())
         places = np.empty(keys.size, np.int32)
@@ -205,8 +217,14 @@ class StoredAggregates:
     # ------------------------------------------------------------ snapshots
 
     def snapshot(self, checkpoint_id: int, *, portable: bool, finish: Finish = lambda rows: rows) -> AsyncSnapshot:
-        """Freeze it. In a savepoint it is rows as an operator in memory writes them, without timers, which follow from
-        them. Args: finish: adds columns to such rows."""
+        """Freeze the state.
+
+        A savepoint holds the same rows as a savepoint of an operator in memory. It has no timers, because they follow
+        from the rows.
+
+        Args:
+            finish: adds columns to such rows.
+        """
         write = self._back_end.snapshot(checkpoint_id, portable=portable)
         if not portable:
             return write
@@ -214,17 +232,17 @@ class StoredAggregates:
         return lambda: [evolve_rows(part, partial(self._to_plain, finish)) for part in write() if part.name == name]
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:
-        """Take back state and timers in files of the back end. Raises SnapshotError: they are of other columns."""
+        """Restore state and timers from files of the back end. Raises SnapshotError: the columns differ."""
         self._back_end.restore([part for part in parts if part.format != "rows"])
 
     def restored_rows(self, part: StatePart) -> Iterator[tuple[KeySet, pa.RecordBatch, Int64s]]:
-        """Take back rows with the columns of `rows`, some at a time. Gives keys, key columns and starts of each."""
+        """Restore rows with the columns of `rows`, a piece at a time. Yields keys, key columns and starts of each."""
         width = len(self._rows) - len(self._descriptor.columns)
         for rows in rows_in_key_groups(part, self._groups):
             columns = pa.RecordBatch.from_arrays(rows.columns[width - len(self._keys) : width], schema=self._keys)
             starts = rows.column(START_COLUMN).to_numpy() if self._start is not None else None
             keys = self.keys(columns, starts)
-            assert keys.size == rows.num_rows, "a key comes twice in the state of aggregates"
+            assert keys.size == rows.num_rows, "the state of aggregates has a key twice"
             state = pa.RecordBatch.from_arrays(rows.columns[width:], schema=self._descriptor.columns)
             self._state.put(keys, state)
             yield keys, columns, starts if starts is not None else np.zeros(keys.size, np.int64)
@@ -234,7 +252,7 @@ class StoredAggregates:
         self._back_end.close()
 
     def _to_plain(self, finish: Finish, table: pa.Table) -> pa.Table:
-        """Rows of the back end (`layout`) with the columns of `rows`."""
+        """Convert rows of the back end to the columns of `rows`."""
         first = len(self._rows) - len(self._keys) - len(self._descriptor.columns)
         names = [KEY_GROUP_COLUMN, KEY_PREFIX + str(self._start)][:first]
         names += [KEY_PREFIX + name for name in self._keys.names]

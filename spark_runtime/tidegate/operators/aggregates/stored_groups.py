@@ -17,7 +17,7 @@ from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
 
 class StoredGroups:
-    """See `Groups`."""
+    """Stores the groups in a back end outside memory; see `Groups`."""
 
     def __init__(self, spec: RunningAggSpec, ctx: OperatorContext) -> None:
         self._spec, self._uid = spec, ctx.uid
@@ -33,7 +33,7 @@ class StoredGroups:
         return self._store.add(keys, self._layout.values(batch))
 
     def results(self, changed: FoldResult) -> Iterator[pa.RecordBatch]:
-        """See `Groups`. In order of first sight in the batch."""
+        """See `Groups`. Rows are in the order in which their keys arrived in the batch."""
         columns = changed.keys.columns()
         for start in range(0, changed.keys.size, MAX_BATCH_ROWS):
             keys = columns.slice(start, MAX_BATCH_ROWS)
@@ -41,7 +41,7 @@ class StoredGroups:
             yield pa.RecordBatch.from_arrays([*keys.columns, *results], schema=self._spec.schema)
 
     def all_groups(self) -> Iterator[pa.RecordBatch]:
-        """See `Groups`. By key group, then in the order of the back end."""
+        """See `Groups`. Ordered by key group, then in the order of the back end."""
         for keys in self._store.every(MAX_BATCH_ROWS):
             yield from self._told(keys.columns())
 
@@ -66,6 +66,6 @@ class StoredGroups:
     def _told(self, columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         keys = self._store.keys(columns)
         folding, there = self._store.combined_state(keys, keys.rows, keys.size)
-        assert there.all(), "a group without a state is told"
+        assert there.all(), "a group without a state is emitted"
         results = folding.result(slice(0, keys.size))
         yield pa.RecordBatch.from_arrays([*columns.columns, *results], schema=self._spec.schema)

@@ -1,4 +1,4 @@
-"""What every process of the user's own has: rows, states of its subtask, its times, its life."""
+"""Base of all user processes: rows, the context of a subtask, and the methods that every process has."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from tidegate.state.operator_state import OperatorListState, OperatorStates, Uni
 from tidegate.state.raw_state import RawDescriptor, RawInput, RawOutput
 
 SubtaskState: TypeAlias = OperatorDescriptor | RawDescriptor
-"""A state that belongs to a subtask, and not to keys of a back end."""
+"""A state that belongs to a subtask, not to keys in a back end."""
 DeclaredState: TypeAlias = StateDescriptor | SubtaskState
 Batches: TypeAlias = Iterable[pa.RecordBatch | SideOutput] | None
-"""What a process gives: a generator or list of record batches of the declared schema, and of `SideOutput(name, batch)`;
-or None for nothing."""
+"""Result of a process: a generator or list of record batches of the declared schema, and of `SideOutput(name,
+batch)`;
+None: no rows."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that have come in.
+    """Rows of one input.
 
     Attributes:
         batch: the rows; at least one.
@@ -39,30 +40,31 @@ class Rows:
 
     @property
     def event_time_us(self) -> pa.Int64Array:
-        """Event time of each row, microseconds since the epoch, null where it has none.
+        """Return the event time of each row, microseconds since the epoch; null where a row has none.
 
         Raises:
-            PipelineError: there is no event time: no `with_watermark` upstream, or its column was dropped.
+            PipelineError: the stream has no event time: no `with_watermark` upstream, or its column was dropped.
         """
         if self._time is None:
             raise PipelineError(
                 "the rows have no event time",
-                cause="there is no with_watermark upstream, or its column was dropped or changed since",
-                remedy='Say which column holds it: .with_watermark("time", "10 min")',
+                cause="there is no with_watermark upstream, or its column was dropped or changed after it",
+                remedy='Name the column that holds it: .with_watermark("time", "10 min")',
             )
         return self._time.microseconds(self.batch)
 
 
 class SubtaskContext:
-    """A process's place: the states of its subtask, its time. One for each subtask; for its loop's thread alone.
+    """Context of a process: the states of its subtask, and its time. One for each subtask; use it only in the loop's
+    thread.
 
     Attributes:
         uid: of the operator.
         subtask: index, 0 <= subtask < parallelism.
         parallelism: subtasks of the operator.
-        key_groups: those of the subtask (S5.1).
-        watermark_us: event time has come so far; MIN_WATERMARK before any watermark, MAX_WATERMARK at the end of the
-            input. After a restore at another parallelism the earliest of those before.
+        key_groups: key groups of the subtask (S5.1).
+        watermark_us: the current watermark; MIN_WATERMARK before the first watermark, MAX_WATERMARK at the end of the
+            input. After a restore at another parallelism it is the earliest of the old subtasks' watermarks.
     """
 
     def __init__(
@@ -87,35 +89,39 @@ class SubtaskContext:
 
     @property
     def now_ms(self) -> int:
-        """Processing time, milliseconds since the epoch."""
+        """Return the processing time, milliseconds since the epoch."""
         return self._now_ms()
 
     def operator_list(self, name: str) -> OperatorListState:
-        """The state that `operator_list_state(name, ...)` declares. These three raise PipelineError for any other."""
+        """Return the state declared with `operator_list_state(name, ...)`. Raises PipelineError for any other name."""
         return self._own.list(name)
 
     def union_list(self, name: str) -> UnionState:
-        """The state that `union_list_state(name, ...)` declares."""
+        """Return the state declared with `union_list_state(name, ...)`. Raises PipelineError for any other name."""
         return self._own.union(name)
 
     def broadcast(self, name: str) -> BroadcastMap:
-        """The state that `broadcast_state(name, ...)` declares. Where the process has a broadcast input, it can be
-        written in `process_broadcast` and `end_broadcast` only."""
+        """Return the state declared with `broadcast_state(name, ...)`. Raises PipelineError for any other name.
+
+        If the process has a broadcast input, only `process_broadcast` and `end_broadcast` can write this state.
+        """
         return self._own.broadcast_map(name)
 
     def count(self, name: str, n: int = 1) -> None:
-        """Add to a counter that `tidegate status` shows."""
+        """Add `n` to a counter that `tidegate status` shows."""
         self._count(name, n)
 
 
 class ProcessBase:
-    """What all processes have; subclass one of those below it.
+    """Common base of all processes. Do not subclass it directly: subclass one of the classes below it.
 
-    Every subtask has a shallow copy of the instance, and calls its methods in one thread: `open`, `restored` where a
-    snapshot is restored, then any of the others, `finish` at a real end of the input (S7.1: not when the job is
-    suspended), `close` always. Those that give batches may be generators; nothing else happens to the subtask before
-    they are exhausted. They must not block and, to be the same after a failure, must depend on rows, states and times
-    alone; what a process keeps elsewhere is in no snapshot.
+    Every subtask has a shallow copy of the instance, and calls its methods in one thread: `open`; `restored` if a
+    snapshot is restored; then any of the others; `finish` at a real end of the input (S7.1: not when the job is
+    suspended); `close` always.
+
+    Methods that return batches may be generators. The subtask does nothing else until they are exhausted. Methods must
+    not block. To give the same results after a failure, they must depend only on rows, states and times. Data that a
+    process keeps elsewhere is not part of a snapshot.
 
     Attributes:
         states: made by `value_state`, `operator_list_state` and their siblings; a class attribute, or set in
@@ -125,13 +131,14 @@ class ProcessBase:
     states: Sequence[DeclaredState] = ()
 
     def write_raw(self, name: str, out: RawOutput) -> None:
-        """A snapshot is taken: write the raw state `name`. The subtask stands still meanwhile: be quick."""
+        """Write the raw state `name` into a snapshot. The subtask waits until this method returns, so it must be
+        fast."""
         raise NotImplementedError
 
     def read_raw(self, name: str, pieces: Sequence[RawInput]) -> None:
-        """A snapshot is restored: take back the raw state `name`. Before `restored`, once for each raw state, also
-        where there are no pieces for this subtask."""
+        """Restore the raw state `name`. Called before `restored`, once for each raw state, also if `pieces` is
+        empty."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release what `open` took; also after errors."""
+        """Release what `open` acquired. Also called after errors."""

@@ -1,4 +1,4 @@
-"""What a user writes to keep state of their own per key: a `KeyedProcess`, and what it is given."""
+"""KeyedProcess: base class of user processes with state per key, with its rows, timers and context."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ KeyedState: TypeAlias = ValueState | ListState | MapState | MergingState
 
 @dataclass(frozen=True)
 class KeyedRows(Rows):
-    """Rows that have come in, with their keys.
+    """Rows of one input, with their keys.
 
     Attributes:
         batch: the rows; at least one.
-        keys: their distinct keys, in order of first sight; valid while `process` goes on. Null is a key.
+        keys: their distinct keys, in order of arrival; valid until `process` ends. Null is a key.
     """
 
     keys: KeySet
 
     @property
     def owners(self) -> KeyNumbers:
-        """For each row the number of its key, int32: what states take to say whose a row is."""
+        """Return for each row the number of its key, int32. States take it as their argument `owners`."""
         return self.keys.rows
 
 
 @dataclass(frozen=True)
 class FiredTimers:
-    """Timers whose time has come: timer i is of key `owners[i]` and was set to `times_us[i]`.
+    """Timers that are due: timer i belongs to key `owners[i]` and was set to `times_us[i]`.
 
     Attributes:
-        kind: "event": the watermark has reached them. "processing": the clock has, or the input has ended (S7.6).
-        keys: their distinct keys; valid while `on_timers` goes on.
+        kind: "event": the watermark has reached them. "processing": the clock has reached them, or the input has ended
+            (S7.6).
+        keys: their distinct keys; valid until `on_timers` ends.
         owners: int32, one for each timer; a key may have several.
         times_us: int64, microseconds since the epoch, ascending.
     """
@@ -63,12 +64,12 @@ class FiredTimers:
 
 
 class ProcessContext(SubtaskContext):
-    """The place of a process with keys: its states, its timers, its time. One for each subtask; for its loop's thread
-    alone.
+    """Context of a process with keys: its states, timers and time. One for each subtask; use it only in the loop's
+    thread.
 
     Attributes:
-        event_timers: fire when the watermark reaches them. One for a time that it has reached already fires with the
-            next watermark.
+        event_timers: fire when the watermark reaches them. A timer set to a time that the watermark has already
+            reached fires with the next watermark.
         processing_timers: fire when the clock reaches them, perhaps long after, as after a restore.
     """
 
@@ -96,29 +97,33 @@ class ProcessContext(SubtaskContext):
         self._all_keys = all_keys
 
     def watermarks_us(self, keys: KeySet) -> npt.NDArray[np.int64]:
-        """How far event time has come for each key, int64: `watermark_us`, or later where the key's timers had been
-        fired further before a restore. A row of an earlier time is late."""
+        """Return the watermark of each key, int64: `watermark_us`, or later if the key's timers fired further before a
+        restore. A row with an earlier time is late."""
         return self._watermarks_us(keys)
 
     def value(self, name: str) -> ValueState:
-        """The state that `value_state(name, ...)` declares. These four raise PipelineError for any other."""
+        """Return the state declared with `value_state(name, ...)`. Raises PipelineError for any other name."""
         return cast(ValueState, self._state(name, "value", ("value",)))
 
     def list(self, name: str) -> ListState:
-        """The state that `list_state(name, ...)` declares."""
+        """Return the state declared with `list_state(name, ...)`. Raises PipelineError for any other name."""
         return cast(ListState, self._state(name, "list", ("list",)))
 
     def map(self, name: str) -> MapState:
-        """The state that `map_state(name, ...)` declares."""
+        """Return the state declared with `map_state(name, ...)`. Raises PipelineError for any other name."""
         return cast(MapState, self._state(name, "map", ("map",)))
 
     def merging(self, name: str) -> MergingState:
-        """The state that `reducing_state(name, ...)` or `aggregating_state(name, ...)` declares."""
+        """Return the state declared with `reducing_state(name, ...)` or `aggregating_state(name, ...)`.
+
+        Raises:
+            PipelineError: no such state is declared.
+        """
         return cast(MergingState, self._state(name, "merging", ("reducing", "aggregating")))
 
     def all_keys(self, name: str, limit: int = 64 * 1024) -> Iterator[KeySet]:
-        """Every key of this subtask that has something in the state, in sets of at most `limit`, in no promised order.
-        Nothing may be written between two of them."""
+        """Return every key of this subtask that has a value in the state, in sets of at most `limit`. The order is not
+        guaranteed. Do not write between two sets."""
         return self._all_keys(name, limit)
 
     def _state(self, name: str, called: str, kinds: tuple[str, ...]) -> KeyedState:
@@ -128,8 +133,8 @@ class ProcessContext(SubtaskContext):
             raise PipelineError(
                 f"there is no state {name!r}" + (f", did you mean {near[0]!r}?" if near else ""),
                 where=where,
-                cause=f"its states are {', '.join(self._states) or 'none'}",
-                remedy="Declare it in the process's `states`",
+                cause=f"the declared states are {', '.join(self._states) or 'none'}",
+                remedy="Declare the state in the process's `states`",
             )
         descriptor, state = self._states[name]
         if descriptor.kind not in kinds:
@@ -144,32 +149,33 @@ class ProcessContext(SubtaskContext):
 
 
 class KeyedProcessBase(ProcessBase):
-    """What all processes with keys have; subclass one of those below it."""
+    """Common base of processes with keys. Subclass one of the classes below it."""
 
     def open(self, ctx: ProcessContext) -> None:
-        """Before anything else. States and timers have not been restored yet: leave them alone."""
+        """Prepare the process. Called before all other methods. Do not use states and timers: they are not restored
+        yet."""
 
     def restored(self, ctx: ProcessContext) -> None:
-        """States and timers are back. After every restore, before anything else comes; never at a first start."""
+        """Continue after a restore: states and timers are restored. Called before any input; never at a first start."""
 
     def on_timers(self, due: FiredTimers, ctx: ProcessContext) -> Batches:
-        """Timers of one kind are due, and gone. Those over event time come before the watermark is passed on, so that
-        what is emitted at their times is late for nobody downstream."""
+        """Handle due timers of one kind. They are already deleted. Event timers fire before the watermark is forwarded,
+        so rows emitted with the timers' times are not late downstream."""
         raise NotImplementedError
 
     def finish(self, ctx: ProcessContext) -> Batches:
-        """All input has come and all timers have fired: the last chance to emit. States stay. May come again after a
-        failure."""
+        """Emit the last rows: all input has arrived and all timers have fired. States are kept. May be called again
+        after a failure."""
         return None
 
 
 class KeyedProcess(KeyedProcessBase):
-    """Subclass it to keep state and timers per key; give an instance to `stream.group_by(...).process(...)`.
+    """Subclass it to keep state and timers per key; pass an instance to `stream.group_by(...).process(...)`.
 
-    Everything is by batch: `process` gets the rows that come with their distinct keys, and reads and writes a state for
-    all of them in one call. See `ProcessBase` for the order of calls.
+    All methods work on batches: `process` receives rows with their distinct keys, and reads and writes a state for all
+    keys in one call. See `ProcessBase` for the order of calls.
     """
 
     def process(self, rows: KeyedRows, ctx: ProcessContext) -> Batches:
-        """Rows have come. How they are cut into batches may differ from run to run."""
+        """Process rows. The division of rows into batches may differ from run to run."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The inputs of a process, and which of its methods each of them calls."""
+"""The inputs of a process, and the method that each of them calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.operators.time.watermark_specs import TimeUnit
 
 InputName = Literal["", "left", "right", "broadcast"]
 INPUT_NAMES: dict[InputName | None, InputName] = {None: "", "right": "left", "broadcast": ""}
-"""Name of the first input, by that of the second; None: there is one."""
+"""Name of the second input (None: there is none) -> name of the first input."""
 _AT_END = ("on_timers", "on_watermark", "finish", "end_left", "end_right", "end_broadcast")
 _BASES = (
     ProcessBase,
@@ -51,27 +51,27 @@ class ProcessInput:
 
     @property
     def method(self) -> str:
-        """Of the user's class."""
+        """Return the method of the user's class that receives the rows."""
         return f"process_{self.name}" if self.name else "process"
 
     @property
     def end_method(self) -> str | None:
-        """Of the user's class, for its real end; None: it has none."""
+        """Return the method of the user's class for the real end of the input; None: there is no such method."""
         return f"end_{self.name}" if self.name else None
 
 
 def overrides(process: ProcessBase, method: str) -> bool:
-    """The user's class has a method of its own in the place of ours."""
+    """Return whether the user's class overrides a method of the base classes."""
     own: Any = getattr(type(process), method, None)
     return own is not None and all(own is not getattr(base, method, None) for base in _BASES)
 
 
 def emits_at_end(process: ProcessBase) -> bool:
-    """It may give results because some input of it has ended (S7.5)."""
+    """Return whether the process may emit results at the end of one of its inputs (S7.5)."""
     return any(overrides(process, method) for method in _AT_END)
 
 
 def inputs_text(inputs: Sequence[ProcessInput]) -> str:
-    """By which keys, for `describe`: "" or " by k" or " by left k, right id"."""
+    """Return the keys for `describe`: "" or " by k" or " by left k, right id"."""
     keyed = [f"{given.name} {', '.join(given.keys)}".strip() for given in inputs if given.keys]
     return f" by {', '.join(keyed)}" if keyed else ""

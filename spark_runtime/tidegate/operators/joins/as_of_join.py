@@ -1,4 +1,4 @@
-"""AsOfJoin: each row of a stream with the version that was in force at its time."""
+"""AsOfJoin: joins each row of a stream with the version that was valid at the row's time."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tidegate.state.keys.key_bytes import Int64s, valid_mask
 
 
 class AsOfJoin(StreamOperator):
-    """A left row waits until the watermark has passed its time, so that no version of that time can come any more; then
-    it comes out with the latest version (right row) of its key that is not later than itself.
+    """Joins each left row with the latest version (right row) of its key that is not later than the left row.
 
-    Of versions of one time the last to come counts. A left row whose key or time is null has no version; a version
-    without a time is counted under `null_event_time_dropped`; what is late is counted under `late_dropped` and dropped
-    (S4.4). At MAX_WATERMARK all left rows come out, and in `finish` those that came between the two; versions stay:
-    behind a drain left rows go on from before the last of them (S7.5).
+    A left row waits until the watermark has passed its time, because versions of that time may still arrive. If several
+    versions have one time, the last to arrive wins. A left row whose key or time is null has no version. A version
+    without a time is counted under `null_event_time_dropped`. Late rows are counted under `late_dropped` and dropped
+    (S4.4). At MAX_WATERMARK all waiting left rows are emitted; `finish` emits those that arrived after it. Versions
+    stay in the state: after a drain, left rows may still need the versions before them (S7.5).
 
-    State: `left`, the rows that wait, and `right`, of each key the version that is in force and those to come; a timer
-    for each key at the next time that something is to be done. `watermark:passed` and `join:form` as of other joins.
+    State: `left`, the waiting rows; `right`, the valid version of each key and later ones; a timer for each key at the
+    next time that a row is due. `watermark:passed` and `join:form` as in other joins.
     """
 
     def __init__(self, spec: StreamJoinSpec) -> None:
-        assert isinstance(spec.bounds, AsOfMatch), "not a join as of a time"
+        assert isinstance(spec.bounds, AsOfMatch), "not an as-of join"
         self._spec = spec
         self._tolerance_us = spec.bounds.tolerance_us
         self._columns = JoinedColumns(spec)
@@ -52,7 +52,7 @@ class AsOfJoin(StreamOperator):
         self._is_open = True
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Keep the rows; those that no version can be of come out at once."""
+        """Store the rows. Emit at once rows that cannot have a version."""
         rows = self._columns.stored(input_index, batch)
         where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
         times, timeless = self._times[input_index].read(rows, where)
@@ -70,13 +70,13 @@ class AsOfJoin(StreamOperator):
             self._keep(rows, times, input_index)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """The left rows whose time it has passed."""
+        """Emit the left rows whose time the watermark has passed."""
         self._state.passed.advance(watermark_us)
         self._is_over = self._is_over or watermark_us == MAX_WATERMARK
         yield from self._fire(watermark_us)
 
     def finish(self) -> Iterator[Output]:
-        """The left rows that came since the last watermark."""
+        """Emit the left rows that arrived after the last watermark."""
         yield from self._fire(MAX_WATERMARK)
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
@@ -84,7 +84,7 @@ class AsOfJoin(StreamOperator):
         return self._state.snapshot(checkpoint_id, portable=self.portable)
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back both sides; see `JoinState`."""
+        """Restore both sides; see `JoinState`."""
         self._state.restore(parts)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class AsOfJoin(StreamOperator):
             yield from self._due(due, until_us)
 
     def _due(self, due: DueTimers, until_us: int) -> Iterator[pa.RecordBatch]:
-        """Left rows whose time is over come out, and versions go that no later row can be of."""
+        """Emit the due left rows, and delete versions that no later row can match."""
         keys = due.keys
         left, right = self._lists[LEFT].get(keys), self._lists[RIGHT].get(keys)
         left_times, right_times = self._times[LEFT].of(left.columns), self._times[RIGHT].of(right.columns)
@@ -120,7 +120,7 @@ class AsOfJoin(StreamOperator):
         waiting = left_times >= until_us
         rows = np.flatnonzero(~waiting)
         rows = rows[np.lexsort((left_times[rows], owners[rows]))]
-        order = np.lexsort((right_times, _owners(right)))  # stable: of one time, in order of coming
+        order = np.lexsort((right_times, _owners(right)))  # stable: versions of one time stay in order of arrival
         right_times = right_times[order]
         found = last_not_after(owners[rows], right.offsets, right_times, left_times[rows])
         versions = self._version_at(found, left_times[rows], right_times, order)
@@ -138,7 +138,7 @@ class AsOfJoin(StreamOperator):
         yield from self._emit(left.columns, right.columns, rows, versions)
 
     def _version_at(self, found: Int64s, times: Int64s, right_times: Int64s, order: Int64s) -> Int64s:
-        """Right row numbers of the versions `found` for rows of these times; -1: none, or too old a one."""
+        """Return the right row numbers of the versions `found` for rows of these times; -1: none, or it is too old."""
         versions = np.full(len(found), -1)
         there = np.flatnonzero(found >= 0)
         if self._tolerance_us is not None:
@@ -147,7 +147,7 @@ class AsOfJoin(StreamOperator):
         return versions
 
     def _replace(self, side: int, keys: KeySet, held: Elements, rows: Int64s) -> None:
-        """Keep only these rows, which are in order of their keys."""
+        """Keep only these rows, which are ordered by their keys."""
         counts = np.bincount(_owners(held)[rows], minlength=keys.size)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self._lists[side].put(keys, Elements(offsets, held.columns.take(pa.array(rows))))

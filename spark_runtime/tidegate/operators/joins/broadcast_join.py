@@ -1,4 +1,4 @@
-"""BroadcastJoin: joins a stream with a complete bounded side that every subtask holds."""
+"""BroadcastJoin: joins a stream with a complete bounded side that every subtask holds in memory."""
 
 from __future__ import annotations
 
@@ -24,15 +24,19 @@ from tidegate.state.keys.key_index import Entries, KeyReader
 
 RowNumbers = npt.NDArray[np.int64]
 PROGRESS_SCHEMA = pa.schema([pa.field("build_ended", pa.bool_(), nullable=False)])
-"""State `progress`: whether the build side is complete; it comes from the subtask that the build rows come from."""
+"""State `progress`: whether the build side is complete. It is restored from the subtask that the build rows come
+from."""
 HELD_SCHEMA = pa.schema([pa.field("held_us", pa.int64()), pa.field(OWNER_COLUMN, pa.int32())])
-"""State `held`: the watermark held back until the build side is complete (null: none). No row has an owner: at another
-parallelism every subtask learns all of them, and holds the earliest."""
+"""State `held`: the watermark held back until the build side is complete (null: none). Every subtask restores all of
+them, because at another parallelism each subtask must hold back the earliest."""
 
 
 class BuildSide:
-    """An index over the build rows; joins probe batches with them. Rows with a null in a key match nothing, as in SQL;
-    a probe row comes once for each build row of its key, build rows in order of arrival."""
+    """An index over the build rows, to join probe batches with them.
+
+    Rows with a null in a key match nothing, as in SQL. A probe row is emitted once for each build row of its key; build
+    rows are in order of arrival.
+    """
 
     def __init__(self, spec: BroadcastJoinSpec, rows: Sequence[pa.RecordBatch]) -> None:
         """Args: rows: all build rows."""
@@ -58,8 +62,10 @@ class BuildSide:
         self._columns = build.select([column for column, _ in spec.build_columns])
 
     def join(self, probe: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The joined rows, in order of the probe rows, in batches of at most `ROWS_PER_PIECE`; with a further condition
-        those without a match at the end."""
+        """Join a batch: emit rows in order of the probe rows, in batches of at most `MAX_BATCH_ROWS`.
+
+        With a further condition, rows without a match are emitted last.
+        """
         matches = np.empty(probe.num_rows, np.int32)
         self._index.find(self._probe_keys.read(probe), 0, probe.num_rows, matches)
         if self._condition is not None:
@@ -97,7 +103,7 @@ class BuildSide:
             yield left[part], right[part]
 
     def _unmatched(self, probe: pa.RecordBatch, hit: Mask) -> Iterator[pa.RecordBatch]:
-        """Probe rows of a semi or anti join."""
+        """Emit the probe rows of a semi or anti join."""
         wanted = hit if self._spec.how == "semi" else ~hit
         if wanted.any():
             yield self._emit(probe if wanted.all() else probe.filter(pa.array(wanted)))
@@ -115,16 +121,17 @@ class BuildSide:
 
 
 class BroadcastJoin(StreamOperator):
-    """Input 0 is probed with input 1, which is broadcast and must end.
+    """Joins input 0 (probe) with input 1 (build), which is broadcast and must end.
 
-    No operator selects its input, so probe rows that come before the build side is complete are buffered, and
-    watermarks held back; when it ends, the buffered rows come out joined, then the held watermark. From then on it
-    keeps no probe rows. The build side is complete at `end_input(1)`, or at MAX_WATERMARK, which says that every input
-    has ended and may come first.
+    Operators cannot choose which input is read, so probe rows that arrive before the build side is complete are
+    buffered, and watermarks are held back. When the build side ends, the buffered rows are joined and emitted, then the
+    held watermark is forwarded. After that, no probe rows are buffered. The build side is complete at `end_input(1)`,
+    or at
+    MAX_WATERMARK: it means that every input has ended, and may come before `end_input`.
 
     State: `build` and `progress` (broadcast), `buffered` probe rows and `held` (list). Batches are immutable, so
-    `snapshot` copies nothing. At another parallelism the probe rows of one old subtask come to one new one, so that
-    they stay in order among themselves; what comes after the restore by another subtask may overtake them.
+    `snapshot` copies nothing. At another parallelism, all probe rows of one old subtask go to one new subtask, so they
+    stay in order among themselves. Rows that another subtask receives after the restore may overtake them.
     """
 
     def __init__(self, spec: BroadcastJoinSpec) -> None:
@@ -135,9 +142,9 @@ class BroadcastJoin(StreamOperator):
         self._held_us: int | None = None
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Join a probe batch, or keep it for later; collect a build batch."""
+        """Join a probe batch, or buffer it; store a build batch."""
         if input_index == BUILD_SIDE:
-            assert self._build is None, "a record of the build side after its end"
+            assert self._build is None, "the build side sent a record after its end"
             self._build_rows.append(_as_declared(batch, self._spec.right_schema))
         elif self._build is None:
             self._buffered.append(_as_declared(batch, self._spec.left_schema))
@@ -145,27 +152,27 @@ class BroadcastJoin(StreamOperator):
             yield from self._build.join(batch)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """Hold it back while probe rows are waiting; MAX_WATERMARK completes the build side."""
+        """Hold the watermark back while probe rows wait. MAX_WATERMARK completes the build side."""
         if watermark_us == MAX_WATERMARK:
             yield from self._complete()
         elif self._build is None:
             self._held_us = watermark_us
 
     def forwards_watermarks(self) -> bool:
-        """Not before the build side is complete."""
+        """False until the build side is complete."""
         return self._build is not None
 
     def has_pending_rows(self) -> bool:
-        """While probe rows wait for the build side."""
+        """True while probe rows wait for the build side."""
         return bool(self._buffered)
 
     def end_input(self, input_index: int) -> Iterator[Output]:
-        """The end of the build side releases the buffered probe rows."""
+        """Emit the buffered probe rows if the build side has ended."""
         if input_index == BUILD_SIDE:
             yield from self._complete()
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Build rows, waiting probe rows, and how far things are."""
+        """Freeze build rows, buffered probe rows, and progress."""
         build, buffered = tuple(self._build_rows), tuple(self._buffered)
         progress = pa.table([[self._build is not None]], schema=PROGRESS_SCHEMA)
         held = pa.table([[self._held_us], [None]], schema=HELD_SCHEMA)
@@ -177,8 +184,11 @@ class BroadcastJoin(StreamOperator):
         ]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back what `snapshot` gave; after a drain that cut the build side short, it goes on (S7.5). Raises
-        SnapshotError when either side has other columns now (S5.5)."""
+        """Restore what `snapshot` wrote. If a drain ended the build side early, it continues (S7.5).
+
+        Raises:
+            SnapshotError: a side has other columns now (S5.5).
+        """
         ended, renamed = False, dict(self._spec.renamed)
         held: list[int | None] = []
         for part in parts:
@@ -187,7 +197,7 @@ class BroadcastJoin(StreamOperator):
                 self._build_rows = _batches(table, self._spec.right_schema)
             elif part.name == "buffered":
                 rows = part.table
-                if OWNER_COLUMN in rows.column_names:  # the first version wrote none
+                if OWNER_COLUMN in rows.column_names:  # the first version wrote no owners
                     rows = rows.drop_columns(OWNER_COLUMN)
                 table = single_part(replace(part, table=rows), self._spec.left_schema, self.ctx.uid, renamed).table
                 self._buffered.extend(_batches(table, self._spec.left_schema))
@@ -195,7 +205,7 @@ class BroadcastJoin(StreamOperator):
                 held += part.table.column("held_us").to_pylist()
             else:
                 ended = any(part.table.column("build_ended").to_pylist())
-                if "held_us" in part.table.column_names:  # as the first version wrote it
+                if "held_us" in part.table.column_names:  # the first version wrote it here
                     held += part.table.column("held_us").to_pylist()
         known = [time_us for time_us in held if time_us is not None]
         self._held_us = min(known) if known and len(known) == len(held) else None
@@ -220,7 +230,7 @@ class BroadcastJoin(StreamOperator):
 
 
 def _as_declared(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """What a source gives may differ from its declared schema in nullability."""
+    """Cast a batch to the declared schema: the batches of a source may differ from it in nullability."""
     return batch if batch.schema.equals(schema) else batch.cast(schema)
 
 

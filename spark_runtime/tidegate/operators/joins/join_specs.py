@@ -20,23 +20,24 @@ from tidegate.state.keys.key_types import stored_field
 
 JoinKind = Literal["inner", "left", "semi", "anti"]
 BUILD_SIDE = 1
-"""Input of a broadcast join that brings the bounded side; 0 is the probe side."""
+"""Number of the build input of a broadcast join, the bounded side; input 0 is the probe side."""
 StreamJoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
 LEFT, RIGHT = 0, 1
-"""Inputs of a join: the stream that was called, and the one that was given."""
+"""Inputs of a join: the stream on which the join was called, and the stream that was passed to it."""
 SPAN_START = "span_start_us"
-"""Key column of states that are cut by time, after the user's: the start of a window or span, microseconds."""
+"""Last key column of states that are divided by time: the start of a window or span, microseconds."""
 SIDES = ("left", "right")
 """Names of the states with the rows of each side."""
 MATCHED = "{}.matched"
-"""Names of the states with the positions, in the list of their key, of rows that found a match later."""
+"""Name of the state with the positions of rows that found a match after they were stored. A position is an index into
+the list of the row's key."""
 MATCHED_COLUMN = "matched_at_once"
 OPEN_SESSIONS = "sessions"
-"""Name of the state with the sessions of both sides that are open."""
+"""Name of the state with the open sessions of both sides."""
 SESSION_COLUMNS = pa.schema([("first_us", pa.int64()), ("last_us", pa.int64())])
 """Times of a session's first and last row."""
 FORM_STATE = "join:form"
-"""What is kept, and in which spans: another kind of join, or one with other bounds, cannot use it."""
+"""State that records the kind of join and its bounds. A join of another kind or with other bounds cannot restore it."""
 POSITIONS = pa.schema([("position", pa.int64())])
 
 
@@ -46,14 +47,14 @@ class BroadcastJoinSpec(OperatorSpec):
 
     Attributes:
         on: key columns of the probe side; a null key matches nothing.
-        how: `inner`; `left`: probe rows without a match stay, with nulls; `semi`, `anti`: probe rows alone, those that
-            have a match, or have none.
+        how: `inner`; `left`: probe rows without a match are emitted with nulls; `semi`, `anti`: only probe rows are
+            emitted, those with a match or those without one.
         left_schema: of the probe side.
         right_schema: of the build side.
-        schema: of the output: probe columns, then those of the build side that a pair has; not with `semi` and `anti`.
+        schema: of the output: probe columns, then the build columns of a pair; `semi` and `anti` have no build columns.
         renamed: (column of either side in older snapshots, its name now).
-        right_on: key columns of the build side; None: those of the probe side.
-        added: (build column, its name in a pair) of those that a pair has; None: all that are not keys.
+        right_on: key columns of the build side; None: the same names as on the probe side.
+        added: (build column, its name in a pair) for the build columns of a pair; None: all that are not keys.
         where: further condition, over the columns of a pair; null counts as false.
     """
 
@@ -69,28 +70,28 @@ class BroadcastJoinSpec(OperatorSpec):
 
     @property
     def build_keys(self) -> tuple[str, ...]:
-        """Key columns of the build side."""
+        """Return the key columns of the build side."""
         return self.on if self.right_on is None else self.right_on
 
     @property
     def build_columns(self) -> tuple[tuple[str, str], ...]:
-        """(build column, its name) of those that a pair has."""
+        """Return (build column, its name) for the build columns of a pair."""
         if self.added is not None:
             return self.added
         return tuple((name, name) for name in self.right_schema.names if name not in self.build_keys)
 
     @property
     def pairs(self) -> pa.Schema:
-        """Columns of a pair."""
+        """Return the columns of a pair."""
         added = [self.right_schema.field(column).with_name(name) for column, name in self.build_columns]
         return pa.schema([*self.left_schema, *(field.with_nullable(True) for field in added)])
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
-        """Rows that have waited for the build side to be whole."""
+        """Return the build side: its end emits the rows that waited for it."""
         return BUILD_SIDE
 
     def states(self) -> tuple[StateShape, ...]:
-        """Both sides."""
+        """Return the states of both sides and the progress."""
         renamed = dict(self.renamed)
         return (
             StateShape("build", "broadcast", schema_columns(self.right_schema), renamed=renamed),
@@ -100,7 +101,7 @@ class BroadcastJoinSpec(OperatorSpec):
         )
 
     def describe(self) -> str:
-        """Kind and keys."""
+        """Return kind and keys."""
         pairs = zip(self.on, self.build_keys, strict=True)
         keys = ", ".join(left if left == right else f"{left} = {right}" for left, right in pairs)
         return f"{self.how} broadcast join on {keys}" + (f" where {self.where}" if self.where is not None else "")
@@ -119,8 +120,8 @@ class IntervalMatch:
 
 @dataclass(frozen=True)
 class WindowMatch:
-    """Rows match that are in one window [start, start + size_us), start a multiple of `slide_us` plus `offset_us`; or
-    in one that a calendar cuts."""
+    """Rows in the same window match. A window is [start, start + size_us), with start a multiple of `slide_us` plus
+    `offset_us`; or a window of the calendar."""
 
     size_us: int
     slide_us: int
@@ -137,13 +138,13 @@ class WindowMatch:
 
 @dataclass(frozen=True)
 class SessionMatch:
-    """Rows match that are in one session of both sides: rows of a key that are at most a gap apart."""
+    """Rows in the same session of both sides match. A session holds rows of a key that are at most a gap apart."""
 
     gap_us: int
 
     @property
     def reach_us(self) -> int:
-        """How long after its last row a session is over: a row at exactly `gap_us` still belongs to it (S4.4)."""
+        """Return how long after its last row a session closes: a row at exactly `gap_us` still belongs to it (S4.4)."""
         return self.gap_us + 1
 
     def __str__(self) -> str:
@@ -152,7 +153,7 @@ class SessionMatch:
 
 @dataclass(frozen=True)
 class AsOfMatch:
-    """A left row matches the latest right one that is not later than it, nor earlier by more than `tolerance_us`."""
+    """A left row matches the latest right row that is not later than it, and at most `tolerance_us` earlier."""
 
     tolerance_us: int | None
 
@@ -169,10 +170,10 @@ class JoinInput:
     """One side of a join.
 
     Attributes:
-        schema: of its rows, in stored types (`keytypes.stored_type`); batches may have others for them.
+        schema: of its rows, in stored types (`keytypes.stored_type`); batches may have equivalent types.
         keys: key columns; a null key matches nothing.
-        columns: (column, its name in a pair) of those that pairs have, in order.
-        time_column: event time; None: times do not count.
+        columns: (column, its name in a pair) for the columns of a pair, in order.
+        time_column: event time; None: the join does not use times.
         time_unit: of the time column.
     """
 
@@ -188,13 +189,13 @@ class StreamJoinSpec(OperatorSpec):
     """Equi-join of two streams, both sides in keyed state.
 
     Attributes:
-        how: `inner`; `left`, `right`, `full`: rows of this side, or of both, stay without a match, with nulls; `semi`,
-            `anti`: left rows alone, those that have a match, once, or that have none.
+        how: `inner`; `left`, `right`, `full`: rows of this side, or of both, without a match are emitted with nulls;
+            `semi`, `anti`: only left rows are emitted, those with a match (once), or those without one.
         inputs: left and right.
         bounds: on their times.
-        pairs: columns of a pair: those of the left, of the right, and `window_start`, `window_end` with windows and
+        pairs: columns of a pair: left columns, right columns, and `window_start`, `window_end` with windows and
             sessions.
-        schema: of the output: `pairs`; with `semi` and `anti` without those of the right.
+        schema: of the output: `pairs`; without the right columns for `semi` and `anti`.
         where: further condition, over `pairs`; null counts as false.
         renamed: (column of either side in older snapshots, its name now).
     """
@@ -211,7 +212,7 @@ class StreamJoinSpec(OperatorSpec):
 
     @property
     def descriptors(self) -> tuple[StateDescriptor, ...]:
-        """The states: rows of each side, marks where matches are tracked, and open sessions."""
+        """Return the states: rows of each side, marks for matches if they are tracked, and open sessions."""
         found: list[StateDescriptor] = []
         for side, name in enumerate(SIDES):
             columns = self.kept_columns(side)
@@ -224,8 +225,10 @@ class StreamJoinSpec(OperatorSpec):
         return tuple(found)
 
     def kept_columns(self, side: int) -> pa.Schema:
-        """Columns of a side's rows in state: all, or what is needed to know of a match. Nullable: sources may give more
-        nulls than they declare."""
+        """Return the columns of a side's rows in the state: all, or only those needed to detect a match.
+
+        They are nullable, because sources may emit more nulls than they declare.
+        """
         given = self.inputs[side]
         fields = list(given.schema)
         if side == RIGHT and not self.emits_pairs and self.where is None:
@@ -237,53 +240,53 @@ class StreamJoinSpec(OperatorSpec):
 
     @property
     def key_schema(self) -> pa.Schema:
-        """Key columns of the states, named as on the left."""
+        """Return the key columns of the states, with the names of the left side."""
         left = self.inputs[LEFT]
         keys = [stored_field(left.schema.field(key)).with_nullable(True).remove_metadata() for key in left.keys]
         return pa.schema([*keys, pa.field(SPAN_START, pa.int64())] if self.has_spans else keys)
 
     @property
     def has_spans(self) -> bool:
-        """The state of a key is cut by time."""
+        """Return whether the state of a key is divided by time."""
         return isinstance(self.bounds, IntervalMatch | WindowMatch)
 
     def emits_unmatched(self, side: int) -> bool:
-        """Rows of this side come out when they have no match."""
+        """Return whether rows of this side without a match are emitted."""
         return self.how in (("left", "full", "anti") if side == LEFT else ("right", "full"))
 
     @property
     def has_windows(self) -> bool:
-        """Its rows say in which window or session they are."""
+        """Return whether output rows contain their window or session."""
         return isinstance(self.bounds, WindowMatch | SessionMatch)
 
     def tracks_matches(self, side: int) -> bool:
-        """Which rows of this side have a match is kept."""
+        """Return whether the state records which rows of this side have a match."""
         at_once = not isinstance(self.bounds, AsOfMatch | SessionMatch)
         return at_once and (self.emits_unmatched(side) or (self.how == "semi" and side == LEFT))
 
     @property
     def emits_pairs(self) -> bool:
-        """A match gives a row of both sides."""
+        """Return whether a match emits a row with columns of both sides."""
         return self.how not in ("semi", "anti")
 
     @property
     def fires_at_end(self) -> bool:
-        """The end of its input brings rows out, or takes a side for complete."""
+        """Return whether the end of the input emits rows, or completes a side."""
         return not self.has_spans or self.emits_unmatched(LEFT) or self.emits_unmatched(RIGHT)
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
-        """Rows without a match, or a side that is complete."""
+        """Return "any" if the end of the input emits rows without a match, or completes a side."""
         return "any" if self.fires_at_end else "none"
 
     def form(self) -> str:
-        """What must stay for the state to be of use."""
+        """Return the properties of the join that must not change if its state is to be restored."""
         if isinstance(self.bounds, AsOfMatch):
             return str(self.bounds)
         kept = "" if self.emits_pairs else " of times" if self.where is None else " of rows"
         return f"{self.how}{kept} {self.bounds if self.bounds is not None else 'at any time'}"
 
     def states(self) -> tuple[StateShape, ...]:
-        """The rows of both sides, and timers."""
+        """Return the rows of both sides, and timers."""
         keys, form = self.key_schema, StateShape(FORM_STATE, "keyed", form=self.form())
         of_keys = [(old, new) for old, new in self.renamed if new in keys.names]
         shapes = backend_shapes(self.descriptors, keys, of_keys, others=[form])
@@ -291,7 +294,7 @@ class StreamJoinSpec(OperatorSpec):
         return (*shapes, StateShape(CALENDAR, "list")) if follows else shapes
 
     def describe(self) -> str:
-        """Kind, keys and bounds."""
+        """Return kind, keys and bounds."""
         if isinstance(self.bounds, AsOfMatch):
             within = self.bounds.tolerance_us
             tolerance = "" if within is None else f" within {within / 1e6:g} s"
@@ -306,7 +309,8 @@ class StreamJoinSpec(OperatorSpec):
 
 
 def matched_column(schema: pa.Schema) -> str:
-    """The column that says of a row that it found a match when it came; no column of the user's has the name."""
+    """Return the name of the column that records whether a row found a match on arrival. No user column has this
+    name."""
     name = MATCHED_COLUMN
     while name in schema.names:
         name += "_"

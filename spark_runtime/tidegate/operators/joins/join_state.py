@@ -1,4 +1,4 @@
-"""What joins of two streams keep, through the contract of keyed state (S5.1): rows of both sides, by key and span."""
+"""State of joins of two streams in the keyed back end (S5.1): rows of both sides, by key and span."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Names = Mapping[str, str]
 
 
 class JoinState:
-    """The back end of one join subtask, how far event time has come, and what spans its state has.
+    """The back end of one join subtask, its watermarks, and the form of its state.
 
     Attributes:
-        back_end: open; its batches have the columns of the key schema.
-        passed: how far event time has come.
+        back_end: the open back end; its batches have the columns of the key schema.
+        passed: the watermark for each key group.
     """
 
     def __init__(
@@ -55,29 +55,29 @@ class JoinState:
         self.back_end.timers("processing")
 
     def keys(self, columns: Sequence[pa.Array]) -> KeySet:
-        """The keys of rows with these key columns."""
+        """Return the keys of rows with these key columns."""
         return self.back_end.keys(pa.RecordBatch.from_arrays(columns, schema=self._key_schema))
 
     def register(self, keys: KeySet, owners: KeyNumbers, times: Int64s) -> None:
-        """An event timer for each key, at the earliest of its times."""
+        """Register an event timer for each key, at the earliest of its times."""
         earliest = np.full(keys.size, MAX_WATERMARK)
         np.minimum.at(earliest, owners, times)
         timed = np.flatnonzero(earliest < MAX_WATERMARK).astype(np.int32)
         self.timers.register(keys, timed, earliest[timed])
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
-        """Freeze it."""
+        """Freeze the state."""
         write, passed = self.back_end.snapshot(checkpoint_id, portable=portable), self.passed.part()
         groups = pa.array(np.array(self._groups, np.uint16))
         form = pa.table([groups, pa.array([self._form] * len(groups))], schema=FORM_SCHEMA)
         return lambda: [*write(), passed, StatePart(FORM_STATE, "keyed", form)]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back what `snapshot` gave.
+        """Restore what `snapshot` wrote.
 
         Raises:
-            SnapshotError: it was another kind of join, or had other bounds; or their columns cannot become those of now
-                (S5.5).
+            SnapshotError: the snapshot was written by another kind of join or with other bounds, or its columns cannot
+                be adapted (S5.5).
         """
         passed = [part for part in parts if part.name == PASSED_STATE]
         if passed:
@@ -94,9 +94,9 @@ class JoinState:
         for form in table.column("form").unique().to_pylist():
             if form != self._form:
                 raise SnapshotError(
-                    f"The join {self._ctx.uid!r} has changed: what it has kept is not what it needs now",
+                    f"the join {self._ctx.uid!r} has changed and cannot use its state",
                     where=f"state {FORM_STATE!r} of operator {self._ctx.uid!r}",
-                    cause=f"it was {form}, now {self._form}",
+                    cause=f"the snapshot's join is {form}, the pipeline's is {self._form}",
                     remedy="Restore with the former kind and bounds, or give the operator a new uid",
                 )
 
@@ -107,8 +107,8 @@ class JoinRows:
 
     Attributes:
         offsets: key k has rows offsets[k]:offsets[k + 1].
-        rows: in order of coming.
-        matched: which have found a match; None: not tracked.
+        rows: in order of arrival.
+        matched: which of them have found a match; None: not tracked.
     """
 
     offsets: Int64s
@@ -117,14 +117,17 @@ class JoinRows:
 
     @property
     def owners(self) -> KeyNumbers:
-        """For each row the number of its key."""
+        """Return the number of its key for each row."""
         sizes = np.diff(self.offsets)
         return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
 
 
 class SideRows:
-    """The rows of one side, and which of them have found a match: at once, in a column, or later, by a mark. A row's
-    position in its list is its identity: lists lose nothing until they go as a whole."""
+    """The rows of one side, and which of them have found a match.
+
+    A match on arrival is stored in a column, a later match as a mark with the row's position in its list. Positions
+    stay valid, because lists are only deleted as a whole.
+    """
 
     def __init__(self, state: JoinState, spec: StreamJoinSpec, side: int) -> None:
         name = SIDES[side]
@@ -135,7 +138,7 @@ class SideRows:
         self._width = len(self._columns) - spec.tracks_matches(side)
 
     def fetch(self, keys: KeySet) -> JoinRows:
-        """Rows of each key."""
+        """Return the rows of each key."""
         found = self._rows.get(keys)
         if self._marks is None:
             return JoinRows(found.offsets, found.columns, None)
@@ -146,14 +149,14 @@ class SideRows:
         return JoinRows(found.offsets, found.columns.select(range(self._width)), matched)
 
     def add(self, keys: KeySet, owners: KeyNumbers, rows: pa.RecordBatch, matched: Mask) -> None:
-        """Append rows; `matched` counts where that is tracked."""
+        """Append rows. `matched` is stored only if matches are tracked."""
         arrays = [rows.column(name) for name in self._columns.names[: self._width]]
         if self._marks is not None:
             arrays.append(pa.array(matched))
         self._rows.append(keys, owners, pa.RecordBatch.from_arrays(arrays, schema=self._columns))
 
     def mark(self, keys: KeySet, stored: JoinRows, which: npt.NDArray[np.int64]) -> None:
-        """These of the fetched rows have found a match, or have come out: nothing is to wait for any more."""
+        """Mark fetched rows that have found a match or were emitted alone: they no longer wait for a match."""
         if len(which):
             assert self._marks is not None, "matches of this side are not tracked"
             owners = stored.owners[which]
@@ -161,7 +164,7 @@ class SideRows:
             self._marks.append(keys, owners, pa.RecordBatch.from_arrays([positions], schema=POSITIONS))
 
     def clear(self, keys: KeySet, where: Mask | None = None) -> None:
-        """Forget keys."""
+        """Delete keys."""
         self._rows.clear(keys, where)
         if self._marks is not None:
             self._marks.clear(keys, where)

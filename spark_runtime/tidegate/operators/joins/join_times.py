@@ -17,16 +17,16 @@ class JoinTimes:
     """Reads the event time of one side."""
 
     def __init__(self, given: JoinInput) -> None:
-        assert given.time_column is not None, "a side of a join by time has an event time"
+        assert given.time_column is not None, "a side of a join by time has no event time"
         self._time = EventTimeColumn(given.time_column, given.time_unit)
 
     def of(self, rows: pa.RecordBatch) -> Int64s:
-        """Of rows that all have one."""
+        """Return the times of rows that all have one."""
         times: Int64s = self._time.microseconds(rows).to_numpy()
         return times
 
     def read(self, rows: pa.RecordBatch, where: str) -> tuple[Int64s, Mask | None]:
-        """Times, 0 where there is none, and where that is; None: nowhere.
+        """Return the times, 0 for null, and a mask of the nulls; None: there are no nulls.
 
         Raises:
             DataError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
@@ -36,9 +36,9 @@ class JoinTimes:
         if len(times) and (times.min() < MIN_TIME_US or times.max() > MAX_TIME_US):
             wrong = times[np.argmax((times < MIN_TIME_US) | (times > MAX_TIME_US))]
             raise DataError(
-                f"Column {self._time.column!r} has an event time of {wrong} us since 1970",
+                f"column {self._time.column!r} has an event time of {wrong} us since 1970",
                 where=where,
-                cause="the column's unit is not what the pipeline says, or the value is a placeholder",
-                remedy="Give with_watermark the right unit, or filter such rows first",
+                cause="the column's unit is not the declared one, or the value is a placeholder",
+                remedy="Pass the right unit to with_watermark, or filter out such rows before it",
             )
         return times, ~valid_mask(array) if array.null_count else None

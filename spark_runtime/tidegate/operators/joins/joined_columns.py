@@ -1,4 +1,4 @@
-"""The columns of a join's rows: pairs, and rows that stand alone."""
+"""Builds the columns of a join's output rows: pairs, and rows without a match."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Condition:
         self._node = acero.ProjectNodeOptions([expression], ["where"])
 
     def filter(self, pairs: pa.RecordBatch) -> Mask:
-        """Which pairs it lets pass."""
+        """Return which pairs fulfil the condition."""
         source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([pairs])))
         plan = acero.Declaration.from_sequence([source, acero.Declaration("project", self._node)])
         passing: Mask = plan.to_table(use_threads=False)["where"].fill_null(False).to_numpy()
@@ -31,7 +31,7 @@ class Condition:
 
 
 class JoinedColumns:
-    """Puts the output of one join together."""
+    """Builds the output of one join."""
 
     def __init__(self, spec: StreamJoinSpec) -> None:
         self._spec = spec
@@ -46,25 +46,25 @@ class JoinedColumns:
         self._merged = {mine: theirs for mine, theirs in keys if mine == theirs and theirs not in known}
 
     def stored(self, side: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch of an input, in stored types."""
+        """Convert a batch of an input to stored types."""
         schema = self._spec.inputs[side].schema
         return batch if batch.schema.equals(schema) else to_stored_columns(batch, schema)
 
     def pairs(
         self, left: pa.RecordBatch, right: pa.RecordBatch, starts: Int64s | None, ends: Int64s | None = None
     ) -> pa.RecordBatch:
-        """Row i of each side side by side. Args: starts, ends: of the windows; ends: of sessions."""
+        """Combine row i of both sides. Args: starts: of windows or sessions. ends: of sessions."""
         arrays = [*self._picked(LEFT, left), *self._picked(RIGHT, right), *self._bounds(starts, ends)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._spec.pairs)
 
     def filter(self, pairs: pa.RecordBatch) -> Mask | None:
-        """Which pairs the further condition lets pass; None: all."""
+        """Return which pairs fulfil the further condition; None: all."""
         return None if self._condition is None else self._condition.filter(pairs)
 
     def unmatched(
         self, side: int, rows: pa.RecordBatch, starts: Int64s | None, ends: Int64s | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Rows of one side without a match, as output. Args: as of `pairs`."""
+        """Return output for rows of one side without a match. Args: see `pairs`."""
         for first in range(0, rows.num_rows, MAX_BATCH_ROWS):
             part = rows.slice(first, MAX_BATCH_ROWS)
             of_part = slice(first, first + MAX_BATCH_ROWS)
@@ -78,7 +78,7 @@ class JoinedColumns:
         return [rows.column(column) for column, _ in self._spec.inputs[side].columns]
 
     def _nulls(self, side: int, rows: pa.RecordBatch) -> list[pa.Array]:
-        """Columns of `side` for rows of the other one; key columns that both have in common are theirs."""
+        """Return the columns of `side` for rows of the other side: nulls, and the values of common key columns."""
         given = self._spec.inputs[side]
         return [
             rows.column(self._merged[column])
@@ -90,13 +90,13 @@ class JoinedColumns:
     def _bounds(self, starts: Int64s | None, ends: Int64s | None) -> Sequence[pa.Array]:
         if not self._spec.has_windows:
             return ()
-        assert starts is not None, "a row of a window join without its window"
+        assert starts is not None, "a row of a window join has no window"
         if ends is None:
-            assert self._grid is not None, "a row of a session join without the end of its session"
+            assert self._grid is not None, "a row of a session join has no session end"
             ends = self._grid.window_end(self._grid.windows_at(starts))
         return [pa.array(bound).view(pa.timestamp("us")) for bound in (starts, ends)]
 
 
 def to_stored_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch with the columns of `schema`, in stored types; its own may be dictionaries or views of them."""
+    """Convert a batch to the columns of `schema`, in stored types. The batch may hold dictionaries or views."""
     return pa.RecordBatch.from_arrays([stored_array(batch.column(name)) for name in schema.names], schema=schema)

@@ -1,6 +1,6 @@
-"""Where joins keep rows by time: spans, which are a namespace of the keyed state (S5.1).
+"""Spans: how joins divide their rows by time. A span is a namespace of the keyed state (S5.1).
 
-A span is read as a whole and goes as a whole. All times are microseconds since the epoch, int64.
+A span is read and deleted as a whole. All times are microseconds since the epoch, int64.
 """
 
 from __future__ import annotations
@@ -16,46 +16,50 @@ from tidegate.operators.windows.window_grid import window_grid
 from tidegate.state.keys.key_bytes import Int64s
 
 MIN_SPAN_US = 1_000_000
-"""Spans are not shorter: each costs an entry of the state for every key."""
+"""Shortest span: each span costs an entry of the state for every key."""
 SPANS_PER_REACH = 4
-"""An interval is cut into so many spans where rows come out alone: whenever one of them is due its span is read."""
+"""Number of spans of an interval if rows without a match are emitted: each time such a row is due, its whole span is
+read."""
 
 RowNumbers = npt.NDArray[np.int64]
 
 
 class Spans(Protocol):
-    """How the bounds of a join cut time."""
+    """Divides time into spans, according to the bounds of a join."""
 
     def assign(self, times: Int64s) -> tuple[RowNumbers | None, Int64s]:
-        """Row numbers and span starts: a row comes once for each span it is in. None: each row is in one, in order."""
+        """Return row numbers and span starts: a row appears once for each of its spans. None: every row has one span,
+        in order."""
 
     def probe_starts(self, side: int, times: Int64s) -> tuple[RowNumbers, Int64s] | None:
-        """Row numbers and starts of all spans in which rows of the other side may match. None: those of `spread`."""
+        """Return row numbers and starts of all spans in which the other side's rows may match. None: the spans of
+        `assign`."""
 
     def match_bounds(self, side: int, times: Int64s) -> tuple[Int64s, Int64s] | None:
-        """First and last time of the other side that match each time; None: all in the same span."""
+        """Return the first and last time of the other side that match each time; None: all in the same span."""
 
     def ends(self, side: int, starts: Int64s) -> Int64s:
-        """The watermarks that make rows of this side in spans useless: no match can come any more."""
+        """Return the watermarks from which rows of this side in these spans can have no more match."""
 
     def due(self, side: int, starts: Int64s, times: Int64s) -> Int64s:
-        """The same for each row, not later than its span."""
+        """Return the same for each row; it is not later than for the row's span."""
 
     def late(self, starts: Int64s, times: Int64s, watermarks: Int64s) -> npt.NDArray[np.bool_]:
-        """Which rows are late at these watermarks."""
+        """Return which rows are late at these watermarks."""
 
     def held_back_watermark(self, watermark_us: int) -> int:
-        """The watermark to tell downstream: not past the time of a row that is still to come out."""
+        """Return the watermark to emit downstream: not later than the time of any row that may still be emitted."""
 
 
 class IntervalSpans:
-    """Spans of an interval: as long as it is, so that a row has its matches in two of them; or a part of that."""
+    """Spans of an interval join. A span is as long as the interval, so a row has its matches in two spans; or a part of
+    it."""
 
     def __init__(self, bounds: IntervalMatch, spec: StreamJoinSpec) -> None:
         waits = spec.emits_unmatched(LEFT) or spec.emits_unmatched(RIGHT)
         length = bounds.upper_us - bounds.lower_us
         self.width_us = max(-(-length // (SPANS_PER_REACH if waits else 1)), MIN_SPAN_US)
-        self._reach = bounds.upper_us, -bounds.lower_us  # how much later than a row of a side its last match may be
+        self._reach = bounds.upper_us, -bounds.lower_us  # how much later than a row of each side its last match may be
         timed = {"right": (RIGHT,), "full": (LEFT, RIGHT)}.get(spec.how, (LEFT,))
         self._delay_us = max(0, *(self._reach[side] for side in timed))
 
@@ -85,7 +89,7 @@ class IntervalSpans:
         return times + (self._reach[side] + 1)
 
     def late(self, starts: Int64s, times: Int64s, watermarks: Int64s) -> npt.NDArray[np.bool_]:
-        """See `Spans`: a row behind the watermark (S4.4)."""
+        """See `Spans`: a row before the watermark is late (S4.4)."""
         return times < watermarks
 
     def held_back_watermark(self, watermark_us: int) -> int:
@@ -94,10 +98,10 @@ class IntervalSpans:
 
 
 class WindowSpans:
-    """Spans that are the windows themselves: rows are in each of theirs, and match within it.
+    """Spans that are the windows themselves: a row is stored in each of its windows, and matches within it.
 
     Attributes:
-        grid: where the windows lie.
+        grid: the positions of the windows.
     """
 
     def __init__(self, bounds: WindowMatch) -> None:
@@ -105,7 +109,7 @@ class WindowSpans:
         self.grid = window_grid(bounds.size_us, bounds.slide_us, bounds.offset_us, bounds.calendar)
 
     def assign(self, times: Int64s) -> tuple[RowNumbers | None, Int64s]:
-        """See `Spans`. A row that falls between two windows is left out."""
+        """See `Spans`. A row between two windows is in no span."""
         bounds = self._bounds
         if bounds.calendar is not None:
             return None, self.grid.panes(times)
@@ -133,18 +137,18 @@ class WindowSpans:
         return self.ends(side, starts)
 
     def late(self, starts: Int64s, times: Int64s, watermarks: Int64s) -> npt.NDArray[np.bool_]:
-        """See `Spans`: a row of a window that is over."""
+        """See `Spans`: a row of a closed window is late."""
         return self.ends(LEFT, starts) <= watermarks
 
     def held_back_watermark(self, watermark_us: int) -> int:
-        """See `Spans`: the start of the first window that is not over."""
+        """See `Spans`: the start of the first open window."""
         if watermark_us == MIN_WATERMARK or not self.grid.has(watermark_us):
             return watermark_us
         return max(self.grid.first_open(watermark_us), MIN_WATERMARK)
 
 
 def new_spans(spec: StreamJoinSpec) -> Spans | None:
-    """The spans of a join; None where times do not count."""
+    """Return the spans of a join; None if it does not use times."""
     if isinstance(spec.bounds, IntervalMatch):
         return IntervalSpans(spec.bounds, spec)
     return WindowSpans(spec.bounds) if isinstance(spec.bounds, WindowMatch) else None

@@ -1,4 +1,4 @@
-"""Which rows of two sides match: by key, and by time where it counts; as row numbers, without the interpreter."""
+"""Finds matching rows of two sides by key and, if needed, by time; as row numbers, in compiled code."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tidegate.state.keys.key_index import Entries
 
 
 class Pairs:
-    """The matches of probes with elements that lie by key.
+    """The matches of probes with elements that are stored by key.
 
     Attributes:
-        total: how many there are.
-        counts: of each probe.
+        total: number of matches.
+        counts: number of matches of each probe.
     """
 
     def __init__(self, owners: KeyNumbers, offsets: Int64s) -> None:
-        """Every probe with all elements of its key.
+        """Match every probe with all elements of its key.
 
         Args:
             owners: the number of each probe's key.
@@ -37,8 +37,10 @@ class Pairs:
 
     @classmethod
     def within(cls, owners: KeyNumbers, offsets: Int64s, times: Int64s, limits: tuple[Int64s, Int64s]) -> Pairs:
-        """Every probe with those elements of its key whose time is in its limits, both included. Elements need not be
-        in order of time."""
+        """Match every probe with those elements of its key whose time is within its limits, both included.
+
+        Elements need not be in order of time.
+        """
         pairs = cls.__new__(cls)
         pairs._order = None
         pairs._elements = len(times)
@@ -52,7 +54,7 @@ class Pairs:
         return pairs
 
     def matched_elements(self) -> npt.NDArray[np.bool_]:
-        """Which elements have a match."""
+        """Return which elements have a match."""
         opened = np.bincount(self._first, minlength=self._elements + 1)
         closed = np.bincount(self._last, minlength=self._elements + 1)
         matched = np.cumsum(opened - closed)[:-1] > 0
@@ -63,7 +65,7 @@ class Pairs:
         return out
 
     def chunks(self) -> Iterator[tuple[Int64s, Int64s]]:
-        """Probe and element numbers of all pairs, at most `ROWS_PER_PIECE` at a time, in order of the probes."""
+        """Return probe and element numbers of all pairs, at most `MAX_BATCH_ROWS` at a time, in order of the probes."""
         ends = np.cumsum(self.counts)
         for start in range(0, self.total, MAX_BATCH_ROWS):
             size = min(MAX_BATCH_ROWS, self.total - start)
@@ -77,16 +79,16 @@ class Pairs:
 
 
 def pair_rows(matches: Entries, starts: Int64s, rows: Int64s, keep_unmatched: bool) -> tuple[Int64s, Int64s]:
-    """Every pair of a left row and a right row with its key, in the order of the left rows.
+    """Return every pair of a left row and a right row with its key, in the order of the left rows.
 
     Args:
         matches: for each left row the number of its key, or -1: no match.
         starts: key k has the right rows rows[starts[k]:starts[k + 1]].
         rows: right row numbers by key.
-        keep_unmatched: left rows without a match stay, with right row -1.
+        keep_unmatched: keep left rows without a match, with right row -1.
 
     Returns:
-        left and right row numbers, of one length.
+        left and right row numbers, of the same length.
     """
     total = _count_row_pairs(matches, starts, keep_unmatched)
     left, right = np.empty(total, np.int64), np.empty(total, np.int64)
@@ -95,8 +97,10 @@ def pair_rows(matches: Entries, starts: Int64s, rows: Int64s, keep_unmatched: bo
 
 
 def last_not_after(owners: KeyNumbers, offsets: Int64s, times: Int64s, limits: Int64s) -> Int64s:
-    """For each probe the last element of its key whose time is not after its limit, or -1. Elements of a key are in
-    order of time."""
+    """Return for each probe the last element of its key whose time is not after its limit, or -1.
+
+    Elements of a key must be in order of time.
+    """
     first, last = np.empty(len(owners), np.int64), np.empty(len(owners), np.int64)
     _find_ranges(owners, offsets, times, np.full(len(owners), np.iinfo(np.int64).min), limits, first, last)
     return np.where(last > first, last - 1, -1)

@@ -1,4 +1,4 @@
-"""SessionJoin: rows of two streams that are in one session of both."""
+"""SessionJoin: joins rows of two streams that are in the same session."""
 
 from __future__ import annotations
 
@@ -25,42 +25,43 @@ from tidegate.state.keys.key_bytes import Int64s, valid_mask
 
 @dataclass(frozen=True)
 class ClosedSessionRows:
-    """Rows of one side whose sessions are over, in order of the sessions.
+    """Rows of one side whose sessions are closed, in order of the sessions.
 
     Attributes:
         rows: in stored columns.
-        sessions: number of the session of each.
+        sessions: number of the session of each row.
     """
 
     rows: pa.RecordBatch
     sessions: Int64s
 
     def part(self, mask: Mask) -> ClosedSessionRows:
-        """Those where `mask` is true."""
+        """Return the rows where `mask` is true."""
         return ClosedSessionRows(self.rows.filter(pa.array(mask)), self.sessions[mask])
 
 
 class SessionJoin(StreamOperator):
-    """Rows of both sides of one key that are at most a gap apart are in one session, [time of the first, time of the
-    last + gap); a row may join several to one. When the watermark has passed its end, its rows are paired, and those
-    without a match come out alone. Sessions exactly a gap apart, which snapshots of version 0.1 hold as two, become one
-    when rows come for their key or one of them is over; their timers come a microsecond early and are registered
-    again.
+    """Joins rows of both sides in the same session: rows of one key that are at most a gap apart.
 
-    A row whose key is null matches nothing, and comes out alone at once, as a session of its own; one without a time is
-    in no session: counted under `null_event_time_dropped`, dropped. A row behind the watermark is late, unless it is in
-    a session that is open, between its first row and its end: counted under `late_dropped`, dropped (S4.4).
+    A session is [time of the first row, time of the last row + gap). A row may merge several sessions into one. When
+    the watermark has passed the end of a session, its rows are paired, and rows without a match are emitted alone.
+    Version 0.1 kept sessions exactly a gap apart as two. Restored from its snapshots, they are merged when rows arrive
+    for their key or one of them closes; their timers come a microsecond early and are registered again.
 
-    The watermark is held back to the first row of the earliest open session. At MAX_WATERMARK every session is over,
-    and in `finish` those of rows that came between the two.
+    A row whose key is null matches nothing and is emitted alone at once, as a session of its own. A row without a time
+    is counted under `null_event_time_dropped` and dropped. A row before the watermark is late, unless it falls into an
+    open session, between its first row and its end. Late rows are counted under `late_dropped` and dropped (S4.4).
 
-    State: `left`, `right`, the rows by key; `sessions`, the open ones; event timers at their ends. Of the clock a join
-    has no use: its timers are at the sessions' first rows, and the earliest says how far the watermark may be told.
-    `watermark:passed` and `join:form` as of other joins.
+    The watermark is held back to the first row of the earliest open session. At MAX_WATERMARK every session closes;
+    `finish` closes the sessions of rows that arrived after it.
+
+    State: `left`, `right`, the rows by key; `sessions`, the open ones; event timers at their ends. The processing
+    timers are used for another purpose, since a join does not need the clock: they stand at the sessions' first rows,
+    and the earliest limits the watermark. `watermark:passed` and `join:form` as in other joins.
     """
 
     def __init__(self, spec: StreamJoinSpec) -> None:
-        assert isinstance(spec.bounds, SessionMatch), "not a join of sessions"
+        assert isinstance(spec.bounds, SessionMatch), "not a session join"
         self._spec = spec
         self._gap_us, self._reach_us = spec.bounds.gap_us, spec.bounds.reach_us
         self._columns = JoinedColumns(spec)
@@ -80,7 +81,7 @@ class SessionJoin(StreamOperator):
         self._is_open = True
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Take the rows into their sessions; those with a null key come out."""
+        """Add the rows to their sessions. Emit rows with a null key."""
         rows = self._columns.stored(input_index, batch)
         where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
         times, timeless = self._times[input_index].read(rows, where)
@@ -114,7 +115,8 @@ class SessionJoin(StreamOperator):
             yield from self._columns.unmatched(input_index, rows.filter(pa.array(alone)), its, its + self._gap_us)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """What is in the sessions that are over, then the watermark as far as it may be told."""
+        """Emit the rows of closed sessions, then the watermark, limited by the first row of the earliest open
+        session."""
         self._state.passed.advance(watermark_us)
         self._is_over = self._is_over or watermark_us == MAX_WATERMARK
         yield from self._fire(watermark_us)
@@ -123,11 +125,11 @@ class SessionJoin(StreamOperator):
             yield Watermark(watermark_us if first_us is None else min(watermark_us, first_us))
 
     def forwards_watermarks(self) -> bool:
-        """It tells its own."""
+        """False: the join emits its own watermarks."""
         return False
 
     def finish(self) -> Iterator[Output]:
-        """The sessions of what came since the last watermark."""
+        """Emit the sessions of rows that arrived after the last watermark."""
         yield from self._fire(MAX_WATERMARK)
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
@@ -135,7 +137,7 @@ class SessionJoin(StreamOperator):
         return self._state.snapshot(checkpoint_id, portable=self.portable)
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back both sides; see `JoinState`."""
+        """Restore both sides; see `JoinState`."""
         self._state.restore(parts)
 
     def close(self) -> None:
@@ -143,10 +145,10 @@ class SessionJoin(StreamOperator):
         if self._is_open:
             self._state.back_end.close()
 
-    # ------------------------------------------------------------ rows that come
+    # ------------------------------------------------------------ arriving rows
 
     def _take(self, keys: KeySet, times: Int64s, keyed: Mask, behind: Mask) -> Mask:
-        """Let sessions grow by the rows; which of them are in one."""
+        """Extend sessions by the rows, and return which rows are in a session."""
         before = SessionSpans.kept_spans(self._sessions.get(keys))
         taken = keyed & ~behind
         after = before.extend(keys.rows[taken], times[taken], self._gap_us)
@@ -161,7 +163,7 @@ class SessionJoin(StreamOperator):
         return taken
 
     def _change(self, keys: KeySet, before: SessionSpans, after: SessionSpans) -> None:
-        """Keep what the sessions have become, and timers of those that have changed."""
+        """Store the changed sessions, and update their timers."""
         became = after.of(before.owners, before.firsts)
         for timers, old, new in (
             (self._firsts, before.firsts, after.firsts),
@@ -174,14 +176,14 @@ class SessionJoin(StreamOperator):
             timers.register(keys, after.owners[is_new], new[is_new])
         self._sessions.put(keys, after.elements())
 
-    # ------------------------------------------------------------ sessions that are over
+    # ------------------------------------------------------------ closed sessions
 
     def _fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
         while (due := self._ends.due(until_us, MAX_BATCH_ROWS)) is not None:
             yield from self._due(due, until_us)
 
     def _due(self, due: DueTimers, until_us: int) -> Iterator[pa.RecordBatch]:
-        """Sessions that are over go, with what is in them."""
+        """Delete closed sessions from the state, and emit their rows."""
         keys = due.keys
         held = SessionSpans.kept_spans(self._sessions.get(keys))
         known = held.merged(self._gap_us)
@@ -196,7 +198,7 @@ class SessionJoin(StreamOperator):
         yield from self._joined(known, left, right)
 
     def _closing(self, side: int, keys: KeySet, known: SessionSpans, over: Mask) -> ClosedSessionRows:
-        """Take the rows of sessions that are over out of the state."""
+        """Remove the rows of closed sessions from the state, and return them."""
         state = self._state.lists[SIDES[side]]
         held = state.get(keys)
         sizes = np.diff(held.offsets)
@@ -216,7 +218,7 @@ class SessionJoin(StreamOperator):
     def _joined(
         self, known: SessionSpans, left: ClosedSessionRows, right: ClosedSessionRows
     ) -> Iterator[pa.RecordBatch]:
-        """Pairs, and rows that stand alone."""
+        """Emit pairs, and rows without a match."""
         offsets = np.searchsorted(right.sessions, np.arange(len(known.firsts) + 1)).astype(np.int64)
         pairs = Pairs(left.sessions.astype(np.int32), offsets)
         paired = np.zeros(len(left.sessions), np.bool_), np.zeros(len(right.sessions), np.bool_)
@@ -238,7 +240,7 @@ class SessionJoin(StreamOperator):
         pairs: Pairs,
         paired: tuple[Mask, Mask],
     ) -> Iterator[pa.RecordBatch]:
-        """Those that pass the further condition; sets which rows are `paired`."""
+        """Emit the pairs that fulfil the further condition; set which rows are `paired`."""
         for mine, theirs in pairs.chunks():
             bounds = self._bounds(known, left.sessions[mine])
             batch = self._columns.pairs(left.rows.take(pa.array(mine)), right.rows.take(pa.array(theirs)), *bounds)
@@ -251,5 +253,5 @@ class SessionJoin(StreamOperator):
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.schema)
 
     def _bounds(self, known: SessionSpans, sessions: Int64s) -> tuple[Int64s, Int64s]:
-        """Start and end of the sessions of rows."""
+        """Return start and end of the sessions of rows."""
         return known.firsts[sessions], known.lasts[sessions] + self._gap_us

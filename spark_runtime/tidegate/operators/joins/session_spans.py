@@ -1,4 +1,4 @@
-"""Sessions of many keys: spans of time that grow together, without the interpreter."""
+"""Sessions of many keys, as spans of time that grow and merge; in compiled code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tidegate.state.keys.key_bytes import Int64s
 
 @dataclass(frozen=True)
 class SessionSpans:
-    """The sessions of some keys; of one key in order of time, and more than a gap apart.
+    """The sessions of some keys. Sessions of one key are in order of time, and more than a gap apart.
 
     Attributes:
         owners: for each session the number of its key, ascending.
         firsts: time of its first row, microseconds.
-        lasts: of its last row.
+        lasts: time of its last row.
         offsets: key k has sessions offsets[k]:offsets[k + 1].
     """
 
@@ -33,19 +33,21 @@ class SessionSpans:
 
     @classmethod
     def kept_spans(cls, elements: Elements) -> SessionSpans:
-        """As a list state has them."""
+        """Create from the elements of a list state."""
         sizes = np.diff(elements.offsets)
         owners = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
         firsts, lasts = (column.to_numpy() for column in elements.columns.columns)
         return cls(owners, firsts, lasts, elements.offsets)
 
     def elements(self) -> Elements:
-        """For a list state."""
+        """Return the elements for a list state."""
         return Elements(self.offsets, pa.record_batch([self.firsts, self.lasts], schema=SESSION_COLUMNS))
 
     def extend(self, owners: KeyNumbers, times: Int64s, gap_us: int) -> SessionSpans:
-        """With rows of these keys: each is in the session that it is at most a gap away from, or in one of its own;
-        sessions that it is at most a gap away from become one."""
+        """Add rows of these keys. A row joins the session that is at most a gap away, or starts a new one.
+
+        Sessions that are at most a gap away from the row are merged.
+        """
         every = np.concatenate([self.owners, owners])
         firsts, lasts = np.concatenate([self.firsts, times]), np.concatenate([self.lasts, times])
         order = np.lexsort((firsts, every))
@@ -55,16 +57,16 @@ class SessionSpans:
         return SessionSpans(every, firsts, lasts, _offsets(every, len(self.offsets) - 1))
 
     def merged(self, gap_us: int) -> SessionSpans:
-        """With sessions at most a gap apart as one; a snapshot of version 0.1 may hold such sessions apart."""
+        """Merge sessions that are at most a gap apart; a snapshot of version 0.1 may hold them separately."""
         return self.extend(np.zeros(0, np.int32), np.zeros(0, np.int64), gap_us)
 
     def part(self, mask: Mask) -> SessionSpans:
-        """Those where `mask` is true."""
+        """Return the sessions where `mask` is true."""
         owners = self.owners[mask]
         return SessionSpans(owners, self.firsts[mask], self.lasts[mask], _offsets(owners, len(self.offsets) - 1))
 
     def of(self, owners: KeyNumbers, times: Int64s) -> Int64s:
-        """For each row the number of the last session of its key that begins no later, or -1."""
+        """Return for each row the number of the last session of its key that starts no later, or -1."""
         return last_not_after(owners, self.offsets, self.firsts, times)
 
 
@@ -74,7 +76,7 @@ def _offsets(owners: KeyNumbers, keys: int) -> Int64s:
 
 @kernel("i8(i4[]!, i8[]!, i8[]!, i8)")
 def _merge(owners: Any, firsts: Any, lasts: Any, gap_us: Any) -> Any:
-    """Merge spans that are in order of (owner, first), in place; how many are left."""
+    """Merge spans, ordered by (owner, first), in place. Return how many remain."""
     count = 0
     for i in range(len(owners)):
         at = count - 1

@@ -28,17 +28,17 @@ from tidegate.state.keyed_state import DueTimers, KeyNumbers, KeySet, Mask
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 
 KEYS_PER_STEP_AT_END = 16 * 1024
-"""Keys whose rows are read at a time when a side has ended."""
+"""Number of keys whose rows are read at a time when a side has ended. Limits the memory."""
 
 
 @dataclass(frozen=True)
 class ArrivedRows:
-    """Rows that have come, each in one span.
+    """Rows of a batch, each in one span.
 
     Attributes:
         rows: in stored types.
-        times: microseconds; None: times do not count.
-        starts: of their spans; None: there are none.
+        times: microseconds; None: the join does not use times.
+        starts: starts of their spans; None: there are no spans.
     """
 
     rows: pa.RecordBatch
@@ -46,7 +46,7 @@ class ArrivedRows:
     starts: Int64s | None
 
     def part(self, mask: Mask) -> ArrivedRows:
-        """Those where `mask` is true."""
+        """Return the rows where `mask` is true."""
         if mask.all():
             return self
         times, starts = (None if array is None else array[mask] for array in (self.times, self.starts))
@@ -54,21 +54,23 @@ class ArrivedRows:
 
 
 class StreamJoin(StreamOperator):
-    """A row is matched with what the other side has kept for its key when it comes, and kept itself until the watermark
-    says that no match can come any more: every pair comes out when its later row comes.
+    """Joins two streams by key; every pair is emitted when its later row arrives.
 
-    Rows that stand alone come out when no match can come: with bounds on times when the watermark says so, in front of
-    it, else when the other side has ended. A row whose key or, with an interval, whose time is null matches nothing,
-    and comes out alone at once; one without a time is in no window: counted under `null_event_time_dropped`, dropped.
-    Rows that are late (behind the watermark; with windows, of a window that is over) are counted under `late_dropped`
-    and dropped (S4.4).
+    An arriving row is matched with the stored rows of the other side for its key. It is then stored itself until the
+    watermark shows that no match can arrive any more.
 
-    The watermark is held back as far as rows may come out behind it: by the time that a row waits for the other side,
-    or to the start of the first window that is not over. At MAX_WATERMARK all that stands alone comes out, and
-    in `finish` what came between the two.
+    Rows without a match are emitted when no match can arrive: with bounds on times, before the watermark that shows it;
+    without bounds, when the other side has ended. A row whose key is null, or with an interval whose time is null,
+    matches nothing and is emitted alone at once. With windows, a row without a time is counted under
+    `null_event_time_dropped` and dropped. Late rows (before the watermark; with windows, in a closed window) are
+    counted under `late_dropped` and dropped (S4.4).
+
+    The watermark is held back so that no emitted row is late: by the time that a row waits for the other side, or to
+    the start of the first open window. At MAX_WATERMARK all rows without a match are emitted; `finish` emits those that
+    arrived after it.
 
     State: `left`, `right` and their marks in the back end, by key and span; timers by key and span, which clear spans
-    and bring out what stands alone; `watermark:passed` and `join:form`.
+    and emit rows without a match; `watermark:passed` and `join:form`.
     """
 
     def __init__(self, spec: StreamJoinSpec) -> None:
@@ -91,7 +93,7 @@ class StreamJoin(StreamOperator):
         self._sides = SideRows(state, spec, LEFT), SideRows(state, spec, RIGHT)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """What the rows match; those that can match nothing, alone."""
+        """Emit the matches of the rows, and rows that can match nothing."""
         rows = self._columns.stored(input_index, batch)
         arrived = self._in_spans(rows, input_index) if self._spans is not None else ArrivedRows(rows, None, None)
         usable = self._keyed_rows(arrived.rows, input_index)
@@ -104,7 +106,7 @@ class StreamJoin(StreamOperator):
             yield from self._join(arrived, input_index)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """What the watermark makes stand alone, then the watermark as far as it may be told."""
+        """Emit the rows that can have no more match, then the watermark, held back as needed."""
         self._state.passed.advance(watermark_us)
         if watermark_us == MAX_WATERMARK:
             self._is_over = True
@@ -116,17 +118,17 @@ class StreamJoin(StreamOperator):
         yield Watermark(watermark_us if self._spans is None else self._spans.held_back_watermark(watermark_us))
 
     def forwards_watermarks(self) -> bool:
-        """It tells its own."""
+        """False: the join emits its own watermarks."""
         return False
 
     def end_input(self, input_index: int) -> Iterator[Output]:
-        """Without bounds on times: rows of the other side have nothing to wait for any more."""
+        """Without bounds on times: emit the other side's rows without a match, because none can arrive any more."""
         self._ended[input_index] = True
         if self._spans is None:
             yield from self._side_alone(1 - input_index)
 
     def finish(self) -> Iterator[Output]:
-        """What came since the last watermark."""
+        """Emit the rows that arrived after the last watermark."""
         yield from self._emit_unmatched()
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
@@ -139,7 +141,7 @@ class StreamJoin(StreamOperator):
         return lambda: [*write(), *calendar]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back both sides; see `JoinState`."""
+        """Restore both sides; see `JoinState`."""
         for part in parts:
             if part.name == CALENDAR and isinstance(self._spans, WindowSpans) and self._spans.grid.table is not None:
                 self._spans.grid.table.restore(part.table, self.ctx.uid)
@@ -150,10 +152,10 @@ class StreamJoin(StreamOperator):
         if self._is_open:
             self._state.back_end.close()
 
-    # ------------------------------------------------------------ rows that come
+    # ------------------------------------------------------------ arriving rows
 
     def _in_spans(self, rows: pa.RecordBatch, side: int) -> ArrivedRows:
-        """The rows with their times, once for each span; without those that are late, or in no window."""
+        """Return the rows with their times, once for each span, without late rows and rows in no window."""
         reader, spans = self._times[side], self._spans
         assert reader is not None and spans is not None
         times, timeless = reader.read(rows, f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}")
@@ -182,7 +184,7 @@ class StreamJoin(StreamOperator):
         return arrived.part(~late)
 
     def _late_rows_removed(self, arrived: ArrivedRows, side: int) -> Int64s:
-        """How far event time has come for each row's key group."""
+        """Return the watermark of each row's key group."""
         passed = self._state.passed
         if passed.is_even:
             return np.full(arrived.rows.num_rows, passed.watermark_us)
@@ -190,7 +192,7 @@ class StreamJoin(StreamOperator):
         return passed.of(keys.groups)[keys.rows]
 
     def _keyed_rows(self, rows: pa.RecordBatch, side: int) -> Mask:
-        """Rows that may have a match."""
+        """Return which rows can have a match: key and time are not null."""
         given = self._spec.inputs[side]
         needed = [*given.keys] if self._spans is None else [*given.keys, given.time_column]
         usable = np.ones(rows.num_rows, np.bool_)
@@ -205,7 +207,8 @@ class StreamJoin(StreamOperator):
         return columns if arrived.starts is None else [*columns, pa.array(arrived.starts)]
 
     def _keys(self, arrived: ArrivedRows, side: int) -> tuple[KeySet, npt.NDArray[np.int64], KeyNumbers, KeyNumbers]:
-        """The keys of the spans to look into and of the rows' own; rows and keys to look for, and each row's own."""
+        """Return the keys of the spans to read and of the rows' own spans; (row, key) numbers to match; each row's own
+        key."""
         columns = self._key_columns(arrived, side)
         every = np.arange(arrived.rows.num_rows)
         probed = None
@@ -264,7 +267,8 @@ class StreamJoin(StreamOperator):
         hit: Mask,
         seen: Mask,
     ) -> Iterator[pa.RecordBatch]:
-        """The pairs that pass the further condition; sets what has `hit` and was `seen`."""
+        """Emit the pairs that fulfil the further condition; set which rows were `hit` and which stored rows were
+        `seen`."""
         for numbers, elements in pairs.chunks():
             mine = rows[numbers]
             left, right = arrived.rows.take(pa.array(mine)), stored.rows.take(pa.array(elements))
@@ -280,7 +284,7 @@ class StreamJoin(StreamOperator):
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.schema)
 
     def _keep(self, arrived: ArrivedRows, side: int, keys: KeySet, owners: KeyNumbers, hit: Mask) -> Iterator[Output]:
-        """Keep the rows for those of the other side that are still to come."""
+        """Store the rows for rows of the other side that may still arrive."""
         if self._spans is None and self._ended[1 - side]:
             if self._spec.emits_unmatched(side):
                 yield from self._columns.unmatched(side, arrived.rows.filter(pa.array(~hit)), None)
@@ -297,14 +301,14 @@ class StreamJoin(StreamOperator):
                 due = self._spans.due(side, arrived.starts, arrived.times)
                 self._state.register(keys, owners[~hit], due[~hit])
 
-    # ------------------------------------------------------------ rows that go
+    # ------------------------------------------------------------ leaving rows
 
     def _fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
         while (due := self._state.timers.due(until_us, MAX_BATCH_ROWS)) is not None:
             yield from self._due(due, until_us)
 
     def _due(self, due: DueTimers, until_us: int) -> Iterator[pa.RecordBatch]:
-        """Rows of spans that have come to a time come out alone, and spans that are over go."""
+        """Emit the due rows without a match, and delete closed spans."""
         assert self._spans is not None
         columns = due.keys.columns()
         starts = columns.column(SPAN_START).to_numpy()
@@ -323,7 +327,7 @@ class StreamJoin(StreamOperator):
     def _alone(
         self, side: int, keys: KeySet, stored: JoinRows, starts: Int64s, until_us: int
     ) -> Iterator[pa.RecordBatch]:
-        """Those of the rows whose time has come; a timer for the others."""
+        """Emit the due rows without a match, and register a timer for the others."""
         reader = self._times[side]
         assert stored.matched is not None and reader is not None and self._spans is not None
         owners, waiting = stored.owners, ~stored.matched
@@ -336,7 +340,8 @@ class StreamJoin(StreamOperator):
         yield from self._columns.unmatched(side, stored.rows.take(pa.array(which)), starts[owners[which]])
 
     def _emit_unmatched(self) -> Iterator[pa.RecordBatch]:
-        """All input has come. Where nothing stands alone everything stays: a drain may have ended the input (S7.5)."""
+        """Emit all rows without a match at the end of the input. If the join emits none, the state is kept: a drain may
+        have ended the input (S7.5)."""
         if self._spans is None:
             yield from self._side_alone(LEFT)
             yield from self._side_alone(RIGHT)
@@ -344,7 +349,7 @@ class StreamJoin(StreamOperator):
             yield from self._fire(MAX_WATERMARK)
 
     def _side_alone(self, side: int) -> Iterator[pa.RecordBatch]:
-        """Everything of a side comes out, or goes."""
+        """Emit the rows of a side without a match, and delete the side's state."""
         rows = self._sides[side]
         while (keys := next(self._state.back_end.all_keys(rows.descriptor, KEYS_PER_STEP_AT_END), None)) is not None:
             if self._spec.emits_unmatched(side):
@@ -355,7 +360,7 @@ class StreamJoin(StreamOperator):
 
 
 def join_operator(spec: StreamJoinSpec) -> StreamOperator:
-    """Of the bounds on the times of both sides."""
+    """Create the join operator for the bounds of the spec."""
     if isinstance(spec.bounds, AsOfMatch):
         return AsOfJoin(spec)
     return SessionJoin(spec) if isinstance(spec.bounds, SessionMatch) else StreamJoin(spec)

@@ -1,7 +1,7 @@
-"""The states that a process sees: those of its back end, behind checks of what the process hands them.
+"""States as a process sees them: the states of its back end, with checks of the arguments that the process passes.
 
-A back end trusts its caller: it takes columns by position and their bytes as they lie, so that a column of another type
-or a row too few would become other values, or end the worker. Here such a call is refused instead (S5.1).
+A back end does not check its arguments: it reads columns by position and takes their bytes as they are. A column of
+another type or a missing row would become other values, or crash the worker. These classes refuse such calls (S5.1).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tidegate.state.keyed_state import (
 def checked_state(
     back_end: KeyedStateBackend, descriptor: StateDescriptor, where: str
 ) -> tuple[StateDescriptor, KeyedState]:
-    """The state of `descriptor` for a process, and the descriptor that the back end knows it by.
+    """Return the state of `descriptor` for a process, and the descriptor to pass to the back end.
+
+    If an argument is not as declared, the state's methods raise PipelineError with the user's line, and the state does
+    not change. The same holds for methods of the back end that call `merge`.
 
     Args:
         where: operator and subtask, for errors.
-
-    The state's methods, and those of the back end that call `merge`, raise PipelineError, naming the user's line, when
-    what they are given is not as declared; the state is as before then.
     """
     given = _StateInput(descriptor, f"{where}, state {descriptor.name!r}")
     if descriptor.kind == "value":
@@ -56,7 +56,7 @@ def checked_state(
 
 
 class CheckedValue:
-    """A `ValueState`; see the module."""
+    """A `ValueState` with checks; see the module."""
 
     def __init__(self, state: ValueState, given: _StateInput) -> None:
         self._state = state
@@ -77,7 +77,7 @@ class CheckedValue:
 
 
 class CheckedList:
-    """A `ListState`; see the module."""
+    """A `ListState` with checks; see the module."""
 
     def __init__(self, state: ListState, given: _StateInput) -> None:
         self._state = state
@@ -102,7 +102,7 @@ class CheckedList:
 
 
 class CheckedMap:
-    """A `MapState`; see the module."""
+    """A `MapState` with checks; see the module."""
 
     def __init__(self, state: MapState, given: _StateInput) -> None:
         self._state = state
@@ -134,7 +134,7 @@ class CheckedMap:
 
 
 class CheckedMerging:
-    """A `MergingState`; see the module."""
+    """A `MergingState` with checks; see the module."""
 
     def __init__(self, state: MergingState, given: _StateInput) -> None:
         self._state = state
@@ -155,74 +155,74 @@ class CheckedMerging:
 
 
 class _StateInput:
-    """Holds what the user's code gives for one state against its descriptor."""
+    """Checks the arguments of the user's code for one state against its descriptor."""
 
     def __init__(self, descriptor: StateDescriptor, where: str) -> None:
         self._descriptor = descriptor
         self._where = where
 
     def columns(self, batch: object, rows: int, counted: str) -> pa.RecordBatch:
-        """The declared columns; `rows` is how many there must be, one for each of `counted`."""
+        """Return the declared columns. Args: rows: expected number of rows, one for each of `counted`."""
         return self._fitting(batch, self._descriptor.columns, "columns", rows, counted)
 
     def map_keys(self, batch: object, rows: int) -> pa.RecordBatch:
-        """The declared columns of the map key, a row for each owner."""
+        """Return the declared columns of the map key, a row for each owner."""
         return self._fitting(batch, self._descriptor.map_key, "columns of the map key", rows, "owners")
 
     def owners(self, owners: KeyNumbers, keys: KeySet) -> KeyNumbers:
-        """Numbers of keys in the set, as int32."""
+        """Return the numbers of keys in the set, as int32."""
         numbers = np.asarray(owners)
         if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
             raise self._refused(
-                f"owners are {numbers.dtype}{list(numbers.shape)}, one column of whole numbers is needed",
-                "Give for each row the number of its key, such as rows.owners",
+                f"owners is {numbers.dtype}{list(numbers.shape)}, but must be one column of integers",
+                "Pass the number of its key for each row, such as rows.owners",
             )
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < keys.size):
             raise self._refused(
-                f"owners are from {numbers.min()} to {numbers.max()}, the set has {keys.size} keys, counted from 0",
-                "Give owners and keys of the same rows",
+                f"owners are from {numbers.min()} to {numbers.max()}, but the set has {keys.size} keys, counted from 0",
+                "Pass owners and keys of the same rows",
             )
         return numbers.astype(np.int32, copy=False)
 
     def mask(self, where: Mask | None, keys: KeySet) -> Mask | None:
-        """A boolean for each key, or None."""
+        """Return a boolean for each key, or None."""
         if where is None:
             return None
         mask = np.asarray(where)
         if mask.dtype != np.bool_ or mask.shape != (keys.size,):
             raise self._refused(
-                f"where is {mask.dtype}{list(mask.shape)}, needed is bool[{keys.size}]", "Give a boolean for each key"
+                f"where is {mask.dtype}{list(mask.shape)}, but must be bool[{keys.size}]", "Pass a boolean for each key"
             )
         return mask
 
     def elements(self, elements: object, keys: KeySet) -> Elements:
-        """Rows for each key, with offsets that cut them."""
+        """Return rows for each key, with the offsets that divide them."""
         if not isinstance(elements, Elements):
-            raise self._refused(f"elements are a {type(elements).__name__}", "Give Elements(offsets, columns)")
+            raise self._refused(f"elements is a {type(elements).__name__}", "Pass Elements(offsets, columns)")
         offsets = np.asarray(elements.offsets)
         if offsets.shape != (keys.size + 1,) or offsets.dtype.kind not in "iu":
             raise self._refused(
-                f"offsets are {offsets.dtype}{list(offsets.shape)}, needed is int64[{keys.size + 1}]",
-                "Give one offset more than there are keys",
+                f"offsets is {offsets.dtype}{list(offsets.shape)}, but must be int64[{keys.size + 1}]",
+                "Pass one offset more than there are keys",
             )
         offsets = offsets.astype(np.int64, copy=False)
         if offsets[0] != 0 or (np.diff(offsets) < 0).any():
             raise self._refused(
-                "offsets do not ascend from 0", "Let rows offsets[i] to offsets[i + 1] be those of key i"
+                "offsets do not ascend from 0", "Set offsets so that key i has the rows offsets[i] to offsets[i + 1]"
             )
         return Elements(offsets, self.columns(elements.columns, int(offsets[-1]), "offsets, by the last of them"))
 
     def merge(
         self, merge: Callable[[pa.RecordBatch, npt.NDArray[np.int64]], pa.RecordBatch]
     ) -> Callable[[pa.RecordBatch, npt.NDArray[np.int64]], pa.RecordBatch]:
-        """`merge`, with its result checked."""
+        """Return `merge` with a check of its result."""
         code = getattr(merge, "__code__", None)
         line = repr(merge) if code is None else f"{code.co_filename}:{code.co_firstlineno}"
         schema = self._descriptor.columns
 
         def checked(accumulators: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
             merged = merge(accumulators, offsets)
-            return self._fitting(merged, schema, "merged columns", len(offsets) - 1, "keys that merge had", line)
+            return self._fitting(merged, schema, "merged columns", len(offsets) - 1, "keys passed to merge", line)
 
         return checked
 
@@ -230,35 +230,35 @@ class _StateInput:
         self, batch: Any, schema: pa.Schema, what: str, rows: int, counted: str, line: str | None = None
     ) -> pa.RecordBatch:
         if not isinstance(batch, pa.RecordBatch):
-            raise self._refused(f"{what} are a {type(batch).__name__}", "Give a pyarrow.RecordBatch", line)
+            raise self._refused(f"{what} are a {type(batch).__name__}", "Pass a pyarrow.RecordBatch", line)
         if batch.schema.names != schema.names:
             if sorted(batch.schema.names) != sorted(schema.names):
                 raise self._refused(
-                    f"{what} are {batch.schema.names}, declared are {schema.names}",
-                    "Give exactly the declared columns",
+                    f"{what} are {batch.schema.names}, but {schema.names} are declared",
+                    "Pass exactly the declared columns",
                     line,
                 )
             batch = batch.select(schema.names)
         for field, array in zip(schema, batch.columns, strict=True):
             if array.type != field.type:
                 raise self._refused(
-                    f"column {field.name!r} is {array.type}, declared is {field.type}",
+                    f"column {field.name!r} is {array.type}, but {field.type} is declared",
                     f"Cast {field.name!r}, or declare {array.type}",
                     line,
                 )
             if not field.nullable and array.null_count:
                 raise self._refused(
-                    f"column {field.name!r} has nulls, declared is not null", "Declare it nullable", line
+                    f"column {field.name!r} has nulls, but is declared not null", "Declare the column nullable", line
                 )
         if batch.num_rows != rows:
             raise self._refused(
-                f"{what} have {batch.num_rows} rows for {rows} {counted}", "Give one row for each", line
+                f"{what} have {batch.num_rows} rows for {rows} {counted}", "Pass one row for each", line
             )
         return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
     def _refused(self, cause: str, remedy: str, line: str | None = None) -> PipelineError:
         return PipelineError(
-            f"state {self._descriptor.name!r} cannot take what it was given",
+            f"state {self._descriptor.name!r} refuses an invalid argument",
             where=f"{self._where}, {line or _calling_line()}",
             cause=cause,
             remedy=remedy,
@@ -266,7 +266,7 @@ class _StateInput:
 
 
 def _calling_line() -> str:
-    """`file:line` of the call into this module."""
+    """Return `file:line` of the call into this module."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""KeyedProcessOperator: runs a user's KeyedProcess over a back end of keyed state."""
+"""KeyedProcessOperator: runs a user's KeyedProcess, with keyed state in a back end."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from tidegate.state.keyed_state import KeyedStateBackend, TimerKind
 
 
 class KeyedProcessOperator(StreamOperator):
-    """Calls the user's process with rows of one or two inputs and with timers that are due.
+    """Calls the user's process with rows of one or two inputs, and with due timers.
 
-    Event timers fire when the watermark comes to them, in order of time, before it is passed on. Timers over processing
-    time fire when the clock comes to them; while one waits, idleness is kept back (S4.4).
+    Event timers fire when the watermark reaches them, in order of time, before the watermark is forwarded. Processing
+    timers fire when the clock reaches them; while one waits, idleness is not forwarded (S4.4).
 
-    At the end of the input - MAX_WATERMARK, and again `finish` for what came between the two - all event timers fire,
-    with those that are registered in answer, and then the processing timers that are there, once; with
-    `processing_time_on_end="drop"` these are dropped, counted and logged instead. Whatever else is registered then is
-    counted and dropped (S7.6). On suspend timers stay in the savepoint.
+    The input ends at MAX_WATERMARK, and again in `finish` for rows that arrived between the two. At the end all event
+    timers fire, including timers that are registered while they fire. Then the existing processing timers fire once.
+    With `processing_time_on_end="drop"` they are dropped, counted and logged instead. All other timers that are
+    registered at the end are counted and dropped (S7.6). On suspend, timers stay in the savepoint.
 
-    State: that of the back end, the states of the subtask, and `watermark:passed`.
+    State: the states of the back end, the states of the subtask, and `watermark:passed`.
     """
 
     def __init__(self, spec: KeyedProcessSpec) -> None:
@@ -81,7 +81,7 @@ class KeyedProcessOperator(StreamOperator):
         self._process.open(self._context)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """What the process gives for the rows."""
+        """Emit what the process returns for the rows."""
         if batch.num_rows:
             method = self._inputs[input_index].method
             rows = self._rows(batch, input_index)
@@ -89,7 +89,7 @@ class KeyedProcessOperator(StreamOperator):
                 yield from self._given.of(method, getattr(self._process, method)(rows, self._context))
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """Event timers up to the watermark fire; at MAX_WATERMARK all there are."""
+        """Fire event timers up to the watermark; at MAX_WATERMARK fire all timers."""
         self._passed.advance(watermark_us)
         self._context.watermark_us = self._passed.watermark_us
         if watermark_us == MAX_WATERMARK:
@@ -98,31 +98,32 @@ class KeyedProcessOperator(StreamOperator):
             yield from self._fire("event", watermark_us)
 
     def next_processing_time_ms(self) -> int | None:
-        """The first timer over processing time."""
+        """Return the time of the first processing timer."""
         next_us = self._processing.next_us()
         return None if next_us is None else -(-next_us // 1000)
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
-        """Timers over processing time that are due fire."""
+        """Fire due processing timers."""
         yield from self._fire("processing", now_ms * 1000)
 
     def has_pending_rows(self) -> bool:
-        """While a timer waits for the clock: it may bring rows."""
+        """True while a timer waits for the clock: it may emit rows."""
         return self._processing.next_us() is not None
 
     def end_input(self, input_index: int) -> Iterator[Output]:
-        """One of two inputs has ended: what the process gives for that."""
+        """Emit what the process returns for the end of one of two inputs."""
         method = self._inputs[input_index].end_method
         if method is not None:
             with self._own.processing(input_index):
                 yield from self._given.of(method, getattr(self._process, method)(self._context))
 
     def forwards_end(self) -> bool:
-        """Behind what the process gives in `finish`."""
+        """False: MAX_WATERMARK is forwarded after the rows of `finish`."""
         return False
 
     def finish(self) -> Iterator[Output]:
-        """What is left fires, then the process may emit for the last time; no timer is taken any more (S7.6)."""
+        """Fire the remaining timers, then emit what the process returns from `finish`. Later timers are dropped
+        (S7.6)."""
         yield from self._end()
         self._turn("over")
         yield from self._given.of("finish", self._process.finish(self._context))
@@ -135,10 +136,10 @@ class KeyedProcessOperator(StreamOperator):
         return lambda: [*write(), *own(), passed]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back states and timers, with the columns that the process declares now (S5.5).
+        """Restore states and timers, with the columns that the process declares now (S5.5).
 
         Raises:
-            SnapshotError: they cannot become those, or nobody declares them.
+            SnapshotError: a state's columns cannot be adapted, or the process no longer declares the state.
         """
         assert self._back_end is not None
         passed = [part for part in parts if part.name == PASSED_STATE]
@@ -155,7 +156,7 @@ class KeyedProcessOperator(StreamOperator):
         self._process.restored(self._context)
 
     def close(self) -> None:
-        """Close the process, and the back end whatever the process does."""
+        """Close the process, then the back end, even if the process raises an error."""
         try:
             if self._is_open:
                 self._is_open = False
@@ -203,5 +204,5 @@ class KeyedProcessOperator(StreamOperator):
 
 
 def event_time(given: ProcessInput) -> EventTimeColumn | None:
-    """How an input counts time; None: its rows have none."""
+    """Return the event time column of an input; None: its rows have none."""
     return EventTimeColumn(given.time_column, given.time_unit) if given.time_column is not None else None

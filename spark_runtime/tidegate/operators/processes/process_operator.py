@@ -1,4 +1,4 @@
-"""ProcessOperator: runs a user's process that has no keys, over states of its subtask."""
+"""ProcessOperator: runs a user's process without keys, with states of its subtask."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tidegate.state.state_layout import unknown_state
 
 
 class ProcessOperator(StreamOperator):
-    """Calls the user's process with rows of one or two inputs, with watermarks, and by the clock where it asks for it.
+    """Calls the user's process with rows of one or two inputs, with watermarks, and at the interval `every`.
 
-    What such a process keeps for the clock is in its list states: while one holds rows, idleness is kept back (S4.4).
-    At the end of the input it is called by the clock no more; `finish` gives what waits (S7.6).
+    Rows that wait for the clock are in the process's list states: while one holds rows, idleness is not forwarded
+    (S4.4). After the end of the input the clock no longer calls the process; `finish` emits the waiting rows (S7.6).
 
     State: the states of the subtask, and `watermark:passed`.
     """
@@ -62,7 +62,7 @@ class ProcessOperator(StreamOperator):
         self._process.open(self._context)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """What the process gives for the rows."""
+        """Emit what the process returns for the rows."""
         if batch.num_rows:
             method = self._inputs[input_index].method
             rows = Rows(batch, _time=self._times[input_index])
@@ -70,38 +70,38 @@ class ProcessOperator(StreamOperator):
                 yield from self._given.of(method, getattr(self._process, method)(rows, self._context))
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """What the process gives for it."""
+        """Emit what the process returns for the watermark."""
         self._passed.advance(watermark_us)
         self._context.watermark_us = self._passed.watermark_us
         yield from self._given.of("on_watermark", self._process.on_watermark(watermark_us, self._context))
 
     def next_processing_time_ms(self) -> int | None:
-        """When `every` has passed."""
+        """Return when the interval `every` has passed."""
         return self._next_ms
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
-        """`every` has passed: what the process gives for that."""
+        """Emit what the process returns when the interval `every` has passed."""
         assert self._spec.every_ms is not None
         self._next_ms = now_ms + self._spec.every_ms
         yield from self._given.of("on_processing_time", self._process.on_processing_time(now_ms, self._context))
 
     def has_pending_rows(self) -> bool:
-        """While rows wait for the clock."""
+        """True while rows wait for the clock."""
         return self._next_ms is not None and any(state.holds_rows for state in self._waiting)
 
     def end_input(self, input_index: int) -> Iterator[Output]:
-        """One of two inputs has ended: what the process gives for that."""
+        """Emit what the process returns for the end of one of two inputs."""
         method = self._inputs[input_index].end_method
         if method is not None:
             with self._own.processing(input_index):
                 yield from self._given.of(method, getattr(self._process, method)(self._context))
 
     def forwards_end(self) -> bool:
-        """Behind what the process gives in `finish`."""
+        """False: MAX_WATERMARK is forwarded after the rows of `finish`."""
         return False
 
     def finish(self) -> Iterator[Output]:
-        """The process may emit for the last time."""
+        """Emit what the process returns from `finish`."""
         yield from self._given.of("finish", self._process.finish(self._context))
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
@@ -110,10 +110,10 @@ class ProcessOperator(StreamOperator):
         return lambda: [*own(), passed]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back the states, with the columns that the process declares now (S5.5).
+        """Restore the states, with the columns that the process declares now (S5.5).
 
         Raises:
-            SnapshotError: they cannot become those, or nobody declares them.
+            SnapshotError: a state's columns cannot be adapted, or the process no longer declares the state.
         """
         known = self._own.names
         for part in parts:

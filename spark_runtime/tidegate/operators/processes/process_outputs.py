@@ -1,4 +1,4 @@
-"""What the methods of a user's process give: checked against the declared schema, cut to batches."""
+"""Checks the results of a user's process against the declared schema, and splits them into batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.operators.stream_operator import Output, SideOutput
 
 
 class ProcessOutputCheck:
-    """Of one process in one subtask."""
+    """Checks the results of one process in one subtask."""
 
     def __init__(
         self, process: ProcessBase, schema: pa.Schema, side_outputs: Sequence[tuple[str, pa.Schema]], where: str
@@ -27,16 +27,16 @@ class ProcessOutputCheck:
         self._where = where
 
     def of(self, method: str, results: Batches) -> Iterator[Output]:
-        """The batches, without the empty ones.
+        """Return the batches of a result, without empty ones.
 
         Raises:
-            PipelineError: one is no record batch or not of the declared schema; names the line that gave it.
+            PipelineError: an item is not a record batch or has another schema; names the line that returned it.
         """
         if results is None:
             return
         if isinstance(results, pa.RecordBatch | SideOutput) or not isinstance(results, Iterable):
             raise self._refused(
-                method, results, f"it gave a {type(results).__name__}", "Yield pyarrow.RecordBatch objects"
+                method, results, f"it returned a {type(results).__name__}", "Yield pyarrow.RecordBatch objects"
             )
         for result in results:
             yield from check_outputs(
@@ -56,7 +56,7 @@ class ProcessOutputCheck:
 
 
 def _line(results: object, method: Any) -> str:
-    """`file:line` of the `yield` that a generator stands at, else of the method."""
+    """Return `file:line` of the `yield` at which a generator is suspended, else of the method."""
     if isinstance(results, GeneratorType) and results.gi_frame is not None:
         return f"{results.gi_code.co_filename}:{results.gi_frame.f_lineno}"
     code = method.__code__

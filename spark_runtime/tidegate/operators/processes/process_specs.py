@@ -31,18 +31,18 @@ class KeyedProcessSpec(OperatorSpec):
     """Runs a user's process with state and timers per key.
 
     Attributes:
-        process: the user's; every subtask takes a copy of its own.
+        process: the user's process; every subtask uses a copy of its own.
         keys: key columns; null is a key of its own.
-        descriptors: of the states it declares, names unique.
+        descriptors: of the states that the process declares, with unique names.
         time_column: event time, a timestamp or an integer; None: the rows have none.
         time_unit: of the time column.
         input_schema: of the input.
-        schema: of the batches it gives; anything else is an error naming the column.
+        schema: of the batches that it returns; the job fails on any other schema, with the column's name.
         renamed: (key column in older snapshots, its name now).
-        side_outputs: those it may give rows for.
-        subtask_states: that belong to no key, names unique among all.
-        second: the other input, of two; without keys it is broadcast.
-        timeless_inputs: numbers of inputs that bring no time of their own: they hold the watermark back only until they
+        side_outputs: side outputs that it may return rows for.
+        subtask_states: states without keys; names are unique among all states.
+        second: the second input, if there is one; without keys it is broadcast.
+        timeless_inputs: numbers of inputs without watermarks of their own: they hold the watermark back only until they
             end.
     """
 
@@ -63,39 +63,39 @@ class KeyedProcessSpec(OperatorSpec):
 
     @property
     def inputs(self) -> tuple[ProcessInput, ...]:
-        """One or two."""
+        """Return the one or two inputs."""
         name = INPUT_NAMES[None if self.second is None else self.second.name]
         first = ProcessInput(name, self.input_schema, self.keys, self.time_column, self.time_unit)
         return (first,) if self.second is None else (first, self.second)
 
     @property
     def key_schema(self) -> pa.Schema:
-        """The key columns, as states have them."""
+        """Return the key columns as they are stored in states."""
         return pa.schema([stored_field(self.input_schema.field(key)) for key in self.keys])
 
     @property
     def groups_by_key(self) -> bool:
-        """Unless keys share states of the subtask."""
+        """False if keys share states of the subtask."""
         return not self.subtask_states
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
-        """What the user's class says at the end, and its timers."""
+        """Return "any" if the user's class emits at the end of an input or has timers."""
         return "any" if emits_at_end(self.process) else "none"
 
     def mode_dependence(self) -> str:
-        """By TTL, or when the user says so."""
+        """Return the reason: states expire by TTL, or the user marked the process."""
         ageing = [descriptor.name for descriptor in self.descriptors if descriptor.ttl is not None]
         if ageing:
             return f"its state {', '.join(ageing)} expires by processing time"
         return batch_sensitivity_reason(type(self.process))
 
     def states(self) -> tuple[StateShape, ...]:
-        """What the process declares, and its timers."""
+        """Return the states that the process declares, and its timers."""
         shapes = backend_shapes(self.descriptors, self.key_schema, self.renamed, drops=True)
         return (*shapes, *_subtask_shapes(self.subtask_states))
 
     def describe(self) -> str:
-        """The process's class, keys and states."""
+        """Return the process's class, keys and states."""
         declared = (*self.descriptors, *self.subtask_states)
         states = ", ".join(f"{state.name} ({state.kind})" for state in declared) or "no states"
         return f"process {type(self.process).__qualname__}{inputs_text(self.inputs)}: {states}"
@@ -106,14 +106,14 @@ class ProcessSpec(OperatorSpec):
     """Runs a user's process with states of its subtask.
 
     Attributes:
-        process: the user's; every subtask takes a copy of its own.
+        process: the user's process; every subtask uses a copy of its own.
         inputs: one or two, none with keys.
-        subtask_states: that it declares, names unique.
-        schema: of the batches it gives; anything else is an error naming the column.
-        every_ms: how often it is called by the clock, milliseconds, > 0; None: never.
-        timeless_inputs: numbers of inputs that bring no time of their own: they hold the watermark back only until they
+        subtask_states: the states that it declares, with unique names.
+        schema: of the batches that it returns; the job fails on any other schema, with the column's name.
+        every_ms: interval of calls by the clock, milliseconds, > 0; None: none.
+        timeless_inputs: numbers of inputs without watermarks of their own: they hold the watermark back only until they
             end.
-        side_outputs: (name, schema) of those it may give rows for.
+        side_outputs: (name, schema) of the side outputs that it may return rows for.
     """
 
     process: UnkeyedProcessBase
@@ -125,27 +125,27 @@ class ProcessSpec(OperatorSpec):
     side_outputs: SideSchemas = ()
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
-        """What the user's class says at the end."""
+        """Return "any" if the user's class emits at the end of an input."""
         return "any" if emits_at_end(self.process) else "none"
 
     def mode_dependence(self) -> str:
-        """Called by the clock, or when the user says so."""
+        """Return the reason: the clock calls the process, or the user marked it."""
         return (
             "it is called by the clock" if self.every_ms is not None else batch_sensitivity_reason(type(self.process))
         )
 
     def states(self) -> tuple[StateShape, ...]:
-        """What the process declares, and how far time has come."""
+        """Return the states that the process declares, and the watermark."""
         return (StateShape(PASSED_STATE, "list"), *_subtask_shapes(self.subtask_states))
 
     def describe(self) -> str:
-        """The process's class and states."""
+        """Return the process's class and states."""
         states = ", ".join(f"{state.name} ({state.kind})" for state in self.subtask_states) or "no states"
         return f"process {type(self.process).__qualname__}: {states}"
 
 
 def _subtask_shapes(states: Sequence[SubtaskState]) -> tuple[StateShape, ...]:
-    """Of operator states and raw ones."""
+    """Return the shapes of operator states and raw states."""
     shapes: list[StateShape] = []
     for state in states:
         renamed = {} if isinstance(state, RawDescriptor) else dict(state.renamed)

@@ -1,4 +1,4 @@
-"""The states of a subtask for a process of the user's own: operator state, and raw state that it writes itself."""
+"""States of a subtask for a user's process: operator states, and raw states that the process writes itself."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tidegate.state.state_layout import form_of
 
 
 class OwnStates:
-    """Of one subtask. Where the process has a broadcast input, its broadcast states are read-only but while that is
-    processed.
+    """The states of one subtask. If the process has a broadcast input, its broadcast states are writable only while
+    rows of that input are processed.
 
     Attributes:
         operator: the operator states.
@@ -40,12 +40,12 @@ class OwnStates:
 
     @property
     def names(self) -> frozenset[str]:
-        """Which parts of a snapshot are theirs."""
+        """Return the names of the snapshot parts that belong to these states."""
         return self.operator.names | frozenset(self._raw)
 
     @contextmanager
     def processing(self, input_index: int) -> Iterator[None]:
-        """While input `input_index` is processed."""
+        """Allow writes to broadcast states while input `input_index` is processed, if it is the broadcast input."""
         if self._inputs[input_index] != "broadcast":
             yield
             return
@@ -56,7 +56,7 @@ class OwnStates:
             self.operator.allow_broadcast_writes(False)
 
     def freeze(self) -> AsyncSnapshot:
-        """All of them as they are now; the process writes its raw states at once."""
+        """Freeze all states. The process writes its raw states immediately."""
         raw: list[StatePart] = []
         for descriptor in self._raw.values():
             out = RawOutput(descriptor, self.key_groups)
@@ -66,10 +66,10 @@ class OwnStates:
         return lambda: [*write(), *raw]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back the parts whose `names` are theirs; the process reads its raw states.
+        """Restore the parts in `names`. The process reads its raw states.
 
         Raises:
-            SnapshotError: a state is of another kind, or has columns that cannot become those that are declared.
+            SnapshotError: a state has another kind, or its columns cannot be adapted to the declared ones.
         """
         self.operator.restore([part for part in parts if part.name in self.operator.names])
         pieces: dict[str, list[RawInput]] = {name: [] for name in self._raw}
@@ -80,10 +80,10 @@ class OwnStates:
             was, now = form_of(part.table.schema), form_of(descriptor.schema)
             if was != now:
                 raise SnapshotError(
-                    f"State {part.name!r} is of another kind in the snapshot",
+                    f"state {part.name!r} has another kind in the snapshot",
                     where=f"operator {self._uid!r}",
-                    cause=f"the snapshot has {was or part.kind}, the pipeline {now}",
-                    remedy="Give the state another name, or declare the former kind",
+                    cause=f"the snapshot has {was or part.kind}, the pipeline has {now}",
+                    remedy="Rename the state in the pipeline, or declare the former kind",
                 )
             pieces[part.name] += raw_inputs(part)
         for name, found in pieces.items():

@@ -1,4 +1,4 @@
-"""The timers that a process sees: those of its back end, until the input has ended (S7.6)."""
+"""Timers as a process sees them: the timers of its back end, until the input has ended (S7.6)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet, 
 Phase = Literal["open", "ending", "over"]
 
 ANSWERS_AT_END = 1_000
-"""Event timers that are registered in answer to others once the input has ended, and fire, for each of those that fired
-at once; what comes beyond is dropped and counted. A timer that always registers the next would fire for ever."""
+"""How many event timers may be registered by `on_timers` after the end of the input, for each timer that fired at once.
+
+Timers beyond it are dropped and counted. Without a limit, a timer that always registers the next would fire forever.
+"""
 EVENT_TIMERS_DROPPED = "event_timers_dropped"
-"""Counter: event timers that were registered when the input had ended, and did not fire (S7.6)."""
+"""Counter: event timers that were registered after the end of the input and did not fire (S7.6)."""
 
 logger = logging.getLogger("tidegate.operators")
 
 
 def count_dropped(ctx: OperatorContext, kind: TimerKind, timers: int) -> None:
-    """So many timers do not fire, now that the input has ended (S7.6); the first time the log says so."""
+    """Count timers that do not fire because the input has ended (S7.6), and log the first time."""
     counter = EVENT_TIMERS_DROPPED if kind == "event" else PROCESSING_TIME_DROPPED
     if counter not in ctx.counters:
         logger.warning(
-            "the input has ended; timers that are left or new are dropped, counted as %s",
+            "the input has ended; remaining and new timers are dropped and counted as %s",
             counter,
             extra=context(operator=ctx.uid, subtask=ctx.subtask),
         )
@@ -39,17 +41,18 @@ def count_dropped(ctx: OperatorContext, kind: TimerKind, timers: int) -> None:
 
 
 class UserTimers:
-    """A `TimerService` that checks what it is given and knows when the end has come.
+    """A `TimerService` that checks its arguments and limits timers after the end of the input.
 
-    While "open" it takes every timer. "ending", while those that are there fire for the last time, it takes event
-    timers that answer others, within bounds, and none over processing time: theirs is a frozen set (S7.6). When it is
-    "over" it takes none. What it does not take it counts.
+    Phase "open": it accepts every timer. Phase "ending", while the existing timers fire for the last time: it accepts a
+    limited number of event timers, and no processing timers, because only the existing ones may fire (S7.6). Phase
+    "over": it accepts none. Timers that it does not accept are counted.
     """
 
     def __init__(
         self, kind: TimerKind, timers: TimerService, where: str, drop: Callable[[int], None], *, answered: bool
     ) -> None:
-        """Args: drop: called with a number of timers that will not fire. answered: there is an `on_timers`."""
+        """Args: drop: called with a number of timers that will not fire. answered: the process has a method
+        `on_timers`."""
         self._kind = kind
         self._timers = timers
         self._where = where
@@ -59,12 +62,12 @@ class UserTimers:
         self._answers = self._answers_taken = 0
 
     def next_batch_of_timers(self, phase: Phase) -> None:
-        """What to take from now on."""
+        """Enter a phase, which decides the timers that are accepted from now on."""
         self._phase = phase
         self._answers = self._answers_taken = 0
 
     def due(self, until_us: int, limit: int) -> DueTimers | None:
-        """See `TimerService`; for the operator."""
+        """See `TimerService`; called by the operator."""
         found = self._timers.due(until_us, limit)
         if found is not None and self._phase == "ending" and self._kind == "event":
             self._answers = max(self._answers, ANSWERS_AT_END * len(found.times_us))
@@ -83,15 +86,17 @@ class UserTimers:
         self._timers.delete(keys, *self._checked(keys, owners, times_us))
 
     def register(self, keys: KeySet, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> None:
-        """See `TimerService`. Raises PipelineError: the process has no `on_timers`, or these are no times, or of no
-        keys in the set.
+        """See `TimerService`.
+
+        Raises:
+            PipelineError: the process has no `on_timers`, or the times are invalid, or a key is not in the set.
         """
         if not self._answered:
             raise PipelineError(
-                "a process registers timers and has no on_timers",
+                "a process registers timers but has no method on_timers",
                 where=self._where,
                 cause="nothing would happen when they are due",
-                remedy="Write its method on_timers(self, due, ctx)",
+                remedy="Write the method on_timers(self, due, ctx)",
             )
         owners, times_us = self._checked(keys, owners, times_us)
         if self._phase != "open":
@@ -108,15 +113,15 @@ class UserTimers:
         fit = owners.ndim == times_us.ndim == 1 and len(owners) == len(times_us)
         if not fit or owners.dtype.kind not in "iu" or times_us.dtype.kind not in "iu":
             raise PipelineError(
-                f"timers need two columns of whole numbers of one length, got {owners.dtype}{list(owners.shape)} and "
+                f"timers need two integer columns of equal length, but got {owners.dtype}{list(owners.shape)} and "
                 f"{times_us.dtype}{list(times_us.shape)}",
                 where=self._where,
-                remedy="Give for each timer the number of its key, and microseconds since the epoch: int64",
+                remedy="Pass for each timer the number of its key, and its time: int64, microseconds since the epoch",
             )
         if len(owners) and not (owners.min() >= 0 and owners.max() < keys.size):
             raise PipelineError(
-                f"timers are of keys {owners.min()} to {owners.max()}, the set has {keys.size}, counted from 0",
+                f"timers have keys {owners.min()} to {owners.max()}, but the set has {keys.size} keys, counted from 0",
                 where=self._where,
-                remedy="Give owners and keys of the same rows",
+                remedy="Pass owners and keys of the same rows",
             )
         return owners.astype(np.int32, copy=False), times_us.astype(np.int64, copy=False)

@@ -1,8 +1,8 @@
-"""Windows that follow the calendar of a time zone: days, weeks, months, years, and hours by its clock (S4.4).
+"""Windows that follow the calendar of a time zone: hours, days, weeks, months, quarters and years (S4.4).
 
-The boundaries are those of Airflow's data intervals for the cron presets in that zone: where the clock shows a
-boundary twice the second time counts, and where it skips one the moment at which it does. So the days on which a clock
-is changed have 23 or 25 hours, and a date that a zone left out has no window.
+The boundaries equal the boundaries of Airflow's data intervals for the cron presets in that zone. Where the clock shows
+a boundary twice, the second time is used. Where the clock skips a boundary, the moment of the skip is used. So days on
+which the clock changes have 23 or 25 hours, and a date that a zone skipped has no window.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.state.keys.stored_values import Int64s
 from tidegate.units import CalendarUnit
 
 CALENDAR = "calendar"
-"""State: the open windows with their bounds, so that a restore under other rules of the zone is noticed."""
+"""State: the open windows with their bounds, to detect a restore under changed rules of the time zone."""
 CALENDAR_SCHEMA = pa.schema([("start_us", pa.int64()), ("end_us", pa.int64())])
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 MONTHS: dict[CalendarUnit, int] = {"month": 1, "quarter": 3, "year": 12}
@@ -36,17 +36,17 @@ def _us(moment: datetime) -> int:
 
 
 MIN_TIME_US, MAX_TIME_US = _us(datetime(1000, 1, 1)), _us(datetime(9000, 1, 1))
-"""Event times beyond these have no calendar windows: datetimes, and windows around them, must be in the years 1 to
+"""Calendar windows exist only for event times between these: the windows around them must be within Python's years 1 to
 9999."""
 
 
 @dataclass(frozen=True)
 class Calendar:
-    """How calendar windows are cut.
+    """Definition of calendar windows.
 
     Attributes:
-        count: units in a window, > 0; of hours a divisor of 24.
-        unit: counted from 1 January 1970, weeks from the first `week_start` of 1970.
+        count: units in a window, > 0; for hours a divisor of 24.
+        unit: counted from 1 January 1970; weeks are counted from the first `week_start` of 1970.
         timezone: IANA name.
         week_start: first day of a week, 0: Monday.
         offset_us: how much later a window starts by the clock of the zone, microseconds; may be negative.
@@ -65,8 +65,11 @@ class Calendar:
         return f"{self.count} {self.unit}{many}{week} in {self.timezone}{offset}"
 
     def window_of(self, time_us: int) -> tuple[int, int]:
-        """[start, end) of the window that a time is in; all in microseconds since the epoch, UTC. Args: time_us: from
-        `MIN_TIME_US` to `MAX_TIME_US`."""
+        """Return [start, end) of the window of a time, in microseconds since the epoch, UTC.
+
+        Args:
+            time_us: from `MIN_TIME_US` to `MAX_TIME_US`.
+        """
         if self.unit == "hour" and self.count == 1:
             return self._hour_of(time_us)
         shown = EPOCH + timedelta(microseconds=time_us) + self._ahead(time_us) - self._offset
@@ -79,7 +82,7 @@ class Calendar:
 
     @cached_property
     def _zone(self) -> tzinfo:
-        import pendulum  # in the slot: a graph is made without it
+        import pendulum  # only where windows are computed: building a graph does not need it
 
         return pendulum.timezone(self.timezone)
 
@@ -88,12 +91,12 @@ class Calendar:
         return timedelta(microseconds=self.offset_us)
 
     def _ahead(self, time_us: int) -> timedelta:
-        """How far the clock of the zone is ahead of UTC at a moment."""
+        """Return how far the clock of the zone is ahead of UTC at a moment."""
         moment = (EPOCH_UTC + timedelta(microseconds=time_us)).astimezone(self._zone)
         return moment.utcoffset() or timedelta()
 
     def _index(self, shown: datetime) -> int:
-        """Number of the window that a date and time of the clock is in."""
+        """Return the number of the window of a date and time of the clock."""
         days = (shown - EPOCH).days
         if self.unit == "hour":
             return (days * 24 + shown.hour) // self.count
@@ -104,7 +107,7 @@ class Calendar:
         return ((shown.year - EPOCH.year) * 12 + shown.month - 1) // (MONTHS[self.unit] * self.count)
 
     def _start_us(self, index: int) -> int:
-        """When window `index` starts."""
+        """Return when window `index` starts."""
         number = index * self.count
         if self.unit == "hour":
             shown = EPOCH + number * HOUR
@@ -119,11 +122,11 @@ class Calendar:
 
     @property
     def _first_week(self) -> int:
-        """Days from 1 January 1970 to the first `week_start`."""
+        """Return the days from 1 January 1970 to the first `week_start`."""
         return (self.week_start - _THURSDAY) % 7
 
     def _moment_us(self, shown: datetime) -> int:
-        """The moment from which on the clock shows this or later."""
+        """Return the first moment at which the clock shows this time or a later one."""
         later = shown.replace(tzinfo=self._zone, fold=1)
         moment_us = _us(shown - (later.utcoffset() or timedelta()))
         if self._shown(moment_us) == shown:
@@ -137,7 +140,7 @@ class Calendar:
         return EPOCH + timedelta(microseconds=time_us) + self._ahead(time_us)
 
     def _change_us(self, before_us: int, after_us: int) -> int:
-        """The moment, in before < moment <= after, at which the clock is changed."""
+        """Return the moment, in before < moment <= after, at which the clock changes."""
         after = self._ahead(after_us)
         while after_us - before_us > 1:
             middle_us = (before_us + after_us) // 2
@@ -148,7 +151,7 @@ class Calendar:
         return after_us
 
     def _hour_of(self, time_us: int) -> tuple[int, int]:
-        """An hour that the clock shows, which is two of them where it is shown twice, as Airflow's @hourly has it."""
+        """Return the hour that the clock shows. Like Airflow's @hourly, an hour shown twice gives two windows."""
         ahead = self._ahead(time_us)
         shown = EPOCH + timedelta(microseconds=time_us) + ahead - self._offset
         start_us = time_us - (shown - EPOCH) % HOUR // MICROSECOND
@@ -161,56 +164,55 @@ class Calendar:
 
 
 class CalendarTable:
-    """The windows that times have come for, as a table: a batch is looked up in it at once. Not safe for several
-    threads."""
+    """The windows of the times seen so far, as a table, so that a whole batch is looked up at once. Not thread-safe."""
 
     def __init__(self, calendar: Calendar) -> None:
         self._calendar = calendar
         self._starts = self._ends = np.zeros(0, np.int64)
 
     def starts(self, times_us: Int64s) -> Int64s:
-        """Start of the window of each time."""
+        """Return the start of the window of each time."""
         self._load(times_us)
         return self._starts[np.searchsorted(self._starts, times_us, "right") - 1]
 
     def ends(self, times_us: Int64s) -> Int64s:
-        """End of the window of each time."""
+        """Return the end of the window of each time."""
         self._load(times_us)
         return self._ends[np.searchsorted(self._starts, times_us, "right") - 1]
 
     def forget(self, closed_us: int) -> None:
-        """Windows that end by `closed_us` take no rows any more."""
+        """Delete windows that end by `closed_us`: they accept no more rows."""
         open_ = self._ends > closed_us
         if not open_.all():
             self._starts, self._ends = self._starts[open_], self._ends[open_]
 
     def part(self, closed_us: int) -> StatePart:
-        """The windows that may be open: those that end after `closed_us`."""
+        """Return the state of the windows that may be open: those that end after `closed_us`."""
         self.forget(closed_us)
         return StatePart(CALENDAR, "list", pa.table([self._starts, self._ends], schema=CALENDAR_SCHEMA))
 
     def restore(self, table: pa.Table, uid: str) -> None:
-        """Take back the windows of a snapshot.
+        """Restore the windows of a snapshot.
 
         Raises:
-            SnapshotError: by the rules that the time zone has here they have other bounds; what they hold cannot be
-                cut again.
+            SnapshotError: the time zone's rules on this machine give other bounds, and the windows' contents cannot be
+                divided again.
         """
         starts, ends = (table.column(name).to_numpy() for name in CALENDAR_SCHEMA.names)
         for start_us, end_us in zip(starts.tolist(), ends.tolist(), strict=True):
             now = self._calendar.window_of(start_us)
             if now != (start_us, end_us):
                 raise SnapshotError(
-                    f"the rules of time zone {self._calendar.timezone} are not those of the snapshot",
+                    f"the rules of time zone {self._calendar.timezone} differ from the snapshot's rules",
                     where=f"state {CALENDAR!r} of operator {uid!r}",
-                    cause=f"an open window was {_text(start_us, end_us)}, now {_text(*now)}",
+                    cause=f"an open window was {_text(start_us, end_us)}, and is now {_text(*now)}",
                     remedy="Restore with the tzdata of the snapshot, stop the job with drain and start it with the new "
-                    "one; or give the operator a new uid",
+                    "tzdata; or give the operator a new uid",
                 )
         self._load(starts)
 
     def _load(self, times_us: Int64s) -> None:
-        """Have the windows of these times."""
+        """Add the windows of these times to the table."""
         missing = times_us[~self._is_known(times_us)]
         while len(missing):
             _, first = np.unique(missing // (HOUR // MICROSECOND), return_index=True)
@@ -232,14 +234,14 @@ class CalendarTable:
 
 
 def check_calendar_range(column: str, low_us: int, high_us: int, where: str) -> None:
-    """DataError for times beyond `MIN_TIME_US`..`MAX_TIME_US`."""
+    """Raise DataError if times are not in `MIN_TIME_US`..`MAX_TIME_US`."""
     if low_us < MIN_TIME_US or high_us > MAX_TIME_US:
         raise DataError(
-            f"Column {column!r} has an event time of {low_us if low_us < MIN_TIME_US else high_us} us since 1970",
+            f"column {column!r} has an event time of {low_us if low_us < MIN_TIME_US else high_us} us since 1970",
             where=where,
-            cause="calendar windows are of the years 1000 to 8999: the column's unit is not what the pipeline says, or "
+            cause="calendar windows exist for the years 1000 to 8999: the column's unit is not the declared one, or "
             "the value is a placeholder",
-            remedy="Give with_watermark the right unit, or filter such rows first",
+            remedy="Pass the right unit to with_watermark, or filter out such rows before it",
         )
 
 

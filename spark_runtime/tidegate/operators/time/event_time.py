@@ -15,7 +15,7 @@ _MICROSECONDS = 1_000_000
 
 @dataclass(frozen=True)
 class EventTimeColumn:
-    """How one column counts time.
+    """Converts the event times of one column.
 
     Attributes:
         column: a timestamp or integer column.
@@ -27,26 +27,26 @@ class EventTimeColumn:
 
     @property
     def per_second(self) -> int:
-        """Steps of the column in a second."""
+        """Return the steps of the column in a second."""
         return _PER_SECOND[self.unit]
 
     def times(self, batch: pa.RecordBatch) -> tuple[Int64s, int]:
-        """Times of the rows that have one, in the column's unit, and how many rows have none."""
+        """Return the times of rows that have one, in the column's unit, and the number of rows without a time."""
         array = batch.column(self.column)
         times = fixed_values(array)
         return (times[valid_mask(array)] if array.null_count else times), array.null_count
 
     def to_us(self, time: int) -> int:
-        """Microseconds since the epoch, rounded down."""
+        """Convert a time to microseconds since the epoch, rounded down."""
         return time * _MICROSECONDS // self.per_second
 
     def as_us(self, times: Int64s) -> Int64s:
-        """Times in microseconds since the epoch, rounded down."""
+        """Convert times to microseconds since the epoch, rounded down."""
         more, fewer = _MICROSECONDS // self.per_second, self.per_second // _MICROSECONDS
         return times * more if more else times // fewer
 
     def microseconds(self, batch: pa.RecordBatch) -> pa.Int64Array:
-        """Times of all rows in microseconds since the epoch, rounded down; null stays null."""
+        """Return the times of all rows in microseconds since the epoch, rounded down; null stays null."""
         array = batch.column(self.column)
         times = fixed_values(array)
         if self.per_second != _MICROSECONDS:

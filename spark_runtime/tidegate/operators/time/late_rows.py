@@ -1,4 +1,4 @@
-"""Rows that come too late for an operator, or with a time that it cannot use, and the counters of them."""
+"""Handles late rows and rows with unusable event times, and defines their counters."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.state.keys.stored_values import Int64s
 
 MIN_TIME_US, MAX_TIME_US = -(2**62), 2**62
-"""Event times beyond these (some 146,000 years from 1970) are refused: window bounds must fit timestamp[us]."""
+"""Event times beyond these (about 146,000 years from 1970) are refused: window bounds must fit timestamp[us]."""
 LATE = "late"
-"""Side output: rows of which every window has closed, as they came."""
+"""Side output: late rows, unchanged. All their windows have closed."""
 LATE_DROPPED = "late_dropped"
-"""Counter: such rows, where nothing reads the side output."""
+"""Counter: late rows, if nothing reads the side output."""
 NULL_TIME_DROPPED = "null_event_time_dropped"
-"""Counter: rows without an event time, which belong to no window."""
+"""Counter: rows without an event time; they belong to no window."""
 PROCESSING_TIME_DROPPED = "processing_time_dropped"
-"""Counter: results of windows that were open at the end of the input and did not fire, and rows that came after it
-(S7.6)."""
+"""Counter: results of windows that were open at the end of the input and did not fire, and rows that arrived after the
+end (S7.6)."""
 
 
 def check_time_range(time: EventTimeColumn, times: Int64s, ctx: OperatorContext) -> None:
-    """DataError for a time beyond `MIN_TIME_US`..`MAX_TIME_US`. `times`: at least one, in its column's unit."""
+    """Raise DataError for a time beyond `MIN_TIME_US`..`MAX_TIME_US`. Args: times: at least one, in the column's
+    unit."""
     low, high = time.to_us(int(times.min())), time.to_us(int(times.max()))
     if low < MIN_TIME_US or high > MAX_TIME_US:
         raise DataError(
-            f"Column {time.column!r} has an event time of {low if low < MIN_TIME_US else high} us since 1970",
+            f"column {time.column!r} has an event time of {low if low < MIN_TIME_US else high} us since 1970",
             where=f"operator {ctx.uid!r} subtask {ctx.subtask}",
-            cause="the column's unit is not what the pipeline says, or the value is a placeholder",
-            remedy="Give with_watermark the right unit, or filter such rows first",
+            cause="the column's unit is not the declared one, or the value is a placeholder",
+            remedy="Pass the right unit to with_watermark, or filter out such rows before it",
         )
 
 
 def late_rows(rows: pa.RecordBatch, ctx: OperatorContext) -> Iterator[Output]:
-    """Rows that are late: to the side output where something reads it, else counted."""
+    """Emit late rows to the side output if something reads it, else count them."""
     if LATE in ctx.side_outputs:
         yield SideOutput(LATE, rows)
     else:

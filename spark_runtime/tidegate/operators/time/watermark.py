@@ -1,4 +1,4 @@
-"""WatermarkOperator: makes watermarks from event times (S4.4)."""
+"""WatermarkOperator: derives watermarks from event times (S4.4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
 NULL_EVENT_TIME = "null_event_time"
-"""Counter: rows without an event time; they are passed on and move no watermark."""
+"""Counter: rows without an event time; they are emitted, and do not change the watermark."""
 
 PROGRESS_SCHEMA = pa.schema(
     [
@@ -23,23 +23,29 @@ PROGRESS_SCHEMA = pa.schema(
         pa.field(OWNER_COLUMN, pa.int32()),
     ]
 )
-"""State `progress`: the latest time seen in each split; split null: outside a source's chain; `untold`: nothing of it
-has been emitted since a drain (ADR 0016; absent in snapshots of before: told). No row has an owner: at another
-parallelism every subtask learns the times of all splits, and heeds those of its own."""
+"""State `progress`: the latest time seen in each split.
+
+`split` is null outside a source's chain. `untold` is true if no watermark of the split was emitted since a drain (ADR
+0016); older snapshots do not have this column, which means false. Every subtask restores all rows, and uses the rows of
+its own splits.
+"""
 IDLE_CHECKS_PER_TIMEOUT = 8
-"""Looks at the clock in the time after which a split is idle."""
+"""How often a split's idle time is checked until its timeout."""
 
 
 class WatermarkOperator(StreamOperator):
-    """Watermark = minimum over the active splits of the latest time seen in each, minus the delay; emitted after the
-    batch that advanced it, never going back.
+    """Emits the watermark: the minimum over the active splits of the latest time seen in each, minus the delay.
 
-    An active split without a record yet holds it back; a finished one drops out. Outside a source's chain all input
-    counts as one split. Watermarks from upstream stop here, but MAX_WATERMARK, which is never state (S4.4). State: the
-    progress of each split, so that a restored run holds back as the old one did; at another parallelism outside a
-    source's chain as the furthest behind of the old subtasks did. Behind a drain, where nobody downstream remembers its
-    watermark and no row is in flight, a run tells it ahead of the first batch (S7.5); elsewhere it could pass such.
-    What a run owes that has not come to its first batch, the next one owes: it is state.
+    The watermark is emitted after the batch that advanced it, and never decreases. An active split without a record
+    holds it back. A finished split is ignored. Outside a source's chain all input counts as one split. Watermarks from
+    upstream stop here, except MAX_WATERMARK, which is never part of the state (S4.4).
+
+    State: the progress of each split, so that a restored run continues with the same watermark. Outside a source's
+    chain, at another parallelism, it continues with the earliest of the old subtasks' times.
+
+    After a drain, no operator downstream remembers its watermark, and no row is in flight. A run then emits its
+    restored watermark before its first batch (S7.5). In other cases that watermark could overtake rows in flight. A run
+    that ends before its first batch keeps the obligation in its state, for the next run.
     """
 
     def __init__(self, spec: WatermarkSpec) -> None:
@@ -50,8 +56,8 @@ class WatermarkOperator(StreamOperator):
         self._untold: frozenset[str | None] = frozenset()
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back the progress of each split; of one that the state tells twice the earlier time, and untold only
-        where both say so."""
+        """Restore the progress of each split. If the state has a split twice, the earlier time is used, and the split
+        counts as untold only if both rows are untold."""
         told: set[str | None] = set()
         for row in (row for part in parts for row in part.table.to_pylist()):
             known = self._progress.get(row["split"], MAX_WATERMARK)
@@ -61,7 +67,7 @@ class WatermarkOperator(StreamOperator):
         self._untold = frozenset(self._progress) - told
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """The batch, then a watermark when it advanced."""
+        """Emit the batch, then a watermark if it advanced."""
         if self._untold:
             is_due = self._untold.issuperset(split for split in self._relevant_splits() if split in self._progress)
             self._untold = frozenset()
@@ -84,12 +90,15 @@ class WatermarkOperator(StreamOperator):
             yield Watermark(self._current_us)
 
     def forwards_watermarks(self) -> bool:
-        """They stop here."""
+        """False: watermarks from upstream stop here."""
         return False
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Progress of the splits that still matter. Of none, an input that has had no record tells so: at another
-        parallelism it may be joined by others."""
+        """Freeze the progress of active splits.
+
+        An input without splits and without a record is stored too, with MIN_WATERMARK: at another parallelism it may be
+        merged with others, and must hold the watermark back.
+        """
         active = self.ctx.active_splits
         kept = {split: time_us for split, time_us in self._progress.items() if split is None or split in active}
         if not active:
@@ -100,11 +109,11 @@ class WatermarkOperator(StreamOperator):
         return lambda: [StatePart("progress", "list", table)]
 
     def _relevant_splits(self) -> frozenset[str | None]:
-        """Splits that matter; outside a source's chain all input is one."""
+        """Return the active splits; outside a source's chain all input is one split."""
         return frozenset(self.ctx.active_splits) or frozenset((self.ctx.current_split,))
 
     def _is_idle(self, split: str | None) -> bool:
-        """It is left out of the minimum."""
+        """Return whether the split is ignored in the minimum."""
         return False
 
     def _least(self) -> int | None:
@@ -120,45 +129,46 @@ class WatermarkOperator(StreamOperator):
 
 
 class IdleAwareWatermarkOperator(WatermarkOperator):
-    """A split that has brought nothing for `idle_after_ms` is left out of the minimum until it brings something; what
-    that is, may be late. When all are silent the subtask says downstream that it is idle.
+    """Ignores a split in the minimum if it has had no rows for `idle_after_ms`, until it has rows again.
 
-    Silence is counted in ticks, of which each counts for no more than its length however much later it comes, and none
-    while the source is paused or rows wait for a checkpoint to align: a subtask that stood still, since what is
-    downstream was full, has not heard that there is nothing, and its watermark must not run away from rows that wait in
-    front of it. It is no state: after a restore every split counts as one that has just been heard of.
+    These rows may be late. When all splits are idle, the subtask reports itself idle downstream.
+
+    Idle time is counted in ticks. A tick counts for at most its length, however late it comes. No time is counted while
+    the source is paused or rows wait for a checkpoint to align: a subtask that was blocked by a full output has not
+    checked for rows, and its watermark must not overtake rows that wait upstream. Idle time is not part of the state:
+    after a restore it starts at zero.
     """
 
     def __init__(self, spec: WatermarkSpec) -> None:
         super().__init__(spec)
-        assert spec.idle_after_ms is not None, "then it is a WatermarkOperator"
+        assert spec.idle_after_ms is not None, "without a timeout, WatermarkOperator is used"
         self._idle_after_ms = spec.idle_after_ms
         self._tick_ms = max(1, spec.idle_after_ms // IDLE_CHECKS_PER_TIMEOUT)
         self._silent_ms: dict[str | None, int] = {}
         self._counted_ms = 0
 
     def open(self, ctx: OperatorContext) -> None:
-        """Count from now on."""
+        """Start counting idle time."""
         super().open(ctx)
         self._counted_ms = ctx.processing_time_ms()
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """The split is active."""
+        """Process rows: their split is active."""
         self._count(self.ctx.processing_time_ms())
         self._silent_ms[self.ctx.current_split] = 0
         yield from super().process(batch, input_index)
 
     def next_processing_time_ms(self) -> int | None:
-        """The next tick, while some split is not idle."""
+        """Return the time of the next tick, while a split is not idle."""
         return None if self.is_idle() else self._counted_ms + self._tick_ms
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
-        """The watermark advances when what held it back has become idle."""
+        """Advance the watermark if the split that held it back has become idle."""
         self._count(now_ms)
         yield from self._advance()
 
     def is_idle(self) -> bool:
-        """Every split is idle."""
+        """Return whether every split is idle."""
         return all(self._is_idle(split) for split in self._relevant_splits())
 
     def _is_idle(self, split: str | None) -> bool:
@@ -173,5 +183,5 @@ class IdleAwareWatermarkOperator(WatermarkOperator):
 
 
 def watermark_operator(spec: WatermarkSpec) -> StreamOperator:
-    """One that leaves silent splits out, where the spec says after which time."""
+    """Create the operator; with an idle timeout, it ignores idle splits."""
     return WatermarkOperator(spec) if spec.idle_after_ms is None else IdleAwareWatermarkOperator(spec)

@@ -1,4 +1,4 @@
-"""Frozen descriptions of where event time comes from, as a JobGraph holds them."""
+"""Frozen descriptions of event time columns and watermarks, as a JobGraph holds them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.operator_spec import EndOfInput, OperatorSpec
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
-"""Of one step of an event-time column."""
+"""Unit of an event-time column."""
 
 
 @dataclass(frozen=True)
 class AlignmentGroup:
-    """Sources that go on together: none is read while its watermark is further ahead of the least of the group.
+    """Sources that advance together: a source pauses while its watermark is too far ahead of the group's earliest.
 
     Attributes:
-        name: of the group; the same in every source of it.
+        name: of the group; the same in all its sources.
         max_drift_us: how far this source may be ahead, microseconds, > 0.
     """
 
@@ -32,10 +32,10 @@ class WatermarkSpec(OperatorSpec):
 
     Attributes:
         column: event time, a timestamp or an integer.
-        delay_us: how much out of order records may come, microseconds, >= 0.
+        delay_us: how far records may be out of order, microseconds, >= 0.
         unit: of the column.
-        idle_after_ms: a split that has brought nothing for so long is left out of the minimum; None: none is.
-        group: whose watermarks the source is not to leave behind; None: it is read as fast as can be.
+        idle_after_ms: a split without rows for this time is ignored in the minimum; None: no split is.
+        group: group of sources that advance together; None: the source never waits for others.
     """
 
     column: str
@@ -45,14 +45,14 @@ class WatermarkSpec(OperatorSpec):
     group: AlignmentGroup | None = None
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
-        """It gives no rows of its own."""
+        """Return "none": the operator emits no rows of its own."""
         return "none"
 
     def states(self) -> tuple[StateShape, ...]:
-        """How far the input is."""
+        """Return the progress of the splits."""
         return (StateShape("progress", "list"),)
 
     def describe(self) -> str:
-        """Column, delay, and when a split is idle."""
+        """Return column, delay, and idle timeout."""
         idle = "" if self.idle_after_ms is None else f", idle after {self.idle_after_ms / 1e3:g} s"
         return f"watermark {self.column} - {self.delay_us / 1e6:g} s{idle}"

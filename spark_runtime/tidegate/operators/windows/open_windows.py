@@ -1,8 +1,8 @@
-"""The open windows of one subtask in memory, whatever time they follow: filled, fired, written out and taken back.
+"""The open windows of one subtask in memory, for event time and processing time.
 
-Rows are kept in panes, the longest slices of time that every window is made of a whole number of: of tumbling windows
-the windows themselves. A row is touched once, however many windows it is in; panes are put together when a window
-fires.
+Rows are stored in panes. A pane is the longest slice of time such that every window is a whole number of panes. Panes
+of tumbling windows are the windows. A row is added to one pane only, however many windows contain it; panes are merged
+when a window fires.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tidegate.state.state_layout import foreign_format_error
 
 
 class OpenWindows:
-    """Panes and windows by the numbers of a `WindowGrid`.
+    """Panes and windows, by their numbers in a `WindowGrid`.
 
     Attributes:
-        layout: what rows to read of a batch.
+        layout: columns to read from a batch.
         grid: bounds of panes and windows.
-        next_end_us: earliest end of a window that has rows and has not fired; MAX_WATERMARK when there is none.
+        next_end_us: earliest end of a window that has rows and has not fired; MAX_WATERMARK if there is none.
         state_schema: of rows in snapshots: key group, start of the pane, then keys and aggregates.
     """
 
@@ -48,30 +48,33 @@ class OpenWindows:
         self.grid = window_grid(spec.size_us, spec.step_us, spec.offset_us, spec.calendar)
         self._panes_per_window, self._panes_per_step = self.grid.panes_per_window, self.grid.panes_per_step
         self._keeps_fired = spec.slide_us > 0 or spec.lateness_us > 0
-        self._fired_us = MIN_WATERMARK  # of windows whose panes stay when they have fired
+        self._fired_us = MIN_WATERMARK  # used only if panes are kept after their windows have fired
         self._panes: dict[int, KeyedAggregates] = {}
         self._expected = 0
         self._opened = 0
 
     def __bool__(self) -> bool:
-        """Some window is open."""
+        """Return whether a window is open."""
         return bool(self._panes)
 
     def end_us(self, number: int) -> int:
-        """First time after window `number`."""
+        """Return the first time after window `number`."""
         return self.grid.window_end(number)
 
     def last_end_us(self, pane: int) -> int:
-        """End of the last window that the pane is in."""
+        """Return the end of the last window that contains the pane."""
         return self.end_us(pane // self._panes_per_step)
 
     def first_end_us(self, pane: int, after_us: int) -> int:
-        """Earliest end, after `after_us`, of a window that the pane is in; there is one."""
+        """Return the earliest end, after `after_us`, of a window that contains the pane. There must be one."""
         return self.end_us(self.grid.windows_of(pane, after_us)[0])
 
     def add(self, number: int, rows: BatchInput, start: int, stop: int) -> Entries:
-        """Take rows start..stop into pane `number`, which opens with its first; gives the entry of each in the pane.
-        Raises SumOverflowError."""
+        """Add rows start..stop to pane `number`, which is created if needed, and return the entry of each in the pane.
+
+        Raises:
+            SumOverflowError: a sum does not fit its type.
+        """
         pane = self._panes.get(number)
         if pane is None:
             pane = self._panes[number] = self._new_pane(self._expected)
@@ -79,11 +82,12 @@ class OpenWindows:
         return pane.add(rows, start, stop)
 
     def fire(self, until_us: int, passed_us: Int64s | None = None) -> Iterator[pa.RecordBatch]:
-        """Emit every window that ends at or before `until_us` and has not fired, in order of time, keys in order of
-        first sight; close what can fire no more.
+        """Emit every window that ends at or before `until_us` and has not fired. Delete panes that no window needs.
+
+        Windows are in order of time. Keys in a window are in the order in which they arrived.
 
         Args:
-            passed_us: by key group: windows that end by it have fired for its keys.
+            passed_us: by key group: windows that end by this time have already fired for its keys.
         """
         for number in self._unfired(until_us):
             window = self._window(number)
@@ -98,7 +102,8 @@ class OpenWindows:
         self._find_next_end()
 
     def advance(self, until_us: int) -> None:
-        """Time has come to `until_us`, by which no window ends that has not fired: forget what can fire no more."""
+        """Set the time to `until_us` without firing, since no unfired window ends by it. Delete panes that are not
+        needed."""
         if not self._keeps_fired:
             return
         self._fired_us = max(self._fired_us, until_us)
@@ -106,7 +111,7 @@ class OpenWindows:
             del self._panes[pane]
 
     def refire(self, touched: Mapping[int, Entries], closed_us: int, fired_us: int) -> Iterator[pa.RecordBatch]:
-        """Emit the windows that end in closed_us < end <= fired_us, for keys that rows came for late.
+        """Emit the windows that end in closed_us < end <= fired_us again, for keys with late rows.
 
         Args:
             touched: entries of these keys, by pane.
@@ -127,8 +132,11 @@ class OpenWindows:
             yield from self._emit(number, window, None)
 
     def drop(self) -> int:
-        """Close every window and emit nothing. Returns how many results that leaves out: one for each key of each
-        window that has not fired."""
+        """Close every window without emitting it.
+
+        Returns:
+            number of results that are dropped: one for each key of each window that has not fired.
+        """
         if self._panes_per_window == 1:
             results = sum(pane.size for pane in self._panes.values())
         else:
@@ -137,45 +145,51 @@ class OpenWindows:
         return results
 
     def snapshot(self, checkpoint_id: int, *, portable: bool, finish: Finish = lambda rows: rows) -> AsyncSnapshot:
-        """Freeze all panes, in time that does not depend on the number of keys. Args: finish: adds columns to the
-        rows."""
+        """Freeze all panes. The time does not depend on the number of keys. Args: finish: adds columns to the rows."""
         panes = [(self.grid.pane_start(number), pane.freeze()) for number, pane in sorted(self._panes.items())]
         frozen = FrozenPanes(self.state_schema, panes, self._ctx.max_parallelism)
         return lambda: [frozen.part(self._name, finish)]
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:
-        """Raises SnapshotError: files of another back end."""
+        """Raise SnapshotError: the files were written by another back end."""
         raise foreign_format_error(parts[0], [self._name], self._ctx.uid)
 
     def restore_rows(self, part: StatePart, progress: WindowProgress) -> None:
-        """Take back the rows of one or several subtasks, with the columns of `state_schema`. Keys of other subtasks are
-        passed over. Args: progress: restored already; `resume` is told of it."""
+        """Restore the rows of one or several subtasks, with the columns of `state_schema`.
+
+        Keys of other subtasks are skipped.
+
+        Args:
+            progress: already restored.
+        """
         ctx = self._ctx
         owners = subtask_of_key_groups(ctx.parallelism, ctx.max_parallelism)
         width = 2 + len(self._spec.keys)
         for start_us, rows in _by_window(_owned(table, owners == ctx.subtask) for table in part.tables()):
             keys = pa.RecordBatch.from_arrays(rows.columns[2:width], schema=self.layout.keys.schema)
             number = int(self.grid.panes(np.array([start_us]))[0])
-            assert number not in self._panes, "one window comes in two parts"
+            assert number not in self._panes, "the state has a window twice"
             pane = self._panes[number] = self._new_pane(keys.num_rows)
             pane.merge(keys, rows.columns[width:])
-            assert pane.size == keys.num_rows, "a key comes twice in the state of a window"
+            assert pane.size == keys.num_rows, "the state of a window has a key twice"
         self._find_next_end()
 
     def set_fired(self, fired_us: int) -> None:
-        """Windows that end by `fired_us` have fired, and no others: after a restore, or when a clock was set back."""
+        """Set which windows have fired: those that end by `fired_us`. Used after a restore, or when a clock was set
+        back."""
         if self._keeps_fired:
             self._fired_us = fired_us
             self._find_next_end()
 
     def drop_fired(self, closed_us: int) -> None:
-        """Forget windows that end by `closed_us`: they have fired, and were kept for more lateness than is allowed."""
+        """Delete windows that end by `closed_us`. They have fired, and were kept for a longer lateness than is allowed
+        now."""
         for pane in [pane for pane in self._panes if self.last_end_us(pane) <= closed_us]:
             del self._panes[pane]
         self._find_next_end()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def _clear(self) -> None:
         self._panes.clear()
@@ -189,7 +203,7 @@ class OpenWindows:
         return sorted({n for pane in self._panes for n in self.grid.windows_of(pane, self._fired_us, until_us)})
 
     def _window(self, number: int, wanted: pa.RecordBatch | None = None) -> KeyedAggregates:
-        """The panes of a window put together. Args: wanted: key columns: of these alone."""
+        """Merge the panes of a window. Args: wanted: key columns: merge only these keys."""
         first = number * self._panes_per_step
         panes = [self._panes[n] for n in range(first, first + self._panes_per_window) if n in self._panes]
         if wanted is None and len(panes) == 1:
@@ -218,7 +232,7 @@ class OpenWindows:
             stop = min(start + MAX_BATCH_ROWS, size)
             if entries is not None:
                 part: Selection = entries[start:stop]
-            else:  # a slice gives views of columns that rows still to come would change
+            else:  # copy: a slice gives views of columns that later rows would change
                 part = np.arange(start, stop, dtype=np.int32) if self._keeps_fired else slice(start, stop)
             keys = window.keys(start, stop) if entries is None else window.keys_of(entries[start:stop])
             bounds_us = self.grid.window_start(number), self.end_us(number)
@@ -228,7 +242,7 @@ class OpenWindows:
 
 
 def _unfired(window: KeyedAggregates, end_us: int, passed_us: Int64s | None) -> Entries | None:
-    """Entries whose key group has not come to the end of the window; None: all."""
+    """Return the entries whose key group has not reached the end of the window; None: all."""
     if passed_us is None:
         return None
     keys = window.keys(0, window.size)
@@ -242,8 +256,11 @@ def _owned(table: pa.Table, owned: npt.NDArray[np.bool_]) -> pa.Table:
 
 
 def _by_window(tables: Iterable[pa.Table]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(start, rows) of each window, ascending. Batch by batch: not every table can be sorted, or put together, as a
-    whole, since a chunk of text ends at 2 GiB."""
+    """Yield (start, rows) of each window, ascending.
+
+    Works batch by batch: a table may be too large to sort or combine as a whole, since a chunk of text is limited to
+    2 GiB.
+    """
     pieces: dict[int, list[pa.RecordBatch]] = {}
     for batch in (batch for table in tables for batch in table.to_batches()):
         if not batch.num_rows:

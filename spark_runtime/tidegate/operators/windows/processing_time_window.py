@@ -29,21 +29,21 @@ logger = logging.getLogger("tidegate.operators")
 
 
 class ProcessingWindowAggregate(StreamOperator):
-    """Windows [start, end): a batch belongs to those the clock is in when it is processed.
+    """Aggregates processing-time windows [start, end): a batch belongs to the windows that contain the current time.
 
-    A window fires once the clock has reached its end, or when the input really ends, and its state goes. No row is
-    late. Where the clock was set back between two runs, rows may come into a window that has fired: it fires again,
-    with these rows alone. Null is a key like any other. Windows fire in order of time; keys within one in order of
-    first sight, or outside memory of the back end (`StoredWindows`). Watermarks pass, and mean nothing here but for
-    the last.
+    A window fires when the clock has reached its end, or when the input really ends, and its state is deleted. No row
+    is late. If the clock was set back between two runs, rows may arrive in a window that has fired: it fires again,
+    with these rows only. Null is a key like any other. Windows fire in order of time; keys within a window in the order
+    in which they arrived, or in the order of the back end if state is outside memory (`StoredWindows`). Watermarks are
+    forwarded, and have no effect here except MAX_WATERMARK.
 
-    At the end of the input open windows fire once, or with `processing_time_on_end="drop"` are dropped, counted under
-    `processing_time_dropped` and logged; rows that come after it are dropped and counted (S7.6). MAX_WATERMARK, which
-    says that every input has ended, is that end: what fires later would be late for event-time windows downstream. On
-    suspend, which has no MAX_WATERMARK, open windows stay in the savepoint.
+    At the end of the input open windows fire once. With `processing_time_on_end="drop"` they are dropped, counted under
+    `processing_time_dropped`, and logged. Rows that arrive after the end are dropped and counted (S7.6). MAX_WATERMARK
+    is this end, because it means that every input has ended: later results would be late for event-time windows
+    downstream. On suspend there is no MAX_WATERMARK, and open windows stay in the savepoint.
 
-    State: `processing_windows` (keyed: a row for each pane and key, with both bounds; of tumbling windows panes are the
-    windows), and where they slide `progress`: how far they have fired. A restored window whose end has passed meanwhile
+    State: `processing_windows` (keyed: a row for each pane and key, with both bounds; panes of tumbling windows are the
+    windows). Sliding windows also have `progress`: how far they have fired. A restored window whose end has passed
     fires at once.
     """
 
@@ -55,14 +55,14 @@ class ProcessingWindowAggregate(StreamOperator):
         self._has_ended = False
 
     def open(self, ctx: OperatorContext) -> None:
-        """Make room for the windows."""
+        """Open the storage of the windows."""
         super().open(ctx)
         self._windows = new_window_store(self._spec, ctx, PROCESSING_WINDOWS)
         self._grid = self._windows.grid
         self._state_schema = self._windows.state_schema.append(pa.field(END_COLUMN, pa.int64()))
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Take the rows into the window of this moment; emits nothing. Raises SumOverflowError."""
+        """Add the rows to the windows of the current time. Emits nothing. Raises SumOverflowError."""
         if self._has_ended:
             self.ctx.count(PROCESSING_TIME_DROPPED, batch.num_rows)
         elif batch.num_rows:
@@ -81,27 +81,27 @@ class ProcessingWindowAggregate(StreamOperator):
                 yield from self._windows.take(batch, panes, MIN_WATERMARK, self._progress.watermark_us)
 
     def next_processing_time_ms(self) -> int | None:
-        """The end of the first open window."""
+        """Return the end of the first open window."""
         end_us = self._windows.next_end_us
         return None if end_us == MAX_WATERMARK else -(-end_us // 1000)
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
-        """Emit every window that has ended, in batches of at most `ROWS_PER_PIECE`."""
+        """Emit every window that has ended, in batches of at most `MAX_BATCH_ROWS` rows."""
         passed_us = self._progress.passed_us
         self._progress.advance(now_ms * 1000)
         yield from coalesce_batches(self._windows.fire(now_ms * 1000, passed_us))
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """MAX_WATERMARK emits or drops every open window, so that the results come in front of it (S7.6)."""
+        """At MAX_WATERMARK emit or drop every open window, so that the results precede MAX_WATERMARK (S7.6)."""
         if watermark_us == MAX_WATERMARK:
             yield from self._end()
 
     def has_pending_rows(self) -> bool:
-        """While a window is open, whoever fed it: the clock will bring rows."""
+        """True while a window is open: the clock will emit its rows."""
         return bool(self._windows)
 
     def finish(self) -> Iterator[Output]:
-        """Nothing opens a window any more (S7.6)."""
+        """Close all windows. Later rows open no window (S7.6)."""
         yield from self._end()
         self._has_ended = True
 
@@ -113,10 +113,10 @@ class ProcessingWindowAggregate(StreamOperator):
         return lambda: [*write(), *progress]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back the open windows.
+        """Restore the open windows.
 
         Raises:
-            SnapshotError: the state is of other keys, aggregates or windows than the pipeline's; names both (S5.5).
+            SnapshotError: the snapshot's keys, aggregates or windows differ from the pipeline's; names both (S5.5).
         """
         rows = [part for part in parts if part.format == "rows"]
         for part in rows:
@@ -136,7 +136,7 @@ class ProcessingWindowAggregate(StreamOperator):
         self._windows.set_fired(self._progress.watermark_us)
 
     def close(self) -> None:
-        """Close what keeps the windows."""
+        """Close the storage of the windows."""
         if hasattr(self, "_windows"):
             self._windows.close()
 
@@ -152,7 +152,7 @@ class ProcessingWindowAggregate(StreamOperator):
         return table.drop_columns([END_COLUMN])
 
     def _ends_us(self, table: pa.Table) -> Int64s:
-        """Ends of the panes of rows."""
+        """Return the ends of the panes of rows."""
         starts_us = table["window_start_us"].to_numpy()
         if isinstance(self._grid, FixedGrid):
             return starts_us + self._grid.pane_us
@@ -160,7 +160,8 @@ class ProcessingWindowAggregate(StreamOperator):
 
     @property
     def _keeps_progress(self) -> bool:
-        """Its windows overlap, or are known by more than their bounds."""
+        """Return whether windows overlap or follow a calendar, so that their bounds do not show whether they have
+        fired."""
         return self._spec.slide_us > 0 or self._spec.calendar is not None
 
     def _end(self) -> Iterator[Output]:
@@ -175,14 +176,15 @@ class ProcessingWindowAggregate(StreamOperator):
             return
         self.ctx.count(PROCESSING_TIME_DROPPED, results)
         logger.warning(
-            "the input has ended; the open windows, %d results, are dropped, as processing_time_on_end='drop' says",
+            "the input has ended; %d results of open windows are dropped, because processing_time_on_end='drop' is set",
             results,
             extra=context(operator=self.ctx.uid, subtask=self.ctx.subtask),
         )
 
     def _check_bounds(self, table: pa.Table) -> None:
-        """An open window must be one of this pipeline's: fewer rows in it would be as wrong as more."""
-        if not isinstance(self._grid, FixedGrid):  # its part `calendar` was compared
+        """Check that restored windows fit this pipeline: a window with other bounds would have too few or too many
+        rows."""
+        if not isinstance(self._grid, FixedGrid):  # its part `calendar` was compared already
             return
         starts_us = table["window_start_us"].to_numpy()
         sizes_us = table[END_COLUMN].to_numpy() - starts_us

@@ -1,4 +1,4 @@
-"""Row numbers: the rows of a batch grouped by window."""
+"""Groups the row numbers of a batch by window."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import scatter_index
 
 _DENSE_GROUPS = 65536
-"""Batches that span at most so many windows are ordered by counting, others by sorting."""
+"""Batches with at most this many windows are ordered by counting, others by sorting."""
 
 
 @dataclass(frozen=True)
 class WindowRuns:
-    """Rows of a batch by tumbling window.
+    """Rows of a batch, grouped by tumbling window.
 
     Attributes:
-        order: row numbers, ordered by window, stable; None: the rows are in that order already.
+        order: row numbers, ordered by window, stable; None: the rows are already in that order.
         runs: (window number, first, end) of each window with rows, in positions of `order`, ascending. Window number w
             covers w * size + offset <= time < (w + 1) * size + offset.
     """
@@ -31,12 +31,12 @@ class WindowRuns:
 
 
 def group_by_window(times: Int64s, size: int, offset: int) -> WindowRuns:
-    """Group rows by window. Costs two passes where all rows are in one window.
+    """Group rows by window. If all rows are in one window, this takes two passes only.
 
     Args:
-        times: of each row; at least one; at least `size` away from the ends of int64.
+        times: of each row; at least one; at least `size` away from the limits of int64.
         size: of a window, in the unit of the times, > 0.
-        offset: windows start at multiples of `size` plus this.
+        offset: windows start at multiples of `size` plus this offset.
     """
     first = (int(times.min()) - offset) // size
     last = (int(times.max()) - offset) // size
@@ -55,7 +55,7 @@ def group_by_window(times: Int64s, size: int, offset: int) -> WindowRuns:
 
 
 def group_by_number(numbers: Int64s) -> WindowRuns:
-    """Group rows by window numbers that follow no pattern. Args: numbers: of each row; at least one."""
+    """Group rows by window numbers without a regular pattern. Args: numbers: of each row; at least one."""
     if numbers[0] == numbers[-1] and (numbers == numbers[0]).all():
         return WindowRuns(None, [(int(numbers[0]), 0, len(numbers))])
     order: npt.NDArray[Any] | None = None
@@ -70,7 +70,7 @@ def group_by_number(numbers: Int64s) -> WindowRuns:
 
 
 def _runs(numbers: Int64s) -> list[tuple[int, int, int]]:
-    """(number, first, end) of ordered numbers."""
+    """Return (number, first, end) of ordered numbers."""
     starts = np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
     ends = np.append(starts[1:], len(numbers))
     return list(zip(numbers[starts].tolist(), starts.tolist(), ends.tolist(), strict=True))
@@ -83,7 +83,7 @@ def _number_windows(times: Any, size: Any, offset: Any, first: Any, numbers: Any
     low = first * size + offset
     for i in range(len(times)):
         ahead = times[i] - low
-        if ahead < 0 or ahead >= size:  # most rows are in the window of the row before
+        if ahead < 0 or ahead >= size:  # skip the division: most rows are in the same window as the row before
             steps = ahead // size
             number += steps
             low += steps * size

@@ -1,4 +1,4 @@
-"""Aggregates per key over sessions: rows at most a gap apart, of event time or of the clock."""
+"""Aggregates per key over sessions of event time or processing time."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ logger = logging.getLogger("tidegate.operators")
 
 
 class SessionAggregate(StreamOperator):
-    """Sessions over event time: [time of the first row, time of the last + gap). Rows of a key that are at most a
-    gap apart are in one; a row may join several to one.
+    """Aggregates event-time sessions: [time of the first row, time of the last row + gap).
 
-    A session fires when the watermark has passed its end, since a row at the very end still belongs to it, and closes
-    when it is `lateness_us` further. Rows that come for
-    it in between make it fire again, with what it has become: its bounds may be others, and what it took in had fired
-    with its own. Rows whose session would have closed already are late: they go to the side output `late`, or are
-    dropped and counted under `late_dropped` (S4.4). MAX_WATERMARK fires and closes all; what comes after it
-    fires in `finish` (S7.2). Sessions fire in the order of their ends, or outside memory in about that order
-    (`StoredSessions`).
+    Rows of a key that are at most a gap apart are in one session. A row may merge several sessions into one.
 
-    State: `sessions` (keyed: a row for each) and `progress` (keyed: see `WindowProgress`). `snapshot` freezes them;
-    they are written by the returned function, many in chunks (S5.2).
+    A session fires when the watermark has passed its end, because a row exactly at the end still belongs to it. It
+    closes when the watermark is `lateness_us` further. Rows that arrive in between make it fire again, with its new
+    bounds and aggregates; sessions that it merged had fired with their own bounds. Rows whose session would have closed
+    already are late: they go to the side output `late`, or are dropped and counted under `late_dropped` (S4.4).
+    MAX_WATERMARK fires and closes all sessions; sessions of later rows fire in `finish` (S7.2). Sessions fire in the
+    order of their ends; outside memory in approximately that order (`StoredSessions`).
+
+    State: `sessions` (keyed: a row for each) and `progress` (keyed: see `WindowProgress`). `snapshot` freezes them. The
+    returned function writes them, in chunks if there are many (S5.2).
     """
 
     _sessions: SessionStore
@@ -52,17 +52,17 @@ class SessionAggregate(StreamOperator):
         self._time = None if spec.time_column is None else EventTimeColumn(spec.time_column, spec.time_unit)
 
     def open(self, ctx: OperatorContext) -> None:
-        """Make room for the sessions."""
+        """Open the storage of the sessions."""
         super().open(ctx)
         store = StoredSessions if ctx.state_backend in OUTSIDE_MEMORY else MemorySessions
         self._sessions = store(self._spec, ctx)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Take the rows into their sessions; emits sessions that fire again, and late rows to the side output.
+        """Add the rows to their sessions. Emits sessions that fire again, and late rows to the side output.
 
         Raises:
-            SumOverflowError: a sum of integers left int64.
-            TidegateError: an absurd event time.
+            SumOverflowError: a sum of integers does not fit int64.
+            DataError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
         """
         assert self._time is not None
         column = batch.column(self._time.column)
@@ -77,7 +77,7 @@ class SessionAggregate(StreamOperator):
             yield from self._add_rows(part, its_times, fired_us)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """Emit every session that ends before the watermark, in batches of at most `ROWS_PER_PIECE`."""
+        """Emit every session that ends before the watermark, in batches of at most `MAX_BATCH_ROWS` rows."""
         if watermark_us < MAX_WATERMARK:
             self._progress.advance(watermark_us)
         else:
@@ -85,7 +85,7 @@ class SessionAggregate(StreamOperator):
         yield from coalesce_batches(self._sessions.fire(watermark_us))
 
     def finish(self) -> Iterator[Output]:
-        """What came since MAX_WATERMARK."""
+        """Emit the sessions of rows that arrived after MAX_WATERMARK."""
         yield from coalesce_batches(self._sessions.fire(MAX_WATERMARK))
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
@@ -95,10 +95,10 @@ class SessionAggregate(StreamOperator):
         return lambda: [*write(), progress]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back the open sessions and the watermark.
+        """Restore the open sessions and the watermark.
 
         Raises:
-            SnapshotError: the state is of other keys, aggregates or windows than the pipeline's; names both (S5.5).
+            SnapshotError: the snapshot's keys, aggregates or windows differ from the pipeline's; names both (S5.5).
         """
         files = [part for part in parts if part.format != "rows"]
         if files:
@@ -114,12 +114,12 @@ class SessionAggregate(StreamOperator):
                 self._sessions.restore_rows(checked, closed_us)
 
     def close(self) -> None:
-        """Close what keeps the sessions."""
+        """Close the storage of the sessions."""
         if hasattr(self, "_sessions"):
             self._sessions.close()
 
     def _add_rows(self, batch: pa.RecordBatch, times_us: Int64s, fired_us: int) -> Iterator[Output]:
-        """Take rows for whose keys sessions have fired up to `fired_us`."""
+        """Add rows of keys whose sessions have fired up to `fired_us`."""
         closed_us = max(self._progress.closed_at(fired_us), MIN_WATERMARK)
         late, again = self._sessions.take(batch, times_us, closed_us, fired_us)
         if len(late):
@@ -128,18 +128,20 @@ class SessionAggregate(StreamOperator):
 
 
 class ProcessingSessionAggregate(SessionAggregate):
-    """Sessions over processing time: a row's time is that of the clock when it is processed. A session fires once
-    nothing has come for longer than a gap, or when the input really ends; then, with `processing_time_on_end="drop"`,
-    open ones are dropped, counted under `processing_time_dropped` and logged, and so are rows that come after it
-    (S7.6). On suspend they stay in the savepoint.
+    """Aggregates processing-time sessions: a row's time is the current time when it is processed.
 
-    State: `sessions`, as over event time, and `progress`, of which nothing is late.
+    A session fires when no row has arrived for longer than a gap, or when the input really ends. With
+    `processing_time_on_end="drop"`, sessions that are open at the end are dropped, counted under
+    `processing_time_dropped` and logged. Rows that arrive after the end are dropped and counted (S7.6). On suspend,
+    sessions stay in the savepoint.
+
+    State: `sessions`, as for event time, and `progress`; no row is late.
     """
 
     _has_ended = False
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Take the rows into the session of this moment; emits nothing. Raises SumOverflowError."""
+        """Add the rows to the sessions of the current time. Emits nothing. Raises SumOverflowError."""
         if self._has_ended:
             self.ctx.count(PROCESSING_TIME_DROPPED, batch.num_rows)
         elif batch.num_rows:
@@ -148,25 +150,25 @@ class ProcessingSessionAggregate(SessionAggregate):
         yield from ()
 
     def next_processing_time_ms(self) -> int | None:
-        """When the first session may be over."""
+        """Return when the first session may close."""
         end_us = self._sessions.next_end_us
         return None if end_us == MAX_WATERMARK else -(-end_us // 1000)
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
-        """Emit every session that is over."""
+        """Emit every session that is closed."""
         yield from coalesce_batches(self._sessions.fire(now_ms * 1000))
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """MAX_WATERMARK emits or drops every session, so that the results come in front of it (S7.6)."""
+        """At MAX_WATERMARK emit or drop every session, so that the results precede MAX_WATERMARK (S7.6)."""
         if watermark_us == MAX_WATERMARK:
             yield from self._end()
 
     def has_pending_rows(self) -> bool:
-        """While a session is open: the clock will bring rows."""
+        """True while a session is open: the clock will emit it."""
         return self._sessions.next_end_us != MAX_WATERMARK
 
     def finish(self) -> Iterator[Output]:
-        """Nothing opens a session any more (S7.6)."""
+        """Close all sessions. Later rows open no session (S7.6)."""
         yield from self._end()
         self._has_ended = True
 
@@ -178,12 +180,12 @@ class ProcessingSessionAggregate(SessionAggregate):
         if dropped:
             self.ctx.count(PROCESSING_TIME_DROPPED, dropped)
             logger.warning(
-                "the input has ended; %d open sessions are dropped, as processing_time_on_end='drop' says",
+                "the input has ended; %d open sessions are dropped, because processing_time_on_end='drop' is set",
                 dropped,
                 extra=context(operator=self.ctx.uid, subtask=self.ctx.subtask),
             )
 
 
 def session_operator(spec: SessionAggSpec) -> StreamOperator:
-    """Of the time that the sessions follow."""
+    """Create the operator for event-time or processing-time sessions."""
     return ProcessingSessionAggregate(spec) if spec.time_column is None else SessionAggregate(spec)

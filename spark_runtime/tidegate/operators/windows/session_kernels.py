@@ -1,4 +1,4 @@
-"""Sessions of many keys, chained by key: joining what comes with those that are open, without the interpreter."""
+"""Compiled code that merges new rows with the open sessions of many keys. Sessions are linked lists by key."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def join_sessions(
     targets: Any,
     absorbed: Any,
 ) -> None:
-    """Join runs of rows with sessions at most `gap` away, and those with one another.
+    """Merge runs of rows with sessions at most `gap` away, and these sessions with one another.
 
-    Run r is of keys[r], from lows[r] to highs[r]; runs of one key are more than `gap` apart, as are its sessions. One
-    that joins no session opens one with number cursor[0], or where it ends before `closed` none: target -1.
+    Run r belongs to keys[r] and lasts from lows[r] to highs[r]. Runs of one key are more than `gap` apart, as are its
+    sessions. A run that joins no session creates a session with number cursor[0]. If its session would end before
+    `closed`, it creates none, and its target is -1.
 
-    Sessions of a key are chained from heads[key] by `nexts`. `absorbed` lists the cursor[1] sessions that went into
-    others; `parents` says into which, -1 for all others.
+    Sessions of a key are linked from heads[key] by `nexts`. `absorbed` lists the cursor[1] sessions that were merged
+    into others; `parents` has the session that each was merged into, -1 for all others.
     """
     size = cursor[0]
     gone = 0
@@ -75,7 +76,7 @@ def join_sessions(
 
 @kernel("void(i4[], i4[], i4[]!, i4[]!)")
 def unchain_sessions(sessions: Any, keys: Any, heads: Any, nexts: Any) -> None:
-    """Take sessions[i], of keys[i], out of its chain."""
+    """Remove sessions[i], of keys[i], from its list."""
     for i in range(len(sessions)):
         former = -1
         session = heads[keys[i]]
@@ -90,7 +91,7 @@ def unchain_sessions(sessions: Any, keys: Any, heads: Any, nexts: Any) -> None:
 
 @kernel("void(i4[], i4[]!)")
 def find_roots(sessions: Any, parents: Any) -> None:
-    """Let parents of absorbed sessions be those that are left."""
+    """Set the parents of absorbed sessions to the sessions that remain."""
     for i in range(len(sessions)):
         root = parents[sessions[i]]
         while parents[root] >= 0:

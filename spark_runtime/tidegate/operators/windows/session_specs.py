@@ -29,12 +29,12 @@ class SessionAggSpec(OperatorSpec):
         keys: key columns; null is a key of its own.
         time_column: event time, a timestamp or an integer; None: the sessions are over processing time.
         time_unit: of the time column.
-        gap_us: rows of one session that follow one another are at most so far apart; microseconds, > 0.
+        gap_us: the most time between consecutive rows of one session; microseconds, > 0.
         aggregates: output columns after keys, `window_start` and `window_end`, in order.
         input_schema: of the input.
         schema: of the output: keys, window_start, window_end (timestamp[us]), aggregates.
         renamed: (key or output column in older snapshots, its name now).
-        lateness_us: how long after its end, in event time, a session takes rows and fires again.
+        lateness_us: how long after its end, in event time, a session accepts rows and fires again.
     """
 
     keyed_state: ClassVar[KeyedStatePlace] = "columns"
@@ -51,40 +51,43 @@ class SessionAggSpec(OperatorSpec):
 
     @property
     def state_schema(self) -> pa.Schema:
-        """Columns of the state: a row for each session."""
+        """Return the columns of the state: a row for each session."""
         bounds = [pa.field(KEY_GROUP_COLUMN, pa.uint16()), *(pa.field(*bound) for bound in _BOUNDS)]
         return pa.schema([*bounds, *aggregate_fields(self.keys, self.aggregates, self.input_schema, self.schema)])
 
     @property
     def reach_us(self) -> int:
-        """How long after its last row a session is over: a row at exactly `gap_us` still belongs to it. No watermark
-        before that says that no such row will come (S4.4), so results do not depend on when watermarks come (S8.2)."""
+        """Return how long after its last row a session closes: a row at exactly `gap_us` still belongs to it.
+
+        Only a later watermark excludes such a row (S4.4). With this rule results do not depend on the moments at which
+        watermarks arrive (S8.2).
+        """
         return self.gap_us + 1
 
     @property
     def shape(self) -> dict[str, int | str]:
-        """What tells the sessions from others, in snapshots."""
+        """Return the properties that must be equal in a snapshot and the pipeline."""
         return {"gap_us": self.gap_us}
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
-        """Open sessions."""
+        """Return "any" if the end of the input fires open sessions."""
         return "any" if self.time_column is not None or processing_time_on_end == "fire" else "none"
 
     def mode_dependence(self) -> str:
-        """Over processing time, or with updates."""
+        """Return the reason: sessions over processing time, or sessions that may fire again."""
         if self.time_column is None:
             return "its windows are over processing time"
         return "its windows may fire again, for late records" if self.lateness_us else ""
 
     def states(self) -> tuple[StateShape, ...]:
-        """The open sessions."""
+        """Return the open sessions and their progress."""
         form = f"gap in us of {self.gap_us}"
         columns = schema_columns(self.state_schema)
         sessions = StateShape(SESSIONS, "keyed", columns, form, dict(self.renamed), fills=False)
         return (sessions, StateShape(PROGRESS, "keyed", form=form))
 
     def describe(self) -> str:
-        """Keys, gap and aggregates."""
+        """Return keys, gap and aggregates."""
         time = self.time_column or "processing time"
         aggregates = ", ".join(map(str, self.aggregates))
         return f"sessions of {time}, gap {self.gap_us / 1e6:g} s, by {', '.join(self.keys) or '()'}: {aggregates}"

@@ -1,4 +1,4 @@
-"""Where sessions are kept: as columns in memory, or by a back end outside of it (S5.2)."""
+"""Storage of sessions: as columns in memory, or in a back end outside memory (S5.2)."""
 
 from __future__ import annotations
 
@@ -26,36 +26,46 @@ class SessionStore(Protocol):
 
     @property
     def next_end_us(self) -> int:
-        """No session that has not fired is over before; MAX_WATERMARK when there is none."""
+        """Return a time before which no unfired session closes; MAX_WATERMARK if there is none."""
 
     def take(
         self, batch: pa.RecordBatch, times_us: Int64s, closed_us: int, fired_us: int
     ) -> tuple[Int64s, Iterator[pa.RecordBatch]]:
-        """Take rows; gives row numbers of those that are late, and the sessions with the others that are over by
-        `fired_us` and so fire again. Args: closed_us: see `SessionTable.take`. Raises SumOverflowError."""
+        """Add rows. Return the numbers of late rows, and the sessions that rows joined and that closed by `fired_us`:
+        they fire again.
+
+        Args:
+            closed_us: see `SessionTable.add`.
+
+        Raises:
+            SumOverflowError: a sum does not fit its type.
+        """
 
     def fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
-        """Emit every session that is over by `until_us` and has not fired; forget what can fire no more."""
+        """Emit every session that closes by `until_us` and has not fired. Delete sessions that cannot fire again."""
 
     def drop(self) -> int:
-        """Forget all. Returns how many there were, of which none had fired."""
+        """Delete all sessions, none of which has fired. Returns their number."""
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
-        """Freeze them."""
+        """Freeze the sessions."""
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:
-        """Take back files of a back end. Raises SnapshotError: it is another one."""
+        """Restore files of a back end. Raises SnapshotError: they were written by another back end."""
 
     def restore_rows(self, part: StatePart, closed_us: int) -> None:
-        """Take back rows with the columns of `SessionAggSpec.state_schema`, but for sessions that have fired and are
-        over by `closed_us`: they were kept for more lateness than is allowed."""
+        """Restore rows with the columns of `SessionAggSpec.state_schema`.
+
+        Sessions that have fired and are closed by `closed_us` are skipped: they were kept for a longer lateness than is
+        allowed now.
+        """
 
     def close(self) -> None:
         """Release files."""
 
 
 class SessionRows:
-    """Columns of sessions in snapshots and in results."""
+    """Converts sessions to columns of snapshots and results, and back."""
 
     def __init__(self, spec: SessionAggSpec) -> None:
         self.layout = AggregateLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
@@ -65,24 +75,24 @@ class SessionRows:
         self._results = spec.schema
 
     def keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Key columns of rows of a snapshot."""
+        """Return the key columns of rows of a snapshot."""
         return pa.RecordBatch.from_arrays(rows.columns[self._first : self._width], schema=self.layout.keys.schema)
 
     def put(self, table: SessionTable, rows: pa.RecordBatch) -> None:
-        """Rows of a snapshot into a table."""
+        """Add rows of a snapshot to a table."""
         starts, lasts = rows.column("window_start_us").to_numpy(), rows.column("last_us").to_numpy()
         fired = rows.column("fired").to_numpy(zero_copy_only=False).astype(np.uint8)
         table.put(self.keys(rows), starts, lasts, fired, rows.columns[self._width :])
 
     def results(self, table: SessionTable, sessions: Entries) -> Iterator[pa.RecordBatch]:
-        """What sessions have come to, in order."""
+        """Return the results of sessions, in order."""
         for start in range(0, len(sessions), MAX_BATCH_ROWS):
             columns = table.result(sessions[start : start + MAX_BATCH_ROWS])
             yield pa.RecordBatch.from_arrays(columns, schema=self._results)
 
 
 class MemorySessions:
-    """See `SessionStore`. They fire in the order of their ends."""
+    """Stores sessions as columns in memory; see `SessionStore`. Sessions fire in the order of their ends."""
 
     def __init__(self, spec: SessionAggSpec, ctx: OperatorContext) -> None:
         self._spec, self._ctx = spec, ctx
@@ -127,7 +137,7 @@ class MemorySessions:
         return dropped
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
-        """Mark the columns of the sessions."""
+        """Freeze the columns of the sessions."""
         frozen = self._table.freeze(self._rows.schema, self._ctx.max_parallelism)
         return lambda: [frozen.part(SESSIONS)]
 
@@ -145,7 +155,7 @@ class MemorySessions:
         self._table.close(closed_us)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def _new_table(self) -> SessionTable:
         self._serial += 1

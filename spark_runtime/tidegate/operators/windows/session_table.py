@@ -1,7 +1,7 @@
-"""The open sessions of one subtask: an entry for each, its key, bounds and aggregates as columns (S5.1).
+"""The open sessions of one subtask: an entry for each, with key, bounds and aggregates as columns (S5.1).
 
-Entries are given out once. Sessions that fired, or went into others, leave dead entries behind; when most are dead, the
-live ones are put into a new table.
+An entry is used only once. Sessions that closed or were merged into others leave dead entries. When most entries are
+dead, the live ones are copied to a new table.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import hash_keys, key_groups
 
 MIN_DEAD = 4096
-"""Dead entries that are put up with in any case."""
+"""Dead entries that are always tolerated, so that small tables are not copied often."""
 _KEY, _START, _LAST, _LIVE, _FIRED = (f"session {name}" for name in ("key", "start", "last", "live", "fired"))
 _ARRAYS = ((_KEY, np.int32), (_START, np.int64), (_LAST, np.int64), (_LIVE, np.uint8), (_FIRED, np.uint8))
 
 
 @dataclass(frozen=True)
 class SessionUpdate:
-    """What became of the rows of a batch.
+    """Result of adding the rows of a batch.
 
     Attributes:
-        late: rows that belong to no session any more, as row numbers of the batch.
-        sessions: entries that rows came for, distinct.
+        late: late rows, as row numbers of the batch.
+        sessions: distinct entries that rows were added to.
     """
 
     late: Int64s
@@ -43,15 +43,15 @@ class SessionUpdate:
 
 
 class SessionTable:
-    """Sessions by entry. Not safe for several threads, but for what `freeze` gives.
+    """Sessions by entry. Not thread-safe; only the result of `freeze` is.
 
     Attributes:
-        next_end_us: no session that has not fired is over before; MAX_WATERMARK when there is none.
-        dead: entries without a session.
+        next_end_us: no unfired session closes before this time; MAX_WATERMARK if there is none.
+        dead: number of entries without a session.
     """
 
     def __init__(self, layout: AggregateLayout, gap_us: int, serial: int) -> None:
-        """Args: serial: tells it from all other tables of the subtask."""
+        """Args: serial: number that is unique among the tables of the subtask."""
         self.next_end_us = MAX_WATERMARK
         self.dead = 0
         self.size = 0
@@ -68,12 +68,18 @@ class SessionTable:
         self._nexts, self._parents = np.full(1024, -1, np.int32), np.full(1024, -1, np.int32)
 
     def number_keys(self, keys: pa.RecordBatch) -> None:
-        """Number these keys, which are distinct, from 0; no other is known yet. `owners` gives the numbers."""
+        """Number these distinct keys from 0, in an empty table. `owners` returns the numbers."""
         self._index.find_or_add(self._layout.keys.read(keys), 0, keys.num_rows, np.empty(keys.num_rows, np.int32))
 
     def add(self, batch: pa.RecordBatch, times_us: Int64s, closed_us: int) -> SessionUpdate:
-        """Take rows. Args: closed_us: rows that join nothing and whose session would be over by it are late. Raises
-        SumOverflowError."""
+        """Add rows.
+
+        Args:
+            closed_us: rows that join no session, and whose session would be closed by this time, are late.
+
+        Raises:
+            SumOverflowError: a sum does not fit its type.
+        """
         keys = self._layout.keys.read(batch)
         ids = np.empty(batch.num_rows, np.int32)
         self._index.find_or_add(keys, 0, batch.num_rows, ids)
@@ -89,7 +95,7 @@ class SessionTable:
         in_time = of_rows >= 0
         taken = order[in_time]
         self._write(targets, run_ids, known)
-        self._absorb(absorbed, known)  # first: its rows came before these
+        self._absorb(absorbed, known)  # before the new rows: the merged sessions' rows arrived earlier
         if len(taken):
             rows = self._layout.read(batch.select(self._layout.used_columns).take(pa.array(taken)))
             for accumulator, values in zip(self._accumulators, rows.values, strict=True):
@@ -100,7 +106,7 @@ class SessionTable:
         return SessionUpdate(order[~in_time], sessions)
 
     def due(self, until_us: int) -> Entries:
-        """Sessions that are over by `until_us` and have not fired, by end, then start."""
+        """Return the sessions that are closed by `until_us` and have not fired, ordered by end, then start."""
         if until_us < self.next_end_us:
             return np.zeros(0, np.int32)
         arrays = self._cells.arrays
@@ -112,20 +118,20 @@ class SessionTable:
         return found
 
     def ended(self, sessions: Entries, until_us: int) -> Entries:
-        """Those of the sessions that are over by `until_us`."""
+        """Return the sessions that are closed by `until_us`."""
         return sessions[self._over(sessions) <= until_us]
 
     def live(self) -> Entries:
-        """All sessions."""
+        """Return all sessions."""
         return np.flatnonzero(self._cells.arrays[_LIVE][: self.size]).astype(np.int32)
 
     def mark_fired(self, sessions: Entries) -> None:
-        """They have fired, and stay."""
+        """Mark sessions as fired, and keep them."""
         self._cells.touch(sessions)
         self._cells.arrays[_FIRED][sessions] = 1
 
     def remove(self, sessions: Entries) -> None:
-        """They are over."""
+        """Delete closed sessions."""
         if not len(sessions):
             return
         self._cells.touch(sessions)
@@ -134,37 +140,37 @@ class SessionTable:
         self.dead += len(sessions)
 
     def close(self, closed_us: int) -> None:
-        """Forget sessions that have fired and are over by `closed_us`: they were kept for more lateness than is
-        allowed."""
+        """Delete sessions that have fired and are closed by `closed_us`: they were kept for a longer lateness than is
+        allowed now."""
         live = self.live()
         fired = live[self._cells.arrays[_FIRED][live] == 1]
         self.remove(self.ended(fired, closed_us))
 
     def owners(self, sessions: Entries) -> Entries:
-        """Numbers of their keys, in order of first sight."""
+        """Return the numbers of the sessions' keys. Keys are numbered in order of arrival."""
         keys: Entries = self._cells.arrays[_KEY][sessions]
         return keys
 
     def bounds(self, sessions: Entries) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_]]:
-        """Times of their first and last rows, and whether they have fired."""
+        """Return the times of the first and last rows, and whether the sessions have fired."""
         return self._starts[sessions], self._lasts[sessions], self._cells.arrays[_FIRED][sessions] == 1
 
     def state(self, sessions: Entries) -> list[pa.Array]:
-        """State columns of their aggregates."""
+        """Return the state columns of the sessions' aggregates."""
         return [array for accumulator in self._accumulators for array in accumulator.state(sessions)]
 
     def keys_of(self, sessions: Entries) -> pa.RecordBatch:
-        """Key columns of sessions."""
+        """Return the key columns of sessions."""
         return self._index.key_columns(0, self._index.size).take(pa.array(self._cells.arrays[_KEY][sessions]))
 
     def result(self, sessions: Entries) -> list[pa.Array]:
-        """Key columns, bounds and aggregates."""
+        """Return key columns, bounds and aggregates."""
         bound = pa.timestamp("us")
         bounds = [pa.array(us).view(bound) for us in (self._starts[sessions], self._lasts[sessions] + self._gap_us)]
         return [*self.keys_of(sessions).columns, *bounds, *(a.result(sessions) for a in self._accumulators)]
 
     def packed(self, serial: int) -> SessionTable:
-        """A table of the live sessions alone."""
+        """Return a new table with the live sessions only."""
         sessions = self.live()
         new = SessionTable(self._layout, self._gap_us, serial)
         fired = self._cells.arrays[_FIRED][sessions]
@@ -179,8 +185,11 @@ class SessionTable:
         fired: npt.NDArray[np.uint8],
         state: Sequence[pa.Array],
     ) -> None:
-        """Sessions with their state columns. Those exactly a gap apart, which snapshots of version 0.1 hold as two,
-        become one, which has fired if both had."""
+        """Add sessions with their state columns.
+
+        Snapshots of version 0.1 keep sessions exactly a gap apart as two. They are merged; the result counts as fired
+        if both had fired.
+        """
         count = keys.num_rows
         if not count:
             return
@@ -191,7 +200,8 @@ class SessionTable:
             self._put_apart(ids[some], starts[some], lasts[some], fired[some], part)
 
     def _apart(self, ids: Entries, starts: Int64s, lasts: Int64s) -> list[Int64s]:
-        """Sessions in as few parts as it takes for those of one key to be more than a gap apart in each part."""
+        """Divide sessions into as few parts as possible, so that sessions of one key in a part are more than a gap
+        apart."""
         order = np.lexsort((starts, ids))
         close = np.zeros(len(ids), np.bool_)
         close[1:] = (np.diff(ids[order]) == 0) & (starts[order][1:] - lasts[order][:-1] <= self._gap_us)
@@ -226,7 +236,7 @@ class SessionTable:
             self.next_end_us = min(self.next_end_us, int(self._over(waiting).min()))
 
     def freeze(self, schema: pa.Schema, max_parallelism: int) -> FrozenSessions:
-        """The sessions as they are now."""
+        """Freeze the sessions."""
         reads = [accumulator.freeze() for accumulator in self._accumulators]
 
         cells, keys = self._cells.freeze(self.size), self._index.freeze()
@@ -245,12 +255,13 @@ class SessionTable:
         return FrozenSessions(self._serial, schema, cells, rows)
 
     def _over(self, sessions: npt.NDArray[np.int64] | Entries) -> Int64s:
-        """First watermark that excludes further rows of each: a row exactly a gap later belongs to it (S4.4)."""
+        """Return the first watermark that excludes further rows of each session: a row exactly a gap later belongs to
+        it (S4.4)."""
         over: Int64s = self._lasts[sessions] + self._gap_us + 1
         return over
 
     def _join(self, ids: Entries, lows: Int64s, highs: Int64s, closed_us: int) -> tuple[Entries, Entries]:
-        """Sessions that runs of rows go to, and those that went into others."""
+        """Return the sessions of runs of rows, and the sessions that were merged into others."""
         self._grow(self.size + len(ids))
         targets = np.empty(len(ids), np.int32)
         absorbed = np.empty(self.size + len(ids), np.int32)
@@ -263,7 +274,7 @@ class SessionTable:
         return targets, absorbed[: cursor[1]]
 
     def _write(self, targets: Entries, ids: Entries, known: int) -> None:
-        """Write down the sessions that runs of rows went to; each new one has one run."""
+        """Write the sessions of runs of rows to the columns. Each new session has one run."""
         reached = np.unique(targets[targets >= 0])
         self._cells.touch(reached)
         arrays = self._cells.arrays
@@ -273,7 +284,7 @@ class SessionTable:
         arrays[_KEY][known : self.size] = ids[targets >= known]
 
     def _absorb(self, absorbed: Entries, known: int) -> None:
-        """Fold sessions into those that they went into."""
+        """Merge the aggregates of absorbed sessions into their targets."""
         if not len(absorbed):
             return
         find_roots(absorbed, self._parents)
@@ -298,13 +309,13 @@ class SessionTable:
 
 @dataclass(frozen=True)
 class FrozenSessions:
-    """Sessions at one moment; for any thread.
+    """Sessions at the time of the freeze. Usable from any thread.
 
     Attributes:
         serial: of the table.
         schema: of the rows.
         cells: their columns.
-        rows: of a chunk; to be read once.
+        rows: returns the rows of a chunk; call it once for each chunk.
     """
 
     serial: int
@@ -313,7 +324,8 @@ class FrozenSessions:
     rows: Callable[[int], pa.Table]
 
     def part(self, name: str) -> StatePart:
-        """All of them: many as a blob for each chunk, which keeps its id while nothing in it changes."""
+        """Return all sessions; if there are many, a blob for each chunk. A blob keeps its id while its chunk does not
+        change."""
         if self.cells.size <= CHUNK_ENTRIES:
             tables = [self.schema.empty_table(), *(self.rows(chunk) for chunk in range(self.cells.chunks))]
             return StatePart(name, "keyed", pa.concat_tables(tables))

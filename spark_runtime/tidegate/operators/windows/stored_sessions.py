@@ -1,10 +1,10 @@
 """Sessions in a back end outside memory (S5.2).
 
-The value of a key is its open sessions: a list for each column that a session has. What comes for some keys is put
-together with their sessions in a table in memory, which lasts for that step. A key has an event timer at or before the
-first time at which something is due for it: a session fires, or is over. A session that grows keeps its timer, which
-then finds nothing due and is registered again. When a session is over may have changed with the lateness since its
-timer was registered: that one may come later, and no session that is to fire relies on it.
+The value of a key is its open sessions: a list for each column of a session. To add rows of some keys, their sessions
+are read into a table in memory, which exists for that step only. A key has an event timer at or before the first time
+at which one of its sessions fires or closes. A session that grows keeps its old timer, which then finds nothing due
+and is registered again. The time at which a session closes depends on the lateness, which may change between runs. A
+timer for closing may therefore come later; a timer for firing never does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _BOUNDS = (("start", pa.int64()), ("last", pa.int64()), ("fired", pa.bool_()))
 
 
 class StoredSessions:
-    """See `SessionStore`. Sessions of so many keys as fill a batch fire in the order of their ends."""
+    """Stores sessions in a back end; see `SessionStore`. Sessions fire in the order of their ends within a batch of
+    keys."""
 
     def __init__(self, spec: SessionAggSpec, ctx: OperatorContext) -> None:
         """Open the back end."""
@@ -88,19 +89,24 @@ class StoredSessions:
         return sum(batch.num_rows for batch in self.fire(MAX_WATERMARK))
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
-        """Freeze the back end. In a savepoint it is a row for each session, without timers, which follow from them."""
+        """Freeze the back end. A savepoint has a row for each session, and no timers, because they follow from the
+        rows."""
         write = self._back_end.snapshot(checkpoint_id, portable=portable)
         if not portable:
             return write
         return lambda: [evolve_rows(part, self._plain) for part in write() if part.name == SESSIONS]
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:
-        """See `SessionStore`. Raises SnapshotError: they are of other columns. What was kept for more lateness than is
-        allowed goes when rows come for its key, or when its timer does."""
+        """See `SessionStore`. Sessions that were kept for a longer lateness than is allowed now are deleted when rows
+        arrive for their key, or when their timer fires.
+
+        Raises:
+            SnapshotError: the files have other columns.
+        """
         self._back_end.restore(parts)
 
     def restore_rows(self, part: StatePart, closed_us: int) -> None:
-        """See `SessionStore`. Sessions of one key may come in several pieces."""
+        """See `SessionStore`. Sessions of one key may arrive in several pieces."""
         for rows in rows_in_key_groups(part, self._groups):
             keys = self._back_end.keys(self._rows.keys(rows))
             table = self._table_of(keys)
@@ -114,7 +120,7 @@ class StoredSessions:
         self._back_end.close()
 
     def _table_of(self, keys: KeySet) -> SessionTable:
-        """The sessions of these keys, which it numbers as the set does."""
+        """Return a table with the sessions of these keys. It numbers keys as the set does."""
         table = SessionTable(self._rows.layout, self._spec.gap_us, 0)
         columns = keys.columns()
         table.number_keys(columns)
@@ -130,8 +136,11 @@ class StoredSessions:
         return table
 
     def _due_us(self, table: SessionTable, keys: int, *, to_fire: bool = False) -> Int64s:
-        """For each key when first something is due for one of its sessions, or for one that is `to_fire`;
-        MAX_WATERMARK where it has none."""
+        """Return for each key the first time at which one of its sessions fires or closes; MAX_WATERMARK: it has none.
+
+        Args:
+            to_fire: ignore sessions that have fired already.
+        """
         sessions = table.live()
         _, lasts, fired = table.bounds(sessions)
         over_us = MAX_WATERMARK if to_fire else lasts + self._spec.reach_us + self._spec.lateness_us
@@ -141,11 +150,14 @@ class StoredSessions:
         return due_us
 
     def _write(self, keys: KeySet, table: SessionTable, timed_us: Int64s) -> None:
-        """Put the sessions of these keys in the place of those that were there. Args: timed_us: at or before which each
-        key has a timer; MAX_WATERMARK: it may have none."""
+        """Replace the stored sessions of these keys.
+
+        Args:
+            timed_us: time at or before which each key has a timer; MAX_WATERMARK: it may have none.
+        """
         sessions = table.live()
         owners = table.owners(sessions)
-        order = np.argsort(owners, kind="stable")  # sessions of a key stay in the order in which they were opened
+        order = np.argsort(owners, kind="stable")  # keeps sessions of a key in the order of their creation
         sessions, counts = sessions[order], np.bincount(owners, minlength=keys.size)
         offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
         arrays = [*map(pa.array, table.bounds(sessions)), *table.state(sessions)]
@@ -158,7 +170,7 @@ class StoredSessions:
         self._timers.register(keys, earlier, due_us[earlier])
 
     def _plain(self, table: pa.Table) -> pa.Table:
-        """A row for each session, of rows of the back end (`layout`)."""
+        """Convert rows of the back end (`layout`) to a row for each session."""
         return pa.Table.from_batches([self._sessions_of(rows) for rows in table.to_batches()], schema=self._rows.schema)
 
     def _sessions_of(self, rows: pa.RecordBatch) -> pa.RecordBatch:

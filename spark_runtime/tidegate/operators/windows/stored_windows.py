@@ -1,8 +1,8 @@
-"""The open windows of one subtask in a back end outside memory (S5.2): what `OpenWindows` is in memory.
+"""The open windows of one subtask in a back end outside memory (S5.2); `OpenWindows` does the same in memory.
 
-State is by key and pane. Event timers are by key and window, at times that lead through a window's life: at its end it
-fires, and later it is over, when rows of its first step of panes have no use any more. A key has one timer at the end
-of the earliest window that has not fired; when that fires, the next is registered, if there is anything in it.
+State is stored by key and pane, event timers by key and window. A window's first timer is at its end, when it fires. A
+later timer is at its close, when the panes of its first step are no longer needed. A key has one timer at the end of
+its earliest unfired window. When that window fires, the next one's timer is registered if that window has rows.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from tidegate.state.keys.key_bytes import Int64s
 
 
 class StoredWindows:
-    """Panes and windows by number as in `OpenWindows`. Windows fire in order of time; keys within one in the order of
-    the back end, so many at a time that a batch holds them. Not safe for several threads.
+    """Panes and windows by number, as in `OpenWindows`. Not thread-safe.
+
+    Windows fire in order of time. Keys within a window are in the order of the back end, in groups that fit a batch.
 
     Attributes:
-        layout: what rows to read of a batch.
+        layout: columns to read from a batch.
         grid: bounds of panes and windows.
         state_schema: of rows in savepoints: key group, start of the pane, then keys and aggregates.
     """
@@ -49,23 +50,30 @@ class StoredWindows:
         self._timers = self._store.timers
 
     def __bool__(self) -> bool:
-        """Something waits for a time."""
+        """Return whether a timer waits."""
         return self._timers.next_us() is not None
 
     @property
     def next_end_us(self) -> int:
-        """When the first window fires, or is over; MAX_WATERMARK when there is none."""
+        """Return when the first window fires or closes; MAX_WATERMARK if there is none."""
         next_us = self._timers.next_us()
         return MAX_WATERMARK if next_us is None else next_us
 
     def closed(self, panes: Int64s, closed_us: int) -> Mask:
-        """Whether every window that a pane is in ends by `closed_us`."""
+        """Return for each pane whether all its windows end by `closed_us`."""
         closed: Mask = self.grid.window_end(panes // self._panes_per_step) <= closed_us
         return closed
 
     def take(self, batch: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int) -> Iterator[pa.RecordBatch]:
-        """Take rows, none of a closed pane. Emits the windows that end in closed_us < end <= fired_us, for keys that
-        rows came for late. Args: panes: of each row. Raises SumOverflowError."""
+        """Add rows, none of which is in a closed pane. Emits the windows that end in closed_us < end <= fired_us again,
+        for keys with late rows.
+
+        Args:
+            panes: of each row.
+
+        Raises:
+            SumOverflowError: a sum does not fit its type.
+        """
         keys = self._store.keys(batch, self.grid.pane_start(panes))
         folded = self._store.add(keys, self.layout.values(batch))
         columns, starts_us = self._store.key_columns(keys)
@@ -78,10 +86,15 @@ class StoredWindows:
             yield from self._fire_again(columns, numbers, closed_us, fired_us)
 
     def fire(self, until_us: int, passed_us: Int64s | None = None) -> Iterator[pa.RecordBatch]:
-        """Emit every window that ends at or before `until_us` and has not fired, in order of time; forget what can fire
-        no more. Args: passed_us: of no use here: what has fired has no timer."""
+        """Emit every window that ends at or before `until_us` and has not fired, in order of time. Delete unneeded
+        panes.
+
+        Args:
+            passed_us: unused: windows that have fired have no timer.
+        """
         while (next_us := self._timers.next_us()) is not None and next_us <= until_us:
-            # what fires registers what fires next: of windows that overlap one at a time, so that they stay in order
+            # A window that fires registers the next one's timer. Overlapping windows fire one end at a time, so that
+            # they stay in order.
             due = self._timers.due(until_us if self._panes_per_window == 1 else next_us, self._most_keys)
             assert due is not None, "a timer is due"
             columns, starts_us = self._store.key_columns(due.keys)
@@ -89,7 +102,7 @@ class StoredWindows:
             ends_us = self.grid.window_end(windows)
             fires, over = due.times_us == ends_us, due.times_us >= ends_us + self._spec.lateness_us
             if self._spec.lateness_us:
-                # registered when more or less lateness was allowed, or when the window fired
+                # registered when another lateness was allowed, or when the window fired
                 waits = ~fires & ~over
                 self._register_at(columns, windows, ends_us + self._spec.lateness_us, waits)
             if fires.any():
@@ -97,29 +110,30 @@ class StoredWindows:
             self._forget(columns, windows, over & ~fires)
 
     def drop(self) -> int:
-        """Close every window and emit nothing. Returns how many results that leaves out."""
+        """Close every window without emitting it. Returns the number of dropped results."""
         return sum(batch.num_rows for batch in self.fire(MAX_WATERMARK))
 
     def advance(self, until_us: int) -> None:
-        """Nothing: what is over has a timer."""
+        """Do nothing: closed windows have a timer."""
 
     def set_fired(self, fired_us: int) -> None:
-        """Nothing: what has fired has no timer. Where a clock was set back, windows fire again for keys that rows come
-        for."""
+        """Do nothing: windows that have fired have no timer. If a clock was set back, windows fire again for keys with
+        new rows."""
 
     def drop_fired(self, closed_us: int) -> None:
-        """Nothing: rows of what was kept for more lateness than is allowed are late, and go when they would have."""
+        """Do nothing. Rows of windows kept for a longer lateness than is allowed now are late, and are deleted by their
+        timer."""
 
     def snapshot(self, checkpoint_id: int, *, portable: bool, finish: Finish = lambda rows: rows) -> AsyncSnapshot:
         """See `StoredAggregates`."""
         return self._store.snapshot(checkpoint_id, portable=portable, finish=finish)
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:
-        """Take back files of the back end."""
+        """Restore files of the back end."""
         self._store.restore_files(parts)
 
     def restore_rows(self, part: StatePart, progress: WindowProgress) -> None:
-        """Take back rows with the columns of `state_schema`. Args: progress: restored already."""
+        """Restore rows with the columns of `state_schema`. Args: progress: already restored."""
         for keys, columns, starts_us in self._store.restored_rows(part):
             fired_us = np.full(keys.size, progress.watermark_us)
             if progress.passed_us is not None:
@@ -136,13 +150,13 @@ class StoredWindows:
 
     def _first_after(self, panes: Int64s, after_us: Int64s) -> Int64s:
         """See `WindowGrid.first_after`."""
-        return self.grid.first_after(panes, np.maximum(after_us, MIN_TIME_US))  # no window with a row ends before
+        return self.grid.first_after(panes, np.maximum(after_us, MIN_TIME_US))  # no window with rows ends earlier
 
     # ------------------------------------------------------------ timers
 
     def _register(self, columns: pa.RecordBatch, panes: Int64s, fired_us: Int64s) -> None:
-        """A timer for each new pane: for the first of its windows that has not fired, or, when all have, for when they
-        are over."""
+        """Register a timer for each new pane: at the end of its first unfired window, or, if all its windows have
+        fired, at their close."""
         last = panes // self._panes_per_step
         first = self._first_after(panes, fired_us)
         windows, ends_us = np.minimum(first, last), self.grid.window_end(np.minimum(first, last))
@@ -157,8 +171,8 @@ class StoredWindows:
     # ------------------------------------------------------------ firing
 
     def _fired(self, columns: pa.RecordBatch, windows: Int64s) -> Iterator[pa.RecordBatch]:
-        """Emit windows whose time has come, one row for each; what comes next for their keys. No two of one key share
-        a pane."""
+        """Emit due windows, one row for each, and register the next timers of their keys. Windows of one key share no
+        pane."""
         emitted, there = self._put_together(columns, windows)
         later: Mask = np.any(there[:, self._panes_per_step :], axis=1)
         if later.any():
@@ -184,7 +198,7 @@ class StoredWindows:
         owners = np.repeat(np.arange(len(panes)), counts)
         steps = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
         keys = self._store.keys(columns.take(pa.array(owners)), self.grid.window_start(first[owners] + steps))
-        columns, starts_us = self._store.key_columns(keys)  # a key may have come for several panes of one window
+        columns, starts_us = self._store.key_columns(keys)  # a key may have rows in several panes of one window
         order = np.argsort(starts_us, kind="stable")
         for at in range(0, len(order), self._most_keys):
             some = order[at : at + self._most_keys]
@@ -192,8 +206,8 @@ class StoredWindows:
             yield emitted
 
     def _put_together(self, columns: pa.RecordBatch, windows: Int64s) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
-        """The results of (key, window) pairs, but of those that hold nothing, and by pair which of its panes hold
-        something."""
+        """Return the results of the (key, window) pairs that have rows, and for each pair which of its panes have
+        rows."""
         count, width = len(windows), self._panes_per_window
         owners = np.repeat(np.arange(count, dtype=np.int32), width)
         keys = self._store.keys(columns.take(pa.array(owners)), self._pane_starts(windows, width))
@@ -210,13 +224,13 @@ class StoredWindows:
         return self.grid.window_start(windows), self.grid.window_end(windows)
 
     def _forget(self, columns: pa.RecordBatch, windows: Int64s, where: Mask) -> None:
-        """The panes that are in no later window."""
+        """Delete the panes that no later window contains."""
         if where.any():
             step = self._panes_per_step
             owners = pa.array(np.repeat(np.flatnonzero(where), step))
             self._store.clear(self._store.keys(columns.take(owners), self._pane_starts(windows[where], step)))
 
     def _pane_starts(self, windows: Int64s, count: int) -> Int64s:
-        """Starts of the first `count` panes of each window, one window after the other."""
+        """Return the starts of the first `count` panes of each window, one window after the other."""
         panes = (windows[:, None] * self._panes_per_step + np.arange(count)[None, :]).reshape(-1)
         return self.grid.pane_start(panes)

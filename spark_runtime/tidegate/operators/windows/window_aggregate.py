@@ -27,48 +27,50 @@ from tidegate.state.keys.key_bytes import Int64s, valid_mask
 
 
 class WindowAggregate(StreamOperator):
-    """Windows [start, end): a row belongs to those its event time falls in. One that falls in none, as windows that
-    start later than the one before ends leave times out, is dropped and counted under `outside_windows_dropped`.
+    """Aggregates event-time windows [start, end): a row belongs to the windows that contain its event time.
 
-    A window fires when the watermark reaches its end, and closes when it is `lateness_us` further. Rows that come for
-    it in between make it fire again, after the batch that brought them, for their keys, with the result of all rows so
-    far. Rows of which every window has closed are late: they go to the side output `late`, or are dropped and counted
-    under `late_dropped` (S4.4). Null is a key like any other. MAX_WATERMARK fires all windows that have not fired, and
-    closes all; time begins anew: rows that come after it make windows of their own, none of them late or fired, which
-    fire in `finish` (S7.2). Windows fire in order of time; keys within one in order of first sight, or outside memory
-    of the back end (`StoredWindows`).
+    If windows leave gaps between them, a row in a gap is dropped and counted under `outside_windows_dropped`.
 
-    State: `windows` (keyed: a row for each pane and key; of tumbling windows panes are the windows) and `progress`
-    (keyed: for each key group the watermark that decides what is late, never MAX, S4.4; after MAX none at all: inputs
-    that are drained let the watermark run ahead of what they bring after a restore, S7.5; what had been late before it
-    is not, until every source subtask has told its watermark again). `snapshot` marks the columns, whatever their size;
-    they are written by the returned function, large panes in chunks (S5.2).
+    A window fires when the watermark reaches its end, and closes when the watermark is `lateness_us` further. Rows that
+    arrive in between make it fire again after their batch, for their keys, with the result of all rows so far. A row is
+    late if all its windows have closed: it goes to the side output `late`, or is dropped and counted under
+    `late_dropped` (S4.4). Null is a key like any other. MAX_WATERMARK fires all unfired windows and closes all. Then
+    time starts again: rows that arrive later open new windows, are never late, and their windows fire in `finish`
+    (S7.2). Windows fire in order of time; keys within a window in the order in which they arrived, or in the order of
+    the back end if state is outside memory (`StoredWindows`).
 
-    After a restore at another parallelism key groups may come from subtasks whose watermarks differed. The watermark is
-    then the earliest of them, so that no row is called late that was not; and until it has caught up, rows are held
-    against their key group's own watermark, so that no window fires twice.
+    State: `windows` (keyed: a row for each pane and key; panes of tumbling windows are the windows) and `progress`
+    (keyed: the watermark of each key group, which decides which rows are late). `progress` never contains MAX_WATERMARK
+    (S4.4), and after MAX_WATERMARK no watermark at all: drained inputs let the watermark run ahead of the rows that
+    they deliver after a restore (S7.5). Rows that were late before are then not late, until every source subtask has
+    emitted its watermark again. `snapshot` freezes the columns, whatever their size; the returned function writes them,
+    large panes in chunks (S5.2).
+
+    After a restore at another parallelism, key groups may come from subtasks with different watermarks. The operator's
+    watermark is then the earliest of them, so that no row becomes late. Until it has caught up, rows are compared with
+    the watermark of their own key group, so that no window fires twice.
     """
 
     _windows: WindowStore
 
     def __init__(self, spec: WindowAggSpec) -> None:
         self._spec = spec
-        assert spec.time_column is not None, "windows over processing time are another operator's"
+        assert spec.time_column is not None, "windows over processing time need ProcessingWindowAggregate"
         self._time = EventTimeColumn(spec.time_column, spec.time_unit)
         self._progress = WindowProgress(spec.shape, spec.lateness_us)
 
     def open(self, ctx: OperatorContext) -> None:
-        """Make room for the windows."""
+        """Open the storage of the windows."""
         super().open(ctx)
         self._windows = new_window_store(self._spec, ctx, WINDOWS)
         self._grid = self._windows.grid
         self._set_units()
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Take the rows into their windows; emits windows that fire again, and late rows to the side output.
+        """Add the rows to their windows. Emits windows that fire again, and late rows to the side output.
 
         Raises:
-            SumOverflowError: a sum of integers left int64.
+            SumOverflowError: a sum of integers does not fit int64.
             DataError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
         """
         times, nulls = self._time.times(batch)
@@ -90,7 +92,7 @@ class WindowAggregate(StreamOperator):
             yield from self._fired_again(batch, times)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """Emit every window that ends at or before the watermark, in batches of at most `ROWS_PER_PIECE`."""
+        """Emit every window that ends at or before the watermark, in batches of at most `MAX_BATCH_ROWS` rows."""
         passed_us = self._progress.passed_us
         if watermark_us == MAX_WATERMARK:
             yield from coalesce_batches(self._windows.fire(watermark_us, passed_us))
@@ -108,7 +110,7 @@ class WindowAggregate(StreamOperator):
             self._windows.advance(watermark_us)
 
     def finish(self) -> Iterator[Output]:
-        """What came since MAX_WATERMARK."""
+        """Emit the windows of rows that arrived after MAX_WATERMARK."""
         yield from coalesce_batches(self._windows.fire(MAX_WATERMARK))
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
@@ -118,10 +120,10 @@ class WindowAggregate(StreamOperator):
         return lambda: [*write(), *parts]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back the open windows and the watermark.
+        """Restore the open windows and the watermark.
 
         Raises:
-            SnapshotError: the state is of other keys, aggregates or windows than the pipeline's; names both (S5.5).
+            SnapshotError: the snapshot's keys, aggregates or windows differ from the pipeline's; names both (S5.5).
         """
         for part in parts:
             if part.name == PROGRESS:
@@ -142,13 +144,16 @@ class WindowAggregate(StreamOperator):
         self._windows.drop_fired(self._progress.watermark_us - self._spec.lateness_us)
 
     def close(self) -> None:
-        """Close what keeps the windows."""
+        """Close the storage of the windows."""
         if hasattr(self, "_windows"):
             self._windows.close()
 
     def _set_units(self) -> None:
-        """In whose unit rows are cut: that of the column where the grid is in whole steps of it, since most rows are in
-        the window of the row before; else in microseconds."""
+        """Choose the unit in which rows are grouped: the column's unit if the grid is whole steps of it, else
+        microseconds.
+
+        The column's unit saves a conversion, since most rows are in the same window as the row before.
+        """
         grid, per_second = self._grid, self._time.per_second
         self._whole_steps, self._pane, self._offset = False, 0, 0
         if isinstance(grid, FixedGrid):
@@ -159,7 +164,7 @@ class WindowAggregate(StreamOperator):
                 self._pane, self._offset = steps[0] // 1_000_000, steps[1] // 1_000_000
 
     def _fired_again(self, batch: pa.RecordBatch, times: Int64s) -> Iterator[Output]:
-        """Take rows; rows of key groups that are ahead by themselves."""
+        """Add rows; rows of key groups with a later watermark are added separately."""
         for part, its_times, fired_us in self._progress.split(batch, times, self._spec.keys):
             closed_us = self._progress.closed_at(fired_us)
             if isinstance(self._windows, OpenWindows):
@@ -171,7 +176,7 @@ class WindowAggregate(StreamOperator):
     def _taken_outside(
         self, windows: StoredWindows, batch: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int
     ) -> Iterator[Output]:
-        """As `_add_rows`, of windows outside memory."""
+        """Add rows to windows outside memory; compare `_add_rows`."""
         over = windows.closed(panes, closed_us)
         if over.any():
             yield from late_rows(batch.filter(pa.array(over)), self.ctx)
@@ -182,7 +187,7 @@ class WindowAggregate(StreamOperator):
     def _add_rows(
         self, windows: OpenWindows, batch: pa.RecordBatch, times: Int64s, closed_us: int, fired_us: int
     ) -> Iterator[Output]:
-        """Take rows for whose keys windows have fired up to `fired_us`, and closed up to `closed_us`."""
+        """Add rows of keys whose windows have fired up to `fired_us`, and closed up to `closed_us`."""
         if self._pane:
             grouped = group_by_window(times, self._pane, self._offset)
         else:
@@ -204,5 +209,5 @@ class WindowAggregate(StreamOperator):
 
 
 def window_operator(spec: WindowAggSpec) -> StreamOperator:
-    """Of the time that the windows follow."""
+    """Create the operator for event-time or processing-time windows."""
     return ProcessingWindowAggregate(spec) if spec.time_column is None else WindowAggregate(spec)

@@ -1,7 +1,7 @@
-"""Where windows lie on the axis of time: numbers of windows and panes, and their bounds.
+"""Positions of windows on the time axis: numbers of windows and panes, and their bounds.
 
-Panes are the longest slices that every window is made of a whole number of; where windows do not overlap the windows
-themselves, and then a window and its only pane have one number. All times are microseconds since the epoch, int64.
+A pane is the longest slice of time such that every window is a whole number of panes. If windows do not overlap, panes
+are the windows, and a window and its only pane have the same number. All times are microseconds since the epoch, int64.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_bytes import Int64s
 
 Number = TypeVar("Number", int, Int64s)
-"""One, or those of many rows."""
+"""One number, or the numbers of many rows."""
 OUTSIDE_DROPPED = "outside_windows_dropped"
-"""Counter: rows that fall between two windows, where one starts later than the one before ends."""
+"""Counter: rows in a gap between two windows."""
 
 
 class WindowGrid(Protocol):
-    """Attributes:
-    panes_per_window: panes that a window is made of.
-    panes_per_step: panes from the start of one window to the next.
-    table: of calendar windows; None: the grid is the same for ever.
+    """Positions of windows and panes.
+
+    Attributes:
+        panes_per_window: number of panes in a window.
+        panes_per_step: number of panes from the start of one window to the next.
+        table: table of calendar windows; None: the grid never changes.
     """
 
     panes_per_window: int
@@ -41,38 +43,40 @@ class WindowGrid(Protocol):
     table: CalendarTable | None
 
     def panes(self, times_us: Int64s) -> Int64s:
-        """The pane of each time."""
+        """Return the pane of each time."""
 
     def outside(self, times_us: Int64s) -> Mask | None:
-        """Which times are in no window; None: the grid leaves nothing out."""
+        """Return which times are in no window; None: every time is in a window."""
 
     def pane_start(self, panes: Number) -> Number:
-        """First time of panes."""
+        """Return the first time of panes."""
 
     def window_start(self, windows: Number) -> Number:
-        """First time of windows."""
+        """Return the first time of windows."""
 
     def window_end(self, windows: Number) -> Number:
-        """First time after windows."""
+        """Return the first time after windows."""
 
     def windows_at(self, starts_us: Int64s) -> Int64s:
-        """The windows with these starts."""
+        """Return the windows with these starts."""
 
     def windows_of(self, pane: int, after_us: int, until_us: int = MAX_WATERMARK) -> range:
-        """Windows that a pane is in and that end in after_us < end <= until_us."""
+        """Return the windows that contain a pane and end in after_us < end <= until_us."""
 
     def first_after(self, panes: Int64s, after_us: Int64s) -> Int64s:
-        """The first window that a pane is in, or would be in, and that ends after `after_us`; later than every window
-        of the pane when they all end before."""
+        """Return for each pane the first of its windows that ends after `after_us`.
+
+        If all of them end before, the result is a window after them.
+        """
 
     def first_open(self, watermark_us: int) -> int:
-        """Start of the first window that ends after `watermark_us`."""
+        """Return the start of the first window that ends after `watermark_us`."""
 
     def has(self, time_us: int) -> bool:
-        """Windows can be around a time."""
+        """Return whether a window can contain this time."""
 
     def require_times(self, column: str, low_us: int, high_us: int, where: str) -> None:
-        """TidegateError for times of a column that have no window."""
+        """Raise DataError if times of a column have no window."""
 
 
 class FixedGrid:
@@ -81,8 +85,8 @@ class FixedGrid:
     table: CalendarTable | None = None
 
     def __init__(self, size_us: int, step_us: int, offset_us: int) -> None:
-        """Args: step_us: from the start of one window to the next. offset_us: windows start at multiples of it plus
-        this."""
+        """Args: step_us: from the start of one window to the next. offset_us: windows start at multiples of `step_us`
+        plus this."""
         self.size_us, self.step_us, self.offset_us = size_us, step_us, offset_us
         self.pane_us = step_us if step_us >= size_us else math.gcd(size_us, step_us)
         self.panes_per_window = max(size_us // self.pane_us, 1)
@@ -137,11 +141,11 @@ class FixedGrid:
         return True
 
     def require_times(self, column: str, low_us: int, high_us: int, where: str) -> None:
-        """Nothing: all have."""
+        """Do nothing: all times have windows."""
 
 
 class CalendarGrid:
-    """Calendar windows, each with its start for a number; see `WindowGrid`."""
+    """Calendar windows. The number of a window is its start; see `WindowGrid`."""
 
     panes_per_window: int = 1
     panes_per_step: int = 1
@@ -155,7 +159,7 @@ class CalendarGrid:
         return self._table.starts(times_us)
 
     def outside(self, times_us: Int64s) -> Mask | None:
-        """Nothing: they follow one another."""
+        """Return None: calendar windows have no gaps."""
         return None
 
     def pane_start(self, panes: Number) -> Number:
@@ -198,11 +202,14 @@ class CalendarGrid:
 
 
 def window_grid(size_us: int, step_us: int, offset_us: int, calendar: Calendar | None) -> WindowGrid:
-    """A grid of its own. Args: calendar: what cuts the windows; None: the durations do."""
+    """Create a grid. Args: calendar: of calendar windows; None: use the durations."""
     return FixedGrid(size_us, step_us, offset_us) if calendar is None else CalendarGrid(calendar)
 
 
 def calendar_part(grid: WindowGrid, closed_us: int) -> list[StatePart]:
-    """What a snapshot keeps of a grid that may change with the rules of a time zone. Args: closed_us: windows that end
-    by it are closed."""
+    """Return the state of calendar windows, because the rules of a time zone may change; empty for other windows.
+
+    Args:
+        closed_us: windows that end by this time are closed.
+    """
     return [] if grid.table is None else [grid.table.part(closed_us)]

@@ -1,4 +1,5 @@
-"""How far windows have fired, for each key group: what a restore must know to call a row late (S4.4)."""
+"""WindowProgress: the time up to which windows have fired, by key group. A restore needs it to find late rows
+(S4.4)."""
 
 from __future__ import annotations
 
@@ -20,24 +21,26 @@ from tidegate.state.keys.key_hash import hash_keys, key_groups
 
 SHAPE_COLUMNS = frozenset({"size_us", "offset_us", "slide_us", "gap_us", "calendar"})
 Shape: TypeAlias = dict[str, int | str]
-"""What tells windows from others."""
+"""Properties that must be equal in a snapshot and the pipeline."""
 LATENESS_COLUMN = "lateness_us"
-"""Only where lateness is allowed."""
+"""Column of snapshots, present only if lateness is allowed."""
 
 
 class WindowProgress:
-    """One watermark for all key groups, and after a restore at another parallelism later ones for some of them, until
-    it has caught up.
+    """The watermark up to which windows have fired.
+
+    There is one watermark for all key groups. After a restore at another parallelism, some key groups have later ones,
+    until the common watermark has caught up.
 
     Attributes:
         watermark_us: windows that end by it have fired for every key.
-        passed_us: by key group, where some restored watermark is ahead; else None.
-        closed_us: windows that end by it take no rows whatever lateness is allowed now: their state went when less was
-            allowed.
+        passed_us: watermark by key group, if some are ahead of `watermark_us`; else None.
+        closed_us: windows that end by it accept no rows, whatever lateness is allowed now: their state was deleted
+            when less lateness was allowed.
     """
 
     def __init__(self, shape: Mapping[str, int | str], lateness_us: int = 0) -> None:
-        """Args: shape: what tells the windows from others, durations or a calendar by name. lateness_us: allowed."""
+        """Args: shape: properties of the windows, by name: durations or a calendar. lateness_us: allowed lateness."""
         self.watermark_us = MIN_WATERMARK
         self.passed_us: Int64s | None = None
         self.closed_us = MIN_WATERMARK
@@ -45,29 +48,31 @@ class WindowProgress:
         self._shape = dict(shape)
 
     def advance(self, watermark_us: int) -> None:
-        """The watermark, or the clock, has come to `watermark_us`."""
+        """Set the watermark or clock to `watermark_us`, if it is later."""
         self.watermark_us = max(self.watermark_us, watermark_us)
         if self.passed_us is not None and self.passed_us.max() <= self.watermark_us:
             self.passed_us = None
 
     def reset(self) -> None:
-        """MAX_WATERMARK has come, and is never part of a snapshot: nothing is late any more, and nothing that is opened
-        from now on has fired, neither here nor after a restore (S4.4, S7.5)."""
+        """Handle MAX_WATERMARK, which is never part of a snapshot.
+
+        From now on no row is late, and no new window counts as fired, neither here nor after a restore (S4.4, S7.5).
+        """
         self.watermark_us, self.passed_us, self.closed_us = MIN_WATERMARK, None, MIN_WATERMARK
 
     def closed_at(self, fired_us: int) -> int:
-        """Windows that end by it take no rows any more, of keys whose windows have fired up to `fired_us`."""
+        """Return the time by which windows are closed, for keys whose windows have fired up to `fired_us`."""
         return max(fired_us - self._lateness_us, min(self.closed_us, fired_us))
 
     @property
     def open_after_us(self) -> int:
-        """Windows that end by it are closed for every key."""
+        """Return a time: windows that end by it are closed for every key."""
         return self.watermark_us - self._lateness_us if self.watermark_us > MIN_TIME_US else MIN_WATERMARK
 
     def split(
         self, batch: pa.RecordBatch, times: Int64s, keys: Sequence[str]
     ) -> Iterator[tuple[pa.RecordBatch, Int64s, int]]:
-        """Rows, with their times, by how far windows have fired for their key groups; all together but for a while
+        """Divide rows and their times by the watermark of their key groups. There is one group, except for a while
         after a restore at another parallelism."""
         if self.passed_us is None:
             yield batch, times, self.watermark_us
@@ -79,7 +84,7 @@ class WindowProgress:
             yield batch.filter(pa.array(mine)), times[mine], mark
 
     def part(self, ctx: OperatorContext) -> StatePart:
-        """As it is now."""
+        """Return the current progress as state."""
         groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         marks = np.full(len(groups), self.watermark_us, np.int64)
         if self.passed_us is not None:
@@ -96,10 +101,10 @@ class WindowProgress:
         return StatePart(PROGRESS, "keyed", pa.table(list(columns.values()), schema=pa.schema(fields)))
 
     def restore(self, table: pa.Table, ctx: OperatorContext) -> None:
-        """Take back the rows of one or several subtasks' parts.
+        """Restore the parts of one or several subtasks.
 
         Raises:
-            SnapshotError: they are of other windows.
+            SnapshotError: the snapshot's windows differ from the pipeline's.
         """
         if not table.num_rows:
             return
@@ -125,9 +130,9 @@ class WindowProgress:
 
 
 def changed_window(uid: str, state: str, was: str, now: str) -> SnapshotError:
-    """The state of operator `uid` is of windows other than the pipeline's."""
+    """Return the error for a snapshot whose windows differ from the pipeline's."""
     return SnapshotError(
-        f"The window of operator {uid!r} has changed",
+        f"the window of operator {uid!r} has changed",
         where=f"state {state!r} of operator {uid!r}",
         cause=f"{was}, now {now}",
         remedy="Restore with the window of the snapshot, or give the operator a new uid",

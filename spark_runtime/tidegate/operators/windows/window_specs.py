@@ -21,7 +21,7 @@ WINDOWS = "windows"
 PROCESSING_WINDOWS = "processing_windows"
 """State of windows over processing time."""
 PROGRESS = "progress"
-"""State of windows and sessions: how far they have fired."""
+"""State of windows and sessions: the time up to which they have fired."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class WindowAggSpec(OperatorSpec):
         time_column: event time, a timestamp or an integer; None: the windows are over processing time.
         time_unit: of the time column.
         size_us: length of a window, microseconds, > 0.
-        offset_us: windows start at multiples of `step_us` plus this.
+        offset_us: windows start at multiples of `step_us` plus this offset.
         aggregates: output columns after keys, `window_start` and `window_end`, in order.
         input_schema: of the input.
         schema: of the output: keys, window_start, window_end (timestamp[us]), aggregates.
         renamed: (key or output column in older snapshots, its name now).
         slide_us: from the start of one window to the next; 0: they are tumbling.
-        calendar: what cuts the windows in the place of `size_us`, `slide_us` and `offset_us`, which are 0.
-        lateness_us: how long after its end, in event time, a window takes rows and fires again.
+        calendar: defines the windows instead of `size_us`, `slide_us` and `offset_us`, which are 0.
+        lateness_us: how long after its end, in event time, a window accepts rows and fires again.
     """
 
     keyed_state: ClassVar[KeyedStatePlace] = "columns"
@@ -60,35 +60,35 @@ class WindowAggSpec(OperatorSpec):
 
     @property
     def state_schema(self) -> pa.Schema:
-        """Columns of the state of windows over event time: a row for each pane and key."""
+        """Return the columns of the state of event-time windows: a row for each pane and key."""
         bounds = [pa.field(KEY_GROUP_COLUMN, pa.uint16()), pa.field("window_start_us", pa.int64())]
         return pa.schema([*bounds, *aggregate_fields(self.keys, self.aggregates, self.input_schema, self.schema)])
 
     @property
     def step_us(self) -> int:
-        """From the start of one window to the next."""
+        """Return the time from the start of one window to the next."""
         return self.slide_us or self.size_us
 
     @property
     def shape(self) -> dict[str, int | str]:
-        """What tells the windows from others, in snapshots."""
+        """Return the properties that must be equal in a snapshot and the pipeline."""
         if self.calendar is not None:
             return {"calendar": str(self.calendar)}
         shape: dict[str, int | str] = {"size_us": self.size_us, "offset_us": self.offset_us}
         return {**shape, "slide_us": self.slide_us} if self.slide_us else shape
 
     def mode_dependence(self) -> str:
-        """Over processing time, or with updates."""
+        """Return the reason: windows over processing time, or windows that may fire again."""
         if self.time_column is None:
             return "its windows are over processing time"
         return "its windows may fire again, for late records" if self.lateness_us else ""
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
-        """Open windows."""
+        """Return "any" if the end of the input fires open windows."""
         return "any" if self.time_column is not None or processing_time_on_end == "fire" else "none"
 
     def states(self) -> tuple[StateShape, ...]:
-        """The open windows. A new aggregate would lack the rows that came before, so no column is filled."""
+        """Return the open windows. No new column is filled: a new aggregate would lack the earlier rows."""
         form = f"size, offset in us of {self.size_us}, {self.offset_us}"
         calendar = (StateShape(CALENDAR, "list"),) if self.calendar is not None else ()
         if self.calendar is not None:
