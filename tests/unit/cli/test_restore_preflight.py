@@ -191,7 +191,7 @@ def test_a_file_that_is_not_there_as_it_was_is_named(case: Case, change: str) ->
     answer = case.check(case.pipeline())
     assert answer.code == 10 and told(answer) == [("source", "rows")], answer.out
     cause = answer.document["findings"][0]["cause"]
-    assert "2.parquet" in cause and ("gone" if change == "gone" else "changed") in cause
+    assert "2.parquet" in cause and ("missing" if change == "gone" else "changed") in cause
     job, found = case.submitted()
     with pytest.raises(SnapshotError) as error:
         job.check_sources(*found)

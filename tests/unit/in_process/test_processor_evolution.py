@@ -169,7 +169,7 @@ def test_a_state_that_is_declared_and_deleted_is_not_kept(sink: str) -> None:
 
 def test_whoever_uses_a_deleted_state_is_refused_by_its_name_and_line(sink: str) -> None:
     with pytest.raises(
-        OperatorFailure, match="update of a state 'temporary', which deleteIfExists has deleted"
+        OperatorFailure, match="update of a state failed: deleteIfExists has deleted state 'temporary'"
     ) as failed:
         InProcessJob(lambda: pipeline(UsesIt(), sink), {"parallelism": 2}).submit().to_end()
     assert __file__.rsplit("/", 1)[-1] in str(failed.value)

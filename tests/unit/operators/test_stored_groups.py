@@ -96,7 +96,7 @@ def test_a_savepoint_is_the_same_rows_whatever_kept_the_groups(tmp_path: Path) -
 def test_files_of_rocksdb_are_refused_in_memory_with_the_remedy(tmp_path: Path) -> None:
     subtasks = Subtasks(spec(), tmp_path, "rocksdb")
     subtasks.feed(batch([("a", 1, 0.5, "x")]))
-    with pytest.raises(SnapshotError, match=r"files of rocksdb.*'groups'.*state_backend='rocksdb'"):
+    with pytest.raises(SnapshotError, match=r"rocksdb files.*'groups'.*state_backend='rocksdb'"):
         subtasks.restart(1, "heap", portable=False)
 
 

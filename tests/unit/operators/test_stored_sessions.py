@@ -157,7 +157,7 @@ def test_a_session_fires_in_time_beside_one_that_was_kept_for_more_lateness(
 def test_files_of_rocksdb_are_refused_in_memory_with_the_remedy(tmp_path: Path) -> None:
     subtasks = Subtasks(spec(), tmp_path, "rocksdb")
     subtasks.feed(batch([("a", 1, 5, "x")]))
-    with pytest.raises(SnapshotError, match=r"files of rocksdb.*'sessions'.*state_backend='rocksdb'"):
+    with pytest.raises(SnapshotError, match=r"rocksdb files.*'sessions'.*state_backend='rocksdb'"):
         subtasks.restart(1, "heap", portable=False)
 
 

@@ -173,7 +173,7 @@ def test_renamed_columns_are_found_again(tmp_path: Path, portable: bool) -> None
 def test_files_of_rocksdb_are_refused_in_memory_with_the_remedy(tmp_path: Path) -> None:
     subtasks = Subtasks(spec(), tmp_path, "rocksdb")
     subtasks.feed(batch([("a", 1, 5, "x")]))
-    with pytest.raises(SnapshotError, match=r"files of rocksdb.*'windows'.*state_backend='rocksdb'"):
+    with pytest.raises(SnapshotError, match=r"rocksdb files.*'windows'.*state_backend='rocksdb'"):
         subtasks.restart(1, "heap", portable=False)
 
 

@@ -270,7 +270,7 @@ class ProcessorHandle(StatefulProcessorHandle):
 
     def _of_deleted(self, name: str, call: str) -> PipelineError:
         return PipelineError(
-            f"{call} is called for state {name!r}, which deleteIfExists has deleted",
+            f"{call} failed: deleteIfExists has deleted state {name!r}",
             where=f"{self._where}, {calling_line()}",
             remedy=f"Do not delete {name!r} in init, or do not use it; clear() empties a key's state",
         )
