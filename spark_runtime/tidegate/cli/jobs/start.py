@@ -50,7 +50,8 @@ def add_start(parser: Parser) -> None:
 def add_restore(parser: Parser) -> None:
     """The arguments of `tidegate restore`."""
     parser.description = (
-        "Starts a new driver from a snapshot. Whatever is not passed stays as before, the pinned code included."
+        "Starts a new driver from a snapshot. Arguments and options that are not passed stay as before, and so does "
+        "the pinned code."
     )
     arguments.add_job(parser)
     _add_source(parser)
