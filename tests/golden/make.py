@@ -1,8 +1,8 @@
-"""Make the golden jobs of this folder: whole job directories of one version, which every later version restores.
+"""Make the golden jobs of this folder: job directories of one version, which every later version restores.
 
 Run it with the interpreter of the version to keep: `python tests/golden/make.py <folder>`. For each state back end it
-starts `pipelines/shop.py`, takes a savepoint in the middle, stops with a savepoint, and packs the folder: job
-directory, committed output and pipeline. The same version then starts another job from the savepoint in the middle and
+starts `pipelines/shop.py`, takes a savepoint mid-stream, stops with a savepoint, and packs the folder: job
+directory, committed output and pipeline. The same version then starts another job from the first savepoint and
 resumes the stopped one; `expected.json.xz` has the rows that both committed.
 """
 
@@ -28,15 +28,15 @@ ROWS = 1500
 RATE = 20
 SAVEPOINT_AT = 500
 FASTER = 100_000
-"""Rows a second after a restore: nobody has to wait for the rest."""
-FOLDER = "@FOLDER@"
-"""Stands for the absolute path of the job's folder in packed JSON files: sinks record it, and a test has its own."""
+"""Rows a second after a restore, so that a test does not wait for the rate of the first run."""
+PLACEHOLDERS = {"folder": "@FOLDER@", "python": "@PYTHON@"}
+"""In packed JSON files instead of absolute paths: of the job's folder, which sinks record, and of the interpreter."""
 HERE = Path(__file__).parent
 READERS = {".parquet": pa.parquet.read_table, ".csv": pa.csv.read_csv, ".jsonl": pa.json.read_json}
 
 
 def run_verb(folder: Path, *arguments: str) -> str:
-    """Run one verb of this interpreter's tidegate in a job's folder; its output."""
+    """Run a verb of this interpreter's tidegate in a job's folder, and return its output."""
     command = [sys.executable, "-m", "tidegate.cli.main", *arguments, "--root", "jobs"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
@@ -45,12 +45,12 @@ def run_verb(folder: Path, *arguments: str) -> str:
 
 
 def pipeline_arguments(rate: int, out: Path) -> tuple[str, str]:
-    """Arguments of `shop.build`, as a verb takes them."""
+    """Return the flag that passes the arguments of `shop.build`."""
     return "--args-json", json.dumps({"rows": ROWS, "rate": rate, "out": str(out)})
 
 
 def make(folder: Path, backend: str) -> None:
-    """Start the job, take a savepoint in the middle, stop with another one."""
+    """Start the job, take a savepoint mid-stream, then stop with another savepoint."""
     shutil.copytree(HERE / "pipelines", folder / "pipelines", ignore=shutil.ignore_patterns("__pycache__"))
     options = {"parallelism": 2, "state_backend": backend, "checkpoint_interval": "8 s"}
     chosen = [text for name, value in options.items() for text in ("--option", f"{name}={value}")]
@@ -66,13 +66,13 @@ def make(folder: Path, backend: str) -> None:
 
 
 def resume(folder: Path) -> dict[str, list[str]]:
-    """Restore the stopped job and let it end; all rows that it has committed, before and after."""
+    """Restore the stopped job and wait for its end. Return all rows that it committed, before and after the stop."""
     run_verb(folder, "restore", "shop", "--wait", *pipeline_arguments(FASTER, folder / "out"))
     return committed_rows(folder / "out")
 
 
 def branch(folder: Path) -> dict[str, list[str]]:
-    """Start another job from the savepoint in the middle, with folders of its own; the rows that it commits."""
+    """Start another job from the mid-stream savepoint, with its own output folder. Return the rows that it commits."""
     snapshots = json.loads(run_verb(folder, "checkpoints", "shop", "--json"))["checkpoints"]
     savepoint = next(s["path"] for s in snapshots if s["kind"] == "savepoint")
     out = folder / "branch-out"
@@ -84,7 +84,7 @@ def branch(folder: Path) -> dict[str, list[str]]:
 
 
 def committed_rows(out: Path) -> dict[str, list[str]]:
-    """Rows of each sink as JSON texts, sorted."""
+    """Return the rows of each sink as JSON texts, sorted."""
     found: dict[str, list[str]] = {}
     for file in sorted(out.glob("*/*.*")):
         rows = READERS[file.suffix](file).to_pylist()
@@ -95,21 +95,25 @@ def committed_rows(out: Path) -> dict[str, list[str]]:
 def pack(folder: Path, archive: Path) -> None:
     """Put the job's folder into an archive that can be unpacked anywhere."""
     for file in folder.rglob("*.json"):
-        file.write_text(file.read_text().replace(str(folder), FOLDER))
+        text = file.read_text().replace(str(folder), PLACEHOLDERS["folder"])
+        file.write_text(text.replace(sys.executable, PLACEHOLDERS["python"]))
     with tarfile.open(archive, "w:xz", preset=9) as packed:
         packed.add(folder, arcname=".")
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """The folder as it was packed, with its own path."""
+    """Unpack a job into a folder, whose path and interpreter the job's files then name."""
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        # Python 3.11 before 3.11.4 has no filters and ignores the attribute.
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(folder)
     for file in folder.rglob("*.json"):
-        file.write_text(file.read_text().replace(FOLDER, str(folder)))
+        text = file.read_text().replace(PLACEHOLDERS["folder"], str(folder))
+        file.write_text(text.replace(PLACEHOLDERS["python"], sys.executable))
 
 
 def main(out: Path) -> None:
-    """Make, pack, and record what is expected of every later version."""
+    """Make and pack the jobs, and record the rows that every later version must commit, too."""
     out.mkdir(parents=True)
     expected = {}
     with tempfile.TemporaryDirectory() as scratch:

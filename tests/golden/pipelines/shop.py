@@ -46,7 +46,7 @@ UNPAID = pa.schema([("order", pa.int64()), ("due", pa.timestamp("us")), ("amount
 
 
 def orders(numbers: np.ndarray) -> dict[str, Any]:
-    """Orders by number."""
+    """Return the orders with these numbers."""
     return {
         "order": numbers,
         "shop": pa.array([None if n % 101 == 0 else f"shop-{n * 7 % SHOPS:02}" for n in numbers.tolist()], pa.string()),
@@ -56,7 +56,7 @@ def orders(numbers: np.ndarray) -> dict[str, Any]:
 
 
 def payments(numbers: np.ndarray) -> dict[str, Any]:
-    """Payments by number: two of three orders."""
+    """Return the payments with these numbers. Two of three orders have a payment."""
     paid = numbers // 2 * 3 + numbers % 2
     return {
         "order": paid,
@@ -66,7 +66,7 @@ def payments(numbers: np.ndarray) -> dict[str, Any]:
 
 
 class Overdue(KeyedProcess):
-    """Orders that nobody has paid ten seconds after they came: value, list, map and reducing states, event timers."""
+    """Emits orders without a payment after ten seconds. Has value, list, map and reducing states and event timers."""
 
     states = (
         value_state("amount", {"amount": pa.float64()}),
@@ -76,7 +76,7 @@ class Overdue(KeyedProcess):
     )
 
     def process(self, rows: Any, ctx: Any) -> None:
-        """Order rows set a timer, payment rows are counted."""
+        """Set a timer for each order, and count the payments."""
         time_us = rows.event_time_us.to_numpy()
         ordered = np.flatnonzero(pc.is_valid(rows.batch["amount"]).to_numpy(zero_copy_only=False))
         paid = np.setdiff1d(np.arange(len(time_us)), ordered)
@@ -96,7 +96,7 @@ class Overdue(KeyedProcess):
         ctx.map("parts").put(rows.keys, rows.owners, parts, pa.record_batch([before + 1], names=["n"]))
 
     def on_timers(self, due: Any, ctx: Any) -> Iterator[pa.RecordBatch]:
-        """Those without a payment."""
+        """Emit the due orders that have no payment."""
         paid = ctx.merging("paid").get(due.keys)
         amount = ctx.value("amount").get(due.keys).columns["amount"]
         open_ = np.flatnonzero(~paid.present[due.owners])
@@ -108,16 +108,16 @@ class Overdue(KeyedProcess):
 
 
 class Ledger(StatefulProcessor):
-    """PySpark's own interface: totals of a shop in a value state, its largest orders in a list, items in a map."""
+    """PySpark's interface: totals of a shop in a value state, large orders in a list state, counts in a map state."""
 
     def init(self, handle: Any) -> None:
-        """Declare."""
+        """Declare the states."""
         self.total = handle.getValueState("total", "rows BIGINT, amount DOUBLE")
         self.large = handle.getListState("large", "`order` BIGINT, amount DOUBLE")
         self.hundreds = handle.getMapState("hundreds", "hundred INT", "rows BIGINT")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Add; a row of output whenever the number of orders passes a multiple of 50."""
+        """Add the orders. Emit a row at every 50th order of a shop."""
         n, amount = self.total.get() or (0, 0.0)
         for row in rows:
             n, amount = n + 1, amount + row.amount
@@ -134,7 +134,7 @@ class Ledger(StatefulProcessor):
 
 
 def build(args: Mapping[str, Any]) -> Pipeline:
-    """Arguments: rows (orders, a multiple of 3), rate (orders a second), out (folder)."""
+    """Build the pipeline. Arguments: rows (orders, a multiple of 3), rate (orders a second), out (folder)."""
     out, n, rate = Path(str(args["out"])), int(args["rows"]), float(args["rate"])
     p = Pipeline()
     ordered = p.read(DataGen(orders, ORDERS, rows=n, rate=rate, splits=1), uid="orders").with_watermark("at", "5 s")

@@ -51,7 +51,8 @@ def add_start(parser: Parser) -> None:
 def add_restore(parser: Parser) -> None:
     """Add the arguments of `tidegate restore`."""
     parser.description = (
-        "Starts a new driver from a snapshot. Settings that are not passed stay as before, and so does the pinned code."
+        "Starts a new driver from a snapshot. Arguments and options that are not passed stay as before, and so does "
+        "the pinned code."
     )
     arguments.add_job(parser)
     _add_source(parser)
