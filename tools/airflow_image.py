@@ -16,11 +16,19 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 LOCK = REPOSITORY / "requirements.lock"
 
 
+def uv_environment() -> dict[str, str]:
+    """Return this process's environment with pip's mirror and certificates for uv, as `make setup` passes them."""
+    command = ["bash", "-c", ". tools/uv_settings.sh; env -0"]
+    environment = {**os.environ, "python": sys.executable}
+    output = subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True).stdout
+    return dict(line.split("=", 1) for line in output.split("\0") if "=" in line)
+
+
 def install(environment: Path, *packages: str) -> None:
     """Install packages into a virtual environment, with the versions of the lock."""
     python = environment / "bin" / "python"
     command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python)]
-    subprocess.run([*command, "--constraints", str(LOCK), *packages], check=True)
+    subprocess.run([*command, "--constraints", str(LOCK), *packages], check=True, env=uv_environment())
 
 
 def installed_bytes(environment: Path) -> int:

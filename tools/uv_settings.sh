@@ -7,3 +7,5 @@ mirror="${UV_DEFAULT_INDEX:-$(pip_setting index-url)}"
 certificates="${SSL_CERT_FILE:-$(pip_setting cert)}"
 if [ -n "$mirror" ]; then export UV_DEFAULT_INDEX="$mirror"; fi
 if [ -n "$certificates" ]; then export SSL_CERT_FILE="$certificates"; fi
+# Certificates of the machine, as pip uses them: a company's proxy has its own.
+export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-true}"
