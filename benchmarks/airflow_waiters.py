@@ -61,7 +61,7 @@ class FakeDriver:
     """Writes the records of a driver: a hint each second, and sometimes a checkpoint."""
 
     client: JobClient
-    reign: GenerationLog
+    generation_log: GenerationLog
     beats: int = 0
     checkpoints: int = 0
 
@@ -70,7 +70,7 @@ class FakeDriver:
         """Start a new generation of the job's submission."""
         log = DecisionLog(client.store, client.layout, now_iso, lambda: secrets.token_hex(16))
         made = cls(client, log.begin_generation(spec=1, launch=1))
-        made.reign.append("status", {"status": "RUNNING"})
+        made.generation_log.append("status", {"status": "RUNNING"})
         return made
 
     def beat(self) -> None:
@@ -78,17 +78,17 @@ class FakeDriver:
         self.beats += 1
         source = {"boundedness": "unbounded", "records": self.beats * 1000}
         data = {"sources": {"flights": source}, "watermark_us": self.beats * 1_000_000}
-        hint = StatusHint(self.reign.generation, self.beats, "r", now_iso(), data)
-        self.client.store.replace(self.client.layout.status(self.reign.generation), encode(hint))
+        hint = StatusHint(self.generation_log.generation, self.beats, "r", now_iso(), data)
+        self.client.store.replace(self.client.layout.status(self.generation_log.generation), encode(hint))
 
     def checkpoint(self) -> None:
         """Write a checkpoint: claimed, completed, committed."""
         self.checkpoints += 1
-        path = self.client.layout.checkpoint(self.checkpoints, self.reign.generation)
+        path = self.client.layout.checkpoint(self.checkpoints, self.generation_log.generation)
         facts = {"checkpoint_id": self.checkpoints, "kind": "checkpoint", "path": path}
-        self.reign.append("claim", {**facts, "triggered_at": now_iso()})
-        self.reign.append("complete", {**facts, "metrics": {"duration_ms": 7}, "parent": None})
-        self.reign.append("committed", {"checkpoint_id": self.checkpoints})
+        self.generation_log.append("claim", {**facts, "triggered_at": now_iso()})
+        self.generation_log.append("complete", {**facts, "metrics": {"duration_ms": 7}, "parent": None})
+        self.generation_log.append("committed", {"checkpoint_id": self.checkpoints})
 
 
 def drive(root: str) -> None:

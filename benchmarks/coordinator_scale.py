@@ -128,7 +128,7 @@ def job_run(shape: Topology) -> JobRun:
             store=store,
             layout=layout,
             spec=spec,
-            reign=log.begin_generation(spec=1, launch=1),
+            generation_log=log.begin_generation(spec=1, launch=1),
             topology=shape,
             graph_document={"v": 1, "nodes": []},
             max_parallelism=32_768,
@@ -192,7 +192,7 @@ def checkpoint(run: JobRun, shape: Topology, checkpoint_id: int) -> Cost:
         complete=cpu_ms(lambda: tell(acks[-1:])),
         commits=cpu_ms(lambda: tell(commits)),
     )
-    last = run.facts.reign.decisions[-1]
+    last = run.facts.generation_log.decisions[-1]
     if (last.kind, last.data["checkpoint_id"]) != ("committed", checkpoint_id):
         raise SystemExit(f"checkpoint {checkpoint_id} was not completed and committed: the log ends with {last}")
     return cost

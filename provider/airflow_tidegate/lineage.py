@@ -34,8 +34,8 @@ def lineage_of(client: JobClient) -> Any:
     view = client.view()
     newest = view.completed[-1] if view.completed else None
     entries = [entry for entry in entries_by_submission(client.decisions()) if entry.spec == view.spec_number]
-    told = rewound_sinks(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete"))
-    named = [_named(recorded_identity(text).plain_place) for _, text in sorted(told.items())]
+    described = rewound_sinks(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete"))
+    named = [_named(recorded_identity(text).plain_place) for _, text in sorted(described.items())]
     facet = _facet_class()(
         job_id=view.job_id,
         submission=view.spec_number,

@@ -43,6 +43,6 @@ class TidegateSparkUiLink(BaseOperatorLink):
         except TidegateError as error:
             logger.info("job %s: no link to the Spark UI: %s", operator.job_id, error)
             return ""
-        told = str((hint.data.get("spark_ui") if hint is not None else None) or "")
+        url = str((hint.data.get("spark_ui") if hint is not None else None) or "")
         # Airflow renders it as a link. Without this check, anybody who can write the job root could inject a script.
-        return told if urlsplit(told).scheme in ("http", "https") else ""
+        return url if urlsplit(url).scheme in ("http", "https") else ""

@@ -22,7 +22,7 @@ from tidegate.channel.memory import MemoryChannel
 from tidegate.connectors.split_documents import assign_splits
 from tidegate.coordinator.checkpoint_mode import needs_final_checkpoint
 from tidegate.coordinator.driver_job import DriverJob, fresh_splits
-from tidegate.coordinator.events import Wish
+from tidegate.coordinator.events import RunRequest
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.snapshot.location import open_location
@@ -351,7 +351,7 @@ class Run:
         outcome = self.run.outcome
         return isinstance(outcome, RunFailed) or (outcome is not None and len(self._over) == len(self.slots))
 
-    def take_down(self) -> tuple[RunEnded | RunFailed, list[Wish]]:
+    def take_down(self) -> tuple[RunEnded | RunFailed, list[RunRequest]]:
         """The outcome, and the requests that the next run takes up again."""
         for slot in self.slots:
             slot.inbox.append(Cancel())

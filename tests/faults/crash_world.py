@@ -19,7 +19,7 @@ from simulator.run_of_slots import stop_point
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.coordinator.driver_job import DriverJob
-from tidegate.coordinator.events import CommandAnswer, Wish
+from tidegate.coordinator.events import CommandAnswer, RunRequest
 from tidegate.coordinator.events import Tick as RunTick
 from tidegate.coordinator.job_run import RunFailed
 from tidegate.coordinator.recovery.restore_point import choose_restore_point, end_status
@@ -62,7 +62,7 @@ class Driver:
         self._supervisor = Supervisor(self._options)
         self._book = CommandBook(spec.number)
         self._start: sv.StartRun | None = None
-        self._late: list[Wish] = []
+        self._late: list[RunRequest] = []
         self._job: DriverJob | None = None
         self._told = False
 
@@ -117,7 +117,7 @@ class Driver:
     def _begin(self) -> None:
         world = self._world
         log = DecisionLog(world.store, world.layout, now_iso=world.now_iso, nonce=lambda: f"n{next(world.numbers)}")
-        reign = log.begin_generation(spec=self._spec.number, launch=self._launch)
+        generation_log = log.begin_generation(spec=self._spec.number, launch=self._launch)
         graph = world.build().build()
         self._job = DriverJob(
             root=world.root,
@@ -129,14 +129,14 @@ class Driver:
             graph=graph,
             plan=make_execution_plan(graph, self._options.parallelism, self._options.max_parallelism),
             log=log,
-            generation_log=reign,
+            generation_log=generation_log,
             now_iso=world.now_iso,
             specs=lambda: world.specs,
         )
         for left in self._job.garbage():
             if left.without_grace:
                 world.store.delete_folder(left.path)
-        self._feed(sv.BeginSupervision(end_status(reign.decisions, self._spec.number)))
+        self._feed(sv.BeginSupervision(end_status(generation_log.decisions, self._spec.number)))
 
     def _feed(self, event: sv.SupervisionEvent) -> None:
         for action in self._supervisor.handle(event, self._world.now_ms):
@@ -172,11 +172,11 @@ class Driver:
             case sv.EndDriver(exit_code):
                 self.exit_code = exit_code
 
-    def _hand(self, wish: Wish) -> None:
+    def _hand(self, request: RunRequest) -> None:
         if self.run is not None and self.run.run.outcome is None:
-            self.run.run.handle_command(wish)
+            self.run.run.handle_command(request)
         else:
-            self._late.append(wish)
+            self._late.append(request)
 
     def _begin_run(self) -> None:
         start, self._start = self._start, None
@@ -186,8 +186,8 @@ class Driver:
         except SnapshotError as error:
             self._feed(sv.RunImpossible(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point()))
             return
-        for wish in start.requests:
-            self._hand(wish)
+        for request in start.requests:
+            self._hand(request)
 
     def _end_run(self, run: Run) -> None:
         outcome, again = run.take_down()

@@ -155,8 +155,8 @@ def kill_the_driver_and_restore(job: RealJob) -> None:
     assert view.status.value == "FINISHED", view.failure
     assert view.generation == first.generation + 1
     assert job.output() == expected(ROWS)
-    reigns = [d.generation for d in job.client.decisions()]
-    assert reigns == sorted(reigns), "an entry of the dead generation came after the fence"
+    generation_logs = [d.generation for d in job.client.decisions()]
+    assert generation_logs == sorted(generation_logs), "an entry of the dead generation came after the fence"
 
 
 @pytest.mark.slow

@@ -136,7 +136,7 @@ class Failing:
             run.to_end()
         run.crash()
         stop = {"outcome": "savepoint_ok_stop_failed", "mode": "suspend", "checkpoint_id": 2}
-        job.reign.append("status", {"status": "FAILED", "reason": "cut off", "stop": stop})
+        job.generation_log.append("status", {"status": "FAILED", "reason": "cut off", "stop": stop})
 
 
 def cut_off(broken: pytest.MonkeyPatch, target: Target, commits_before: int) -> None:

@@ -43,8 +43,8 @@ class Database:
         given = {"password": self.server.password, "staging_schema": self.staging, **options}
         return Postgres(given.pop("dsn", self.server.dsn), given.pop("table", self.table), **given)
 
-    def writer(self, reign: TestWriter, subtask: int = 0, parallelism: int = 2, **options: Any) -> SinkWriter:
-        writer = self.sink(**options).create_writer(reign.context(subtask, parallelism))
+    def writer(self, identity: TestWriter, subtask: int = 0, parallelism: int = 2, **options: Any) -> SinkWriter:
+        writer = self.sink(**options).create_writer(identity.context(subtask, parallelism))
         self._writers.append(writer)
         return writer
 
@@ -112,10 +112,10 @@ EVERY_TYPE = {
 def test_every_type_arrives_as_it_was_sent(database: Database) -> None:
     database.create(", ".join(f'"{name}" {sql}' for name, (_, sql, _) in EVERY_TYPE.items()))
     batch = pa.record_batch({name: pa.array(values, kind) for name, (kind, _, values) in EVERY_TYPE.items()})
-    reign = TestWriter()
-    reign.schema = batch.schema
+    identity = TestWriter()
+    identity.schema = batch.schema
     database.sink().check(batch.schema)
-    writer = database.writer(reign)
+    writer = database.writer(identity)
     writer.commit(staged(writer, 1, batch))
     database.sql.execute("SET timezone = 'UTC'")
     found = database.sql.execute(f"SELECT * FROM {database.table}").fetchall()
@@ -131,12 +131,12 @@ def batch_of(**columns: Sequence[Any]) -> pa.RecordBatch:
 def test_an_upsert_takes_the_last_row_of_a_key_and_leaves_other_columns_alone(database: Database) -> None:
     """Within a transaction, also across its batches, and from checkpoint to checkpoint."""
     database.create("k text, part bigint, v text, note text DEFAULT 'mine', PRIMARY KEY (part, k)")
-    reign = TestWriter()
+    identity = TestWriter()
     first = batch_of(k=["a", "b", "a"], part=[1, 1, 1], v=["1", "2", "3"])
-    reign.schema = first.schema
+    identity.schema = first.schema
     options = {"mode": "upsert", "key": ("k", "part")}
     database.sink(**options).check(first.schema)
-    writer = database.writer(reign, **options)
+    writer = database.writer(identity, **options)
     later = batch_of(k=["b", "a"], part=[1, 2], v=[None, "4"]).cast(first.schema)
     one = staged(writer, 1, first, later)
     two = staged(writer, 2, batch_of(k=["a"] * 200, part=[1] * 200, v=[str(v) for v in range(200)]))
@@ -159,8 +159,8 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
     crashes = 0
     database.create()
     for at in range(1, 30):
-        reign = TestWriter(f"lineage-{at}")
-        writer = database.writer(reign)
+        identity = TestWriter(f"lineage-{at}")
+        writer = database.writer(identity)
         handles = staged(writer, 1, numbers(at * 10, 3)) + staged(writer, 1, numbers(at * 10 + 3, 1))
         before = database.numbers(), database.marked()
         left = iter(range(at - 1, -1, -1))
@@ -190,8 +190,8 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
                 assert (database.numbers(), database.marked()) == before
         if retried:
             writer.commit(handles)
-        reign.run = 2
-        after = database.writer(reign)
+        identity.run = 2
+        after = database.writer(identity)
         after.commit(handles)
         after.recover(1)
         assert database.numbers()[-4:] == list(range(at * 10, at * 10 + 4)), f"crash at step {at}"
@@ -235,11 +235,11 @@ def test_lost_connections_and_lost_answers_are_survived(database: Database, monk
 def test_two_processes_that_commit_the_same_at_once_publish_it_once(database: Database) -> None:
     """S7.4."""
     database.create()
-    reign = TestWriter()
-    first = database.writer(reign)
+    identity = TestWriter()
+    first = database.writer(identity)
     handles = staged(first, 1, numbers(0, 1000)) + staged(first, 2, numbers(1000, 1000))
-    reign.run = 2
-    second = database.writer(reign)
+    identity.run = 2
+    second = database.writer(identity)
     failures: list[Exception] = []
 
     def commit(writer: SinkWriter) -> None:
@@ -260,21 +260,21 @@ def test_two_processes_that_commit_the_same_at_once_publish_it_once(database: Da
 def test_a_zombie_of_an_older_generation_stages_publishes_and_removes_nothing(database: Database) -> None:
     """S9.2: from when its successor has touched the database; also one of a higher parallelism."""
     database.create()
-    reign = TestWriter()
-    zombie, other = database.writer(reign, 3, 4), database.writer(reign, 2, 4)
+    identity = TestWriter()
+    zombie, other = database.writer(identity, 3, 4), database.writer(identity, 2, 4)
     kept, lost = staged(zombie, 1, numbers(0, 2)), staged(zombie, 2, numbers(2, 2))
     elsewhere = staged(other, 1, numbers(8, 2))
     zombie.write(numbers(4, 2))
     late = zombie.prepare_commit(3)
-    reign.generation = 2
-    successor = database.writer(reign, 1, 2)
+    identity.generation = 2
+    successor = database.writer(identity, 1, 2)
     successor.abort([])
     for call in (late, lambda: zombie.commit(kept), lambda: zombie.commit(lost), lambda: zombie.abort(kept)):
         with pytest.raises(FencedError, match="newer generation"):
             call()
     zombie.recover(0)
-    reign.generation = 1
-    newborn = database.writer(reign, 1, 2)
+    identity.generation = 1
+    newborn = database.writer(identity, 1, 2)
     newborn.recover(0)
     with pytest.raises(FencedError):
         newborn.commit(kept)
@@ -288,11 +288,11 @@ def test_a_zombie_of_an_older_generation_stages_publishes_and_removes_nothing(da
 def test_a_zombie_of_the_same_generation_that_recovers_late_removes_nothing(database: Database) -> None:
     """S9.2: run ids have no order, registrations have."""
     database.create()
-    reign = TestWriter()
-    zombie = database.writer(reign)
+    identity = TestWriter()
+    zombie = database.writer(identity)
     zombie.commit(staged(zombie, 1, numbers(0, 1)))
-    reign.run = 2
-    successor = database.writer(reign)
+    identity.run = 2
+    successor = database.writer(identity)
     handles = staged(successor, 2, numbers(1, 2))
     zombie.recover(1)
     successor.commit(handles)
@@ -301,10 +301,10 @@ def test_a_zombie_of_the_same_generation_that_recovers_late_removes_nothing(data
 
 def test_markers_take_a_row_for_a_run_and_not_for_a_checkpoint(database: Database) -> None:
     database.create()
-    reign = TestWriter()
+    identity = TestWriter()
     for run in range(1, 5):
-        reign.run = run
-        writer = database.writer(reign)
+        identity.run = run
+        writer = database.writer(identity)
         writer.recover(0)
         if run in (1, 4):
             for n in range(20):
@@ -332,9 +332,9 @@ def test_two_writers_of_one_run_share_no_transaction_numbers(database: Database)
 def test_rows_the_table_cannot_take_are_refused_before_the_checkpoint_completes(database: Database) -> None:
     """S7.4: staged columns are of the table's types, and NOT NULL where those are."""
     database.create("n bigint NOT NULL, s varchar(3)")
-    reign = TestWriter()
-    reign.schema = pa.schema([("n", pa.int64()), ("s", pa.string())])
-    writer = database.writer(reign)
+    identity = TestWriter()
+    identity.schema = pa.schema([("n", pa.int64()), ("s", pa.string())])
+    writer = database.writer(identity)
     for batch in (batch_of(n=[1, None], s=["a", "b"]), batch_of(n=[1], s=["long"]), batch_of(n=[1], s=["\0"])):
         with pytest.raises(TidegateError, match="could not be staged.*sink 'out', subtask 0") as caught:
             staged(writer, 1, batch)
@@ -378,11 +378,11 @@ def test_lost_and_damaged_transactions_are_named(database: Database) -> None:
 
 def test_what_a_pipeline_with_other_columns_staged_is_published(database: Database) -> None:
     database.create("n bigint, added text DEFAULT 'old'")
-    reign = TestWriter()
-    first = database.writer(reign)
+    identity = TestWriter()
+    first = database.writer(identity)
     handles = staged(first, 1, numbers(0, 1))
-    reign.run, reign.schema = 2, pa.schema([("n", pa.int64()), ("added", pa.string())])
-    second = database.writer(reign)
+    identity.run, identity.schema = 2, pa.schema([("n", pa.int64()), ("added", pa.string())])
+    second = database.writer(identity)
     new = staged(second, 2, batch_of(n=[1], added=["new"]))
     second.commit([*handles, *new])
     assert database.rows() == [(0, "old"), (1, "new")]
@@ -395,11 +395,11 @@ def test_after_a_rescale_an_upsert_waits_for_older_rows_that_another_subtask_com
     monkeypatch.setattr(postgres_writer, "COMMIT_ORDER_TIMEOUT_S", 0.2)
     database.create("n bigint PRIMARY KEY, v bigint")
     options = {"mode": "upsert", "key": "n"}
-    reign = TestWriter()
-    reign.schema = pa.schema([("n", pa.int64()), ("v", pa.int64())])
-    old = staged(database.writer(reign, 3, 4, **options), 1, batch_of(n=[7], v=[1]))
-    reign.generation = 2
-    quick, slow = database.writer(reign, 0, 2, **options), database.writer(reign, 1, 2, **options)
+    identity = TestWriter()
+    identity.schema = pa.schema([("n", pa.int64()), ("v", pa.int64())])
+    old = staged(database.writer(identity, 3, 4, **options), 1, batch_of(n=[7], v=[1]))
+    identity.generation = 2
+    quick, slow = database.writer(identity, 0, 2, **options), database.writer(identity, 1, 2, **options)
     new = staged(quick, 2, batch_of(n=[7], v=[2]))
     with pytest.raises(TidegateError, match="waits for rows of an older checkpoint"):
         quick.commit(new)

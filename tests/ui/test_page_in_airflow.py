@@ -121,9 +121,11 @@ def hostile(root: str) -> None:
     at = "2026-11-21T09:25:00.000Z"
     spec = Spec("hostile", 1, EVIL, EVIL, "", {}, {}, EVIL, {}, {}, None, "l", "watched", at, EVIL)
     store.create(layout.spec(1), encode(spec))
-    reign = DecisionLog(store, layout, lambda: at, lambda: str(time.monotonic_ns())).begin_generation(spec=1, launch=1)
-    reign.append("failure", {"message": EVIL, "operator": EVIL, "subtask": 0, "traceback": EVIL})
-    reign.append("status", {"status": "FAILED", "reason": EVIL})
+    generation_log = DecisionLog(store, layout, lambda: at, lambda: str(time.monotonic_ns())).begin_generation(
+        spec=1, launch=1
+    )
+    generation_log.append("failure", {"message": EVIL, "operator": EVIL, "subtask": 0, "traceback": EVIL})
+    generation_log.append("status", {"status": "FAILED", "reason": EVIL})
 
 
 def until(what: str, condition: Callable[[], Any], timeout_s: float = 240.0) -> None:

@@ -40,7 +40,7 @@ def job(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Job:
     driver.status("RUNNING")
     for n in range(1, 16):
         driver.checkpoint(n, aborted="expired" if n == 7 else None)
-    driver.reign.append("end_of_data", {"source": "airlines"})
+    driver.generation_log.append("end_of_data", {"source": "airlines"})
     driver.beat(
         sources={
             "flights": {"boundedness": "unbounded", "records": 1000},
@@ -51,7 +51,9 @@ def job(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Job:
     bad = JobClient(str(root), "bad")
     bad.submit(pipeline="pipe.py:build", code_root=str(code), owner_dag="d")
     told = ScriptedDriver(bad)
-    told.reign.append("failure", {"message": EVIL, "operator": EVIL, "subtask": 0, "traceback": f"Traceback\n{EVIL}"})
+    told.generation_log.append(
+        "failure", {"message": EVIL, "operator": EVIL, "subtask": 0, "traceback": f"Traceback\n{EVIL}"}
+    )
     told.status("FAILED", reason=EVIL)
     return made
 

@@ -94,11 +94,13 @@ def run_cli_verb(
             remedy=f"Check that the connection's interpreter has {needs}",
         ) from error
     if "error" in document:
-        told = document["error"]
-        if told["code"] == EnvironmentProblemError.code:
-            remedy = f'{told["remedy"]}, or set "python" of the connection to an interpreter that has it'
+        problem = document["error"]
+        if problem["code"] == EnvironmentProblemError.code:
+            remedy = f'{problem["remedy"]}, or set "python" of the connection to an interpreter that has it'
             raise EnvironmentProblemError(
-                told["what"], where=f"{where}, {command[0]}", cause=told["cause"], remedy=remedy
+                problem["what"], where=f"{where}, {command[0]}", cause=problem["cause"], remedy=remedy
             )
-        raise CommandRefusedError(told["what"], where=told["where"], cause=told["cause"], remedy=told["remedy"])
+        raise CommandRefusedError(
+            problem["what"], where=problem["where"], cause=problem["cause"], remedy=problem["remedy"]
+        )
     return dict(document)

@@ -130,11 +130,11 @@ class TidegateSuperviseJobOperator(MultiStepOperator):
 
     def _last_sign_s(self, client: JobClient, view: JobView) -> float:
         """Return the latest sign of life: a launch, a request to an agent, or a message; seconds since the epoch."""
-        hint, wish = client.hint(view.generation), read_desired(client)
+        hint, desired = client.hint(view.generation), read_desired(client)
         signs = [launch.launched_at for launch in _launches(client, view.spec_number)[-1:]]
         signs += [decision.at for decision in client.decisions()[-1:]]
         signs += [hint.at] if hint is not None else []
-        signs += [wish.at] if wish is not None and wish.spec == view.spec_number else []
+        signs += [desired.at] if desired is not None and desired.spec == view.spec_number else []
         return max((parse_iso(at).timestamp() for at in signs), default=0.0)
 
     def _ended(self, client: JobClient, view: JobView) -> Payload:

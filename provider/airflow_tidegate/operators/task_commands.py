@@ -59,7 +59,7 @@ def executed_verdict(client: JobClient, context: Any, verb: str) -> int | None:
     base = make_command_id(context, verb)
     own = {numbered_command_id(base, attempt) for attempt in range(1, MAX_COMMANDS + 1)}
     verdicts = [d.data for d in client.decisions() if d.kind in ("approve", "reject")]
-    return next((int(told["checkpoint_id"]) for told in reversed(verdicts) if told.get("command") in own), None)
+    return next((int(entry["checkpoint_id"]) for entry in reversed(verdicts) if entry.get("command") in own), None)
 
 
 def _is_final(client: JobClient, view: JobView, command_id: str) -> bool:

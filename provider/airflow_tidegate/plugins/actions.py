@@ -101,7 +101,7 @@ class PageAction:
         return stable_id("ui", self.verb, self.by, self.nonce)
 
 
-def perform_action(client: JobClient, root: JobRoot, look: JobState, it: PageAction) -> dict[str, Any]:
+def perform_action(client: JobClient, root: JobRoot, job_state: JobState, it: PageAction) -> dict[str, Any]:
     """Perform the action. Returns `{"command_id"}` of the command to the driver, or `{"done"}` with a completed action.
 
     Raises:
@@ -110,14 +110,14 @@ def perform_action(client: JobClient, root: JobRoot, look: JobState, it: PageAct
         StoreError: the job root cannot be written.
     """
     if it.verb == "restore":
-        return _restore(client, root, look, it)
-    if it.spec != look.view.spec_number and client.command(it.command_id) is None:
+        return _restore(client, root, job_state, it)
+    if it.spec != job_state.view.spec_number and client.command(it.command_id) is None:
         raise CommandRefusedError(
-            f"the job was submitted again meanwhile: submission {look.view.spec_number}",
+            f"the job was submitted again meanwhile: submission {job_state.view.spec_number}",
             where=f"job {client.job_id}",
             remedy="Check the job as it is now, then press again",
         )
-    if it.verb == "cancel" and look.is_silent and not client.is_alive():
+    if it.verb == "cancel" and job_state.is_silent and not client.is_alive():
         with suppress(CommandRefusedError):  # the driver is silent, but its process exists: send it the command
             client.cancel_dead(it.by)
             return {"done": "The driver was dead: the job was cancelled without it."}
@@ -125,12 +125,12 @@ def perform_action(client: JobClient, root: JobRoot, look: JobState, it: PageAct
     return {"command_id": it.command_id}
 
 
-def _restore(client: JobClient, root: JobRoot, look: JobState, it: PageAction) -> dict[str, Any]:
+def _restore(client: JobClient, root: JobRoot, job_state: JobState, it: PageAction) -> dict[str, Any]:
     """Submit a continuation of the last submission, with its code, options and owner DAG; then start its driver."""
     refuse_foreign_code(client, root)
-    spec = next((spec for spec in look.specs if spec.submission_id == it.command_id), None)
+    spec = next((spec for spec in job_state.specs if spec.submission_id == it.command_id), None)
     if spec is None:
-        spec = _submit(client, root, look, it)
+        spec = _submit(client, root, job_state, it)
     ensure_driver(client, spec, root)
     chosen = it.arguments.get("checkpoint_id")
     from_ = "the latest recovery point" if chosen is None else f"snapshot {chosen}"
@@ -138,15 +138,15 @@ def _restore(client: JobClient, root: JobRoot, look: JobState, it: PageAction) -
     return {"done": f"Submission {spec.number} restores {from_}; {starts}."}
 
 
-def _submit(client: JobClient, root: JobRoot, look: JobState, it: PageAction) -> Spec:
+def _submit(client: JobClient, root: JobRoot, job_state: JobState, it: PageAction) -> Spec:
     where = f"job {client.job_id}"
-    if it.spec != look.view.spec_number:
+    if it.spec != job_state.view.spec_number:
         raise CommandRefusedError("the job was submitted again meanwhile", where=where, remedy="Check the job again")
     chosen = it.arguments.get("checkpoint_id")
-    known = look.view.checkpoint(chosen) if chosen is not None else None
+    known = job_state.view.checkpoint(chosen) if chosen is not None else None
     if chosen is not None and (known is None or known.status != "completed"):
         raise SnapshotError(f"there is no completed snapshot {chosen}", where=where)
-    refuse_without_launcher(client, root, look.specs)
+    refuse_without_launcher(client, root, job_state.specs)
     flags = {name: value for name, value in it.arguments.items() if name != "checkpoint_id"}
     return client.submit(
         submission_id=it.command_id,
@@ -155,6 +155,6 @@ def _submit(client: JobClient, root: JobRoot, look: JobState, it: PageAction) ->
             path=None if known is None else known.path,
             **flags,
         ),
-        owner_dag=look.spec.owner_dag,
+        owner_dag=job_state.spec.owner_dag,
         submitted_by=it.by,
     )

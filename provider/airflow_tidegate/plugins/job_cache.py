@@ -87,8 +87,8 @@ class _CachedJob:
     def __init__(self, root: JobRoot, job_id: str, monotonic: Callable[[], float]) -> None:
         self.root = root
         self.lock = threading.Lock()
-        self.look: JobState | None = None
-        self.looked_s = 0.0
+        self.job_state: JobState | None = None
+        self.read_s = 0.0
         self._client = root.client(job_id)
         self._monotonic = monotonic
         self._watch = HeartbeatObserver(0.0, monotonic)
@@ -243,7 +243,7 @@ class JobCache:
                 self._listed[conn_id] = known = (self._monotonic(), list_jobs(root.root, dict(root.storage_options)))
         return known[1]
 
-    def look(self, conn_id: str, job_id: str, *, fresh: bool = False) -> JobState:
+    def job_state(self, conn_id: str, job_id: str, *, fresh: bool = False) -> JobState:
         """Return a job, read at most `READ_INTERVAL_S` ago. Args: fresh: read it now.
 
         Raises:
@@ -253,11 +253,11 @@ class JobCache:
         """
         watched, gate = self._watch(conn_id, job_id), self._gate(conn_id)
         with gate.holding(watched.lock):
-            if fresh or watched.look is None or self._monotonic() - watched.looked_s >= READ_INTERVAL_S:
+            if fresh or watched.job_state is None or self._monotonic() - watched.read_s >= READ_INTERVAL_S:
                 with gate.holding(gate.turns), self._forgetting(conn_id, job_id):
-                    watched.look = _understood(watched.read, job_id)
-                watched.looked_s = self._monotonic()
-            return watched.look
+                    watched.job_state = _understood(watched.read, job_id)
+                watched.read_s = self._monotonic()
+            return watched.job_state
 
     @contextmanager
     def _forgetting(self, conn_id: str, job_id: str) -> Iterator[None]:

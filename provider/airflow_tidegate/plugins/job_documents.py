@@ -34,9 +34,9 @@ MAX_FILES = 20
 Json = dict[str, Any]
 
 
-def summary_document(conn_id: str, job_id: str, look: JobState, now: datetime) -> Json:
+def summary_document(conn_id: str, job_id: str, job_state: JobState, now: datetime) -> Json:
     """Return a job for the list."""
-    view = look.view
+    view = job_state.view
     last = view.completed[-1] if view.completed else None
     return {
         "conn_id": conn_id,
@@ -44,13 +44,13 @@ def summary_document(conn_id: str, job_id: str, look: JobState, now: datetime) -
         "status": str(view.status),
         "reason": view.reason or (view.failure.message if view.failure and view.status is JobStatus.FAILED else ""),
         "is_terminal": view.is_terminal,
-        "is_silent": look.is_silent,
-        "owner_dag": look.spec.owner_dag,
-        "submitted_by": look.spec.submitted_by,
-        "submitted_at": look.spec.submitted_at,
+        "is_silent": job_state.is_silent,
+        "owner_dag": job_state.spec.owner_dag,
+        "submitted_by": job_state.spec.submitted_by,
+        "submitted_at": job_state.spec.submitted_at,
         "restarts": view.restarts,
         "records": records_read(view),
-        "rate": sum(look.rates.values()) if look.rates else None,
+        "rate": sum(job_state.rates.values()) if job_state.rates else None,
         "watermark": event_time_text(view.watermark_us),
         "lag_s": _lag_s(view.watermark_us, now),
         "checkpoints": len(view.completed),
@@ -59,25 +59,25 @@ def summary_document(conn_id: str, job_id: str, look: JobState, now: datetime) -
     }
 
 
-def job_document(conn_id: str, look: JobState, now: datetime) -> Json:
+def job_document(conn_id: str, job_state: JobState, now: datetime) -> Json:
     """Return a job for its page."""
-    view = look.view
+    view = job_state.view
     newest = view.checkpoints[-NEWEST_CHECKPOINTS:]
-    entries = entries_by_submission(look.decisions)
+    entries = entries_by_submission(job_state.decisions)
     return {
-        **summary_document(conn_id, view.job_id, look, now),
+        **summary_document(conn_id, view.job_id, job_state, now),
         "now": _iso(now),
         "reason": view.reason,
         "is_active": view.is_active,
-        "silent_s": round(look.silent_s, 1),
-        "submissions": [_submission(spec, was_restored(entries, spec.number)) for spec in look.specs[-5:]],
+        "silent_s": round(job_state.silent_s, 1),
+        "submissions": [_submission(spec, was_restored(entries, spec.number)) for spec in job_state.specs[-5:]],
         "spec": view.spec_number,
         "generation": view.generation,
-        "pipeline": look.spec.pipeline,
-        "master": look.spec.master,
-        "parallelism": look.spec.options.get("parallelism"),
+        "pipeline": job_state.spec.pipeline,
+        "master": job_state.spec.master,
+        "parallelism": job_state.spec.options.get("parallelism"),
         "slots": {"registered": slots_available(view), "needed": view.slots_needed},
-        "sources": [_source(source, look.rates, now) for source in view.sources],
+        "sources": [_source(source, job_state.rates, now) for source in view.sources],
         "sources_paused": view.sources_paused,
         "waits_for_deletions": view.waits_for_deletions,
         "deletions": deletions_words(view),
@@ -89,11 +89,11 @@ def job_document(conn_id: str, look: JobState, now: datetime) -> Json:
         "history": [_checkpoint(checkpoint) for checkpoint in reversed(newest)],
         "history_total": len(view.checkpoints),
         "uncommitted": list(view.uncommitted),
-        "gated": look.spec.options.get("commit") == "on_request",
-        "staged": [_staged(data) for data in look.staged],
-        "staged_problem": look.staged_problem,
-        "points": [_checkpoint(point) for point in look.points],
-        "restore_problem": look.restore_problem,
+        "gated": job_state.spec.options.get("commit") == "on_request",
+        "staged": [_staged(data) for data in job_state.staged],
+        "staged_problem": job_state.staged_problem,
+        "points": [_checkpoint(point) for point in job_state.points],
+        "restore_problem": job_state.restore_problem,
         "latest_point": view.latest_recovery_point.checkpoint_id if view.latest_recovery_point else None,
         "events": _events(entries),
     }
@@ -162,9 +162,9 @@ def _stop(stop: Mapping[str, Any] | None) -> Json | None:
     if stop is None:
         return None
     outcome = STOP_OUTCOMES.get(str(stop.get("outcome")))
-    told = {name: stop.get(name) for name in ("outcome", "mode", "checkpoint_id", "path")}
+    documents = {name: stop.get(name) for name in ("outcome", "mode", "checkpoint_id", "path")}
     return {
-        **told,
+        **documents,
         "stopped": outcome is not None and outcome.stopped,
         "meaning": outcome.meaning if outcome is not None else "",
         "next": outcome.next_action if outcome is not None else "",
@@ -174,7 +174,7 @@ def _stop(stop: Mapping[str, Any] | None) -> Json | None:
 
 def _failures(entries: Sequence[LogEntry], view: JobView) -> list[Json]:
     """Return the failures, newest first."""
-    told = [
+    documents = [
         {
             "at": failure.at,
             "spec": spec,
@@ -186,18 +186,18 @@ def _failures(entries: Sequence[LogEntry], view: JobView) -> list[Json]:
         }
         for spec, failure in failure_views(entries)
     ]
-    return told[-NEWEST_FAILURES:][::-1]
+    return documents[-NEWEST_FAILURES:][::-1]
 
 
 def _events(entries: Iterable[LogEntry]) -> list[Json]:
     """Return entries of the decision log for users, newest first, without the checkpoints that the job takes by
     itself."""
-    told: list[Json] = []
+    documents: list[Json] = []
     for entry in entries:
         words = _words(entry)
         if words:
-            told.append({"at": entry.decision.at, "what": words, "by": str(entry.data.get("by") or "")})
-    return told[-NEWEST_ENTRIES:][::-1]
+            documents.append({"at": entry.decision.at, "what": words, "by": str(entry.data.get("by") or "")})
+    return documents[-NEWEST_ENTRIES:][::-1]
 
 
 def _words(entry: LogEntry) -> str:

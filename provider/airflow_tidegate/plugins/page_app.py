@@ -68,8 +68,8 @@ async def _problem(_: Request, error: Exception) -> JSONResponse:
         status = 400
     elif isinstance(error, StoreError) and not isinstance(error, RecordError):
         status = 502
-    told = {"what": error.what, "where": error.where, "cause": error.cause, "remedy": error.remedy}
-    return JSONResponse({"error": told}, status)
+    document = {"what": error.what, "where": error.where, "cause": error.cause, "remedy": error.remedy}
+    return JSONResponse({"error": document}, status)
 
 
 def _jobs(request: Request) -> JobCache:
@@ -107,16 +107,16 @@ def _seen(
     connection: without its records, the job's owner is unknown.
     """
     try:
-        look = jobs.look(conn_id, job_id, fresh=fresh)
+        job_state = jobs.job_state(conn_id, job_id, fresh=fresh)
     except (JobNotFoundError, OptionError):
         raise HTTPException(404, NO_SUCH_JOB) from None
     except TidegateError:
         if may("read", Owned(conn_id, None), request, user):
             raise
         raise HTTPException(502, CANNOT_BE_READ) from None
-    if not may("read", Owned(conn_id, look.spec.owner_dag), request, user):
+    if not may("read", Owned(conn_id, job_state.spec.owner_dag), request, user):
         raise HTTPException(404, NO_SUCH_JOB)
-    return look
+    return job_state
 
 
 # ---------------------------------------------------------------- pages
@@ -131,10 +131,12 @@ def _statics() -> dict[str, bytes]:
 def _page(request: Request, name: str, **facts: str) -> HTMLResponse:
     """Return one of the two pages; `facts` are attributes of its root element."""
     data = {"root": request.scope.get("root_path", "").rstrip("/"), **facts}
-    told = " ".join(f'data-{key}="{escape(value, quote=True)}"' for key, value in data.items())
+    attributes = " ".join(f'data-{key}="{escape(value, quote=True)}"' for key, value in data.items())
     text = _statics()["page.html"].decode()
     return HTMLResponse(
-        text.replace("{{root}}", escape(data["root"], quote=True)).replace("{{page}}", name).replace("{{facts}}", told)
+        text.replace("{{root}}", escape(data["root"], quote=True))
+        .replace("{{page}}", name)
+        .replace("{{facts}}", attributes)
     )
 
 
@@ -156,7 +158,11 @@ def go(
     request: Request, user: GetUserDep, jobs: JobsDep, dag_id: str, run_id: str = "", task_id: str = ""
 ) -> RedirectResponse:
     """Redirect from a DAG, a run or a task to its job; to the list if there are several jobs or none."""
-    found = [(owned, name, look) for owned, name, look in _readable_jobs(jobs, request, user) if _owns(dag_id, look)]
+    found = [
+        (owned, name, job_state)
+        for owned, name, job_state in _readable_jobs(jobs, request, user)
+        if _owns(dag_id, job_state)
+    ]
     for asked in (f"airflow:{dag_id}/{run_id}/{task_id}", f"airflow:{dag_id}/{run_id}/") if run_id else ():
         closer = [one for one in found if any(_is_by(spec.submitted_by, asked) for spec in one[2].specs)]
         if closer:
@@ -169,8 +175,8 @@ def go(
     return RedirectResponse(f"{base}?{urlencode({'dag': dag_id})}", 303)
 
 
-def _owns(dag_id: str, look: JobState) -> bool:
-    return look.spec.owner_dag == dag_id
+def _owns(dag_id: str, job_state: JobState) -> bool:
+    return job_state.spec.owner_dag == dag_id
 
 
 def _is_by(name: str, asked: str) -> bool:
@@ -193,15 +199,15 @@ def static(name: str) -> Response:
 
 def _readable_jobs(jobs: JobCache, request: Request, user: GetUserDep) -> list[tuple[Owned, str, JobState]]:
     """Return all readable jobs that the user may see."""
-    looks: list[tuple[Owned, str, JobState]] = []
+    job_states: list[tuple[Owned, str, JobState]] = []
     for conn_id in connections():
         with suppress(Exception):  # the list reports connections that cannot be read
             for job_id in jobs.ids(conn_id):
                 with suppress(TidegateError):
-                    look = jobs.look(conn_id, job_id)
-                    looks.append((Owned(conn_id, look.spec.owner_dag), job_id, look))
-    seen = readable([owned for owned, _, _ in looks], request, user)
-    return [one for one in looks if one[0] in seen]
+                    job_state = jobs.job_state(conn_id, job_id)
+                    job_states.append((Owned(conn_id, job_state.spec.owner_dag), job_id, job_state))
+    seen = readable([owned for owned, _, _ in job_states], request, user)
+    return [one for one in job_states if one[0] in seen]
 
 
 @router.get("/api/jobs")
@@ -224,32 +230,32 @@ def list_jobs(request: Request, user: GetUserDep, jobs: JobsDep, after: str = ""
     if after:
         conn_id, _, job_id = after.rpartition("/")
         keys = [key for key in keys if key > (conn_id, job_id)]
-    told: list[dict[str, Any]] = []
+    documents: list[dict[str, Any]] = []
     last = ""
     now = datetime.now(UTC)
-    while keys and len(told) < PAGE_SIZE:
+    while keys and len(documents) < PAGE_SIZE:
         some, keys = keys[:PAGE_SIZE], keys[PAGE_SIZE:]
-        looks: list[tuple[Owned, str, JobState]] = []
+        job_states: list[tuple[Owned, str, JobState]] = []
         for conn_id, job_id in some:
             try:
-                look = jobs.look(conn_id, job_id)
+                job_state = jobs.job_state(conn_id, job_id)
             except TidegateError as error:
                 problems.append({"conn_id": conn_id, "job_id": job_id, "problem": _words(error)})
                 continue
-            if not dag or look.spec.owner_dag == dag:
-                looks.append((Owned(conn_id, look.spec.owner_dag), job_id, look))
-        seen = readable([owned for owned, _, _ in looks], request, user)
-        for owned, job_id, look in looks:
+            if not dag or job_state.spec.owner_dag == dag:
+                job_states.append((Owned(conn_id, job_state.spec.owner_dag), job_id, job_state))
+        seen = readable([owned for owned, _, _ in job_states], request, user)
+        for owned, job_id, job_state in job_states:
             if owned not in seen:
                 continue
             try:
-                told.append(summary_document(owned.conn_id, job_id, look, now))
+                documents.append(summary_document(owned.conn_id, job_id, job_state, now))
             except Exception as error:  # invalid records of one job must not hide all others
                 problems.append({"conn_id": owned.conn_id, "job_id": job_id, "problem": _words(error)})
         last = "/".join(some[-1])
     menders = {conn_id: may("read", Owned(conn_id, None), request, user) for conn_id in connections()}
     return {
-        "jobs": told,
+        "jobs": documents,
         "problems": [problem for problem in problems if menders[problem["conn_id"]]],
         "unreadable": sum(not menders[problem["conn_id"]] for problem in problems),
         "next": last if keys else None,
@@ -264,11 +270,11 @@ def _words(error: Exception) -> str:
 @router.get("/api/jobs/{conn_id}/{job_id}")
 def read_job(conn_id: str, job_id: str, request: Request, user: GetUserDep, jobs: JobsDep) -> dict[str, Any]:
     """Return a job, and the actions that the user may perform."""
-    look = _seen(conn_id, job_id, jobs, request, user)
-    owned = Owned(conn_id, look.spec.owner_dag)
+    job_state = _seen(conn_id, job_id, jobs, request, user)
+    owned = Owned(conn_id, job_state.spec.owner_dag)
     rights: tuple[Right, ...] = ("operate", "control")
     return {
-        **job_document(conn_id, look, datetime.now(UTC)),
+        **job_document(conn_id, job_state, datetime.now(UTC)),
         "may": {right: may(right, owned, request, user) for right in rights},
     }
 
@@ -278,12 +284,12 @@ def read_answer(
     conn_id: str, job_id: str, command_id: str, request: Request, user: GetUserDep, jobs: JobsDep
 ) -> dict[str, Any]:
     """Return the state of a command: `{"answered": false}`, or the driver's answer."""
-    look = _seen(conn_id, job_id, jobs, request, user)
+    job_state = _seen(conn_id, job_id, jobs, request, user)
     result = jobs.client(conn_id, job_id).result(command_id)
     if result is None:
-        return {"answered": False, "is_terminal": look.view.is_terminal}
-    told = {"ok": result.ok, "code": result.code, "message": result.message, "data": dict(result.data)}
-    return {"answered": True, **told}
+        return {"answered": False, "is_terminal": job_state.view.is_terminal}
+    answer = {"ok": result.ok, "code": result.code, "message": result.message, "data": dict(result.data)}
+    return {"answered": True, **answer}
 
 
 # ---------------------------------------------------------------- acting
@@ -302,9 +308,9 @@ def act(
     """Perform a button's action. 202 with `{"command_id"}` or `{"done"}`; 403 if the user may only read."""
     if verb not in RIGHTS:
         raise HTTPException(404, f"there is no action {verb!r}")
-    look = _seen(conn_id, job_id, jobs, request, user, fresh=True)
-    if not may(RIGHTS[verb], Owned(conn_id, look.spec.owner_dag), request, user):
-        owner = f"DAG {look.spec.owner_dag}" if look.spec.owner_dag is not None else f"connection {conn_id}"
+    job_state = _seen(conn_id, job_id, jobs, request, user, fresh=True)
+    if not may(RIGHTS[verb], Owned(conn_id, job_state.spec.owner_dag), request, user):
+        owner = f"DAG {job_state.spec.owner_dag}" if job_state.spec.owner_dag is not None else f"connection {conn_id}"
         raise HTTPException(403, f"your rights on {owner}, which owns the job, do not allow {verb}")
     asked = PageAction.of(verb, body, name_of(user))
-    return JSONResponse(perform_action(jobs.client(conn_id, job_id), jobs.root(conn_id), look, asked), 202)
+    return JSONResponse(perform_action(jobs.client(conn_id, job_id), jobs.root(conn_id), job_state, asked), 202)

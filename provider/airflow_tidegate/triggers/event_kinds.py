@@ -38,15 +38,15 @@ class JobEvents(ABC):
     kind: ClassVar[str]
 
     @abstractmethod
-    def initial_cursor(self, look: JobObservation) -> Cursor | None:
+    def initial_cursor(self, observed: JobObservation) -> Cursor | None:
         """Return the cursor of a watcher that starts now; None: it cannot start yet."""
 
-    def current(self, look: JobObservation, cursor: Cursor) -> Cursor:
+    def current(self, observed: JobObservation, cursor: Cursor) -> Cursor:
         """Return the cursor to continue from: `cursor`, unless its lineage has ended since."""
         return cursor
 
     @abstractmethod
-    def events_since(self, look: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
+    def events_since(self, observed: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
         """Return the events since the cursor, oldest first, at most EVENTS_AT_ONCE. `as_one`: all of them as one
         event."""
 
@@ -62,16 +62,16 @@ class CheckpointEvents(JobEvents):
     kind: ClassVar[str] = "checkpoint"
     published: bool = False
 
-    def initial_cursor(self, look: JobObservation) -> Cursor | None:
+    def initial_cursor(self, observed: JobObservation) -> Cursor | None:
         """Start after the current end of the log."""
-        return {"entry": look.view.last_decision}
+        return {"entry": observed.view.last_decision}
 
-    def events_since(self, look: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
+    def events_since(self, observed: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
         """Return events in the order of the log's entries, so that no snapshot is missed if a later one completes
         first."""
-        fresh = sorted((c for c in look.view.completed if self._entry(c) > cursor["entry"]), key=self._entry)
+        fresh = sorted((c for c in observed.view.completed if self._entry(c) > cursor["entry"]), key=self._entry)
         chosen = [(fresh[-1], len(fresh))] if as_one and fresh else [(c, 1) for c in fresh[:EVENTS_AT_ONCE]]
-        return [JobEvent(self._payload(look.view, c, count), {"entry": self._entry(c)}) for c, count in chosen]
+        return [JobEvent(self._payload(observed.view, c, count), {"entry": self._entry(c)}) for c, count in chosen]
 
     def _entry(self, checkpoint: CheckpointView) -> int:
         """Return the log entry that makes the event happen; 0: it has not happened."""
@@ -107,36 +107,36 @@ class WatermarkEvents(JobEvents):
     start_us: int | None = None
     durable: bool = False
 
-    def initial_cursor(self, look: JobObservation) -> Cursor | None:
+    def initial_cursor(self, observed: JobObservation) -> Cursor | None:
         """Start at `start_us`, else at the newest boundary that was passed; a job without watermark has none yet."""
-        from_us = self.start_us if self.start_us is not None else self._watermark_us(look.view)
+        from_us = self.start_us if self.start_us is not None else self._watermark_us(observed.view)
         if from_us is None:
             return None
-        return {"lineage": look.spec.lineage, "boundary_us": from_us // self.every_us * self.every_us}
+        return {"lineage": observed.spec.lineage, "boundary_us": from_us // self.every_us * self.every_us}
 
-    def current(self, look: JobObservation, cursor: Cursor) -> Cursor:
+    def current(self, observed: JobObservation, cursor: Cursor) -> Cursor:
         """Return a new cursor if the job was started fresh, as soon as it has a watermark."""
-        if look.spec.lineage == cursor["lineage"]:
+        if observed.spec.lineage == cursor["lineage"]:
             return cursor
-        return self.initial_cursor(look) or cursor
+        return self.initial_cursor(observed) or cursor
 
-    def events_since(self, look: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
+    def events_since(self, observed: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
         """Return one event per interval; none for a lineage without a watermark."""
-        if look.spec.lineage != cursor["lineage"]:
+        if observed.spec.lineage != cursor["lineage"]:
             return []
-        watermark_us, boundary_us = self._watermark_us(look.view), int(cursor["boundary_us"])
+        watermark_us, boundary_us = self._watermark_us(observed.view), int(cursor["boundary_us"])
         steps = 0 if watermark_us is None else max(0, (watermark_us - boundary_us) // self.every_us)
         ends = [boundary_us + n * self.every_us for n in range(1, min(steps, EVENTS_AT_ONCE) + 1)]
         if as_one and steps:
             ends = [boundary_us + steps * self.every_us]
         found = []
         for end_us in ends:
-            found.append(self._event(look, boundary_us, end_us))
+            found.append(self._event(observed, boundary_us, end_us))
             boundary_us = end_us
         return found
 
-    def _event(self, look: JobObservation, start_us: int, end_us: int) -> JobEvent:
-        view, lineage, end = look.view, look.spec.lineage, point_text(end_us)
+    def _event(self, observed: JobObservation, start_us: int, end_us: int) -> JobEvent:
+        view, lineage, end = observed.view, observed.spec.lineage, point_text(end_us)
         payload = {
             "event": "watermark",
             "job_id": view.job_id,
@@ -163,13 +163,13 @@ class EndOfDataEvents(JobEvents):
     sources: tuple[str, ...] = ()
     played_all: tuple[str, ...] = ()
 
-    def initial_cursor(self, look: JobObservation) -> Cursor | None:
+    def initial_cursor(self, observed: JobObservation) -> Cursor | None:
         """Start before the first submission: an end that already happened is delivered."""
         return {"spec": 0}
 
-    def events_since(self, look: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
+    def events_since(self, observed: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
         """Return at most one event."""
-        view = look.view
+        view = observed.view
         refuse_unknown_sources(view, (*self.sources, *self.played_all))
         found = EndOfDataWait(sources=self.sources, played_all=self.played_all).found(view)
         if found is None or view.spec_number <= cursor["spec"]:

@@ -53,7 +53,7 @@ class JobEventTrigger(BaseEventTrigger):
         conn_id: connection of type `tidegate`; resolved in the triggerer.
         watcher: distinguishes watchers of the same kind on one job: two Airflow installations that watch one job need
             two names, since each watcher has its own cursor.
-        min_interval: least time between two events, as text ("10 min"); happenings in between are merged into one
+        min_interval: least time between two events, as text ("10 min"); events in between are merged into one
             event. None: one event each.
         poll_interval: between reads of the job directory after a change; grows while nothing changes.
     """
@@ -100,15 +100,15 @@ class JobEventTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Fire events forever. Every error leads to another try, because nothing else watches this job for the
         asset."""
-        teller = EventSender(self.job_events(), self.cursor_id, least_s=self.least_s, poll_s=self.poll_s)
+        sender = EventSender(self.job_events(), self.cursor_id, least_s=self.least_s, poll_s=self.poll_s)
         while True:
             try:
                 root = await sync_to_async(TidegateHook(self.conn_id).get_conn)()
                 async with shared_job(root.root, self.job_id, root.storage_options) as job:
                     while True:
-                        for happening in await job.first(teller):
-                            yield TriggerEvent(happening.payload)
-                            teller.on_delivered(happening)
+                        for event in await job.first(sender):
+                            yield TriggerEvent(event.payload)
+                            sender.on_delivered(event)
             except Exception as error:
                 unexpected = None if isinstance(error, TidegateError) else error
                 self.log.warning("watching job %s: %s; retrying soon", self.job_id, error, exc_info=unexpected)
@@ -121,52 +121,52 @@ class EventSender:
 
     deadline_at: float | None = None
 
-    def __init__(self, happenings: JobEvents, cursor_id: str, *, least_s: float, poll_s: float) -> None:
-        self._happenings, self._cursor_id = happenings, cursor_id
+    def __init__(self, events: JobEvents, cursor_id: str, *, least_s: float, poll_s: float) -> None:
+        self._events, self._cursor_id = events, cursor_id
         self._least_s, self.poll_s = least_s, poll_s
-        self._told: Cursor | None = None
-        self._told_at: float | None = None
+        self._cursor: Cursor | None = None
+        self._sent_at: float | None = None
         self._unsaved: deque[tuple[float, WatchCursor]] = deque()
 
-    def evaluate(self, client: JobClient, look: JobObservation) -> list[JobEvent] | None:
+    def evaluate(self, client: JobClient, observed: JobObservation) -> list[JobEvent] | None:
         """Return the new events; None: there are none, or it is too early."""
-        if self._told is None and not self._begin(client, look):
+        if self._cursor is None and not self._begin(client, observed):
             return None
-        assert self._told is not None, "the cursor is not initialised"
-        self._go_on(client, look)
+        assert self._cursor is not None, "the cursor is not initialised"
+        self._go_on(client, observed)
         self._save(client)
-        if self._told_at is not None and time.time() - self._told_at < self._least_s:
+        if self._sent_at is not None and time.time() - self._sent_at < self._least_s:
             return None
-        return self._happenings.events_since(look, self._told, as_one=self._least_s > 0) or None
+        return self._events.events_since(observed, self._cursor, as_one=self._least_s > 0) or None
 
-    def on_delivered(self, happening: JobEvent) -> None:
+    def on_delivered(self, event: JobEvent) -> None:
         """Record that Airflow has accepted the event."""
-        self._told, self._told_at = happening.cursor, time.time()
-        self._unsaved.append((time.monotonic(), self._cursor()))
+        self._cursor, self._sent_at = event.cursor, time.time()
+        self._unsaved.append((time.monotonic(), self._watch_cursor()))
 
-    def _begin(self, client: JobClient, look: JobObservation) -> bool:
+    def _begin(self, client: JobClient, observed: JobObservation) -> bool:
         """Continue from the stored cursor; else start now and store that cursor, so that later events are not lost."""
         found = read_cursor(client.store, client.layout, self._cursor_id)
         if found is not None:
-            self._told, self._told_at = found.data, parse_iso(found.at).timestamp()
+            self._cursor, self._sent_at = found.data, parse_iso(found.at).timestamp()
             return True
-        self._told = self._happenings.initial_cursor(look)
-        if self._told is None:
+        self._cursor = self._events.initial_cursor(observed)
+        if self._cursor is None:
             return False
-        write_cursor(client.store, client.layout, self._cursor())
+        write_cursor(client.store, client.layout, self._watch_cursor())
         return True
 
-    def _go_on(self, client: JobClient, look: JobObservation) -> None:
+    def _go_on(self, client: JobClient, observed: JobObservation) -> None:
         """Store a cursor that has started again, after cursors of events that Airflow may still be writing."""
-        assert self._told is not None, "the cursor is not initialised"
-        current = self._happenings.current(look, self._told)
-        if current == self._told:
+        assert self._cursor is not None, "the cursor is not initialised"
+        current = self._events.current(observed, self._cursor)
+        if current == self._cursor:
             return
-        self._told = current
+        self._cursor = current
         if self._unsaved:
-            self._unsaved.append((time.monotonic(), self._cursor()))
+            self._unsaved.append((time.monotonic(), self._watch_cursor()))
         else:
-            write_cursor(client.store, client.layout, self._cursor())
+            write_cursor(client.store, client.layout, self._watch_cursor())
 
     def _save(self, client: JobClient) -> None:
         """Store the cursor of the newest event that Airflow accepted at least `DELIVERY_GRACE_S` ago."""
@@ -178,9 +178,9 @@ class EventSender:
             for _ in range(settled):
                 self._unsaved.popleft()
 
-    def _cursor(self) -> WatchCursor:
-        assert self._told is not None, "the cursor is not initialised"
-        return WatchCursor(self._cursor_id, now_iso(), self._told)
+    def _watch_cursor(self) -> WatchCursor:
+        assert self._cursor is not None, "the cursor is not initialised"
+        return WatchCursor(self._cursor_id, now_iso(), self._cursor)
 
 
 class TidegateCheckpointEventTrigger(JobEventTrigger):

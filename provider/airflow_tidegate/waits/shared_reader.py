@@ -51,7 +51,7 @@ class WaitObserver(Protocol[T]):
     deadline_at: float | None
     """Wall clock: the job is read at this time, whatever the pause."""
 
-    def evaluate(self, client: JobClient, look: JobObservation) -> T | None:
+    def evaluate(self, client: JobClient, observed: JobObservation) -> T | None:
         """Return the result; None: read again. May read the store.
 
         An exception ends the observer; an error of the store only after more than `STORE_RETRIES` consecutive failures.
@@ -186,15 +186,15 @@ class SharedJobReader:
         try:
             if self._reader is None:
                 self._reader = JobReader(self._open_client())
-            look = self._reader.read()
+            observed = self._reader.read()
         except Exception as error:
             for waiting in asked:
                 self._failed(seen, waiting, error)
             return seen
-        seen.moved, seen.silence_s = look.moved, read_within_s(look.options)
+        seen.moved, seen.silence_s = observed.moved, read_within_s(observed.options)
         for waiting in asked:
             try:
-                answer = waiting.observer.evaluate(self._reader.client, look)
+                answer = waiting.observer.evaluate(self._reader.client, observed)
             except Exception as error:
                 self._failed(seen, waiting, error)
                 continue

@@ -24,7 +24,7 @@ class _Progress:
     records: int | None = None
     at_s: float = 0.0
 
-    def look(self, records: int, now_s: float) -> float:
+    def update(self, records: int, now_s: float) -> float:
         """Return when the number last changed, seconds since the epoch; the first call counts as a change."""
         if records != self.records:
             self.records, self.at_s = records, now_s
@@ -68,10 +68,10 @@ class SuperviseWait(Wait):
         return {"no_progress_s": self.no_progress_s, "owner": self.owner}
 
     def _progressed_s(self, view: JobView, now_s: float) -> float:
-        read_s = self._progress.look(records_read(view) or 0, now_s)
-        told = view.completed[-1].completed_at if view.completed else None
+        read_s = self._progress.update(records_read(view) or 0, now_s)
+        completed_at = view.completed[-1].completed_at if view.completed else None
         try:
-            return max(read_s, parse_iso(told).timestamp()) if told else read_s
+            return max(read_s, parse_iso(completed_at).timestamp()) if completed_at else read_s
         except ValueError:
             return read_s
 

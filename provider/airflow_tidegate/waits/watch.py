@@ -58,14 +58,14 @@ class WaitEvaluator:
         self._observed: tuple[int, HeartbeatObserver] | None = None
         self._owning = OwnerRenewal.of(wait, monotonic)
 
-    def evaluate(self, client: JobClient, look: JobObservation) -> Payload | None:
+    def evaluate(self, client: JobClient, observed: JobObservation) -> Payload | None:
         """Return the result of the wait, or None: not yet.
 
         Raises what the wait raises, WaitTimeoutError after the deadline, and DriverLostError if the driver is dead.
         """
         if self._owning is not None:
-            self._owning.renew(client, look.spec)
-        view = look.view
+            self._owning.renew(client, observed.spec)
+        view = observed.view
         found = self.wait.check(client, view)
         if found is not None:
             return found
@@ -77,26 +77,26 @@ class WaitEvaluator:
                 remedy="Check the job's status and log, or raise the timeout",
             )
         if not view.is_terminal:
-            self._notice_lost_driver(client, look)
+            self._notice_lost_driver(client, observed)
         return None
 
-    def _notice_lost_driver(self, client: JobClient, look: JobObservation) -> None:
-        view, death, heartbeat = look.view, look.death, self._observing(look)
+    def _notice_lost_driver(self, client: JobClient, observed: JobObservation) -> None:
+        view, death, heartbeat = observed.view, observed.death, self._observing(observed)
         if death is not None and death == self._death:
             raise driver_lost_error(view, f"its process {death.pid} on {death.host} is gone", output_tail(death))
         # A process that is seen dead for the first time may have written its last entries after this read.
         self._death = death
         silent_s = heartbeat.silent_s(view)
         if heartbeat.is_silent(view):
-            raise _lost(client, view, look.spec, f"no heartbeat for {silent_s:.3g} s")
+            raise _lost(client, view, observed.spec, f"no heartbeat for {silent_s:.3g} s")
         is_late = view.status is JobStatus.CREATED and silent_s >= LAUNCH_GRACE_S
-        if is_late and not may_be_queued(client.store, client.layout, look.spec.number):
-            raise _lost(client, view, look.spec, f"it has not started within {silent_s:.3g} s")
+        if is_late and not may_be_queued(client.store, client.layout, observed.spec.number):
+            raise _lost(client, view, observed.spec, f"it has not started within {silent_s:.3g} s")
 
-    def _observing(self, look: JobObservation) -> HeartbeatObserver:
-        number = look.view.spec_number
+    def _observing(self, observed: JobObservation) -> HeartbeatObserver:
+        number = observed.view.spec_number
         if self._observed is None or self._observed[0] != number:
-            silence_s = look.options.heartbeat_timeout.total_seconds()
+            silence_s = observed.options.heartbeat_timeout.total_seconds()
             self._observed = (number, HeartbeatObserver(silence_s, self._monotonic))
         return self._observed[1]
 

@@ -81,8 +81,8 @@ def durable_watermark_point(view: JobView) -> CheckpointView | None:
     line = [c for c in view.completed if c.spec == view.spec_number]
     if view.restored is not None:
         line.append(view.restored)
-    told = [c for c in line if c.is_published and c.watermark_us is not None]
-    return max(told, key=_watermark, default=None)
+    candidates = [c for c in line if c.is_published and c.watermark_us is not None]
+    return max(candidates, key=_watermark, default=None)
 
 
 def _watermark(point: CheckpointView) -> int:

@@ -333,9 +333,9 @@ def _check_time(time: object, durations: Mapping[str, tuple[object, int]], where
         )
     if time == "processing" and any(us % MILLISECOND_US for _, us in durations.values()):
         (_, (first, _)), *others = durations.items()
-        told = "".join(f", {name} {value}" for name, (value, _) in others if value is not None)
+        texts = "".join(f", {name} {value}" for name, (value, _) in others if value is not None)
         raise PipelineError(
-            f"the clock cannot end a window of {first}{told}",
+            f"the clock cannot end a window of {first}{texts}",
             where=where,
             cause="processing time is in whole milliseconds",
             remedy=f"Use {' and '.join(durations)} in whole milliseconds",

@@ -49,7 +49,7 @@ class _Preparation:
         self._lock = threading.Lock()
         self._made: tuple[Committable, ...] | None = None
         self._error: Exception | None = None
-        self._told: tuple[Mapping[str, Any], ...] | None = None
+        self._staged: tuple[Mapping[str, Any], ...] | None = None
         self.withheld = False
 
     def run(self) -> tuple[Committable, ...]:
@@ -72,10 +72,10 @@ class _Preparation:
 
     def result(self, sink: Sink, ctx: SinkContext) -> tuple[Mapping[str, Any], ...]:
         """Return documents of the staged data for the metadata (S7.8). Calls the sink once."""
-        if self._told is None:
+        if self._staged is None:
             made = self.run()
-            self._told = tuple(sink.staged(ctx, self.checkpoint_id, handle).to_json() for handle in made)
-        return self._told
+            self._staged = tuple(sink.staged(ctx, self.checkpoint_id, handle).to_json() for handle in made)
+        return self._staged
 
 
 class SinkOperator(StreamOperator):
@@ -252,8 +252,8 @@ class SinkOperator(StreamOperator):
             [json.dumps(dict(h.data), sort_keys=True) for _, h in made],
             [p.owner for p, _ in made],
         ]
-        told = tuple(d for p in covered for d in p.result(self._sink, self._place)) if self.ctx.gated else ()
-        return [StatePart(COMMITTABLES, "list", pa.Table.from_arrays(columns, schema=COMMITTABLES_SCHEMA), told)]
+        staged_data = tuple(d for p in covered for d in p.result(self._sink, self._place)) if self.ctx.gated else ()
+        return [StatePart(COMMITTABLES, "list", pa.Table.from_arrays(columns, schema=COMMITTABLES_SCHEMA), staged_data)]
 
     def aborted(self, checkpoint_id: int) -> None:
         """Do nothing: what the checkpoint pre-committed stays pending, and the next permit covers it."""

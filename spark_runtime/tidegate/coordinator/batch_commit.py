@@ -80,14 +80,14 @@ class BatchCommit:
         for uid, sink in self._job.two_phase_sinks.items():
             recover_sink(self._job, uid, sink, self.run_id, 0, ())
 
-    def complete(self, told: Sequence[StagedReport], splits: Splits, duration_ms: int) -> None:
+    def complete(self, reports: Sequence[StagedReport], splits: Splits, duration_ms: int) -> None:
         """Record that all output is staged. From here on its commit is guaranteed (S2.1)."""
         job = self._job
         for node in job.graph.nodes:
             if node.source is not None:
                 self._append("end_of_data", {"source": node.uid})
         operators = tuple(
-            OperatorState(node.uid, "finished", _subtasks([one for one in told if one.uid == node.uid]))
+            OperatorState(node.uid, "finished", _subtasks([one for one in reports if one.uid == node.uid]))
             for node in job.graph.nodes
         )
         metadata = SnapshotMetadata(
@@ -166,6 +166,6 @@ def refuse_restore(job: DriverJob) -> None:
         )
 
 
-def _subtasks(told: Sequence[StagedReport]) -> tuple[SubtaskState, ...]:
-    ordered = sorted(told, key=lambda one: one.subtask)
+def _subtasks(reports: Sequence[StagedReport]) -> tuple[SubtaskState, ...]:
+    ordered = sorted(reports, key=lambda one: one.subtask)
     return tuple(SubtaskState(one.subtask, True, one.handle) for one in ordered)

@@ -112,7 +112,7 @@ class DriverJob:
             store=self.store,
             layout=self.layout,
             spec=self.spec,
-            reign=self.generation_log,
+            generation_log=self.generation_log,
             topology=topology_of(self.graph, self.plan, self.options.processing_time_on_end),
             sinks={uid: sink.describe() for uid, sink in self.two_phase_sinks.items()},
             graph_document=graph_document(self.graph),

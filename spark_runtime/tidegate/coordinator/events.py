@@ -130,7 +130,7 @@ class TimeOutStop:
     at_work: Mapping[Subtask, tuple[str, ...]] = field(default_factory=dict, compare=False)
 
 
-Wish: TypeAlias = SnapshotRequest | Verdict | TimeOutStop
+RunRequest: TypeAlias = SnapshotRequest | Verdict | TimeOutStop
 """A request that a command passes to a run, or to the next run if none is active."""
 
 # ---------------------------------------------------------------- events

@@ -65,7 +65,7 @@ class RunFacts:
     store: Store
     layout: JobLayout
     spec: Spec
-    reign: GenerationLog
+    generation_log: GenerationLog
     topology: Topology
     graph_document: Mapping[str, Any]
     max_parallelism: int
@@ -177,14 +177,14 @@ class JobRun:
             self._overdue = folders
             self.on_event(ev.DeletionsOverdue(folders))
 
-    def handle_command(self, wish: ev.Wish) -> None:
+    def handle_command(self, request: ev.RunRequest) -> None:
         """Process the request of a command. Raises as `on_event` does."""
-        if isinstance(wish, ev.SnapshotRequest):
-            self.on_event(ev.SnapshotRequested(wish))
-        elif isinstance(wish, ev.TimeOutStop):
-            self.on_event(replace(wish, at_work=self.at_work()))
+        if isinstance(request, ev.SnapshotRequest):
+            self.on_event(ev.SnapshotRequested(request))
+        elif isinstance(request, ev.TimeOutStop):
+            self.on_event(replace(request, at_work=self.at_work()))
         elif self.outcome is None:
-            self._apply_ruling(wish)
+            self._apply_ruling(request)
 
     def _apply_ruling(self, ruling: ev.Verdict) -> None:
         """Decide a verdict by the log. This run is the log's only writer.
@@ -192,8 +192,8 @@ class JobRun:
         The decision is durable before any of its effects.
         """
         facts = self.facts
-        verdicts = find_verdicts(facts.specs, facts.reign.decisions, facts.spec.number)
-        closing = ends_lineage(verdicts, facts.reign.decisions, facts.topology)
+        verdicts = find_verdicts(facts.specs, facts.generation_log.decisions, facts.spec.number)
+        closing = ends_lineage(verdicts, facts.generation_log.decisions, facts.topology)
         outcome = decide_verdict(ruling, verdicts, cannot_quarantine=facts.cannot_quarantine, closing=closing)
         if isinstance(outcome, ev.CommandAnswer):
             self.answer(outcome)
@@ -256,12 +256,12 @@ class JobRun:
                 self._queue.append(self._complete(action))
             case ev.NotifyComplete(checkpoint_id, log_number):
                 self.on_completed()
-                self.slots.broadcast(Complete(checkpoint_id, self.facts.reign.generation, log_number))
+                self.slots.broadcast(Complete(checkpoint_id, self.facts.generation_log.generation, log_number))
             case Durable():
                 self.on_completed()
                 self.slots.broadcast(action)
             case ev.SendPermit(checkpoint_id, log_number):
-                self.slots.broadcast(Commit(checkpoint_id, self.facts.reign.generation, log_number))
+                self.slots.broadcast(Commit(checkpoint_id, self.facts.generation_log.generation, log_number))
             case ev.SendQuarantine(withheld):
                 self.slots.broadcast(Quarantine(self.facts.layout.quarantine, withheld))
             case ev.RecordCommitted(checkpoint_id):
@@ -278,13 +278,13 @@ class JobRun:
                 self.outcome = RunEnded(stop, checkpoint_id, path, request_id, uncommitted)
 
     def _append(self, kind: str, data: Mapping[str, Any]) -> int:
-        return self.facts.reign.append(kind, data, run_id=self.run_id).number
+        return self.facts.generation_log.append(kind, data, run_id=self.run_id).number
 
     def _claim(self, request: ev.SnapshotRequest) -> Event:
         facts = self.facts
         checkpoint_id = self.next_checkpoint_id
         self.next_checkpoint_id += 1
-        generation = facts.reign.generation
+        generation = facts.generation_log.generation
         problem = None
         if request.kind in ("savepoint", "stop-savepoint"):
             parent = request.path or facts.savepoint_directory or facts.layout.savepoints
@@ -331,7 +331,7 @@ class JobRun:
             kind=complete.kind,
             job_id=facts.spec.job_id,
             lineage=facts.spec.lineage,
-            generation=facts.reign.generation,
+            generation=facts.generation_log.generation,
             run_id=self.run_id,
             parent=self._last_path or self.restored_from,
             parallelism=facts.topology.parallelism,

@@ -123,8 +123,8 @@ def _commit_newest(job: DriverJob, run_id: str) -> LateCommitResult:
 
 
 def _record_status(job: DriverJob, verdicts: Verdicts) -> None:
-    told, rejected = last_status(job.generation_log.decisions, job.spec.number)
-    status = status_after_commit(told, verdicts, rejected)
+    status_data, rejected = last_status(job.generation_log.decisions, job.spec.number)
+    status = status_after_commit(status_data, verdicts, rejected)
     if status is None:
         return
     job.generation_log.append("status", status)
@@ -137,22 +137,24 @@ def _record_status(job: DriverJob, verdicts: Verdicts) -> None:
             logger.warning("some checkpoints of the finished job were not deleted: %s", error, extra=place)
 
 
-def status_after_commit(told: Mapping[str, Any], verdicts: Verdicts, rejected: str = "") -> dict[str, Any] | None:
+def status_after_commit(
+    status_data: Mapping[str, Any], verdicts: Verdicts, rejected: str = ""
+) -> dict[str, Any] | None:
     """Return the new status of an ended job after a commit, or None if it does not change. Pure.
 
     Args:
-        `told`: data of the last status entry of the job.
+        `status_data`: data of the last status entry of the job.
         rejected: why the job stops, if a later rejection stops it; else "".
     """
     left = list(verdicts.uncommitted)
-    status, stop = told.get("status"), told.get("stop")
+    status, stop = status_data.get("status"), status_data.get("stop")
     if rejected and status not in (JobStatus.CANCELED, JobStatus.FAILED):
         return {"status": JobStatus.STOPPED.value, "reason": rejected}
     if status == JobStatus.FINISHED_COMMIT_PENDING:
         if not left:
             return {"status": JobStatus.FINISHED.value}
         new = {"status": status, "reason": uncommitted_text(tuple(left)), "uncommitted": left}
-        return None if told.get("uncommitted") == left else new
+        return None if status_data.get("uncommitted") == left else new
     if status == JobStatus.STOPPED and stop is not None and stop.get("outcome") == COMMITS_PENDING:
         if not left:
             done = {name: value for name, value in stop.items() if name != "uncommitted"}
@@ -161,7 +163,7 @@ def status_after_commit(told: Mapping[str, Any], verdicts: Verdicts, rejected: s
     if stop is not None and stop.get("outcome") == SAVEPOINT_OK:
         savepoint = verdicts.views.get(stop.get("checkpoint_id", 0))
         if savepoint is not None and savepoint.committed:
-            return {**told, "stop": {**stop, "outcome": COMMITTED}}
+            return {**status_data, "stop": {**stop, "outcome": COMMITTED}}
     return None
 
 
@@ -171,17 +173,17 @@ def last_status(decisions: Sequence[Decision], spec_number: int) -> tuple[Mappin
     The rejection comes from this call, or from an earlier one that died before it recorded the status. Generations that
     only commit append the final status themselves.
     """
-    told: Mapping[str, Any] = {}
+    status_data: Mapping[str, Any] = {}
     rejected = ""
     for decision in decisions:
         if decision.kind == "fence" and decision.data["spec"] != spec_number:
-            told, rejected = {}, ""
+            status_data, rejected = {}, ""
         elif decision.kind == "status":
-            told, rejected = decision.data, ""
+            status_data, rejected = decision.data, ""
         elif decision.kind == "reject" and decision.data["then"] == "stop":
             data = decision.data
             rejected = rejection_text(data["checkpoint_id"], data["by"], data.get("reason", ""))
-    return told, rejected
+    return status_data, rejected
 
 
 def _apply_verdict(job: DriverJob, ruling: Verdict | None) -> None:

@@ -353,13 +353,13 @@ def _failure(current: Sequence[LogEntry]) -> FailureView | None:
     return next((failure for _, failure in reversed(failure_views(current))), None)
 
 
-def _sources(ended: Collection[str], told: Mapping[str, Any]) -> tuple[SourceView, ...]:
+def _sources(ended: Collection[str], hint_data: Mapping[str, Any]) -> tuple[SourceView, ...]:
     """Return the sources that the hint or the log contains.
 
     A source has ended if the hint or the log records its end, or if the snapshot that the submission started from was
     taken after the source's end.
     """
-    hints = told.get("sources")
+    hints = hint_data.get("sources")
     hints = hints if isinstance(hints, Mapping) else {}
     views: list[SourceView] = []
     for uid in sorted({*ended, *hints}):

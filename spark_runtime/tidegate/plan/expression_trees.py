@@ -52,8 +52,8 @@ Tree: TypeAlias = ColumnRef | Literal | Call
 def read_expression(expression: pc.Expression) -> Tree | None:
     """Return the tree of an expression; None: it has a part that cannot be read, such as a reference into a struct."""
     try:
-        values, told = _serialised(expression)
-        tokens = iter(told)
+        values, parts = _serialised(expression)
+        tokens = iter(parts)
         tree = _tree(next(tokens), tokens, values)
         made = _expression(tree)
     except (pa.ArrowException, LookupError, ValueError, TypeError, AttributeError, StopIteration):
@@ -81,8 +81,8 @@ def columns_read(expression: pc.Expression, schema: pa.Schema) -> frozenset[str]
     The columns are known if the expression is valid with these columns only.
     """
     try:
-        _, told = _serialised(expression)
-        names = {name.decode() for kind, name in told if kind == b"field_ref"}
+        _, parts = _serialised(expression)
+        names = {name.decode() for kind, name in parts if kind == b"field_ref"}
         fields = [field for field in schema if field.name in names]
         rows = pa.table([pa.nulls(0, field.type) for field in fields], names=[field.name for field in fields])
         source = acero.Declaration("table_source", acero.TableSourceNodeOptions(rows))

@@ -84,7 +84,7 @@ class StateHandle:
             data = None if inline is None else base64.b64decode(inline, validate=True)
             size_bytes, sha256 = int(document["size_bytes"]), str(document["sha256"])
             kinds = None if document.get("kinds") is None else tuple(document["kinds"])
-            staged = tuple(dict(told) for told in document.get("staged", ()))
+            staged = tuple(dict(entry) for entry in document.get("staged", ()))
             files = tuple(BlobFile.from_json(file) for file in document.get("files", ()))
             formats = tuple(document.get("formats", ()))
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:

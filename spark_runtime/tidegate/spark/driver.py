@@ -107,39 +107,44 @@ class Driver:
         log = DecisionLog(self._store, self._layout, now_iso=now_iso, nonce=lambda: secrets.token_hex(8))
         self._listen_to_signals()
         refuse_if_superseded(self._store, self._layout, self._spec.number, self._launch)
-        reign = log.begin_generation(spec=self._spec.number, launch=self._launch)
-        set_up(options.log_format, job=self._spec.job_id, generation=reign.generation)
-        logger.info("generation %d of job %s, spec %d", reign.generation, self._spec.job_id, self._spec.number)
+        generation_log = log.begin_generation(spec=self._spec.number, launch=self._launch)
+        set_up(options.log_format, job=self._spec.job_id, generation=generation_log.generation)
+        logger.info("generation %d of job %s, spec %d", generation_log.generation, self._spec.job_id, self._spec.number)
         interval_s = options.heartbeat_interval.total_seconds()
-        hint = HintWriter(self._store, self._layout, reign.generation, interval_s, now_iso)
+        hint = HintWriter(self._store, self._layout, generation_log.generation, interval_s, now_iso)
         hint.start()
-        desk = CommandDesk(self._store, self._layout, self._spec, reign.generation, now_iso, time.time)
-        retiring = CheckpointDeletion(self._store, reign.check)
+        desk = CommandDesk(self._store, self._layout, self._spec, generation_log.generation, now_iso, time.time)
+        retiring = CheckpointDeletion(self._store, generation_log.check)
         retiring.start()
         try:
-            return self._reign(log, reign, hint, desk, retiring)
+            return self._run_generation(log, generation_log, hint, desk, retiring)
         except (FencedError, UnclearAnswerError):
             desk.abandon()
             raise
         except TidegateError as error:
-            self._record_failure(reign, desk, str(error), "", error.code)
+            self._record_failure(generation_log, desk, str(error), "", error.code)
             logger.error("%s", error)
             return error.exit_code
         except Exception as error:
             trace = traceback.format_exc()
-            self._record_failure(reign, desk, f"internal error: {type(error).__name__}: {error}", trace)
+            self._record_failure(generation_log, desk, f"internal error: {type(error).__name__}: {error}", trace)
             logger.exception("internal error")
             return EXIT_BUG
         except _TerminatedError:
-            self._record_failure(reign, desk, termination_message("before the pipeline was built"), "")
+            self._record_failure(generation_log, desk, termination_message("before the pipeline was built"), "")
             return EXIT_TERMINATED
         finally:
             desk.close()
             retiring.close()
             hint.close()
 
-    def _reign(
-        self, log: DecisionLog, reign: GenerationLog, hint: HintWriter, desk: CommandDesk, retiring: CheckpointDeletion
+    def _run_generation(
+        self,
+        log: DecisionLog,
+        generation_log: GenerationLog,
+        hint: HintWriter,
+        desk: CommandDesk,
+        retiring: CheckpointDeletion,
     ) -> int:
         options = JobOptions.from_mapping(self._spec.options)
         with tempfile.TemporaryDirectory(prefix="tidegate-driver-") as scratch:
@@ -154,7 +159,7 @@ class Driver:
                 spec=self._spec,
                 root=self._root,
                 storage_options=self._storage_options,
-                reign=reign,
+                generation_log=generation_log,
                 now_iso=now_iso,
                 session=self._session,
             )
@@ -168,7 +173,7 @@ class Driver:
                 graph=graph,
                 plan=execution,
                 log=log,
-                generation_log=reign,
+                generation_log=generation_log,
                 hint=hint,
                 desk=desk,
                 retiring=retiring,
@@ -252,13 +257,13 @@ class Driver:
         install(signal.SIGINT, on_signal)
 
     def _record_failure(
-        self, reign: GenerationLog, desk: CommandDesk, message: str, trace: str, code: str = ""
+        self, generation_log: GenerationLog, desk: CommandDesk, message: str, trace: str, code: str = ""
     ) -> None:
         try:
-            reign.append(
+            generation_log.append(
                 "failure", {"message": message, "operator": None, "subtask": None, "traceback": trace, "code": code}
             )
-            reign.append("status", {"status": "FAILED", "reason": message})
+            generation_log.append("status", {"status": "FAILED", "reason": message})
             desk.answer_all(AnswerAllOpen(CommandAnswer("", False, "job_failed", message)))
         except TidegateError as error:
             if isinstance(error, FencedError | UnclearAnswerError):

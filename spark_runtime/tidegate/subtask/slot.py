@@ -93,8 +93,8 @@ class AlignedSources:
         self._members = [(s, source, source.group) for s, source in sources if source.group is not None]
         self._send = send
         self._now_ms = now_ms
-        self._told: dict[tuple[int, int], tuple[int, bool]] = {}
-        self._told_ms: int | None = None
+        self._reported: dict[tuple[int, int], tuple[int, bool]] = {}
+        self._reported_ms: int | None = None
         self._lows: dict[str, GroupWatermark] = {}
 
     def update(self) -> None:
@@ -106,7 +106,7 @@ class AlignedSources:
             wait_for_us = low.others_us if low.of == subtask.subtask else low.low_us
             source.pause(PAUSED, subtask.watermark_us - group.max_drift_us > wait_for_us)
         now_ms = self._now_ms()
-        if self._told_ms is None or now_ms - self._told_ms >= REPORT_INTERVAL_MS:
+        if self._reported_ms is None or now_ms - self._reported_ms >= REPORT_INTERVAL_MS:
             self._report(now_ms)
 
     def take(self, groups: Mapping[str, GroupWatermark]) -> None:
@@ -117,11 +117,11 @@ class AlignedSources:
         news = []
         for subtask, _, group in self._members:
             mark = (subtask.watermark_us, subtask.watermarks.reported_idle)
-            if self._told.get(subtask.subtask) != mark:
-                self._told[subtask.subtask] = mark
+            if self._reported.get(subtask.subtask) != mark:
+                self._reported[subtask.subtask] = mark
                 news.append(SourceWatermark(subtask.subtask, group.name, *mark))
         if news:
-            self._told_ms = now_ms
+            self._reported_ms = now_ms
             self._send(SourceWatermarks(tuple(news)))
 
 
@@ -400,7 +400,7 @@ class Slot:
         Downstream subtasks run first, so that queued elements are processed before sources add more.
         """
         self.rounds += 1
-        progressed = told = self._take_messages()
+        progressed = has_messages = self._take_messages()
         failure = self._transport_failure()
         if failure is not None and not self._cancelled:
             raise failure
@@ -408,7 +408,7 @@ class Slot:
         for subtask in self._subtasks:
             # Messages of the driver reach every subtask before queues are emptied, so that no barrier waits for the
             # queues.
-            if subtask.step() if told else self._step_subtasks(subtask):
+            if subtask.step() if has_messages else self._step_subtasks(subtask):
                 progressed = True
         if progressed:
             self.progress += 1

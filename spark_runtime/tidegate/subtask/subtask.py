@@ -311,8 +311,8 @@ class Subtask:
             self._emission = one_after_another(sides, () if rows is None else self._batch(rows, 0))
         elif polled.state == "end":
             self._emission = self._end(drain=True, natural=True)
-        elif told := tuple(self._idle_change()):
-            self._emission = iter(told)
+        elif changes := tuple(self._idle_change()):
+            self._emission = iter(changes)
         else:
             return polled.state == "more"
         return True

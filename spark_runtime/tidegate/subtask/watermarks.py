@@ -22,12 +22,12 @@ class WatermarkTracker:
         self._times = [MIN_WATERMARK] * channels
         self._idle = list(self._timeless)
         self._current = MIN_WATERMARK
-        self._told_idle = False
+        self._sent_idle = False
 
     @property
     def reported_idle(self) -> bool:
         """True while downstream has been notified that the subtask is idle."""
-        return self._told_idle
+        return self._sent_idle
 
     @property
     def all_idle(self) -> bool:
@@ -55,15 +55,15 @@ class WatermarkTracker:
         while rows are `withheld`, because a later watermark of other subtasks would make these rows late.
         """
         idle = not withheld and (silent or self.all_idle)
-        if idle == self._told_idle:
+        if idle == self._sent_idle:
             return None
-        self._told_idle = idle
+        self._sent_idle = idle
         return idle
 
     def reactivates(self) -> bool:
         """Return whether a new row makes an idle subtask active, so that downstream must be notified first."""
-        told, self._told_idle = self._told_idle, False
-        return told
+        was_sent, self._sent_idle = self._sent_idle, False
+        return was_sent
 
     def ended(self, channel: int) -> int | None:
         """Process the end of `channel`, which counts as MAX_WATERMARK."""

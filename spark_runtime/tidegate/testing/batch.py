@@ -167,8 +167,8 @@ class InProcessBatch:
         }
         ends = compile_batch(plan, assign_splits(splits, plan.parallelism), LocalFrames(job, self.batch_rows))
         self._plan = plan
-        self._told = run_and_collect(ends)
-        self.counters = sum_counters([self.counters, *stages, *(told["counters"] for told in self._told)])
+        self._reports = run_and_collect(ends)
+        self.counters = sum_counters([self.counters, *stages, *(report["counters"] for report in self._reports)])
 
     def commit(self) -> None:
         """Commit the staged output of all sinks."""
@@ -178,9 +178,9 @@ class InProcessBatch:
 
     def _commit_sink(self, uid: str, sink: Sink, schema: pa.Schema) -> None:
         handles: list[Committable] = []
-        for told in self._told:
-            if told["uid"] == uid and told["handle"] is not None:
-                handles += handles_in_snapshot(self._factory.parts(StateHandle.from_json(told["handle"])))
+        for report in self._reports:
+            if report["uid"] == uid and report["handle"] is not None:
+                handles += handles_in_snapshot(self._factory.parts(StateHandle.from_json(report["handle"])))
         writer = sink.create_writer(
             SinkContext(self.job_id, self.lineage, uid, 0, 1, 1, f"{self.run_id}~", schema, self.scratch)
         )

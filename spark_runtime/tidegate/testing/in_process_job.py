@@ -144,15 +144,17 @@ class InProcessJob:
     def relaunch(self) -> InProcessRun:
         """Start a new driver for the current submission: a new generation, with its own view of the log."""
         self.log = self._open_log()
-        self.reign = self.log.begin_generation(spec=self._spec_number, launch=1)
+        self.generation_log = self.log.begin_generation(spec=self._spec_number, launch=1)
         return self.rerun()
 
     def rerun(self) -> InProcessRun:
         """Start a new run of the same driver after a failed run."""
-        return InProcessRun(self, self._spec, self.reign)
+        return InProcessRun(self, self._spec, self.generation_log)
 
 
-def _built_job(owner: InProcessJob, spec: Spec, reign: GenerationLog) -> tuple[DriverJob, JobGraph, ExecutionPlan]:
+def _built_job(
+    owner: InProcessJob, spec: Spec, generation_log: GenerationLog
+) -> tuple[DriverJob, JobGraph, ExecutionPlan]:
     """Build the job as a new driver does: the graph is built and pinned, and planned."""
     options = JobOptions.from_mapping(spec.options)
     schemas = schemas_in_effect(owner.store, owner.layout, spec, owner.specs, owner.log)
@@ -173,7 +175,7 @@ def _built_job(owner: InProcessJob, spec: Spec, reign: GenerationLog) -> tuple[D
         graph=graph,
         plan=execution,
         log=owner.log,
-        generation_log=reign,
+        generation_log=generation_log,
         now_iso=owner.now_iso,
         specs=lambda: owner.specs,
     )
@@ -183,13 +185,13 @@ def _built_job(owner: InProcessJob, spec: Spec, reign: GenerationLog) -> tuple[D
 class InProcessRun:
     """One run: pump it, request snapshots, crash it."""
 
-    def __init__(self, owner: InProcessJob, spec: Spec, reign: GenerationLog) -> None:
+    def __init__(self, owner: InProcessJob, spec: Spec, generation_log: GenerationLog) -> None:
         self.owner = owner
         self.writers = InlineExecutor()
         self._to_driver: list[SlotMessage] = []
         self._retired: list[str] = []
-        job, graph, execution = _built_job(owner, spec, reign)
-        if owner.last_job is not None and owner.last_job.generation_log is reign:
+        job, graph, execution = _built_job(owner, spec, generation_log)
+        if owner.last_job is not None and owner.last_job.generation_log is generation_log:
             job = owner.last_job  # a driver that restarts its job keeps its record of deleted snapshots
         self._job = owner.last_job = job
         found = job.find_restore()

@@ -90,12 +90,12 @@ class SinkConformance(ABC):
         ctx = TestWriter().context(3, parallelism=4)
         writer = self.make_sink(fresh=True).create_writer(ctx)
         handles = [handle for n in (1, 2) for handle in self._prepared(writer, n, 10 * n, 2)]
-        told = [parse_transaction_id(handle.transaction_id) for handle in handles]
-        assert sorted({made.checkpoint_id for made in told}) == [1, 2]
-        assert {(made.job_id, made.lineage, made.uid, made.subtask) for made in told} == {
+        parsed = [parse_transaction_id(handle.transaction_id) for handle in handles]
+        assert sorted({made.checkpoint_id for made in parsed}) == [1, 2]
+        assert {(made.job_id, made.lineage, made.uid, made.subtask) for made in parsed} == {
             (ctx.job_id, ctx.lineage, ctx.uid, ctx.subtask)
         }
-        assert {(made.generation, made.run_id) for made in told} == {(ctx.generation, ctx.run_id)}
+        assert {(made.generation, made.run_id) for made in parsed} == {(ctx.generation, ctx.run_id)}
         assert len({handle.transaction_id for handle in handles}) == len(handles), "ids are not unique"
 
     def test_what_was_written_before_the_end_of_the_input_is_committed_as_ever(self) -> None:
@@ -113,13 +113,13 @@ class SinkConformance(ABC):
 
     def test_what_was_written_before_the_end_of_the_input_is_dropped_without_a_snapshot(self) -> None:
         """S7.4: the run has failed, and the next one writes it again."""
-        reign = TestWriter()
-        writer = self.make_sink(fresh=True).create_writer(reign.context())
+        identity = TestWriter()
+        writer = self.make_sink(fresh=True).create_writer(identity.context())
         writer.write(numbers(0, 3))
         writer.end_input()
         writer.close()
-        reign.run = 2
-        again = self.make_sink(fresh=False).create_writer(reign.context())
+        identity.run = 2
+        again = self.make_sink(fresh=False).create_writer(identity.context())
         again.recover(0)
         again.commit(self._prepared(again, 1, 0, 3))
         assert sorted(self.visible()) == [0, 1, 2]
@@ -136,9 +136,9 @@ class SinkConformance(ABC):
         writer = sink.create_writer(ctx)
         self._prepared(writer, 1, 0, 3)
         handles = self._prepared(writer, 2, 3, 4)
-        told = [StagedData.from_json(json.loads(json.dumps(sink.staged(ctx, 2, h).to_json()))) for h in handles]
-        assert {(t.uid, t.checkpoint_id) for t in told} == {(ctx.uid, 2)}
-        (staged,) = merge_staged(told)
+        parsed = [StagedData.from_json(json.loads(json.dumps(sink.staged(ctx, 2, h).to_json()))) for h in handles]
+        assert {(t.uid, t.checkpoint_id) for t in parsed} == {(ctx.uid, 2)}
+        (staged,) = merge_staged(parsed)
         found = self.read_staged(staged)
         assert found is None or sorted(found) == [3, 4, 5, 6]
         assert staged.rows == (4 if found is not None else staged.rows)
@@ -146,23 +146,23 @@ class SinkConformance(ABC):
 
     def test_committing_again_changes_nothing(self) -> None:
         """Commits are idempotent: in the same run, and in the run that restores."""
-        reign = TestWriter()
-        writer = self.make_sink(fresh=True).create_writer(reign.context())
+        identity = TestWriter()
+        writer = self.make_sink(fresh=True).create_writer(identity.context())
         handles = self._prepared(writer, 1, 0, 3)
         writer.commit(handles)
         writer.commit(handles)
-        reign.generation = 2
-        self.make_sink(fresh=False).create_writer(reign.context()).commit(handles)
+        identity.generation = 2
+        self.make_sink(fresh=False).create_writer(identity.context()).commit(handles)
         assert sorted(self.visible()) == [0, 1, 2]
 
     def test_a_later_run_commits_what_an_earlier_one_prepared(self) -> None:
         """The run crashes between completion and commit."""
-        reign = TestWriter()
-        first = self.make_sink(fresh=True).create_writer(reign.context())
+        identity = TestWriter()
+        first = self.make_sink(fresh=True).create_writer(identity.context())
         handles = self._prepared(first, 1, 0, 3)
         first.close()
-        reign.run = 2
-        second = self.make_sink(fresh=False).create_writer(reign.context())
+        identity.run = 2
+        second = self.make_sink(fresh=False).create_writer(identity.context())
         second.commit(handles)
         second.recover(1)
         assert sorted(self.visible()) == [0, 1, 2]
@@ -186,11 +186,11 @@ class SinkConformance(ABC):
 
     def test_recovery_removes_what_failed_runs_left_but_not_what_awaits_a_verdict(self) -> None:
         """S7.4, S7.8."""
-        reign = TestWriter()
-        first = self.make_sink(fresh=True).create_writer(reign.context())
+        identity = TestWriter()
+        first = self.make_sink(fresh=True).create_writer(identity.context())
         waiting, garbage = self._prepared(first, 1, 0, 2), self._prepared(first, 2, 2, 2)
-        reign.run = 2
-        second = self.make_sink(fresh=False).create_writer(reign.context())
+        identity.run = 2
+        second = self.make_sink(fresh=False).create_writer(identity.context())
         own = self._prepared(second, 3, 4, 2)
         second.recover(1, waiting)
         _expect_refusal(lambda: second.commit(garbage))
@@ -201,21 +201,21 @@ class SinkConformance(ABC):
     def test_what_is_in_quarantine_can_be_read_and_never_committed(self, tmp_path: Path) -> None:
         """S7.8: the move may be repeated, in this run or a later one. Recovery keeps the data; the rest is
         committed."""
-        reign = TestWriter()
+        identity = TestWriter()
         sink = self.make_sink(fresh=True)
         if not isinstance(sink, SupportsQuarantine):
             return
-        first = sink.create_writer(reign.context())
+        first = sink.create_writer(identity.context())
         kept, gone, late = (self._prepared(first, n, 10 * n, 3) for n in (1, 2, 3))
         store = open_store(str(tmp_path))
         into = Quarantine(store, "job/quarantine", WithheldRange(1, (2,), "anna", "wrong prices"))
-        sink.quarantine(reign.context(), gone, into)
-        sink.quarantine(reign.context(), gone, into)
-        reign.generation = 2
+        sink.quarantine(identity.context(), gone, into)
+        sink.quarantine(identity.context(), gone, into)
+        identity.generation = 2
         later = self.make_sink(fresh=False)
         assert isinstance(later, SupportsQuarantine)
-        later.quarantine(reign.context(), gone, into)
-        second = later.create_writer(reign.context())
+        later.quarantine(identity.context(), gone, into)
+        second = later.create_writer(identity.context())
         _expect_refusal(lambda: second.commit(gone))
         second.recover(1, [*kept, *late])
         second.commit([*kept, *late])
@@ -227,13 +227,13 @@ class SinkConformance(ABC):
     def test_a_zombie_that_recovers_late_does_not_harm_its_successor(self) -> None:
         """S9.2: zombies are fenced by generation, and within a generation by the order of runs."""
         for newer in ("generation", "run"):
-            reign = TestWriter()
-            zombie = self.make_sink(fresh=True).create_writer(reign.context())
-            setattr(reign, newer, 2)
-            self._recovered_late(zombie, reign)
+            identity = TestWriter()
+            zombie = self.make_sink(fresh=True).create_writer(identity.context())
+            setattr(identity, newer, 2)
+            self._recovered_late(zombie, identity)
 
-    def _recovered_late(self, zombie: SinkWriter, reign: TestWriter) -> None:
-        writer = self.make_sink(fresh=False).create_writer(reign.context())
+    def _recovered_late(self, zombie: SinkWriter, identity: TestWriter) -> None:
+        writer = self.make_sink(fresh=False).create_writer(identity.context())
         handles = self._prepared(writer, 1, 0, 2)
         zombie.recover(0)
         writer.commit(handles)
@@ -241,36 +241,36 @@ class SinkConformance(ABC):
 
     def test_recovery_leaves_other_subtasks_alone(self) -> None:
         """Each subtask cleans up its own data."""
-        reign = TestWriter()
-        other = self.make_sink(fresh=True).create_writer(reign.context(subtask=1))
+        identity = TestWriter()
+        other = self.make_sink(fresh=True).create_writer(identity.context(subtask=1))
         handles = self._prepared(other, 1, 0, 2)
-        reign.generation = 2
-        self.make_sink(fresh=False).create_writer(reign.context(subtask=0)).recover(0)
+        identity.generation = 2
+        self.make_sink(fresh=False).create_writer(identity.context(subtask=0)).recover(0)
         other.commit(handles)
         assert sorted(self.visible()) == [0, 1]
 
     def test_a_rescaled_run_commits_what_subtasks_that_are_no_more_prepared(self) -> None:
         """S5.5, S7.4: subtask 1 of 2 is responsible for subtask 3 of 4, and later subtask 1 of 3 for subtask 1 of 2."""
-        reign = TestWriter()
-        first = self.make_sink(fresh=True).create_writer(reign.context(3, parallelism=4))
+        identity = TestWriter()
+        first = self.make_sink(fresh=True).create_writer(identity.context(3, parallelism=4))
         early, late = self._prepared(first, 1, 0, 2), self._prepared(first, 2, 2, 2)
         first.close()
-        reign.generation = 2
-        second = self.make_sink(fresh=False).create_writer(reign.context(1, parallelism=2))
+        identity.generation = 2
+        second = self.make_sink(fresh=False).create_writer(identity.context(1, parallelism=2))
         second.commit(early)
         second.recover(1, late)
         assert sorted(self.visible()) == [0, 1]
-        reign.generation = 3
-        self.make_sink(fresh=False).create_writer(reign.context(0, parallelism=3)).commit([*early, *late])
+        identity.generation = 3
+        self.make_sink(fresh=False).create_writer(identity.context(0, parallelism=3)).commit([*early, *late])
         assert sorted(self.visible()) == [0, 1, 2, 3]
 
     def test_leftovers_of_subtasks_that_are_no_more_are_removed_by_who_looks_after_them(self) -> None:
         """S7.4: subtask 1 of 2 removes the leftovers of subtask 3 of 4, and keeps its own staged data."""
-        reign = TestWriter()
-        first = self.make_sink(fresh=True).create_writer(reign.context(3, parallelism=4))
+        identity = TestWriter()
+        first = self.make_sink(fresh=True).create_writer(identity.context(3, parallelism=4))
         garbage = self._prepared(first, 2, 0, 2)
-        reign.generation = 2
-        keeper = self.make_sink(fresh=False).create_writer(reign.context(1, parallelism=2))
+        identity.generation = 2
+        keeper = self.make_sink(fresh=False).create_writer(identity.context(1, parallelism=2))
         own = self._prepared(keeper, 3, 2, 2)
         keeper.recover(0)
         _expect_refusal(lambda: keeper.commit(garbage))
@@ -279,12 +279,12 @@ class SinkConformance(ABC):
 
     def test_a_stranger_leaves_what_another_looks_after(self) -> None:
         """S7.4: output prepared by subtask 3 of 4 survives the recovery of subtask 0 of 2."""
-        reign = TestWriter()
-        first = self.make_sink(fresh=True).create_writer(reign.context(3, parallelism=4))
+        identity = TestWriter()
+        first = self.make_sink(fresh=True).create_writer(identity.context(3, parallelism=4))
         handles = self._prepared(first, 2, 0, 2)
-        reign.generation = 2
-        self.make_sink(fresh=False).create_writer(reign.context(0, parallelism=2)).recover(0)
-        self.make_sink(fresh=False).create_writer(reign.context(1, parallelism=2)).commit(handles)
+        identity.generation = 2
+        self.make_sink(fresh=False).create_writer(identity.context(0, parallelism=2)).recover(0)
+        self.make_sink(fresh=False).create_writer(identity.context(1, parallelism=2)).commit(handles)
         assert sorted(self.visible()) == [0, 1]
 
     def test_a_fork_touches_nothing_of_its_original(self) -> None:
@@ -313,14 +313,14 @@ class SinkConformance(ABC):
     def test_rewinding_takes_back_what_was_published_behind_the_snapshot(self) -> None:
         """S9.3: of every subtask. Output that the snapshot covers stays, published or staged; so does output of a
         fork."""
-        reign = TestWriter()
+        identity = TestWriter()
         sink = self.make_sink(fresh=True)
         later = TestWriter()
         later.generation = 2
         everybody = later.context(0, parallelism=1)
         if not isinstance(sink, SupportsRewind):
             return
-        first, second = (sink.create_writer(reign.context(subtask)) for subtask in (0, 1))
+        first, second = (sink.create_writer(identity.context(subtask)) for subtask in (0, 1))
         fork = sink.create_writer(TestWriter("lineage-2").context())
         first.commit(self._prepared(first, 1, 0, 2))
         held = self._prepared(second, 2, 2, 2)
@@ -339,17 +339,17 @@ class SinkConformance(ABC):
 
     def test_a_rewind_leaves_alone_what_a_newer_driver_has_begun(self) -> None:
         """S9.2, S9.3: the driver that rewinds may have been replaced without knowing it."""
-        reign = TestWriter()
+        identity = TestWriter()
         sink = self.make_sink(fresh=True)
         if not isinstance(sink, SupportsRewind):
             return
-        first = sink.create_writer(reign.context())
+        first = sink.create_writer(identity.context())
         first.commit(self._prepared(first, 1, 0, 2))
         first.commit(self._prepared(first, 2, 2, 2))
-        reign.generation = 2
-        take_back = sink.rewind_to(reign.context(0, parallelism=1), 1, before=3)
-        reign.generation = 3
-        newer = sink.create_writer(reign.context())
+        identity.generation = 2
+        take_back = sink.rewind_to(identity.context(0, parallelism=1), 1, before=3)
+        identity.generation = 3
+        newer = sink.create_writer(identity.context())
         committed = self._prepared(newer, 3, 4, 2)
         newer.commit(committed)
         staged = self._prepared(newer, 4, 6, 2)
@@ -361,18 +361,18 @@ class SinkConformance(ABC):
     def test_collecting_removes_what_no_snapshot_needs(self) -> None:
         """S2.3, S7.4: output in a retained snapshot can still be committed; committed output is never committed again;
         other lineages are not touched."""
-        reign = TestWriter()
+        identity = TestWriter()
         sink = self.make_sink(fresh=True)
         if not isinstance(sink, CollectsLeftovers):
             return
-        first, second = (sink.create_writer(reign.context(subtask)) for subtask in (0, 1))
+        first, second = (sink.create_writer(identity.context(subtask)) for subtask in (0, 1))
         fork = sink.create_writer(TestWriter("lineage-2").context())
         done = self._prepared(first, 1, 0, 2)
         first.commit(done)
         held, lost = self._prepared(second, 2, 2, 2), self._prepared(first, 3, 4, 2)
         other = self._prepared(fork, 3, 6, 2)
         needed = NeededTransactions(held, 1, datetime.max.replace(tzinfo=UTC))
-        everybody = reign.context(0, parallelism=1)
+        everybody = identity.context(0, parallelism=1)
         assert sink.collect(everybody, NeededTransactions(held, 1, datetime.min.replace(tzinfo=UTC))).found == ()
         would = sink.collect(everybody, needed, dry_run=True)
         assert sum(one.size_bytes for one in would.found if one.why == "staged") > 0

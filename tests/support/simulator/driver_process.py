@@ -64,7 +64,7 @@ class DriverProcess:
         self._supervisor = Supervisor(world.options_of(spec))
         self._start: sv.StartRun | None = None
         self._current: RunOfSlots | None = None
-        self._late: list[ev.Wish] = []
+        self._late: list[ev.RunRequest] = []
         self._splits: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
         self._exit_code: int | None = None
         self._unjudged: list[Command] = []
@@ -117,7 +117,7 @@ class DriverProcess:
             pause=lambda n: self._task().pause(10 * 2**n),
             lock=Mutex(),
         )
-        reign = log.begin_generation(spec=self.spec.number, launch=self._launch)
+        generation_log = log.begin_generation(spec=self.spec.number, launch=self._launch)
         self._job = DriverJob(
             root=self._store.url,
             storage_options={},
@@ -128,7 +128,7 @@ class DriverProcess:
             graph=world.workload.graph,
             plan=world.plan_of(self.spec),
             log=log,
-            generation_log=reign,
+            generation_log=generation_log,
             now_iso=world.now_iso,
             specs=lambda: world.specs,
         )
@@ -136,7 +136,7 @@ class DriverProcess:
             self._retiring = self._slow_retiring()
         for left in self._job.garbage():
             self._retire(left.path, at_once=left.without_grace, inherited=True)
-        self._feed(sv.BeginSupervision(end_status(reign.decisions, self.spec.number)))
+        self._feed(sv.BeginSupervision(end_status(generation_log.decisions, self.spec.number)))
         if self._exit_code is not None:
             return
         self.process.spawn(self._poll_commands, world.scheduler.upto(POLL_MS))
@@ -220,21 +220,21 @@ class DriverProcess:
         for request in requests:
             self._hand(self._current.run, request)
 
-    def _hand(self, run: JobRun, wish: ev.Wish) -> None:
+    def _hand(self, run: JobRun, request: ev.RunRequest) -> None:
         """One that has its outcome takes nothing more."""
-        if isinstance(wish, ev.SnapshotRequest) and wish.stop is not None and wish.request_id is not None:
-            self._world.checkers.stop_taken(wish.request_id, self._job.generation_log.generation)
+        if isinstance(request, ev.SnapshotRequest) and request.stop is not None and request.request_id is not None:
+            self._world.checkers.stop_taken(request.request_id, self._job.generation_log.generation)
         if run.outcome is None:
-            run.handle_command(wish)
+            run.handle_command(request)
         else:
-            self._late.append(wish)
+            self._late.append(request)
 
     def _end_run(self, current: RunOfSlots) -> None:
         outcome, requests = current.take_down()
         for what, payload in [item for item in self._inbox if item[0] == "event"]:
             self._inbox.remove((what, payload))
             self._take(what, payload)
-        again: list[ev.Wish] = [*requests, *self._late]
+        again: list[ev.RunRequest] = [*requests, *self._late]
         self._late, self._current = [], None
         draw = self._world.scheduler.random.random()
         self._feed(sv.RunTornDown(outcome, tuple(again), self._stop_point(), draw, self._latest()))

@@ -25,11 +25,11 @@ class ScriptedDriver:
         self.client = client
         numbers = itertools.count()
         log = DecisionLog(client.store, client.layout, lambda: NOW, lambda: f"{spec}-{launch}-{next(numbers)}")
-        self.reign: GenerationLog = log.begin_generation(spec=spec, launch=launch)
+        self.generation_log: GenerationLog = log.begin_generation(spec=spec, launch=launch)
         self._beats = 0
 
     def status(self, status: str, **data: Any) -> None:
-        self.reign.append("status", {"status": status, **data})
+        self.generation_log.append("status", {"status": status, **data})
 
     def checkpoint(
         self,
@@ -41,24 +41,24 @@ class ScriptedDriver:
         watermark_us: int | None = None,
         sinks: tuple[str, ...] = (),
     ) -> None:
-        path = self.client.layout.checkpoint(checkpoint_id, self.reign.generation)
+        path = self.client.layout.checkpoint(checkpoint_id, self.generation_log.generation)
         facts = {"checkpoint_id": checkpoint_id, "kind": kind, "path": path}
-        self.reign.append("claim", {**facts, "triggered_at": triggered_at, "watermark_us": watermark_us})
+        self.generation_log.append("claim", {**facts, "triggered_at": triggered_at, "watermark_us": watermark_us})
         if aborted is None:
             metadata = {"body": {"job_id": self.client.job_id, "lineage": self.client.specs()[-1].lineage}}
             self.client.store.create(self.client.layout.metadata(path), json.dumps(metadata).encode())
             done = {"metrics": {"duration_ms": 7}, "parent": None, "sinks": dict.fromkeys(sinks, "")}
-            self.reign.append("complete", {**facts, **done})
+            self.generation_log.append("complete", {**facts, **done})
         else:
-            self.reign.append("abort", {"checkpoint_id": checkpoint_id, "reason": aborted})
+            self.generation_log.append("abort", {"checkpoint_id": checkpoint_id, "reason": aborted})
 
     def beat(self, **data: Any) -> None:
         self._beats += 1
-        hint = StatusHint(self.reign.generation, self._beats, "r", NOW, data)
-        self.client.store.replace(self.client.layout.status(self.reign.generation), encode(hint))
+        hint = StatusHint(self.generation_log.generation, self._beats, "r", NOW, data)
+        self.client.store.replace(self.client.layout.status(self.generation_log.generation), encode(hint))
 
     def answer(self, command_id: str, ok: bool = True, code: str = "done", message: str = "", **data: Any) -> None:
-        result = CommandResult(command_id, ok, code, message, data, self.reign.generation, NOW)
+        result = CommandResult(command_id, ok, code, message, data, self.generation_log.generation, NOW)
         self.client.store.create(self.client.layout.result(command_id), encode(result))
 
     def commands(self) -> list[str]:

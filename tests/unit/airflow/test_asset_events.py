@@ -58,11 +58,11 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> None:
     real = JobReader.read
     _looks.clear()
 
-    def look(self: JobReader) -> JobObservation:
+    def observed(self: JobReader) -> JobObservation:
         _looks.append(self.client.job_id)
         return real(self)
 
-    monkeypatch.setattr(JobReader, "read", look)
+    monkeypatch.setattr(JobReader, "read", observed)
 
 
 def again(trigger: JobEventTrigger) -> JobEventTrigger:
@@ -79,7 +79,7 @@ def hours(**arguments: Any) -> TidegateWatermarkEventTrigger:
     return TidegateWatermarkEventTrigger(**{"job_id": "j1", "every": "1 h", "poll_interval": "10 ms", **arguments})
 
 
-def new_teller(trigger: JobEventTrigger) -> EventSender:
+def new_sender(trigger: JobEventTrigger) -> EventSender:
     return EventSender(trigger.job_events(), trigger.cursor_id, least_s=trigger.least_s, poll_s=trigger.poll_s)
 
 
@@ -183,14 +183,14 @@ def test_the_cursor_follows_also_when_events_never_cease(
     monkeypatch.setattr(event_triggers, "DELIVERY_GRACE_S", 15.0)
     monkeypatch.setattr(event_triggers.time, "monotonic", lambda: now[0])
     trigger = checkpoints()
-    teller, reader = new_teller(trigger), JobReader(job.client)
-    assert teller.evaluate(job.client, reader.read()) is None
+    sender, reader = new_sender(trigger), JobReader(job.client)
+    assert sender.evaluate(job.client, reader.read()) is None
     for n in range(1, 5):
         driver.checkpoint(n)
-        [happening] = teller.evaluate(job.client, reader.read()) or []
-        teller.on_delivered(happening)
+        [event] = sender.evaluate(job.client, reader.read()) or []
+        sender.on_delivered(event)
         now[0] += 10.0
-    assert teller.evaluate(job.client, reader.read()) is None
+    assert sender.evaluate(job.client, reader.read()) is None
     third = job.client.view().checkpoint(3)
     assert third is not None
     assert cursor(job, trigger) == {"entry": third.settled_by}
@@ -199,10 +199,12 @@ def test_the_cursor_follows_also_when_events_never_cease(
 def test_a_checkpoint_that_a_newer_savepoint_overtakes_is_told_too(job: Job, driver: ScriptedDriver) -> None:
     def overtaken() -> None:
         for n, kind in ((1, "checkpoint"), (2, "savepoint")):
-            driver.reign.append("claim", {"checkpoint_id": n, "kind": kind, "path": f"p{n}", "triggered_at": ""})
+            driver.generation_log.append(
+                "claim", {"checkpoint_id": n, "kind": kind, "path": f"p{n}", "triggered_at": ""}
+            )
         for n, kind in ((2, "savepoint"), (1, "checkpoint")):
             facts = {"checkpoint_id": n, "kind": kind, "path": f"p{n}"}
-            driver.reign.append("complete", {**facts, "metrics": {}, "parent": None})
+            driver.generation_log.append("complete", {**facts, "metrics": {}, "parent": None})
 
     assert [t["checkpoint_id"] for t in watch(job, checkpoints(), [overtaken], 2)] == [2, 1]
 
@@ -211,7 +213,7 @@ def test_a_published_checkpoint_is_told_when_its_output_is_committed(job: Job, d
     """S7.4."""
     trigger = checkpoints(published=True)
     assert watch(job, trigger, [lambda: driver.checkpoint(1, sinks=("out",))], 0) == []
-    committed = lambda: driver.reign.append("committed", {"checkpoint_id": 1})  # noqa: E731
+    committed = lambda: driver.generation_log.append("committed", {"checkpoint_id": 1})  # noqa: E731
     [told] = watch(job, trigger, [committed], 1)
     assert (told["event"], told["checkpoint_id"]) == ("published_checkpoint", 1)
 
@@ -233,7 +235,7 @@ def test_a_stop_savepoint_that_the_next_submission_commits_is_told_as_published_
     assert watch(job, trigger, [lambda: second.status("WAITING_FOR_SLOTS")], 0) == []
     [told] = watch(job, trigger, [lambda: second.status("RUNNING", run_id="r", restored_from=path)], 1, linger=True)
     assert (told["event"], told["checkpoint_id"]) == ("published_checkpoint", 1)
-    assert watch(job, trigger, [lambda: second.reign.append("committed", {"checkpoint_id": 1})], 0) == []
+    assert watch(job, trigger, [lambda: second.generation_log.append("committed", {"checkpoint_id": 1})], 0) == []
 
 
 def test_with_a_least_interval_what_happens_in_between_is_told_as_one(
@@ -242,17 +244,17 @@ def test_with_a_least_interval_what_happens_in_between_is_told_as_one(
     now = [1000.0]
     monkeypatch.setattr(event_triggers.time, "time", lambda: now[0])
     trigger = checkpoints(min_interval="10 min")
-    teller, reader = new_teller(trigger), JobReader(job.client)
-    teller.evaluate(job.client, reader.read())
+    sender, reader = new_sender(trigger), JobReader(job.client)
+    sender.evaluate(job.client, reader.read())
     driver.checkpoint(1)
-    [first] = teller.evaluate(job.client, reader.read()) or []
-    teller.on_delivered(first)
+    [first] = sender.evaluate(job.client, reader.read()) or []
+    sender.on_delivered(first)
     for n in range(2, 6):
         driver.checkpoint(n)
     now[0] += 599.0
-    assert teller.evaluate(job.client, reader.read()) is None
+    assert sender.evaluate(job.client, reader.read()) is None
     now[0] += 1.0
-    [rest] = teller.evaluate(job.client, reader.read()) or []
+    [rest] = sender.evaluate(job.client, reader.read()) or []
     assert (rest.payload["checkpoint_id"], rest.payload["count"]) == (5, 4)
 
 
@@ -278,11 +280,11 @@ def test_hours_may_begin_at_a_chosen_time_and_come_in_bounded_portions(job: Job,
     assert told[0]["interval_start"] == "2013-01-01T06:00:00.000Z"
     assert [t["intervals"] for t in told] == [1] * 100
     trigger = hours(start="2013-01-01T06:30:00Z").job_events()
-    look = JobReader(job.client).read()
-    begun = trigger.initial_cursor(look)
+    observed = JobReader(job.client).read()
+    begun = trigger.initial_cursor(observed)
     assert begun is not None
-    assert len(trigger.events_since(look, begun, as_one=False)) == EVENTS_AT_ONCE
-    [all_of_it] = trigger.events_since(look, begun, as_one=True)
+    assert len(trigger.events_since(observed, begun, as_one=False)) == EVENTS_AT_ONCE
+    [all_of_it] = trigger.events_since(observed, begun, as_one=True)
     assert all_of_it.payload["intervals"] == 100
 
 
@@ -312,7 +314,7 @@ def test_the_end_of_data_is_told_once_a_submission_also_when_it_is_there_already
     job: Job, driver: ScriptedDriver
 ) -> None:
     trigger = TidegateEndOfDataEventTrigger(job_id="j1", sources="flights", poll_interval="10 ms")
-    driver.reign.append("end_of_data", {"source": "flights"})
+    driver.generation_log.append("end_of_data", {"source": "flights"})
     [told] = watch(job, trigger, [], 1)
     assert (told["dedupe_key"], told["sources"]["flights"]["end_of_data"]) == ("j1/end_of_data/1", True)
     assert cursor(job, trigger) == {"spec": 0}, "it died before that was written down"
@@ -408,15 +410,15 @@ def test_a_watcher_without_start_tells_the_hours_of_a_job_that_is_begun_afresh(
     """Where the new lineage's hours begin is kept, also over a restart of the triggerer."""
     trigger = hours()
     driver.beat(watermark_us=SIX_US + 3 * HOUR_US)
-    teller, reader = new_teller(trigger), JobReader(job.client)
-    assert teller.evaluate(job.client, reader.read()) is None
+    sender, reader = new_sender(trigger), JobReader(job.client)
+    assert sender.evaluate(job.client, reader.read()) is None
     driver.status("FINISHED")
     job.submit("afresh")
     second = ScriptedDriver(job.client, spec=2)
     second.status("RUNNING")
     second.beat(watermark_us=SIX_US + 1)
-    assert teller.evaluate(job.client, reader.read()) is None
-    for alive in (teller, new_teller(trigger)):
+    assert sender.evaluate(job.client, reader.read()) is None
+    for alive in (sender, new_sender(trigger)):
         second.beat(watermark_us=SIX_US + HOUR_US)
         [told] = alive.evaluate(job.client, reader.read()) or []
         assert told.payload["interval_start"] == "2013-01-01T06:00:00.000Z"
@@ -425,13 +427,13 @@ def test_a_watcher_without_start_tells_the_hours_of_a_job_that_is_begun_afresh(
 def test_a_watcher_with_a_least_interval_loses_nothing_to_one_without(job: Job, driver: ScriptedDriver) -> None:
     """One Airflow may have both on a job; each goes on where it was itself."""
     fast, slow = checkpoints(), checkpoints(min_interval="1 ms")
-    reader, tellers = JobReader(job.client), [new_teller(fast), new_teller(slow)]
-    for teller in tellers:
-        assert teller.evaluate(job.client, reader.read()) is None
+    reader, tellers = JobReader(job.client), [new_sender(fast), new_sender(slow)]
+    for sender in tellers:
+        assert sender.evaluate(job.client, reader.read()) is None
     driver.checkpoint(1)
     [told] = tellers[0].evaluate(job.client, reader.read()) or []
     tellers[0].on_delivered(told)
     assert tellers[0].evaluate(job.client, reader.read()) is None
     time.sleep(0.01)
-    [late] = new_teller(slow).evaluate(job.client, reader.read()) or []
+    [late] = new_sender(slow).evaluate(job.client, reader.read()) or []
     assert late.payload["checkpoint_id"] == 1

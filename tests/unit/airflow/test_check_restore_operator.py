@@ -41,7 +41,7 @@ def graph(*states: Any, uid: str = "daily") -> dict[str, Any]:
 def snapshot(job: Job, driver: ScriptedDriver, number: int, **more: Any) -> str:
     """A completed checkpoint that is whole; its path."""
     driver.checkpoint(number)
-    path = job.client.layout.checkpoint(number, driver.reign.generation)
+    path = job.client.layout.checkpoint(number, driver.generation_log.generation)
     handle = {"inline": "", "size_bytes": 0, "sha256": "", "kinds": ["keyed"]}
     subtasks = [{"index": 0, "finished": False, "handle": handle}]
     body = {

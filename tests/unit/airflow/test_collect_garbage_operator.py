@@ -101,7 +101,7 @@ def test_a_real_process_finds_what_an_unfinished_checkpoint_left(job: Job) -> No
     job.submit()
     driver = ScriptedDriver(job.client)
     path = job.client.layout.checkpoint(1, 1)
-    driver.reign.append("claim", {"checkpoint_id": 1, "kind": "checkpoint", "path": path, "triggered_at": NOW})
+    driver.generation_log.append("claim", {"checkpoint_id": 1, "kind": "checkpoint", "path": path, "triggered_at": NOW})
     driver.status("FAILED", reason="x")
     job.client.store.create(f"{path}/op.state", b"five!")
     assert collect(dry_run=True).execute(job.context("gc"))["too_young"] == 1

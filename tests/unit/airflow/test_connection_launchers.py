@@ -61,7 +61,7 @@ def runs(job: Job, launch: int = 1) -> ScriptedDriver:
     return driver
 
 
-def test_with_an_agent_the_operator_records_the_wish_and_waits(
+def test_with_an_agent_the_operator_records_the_desired_state_and_waits(
     job: Job, connection: Any, between_looks: list[Any]
 ) -> None:
     connection(launcher="agent", master="spark://host:7077")

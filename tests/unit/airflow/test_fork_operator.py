@@ -90,7 +90,7 @@ def test_what_the_driver_refuses_is_told(job: Job, original: ScriptedDriver) -> 
     def refuses(spec: int, attempt: int) -> None:
         driver = ScriptedDriver(beside(job), spec, attempt)
         text = "a fork needs bounded sources, but these sources are unbounded: 'flights'"
-        driver.reign.append("failure", {"message": text, "code": "pipeline"})
+        driver.generation_log.append("failure", {"message": text, "code": "pipeline"})
         driver.status("FAILED")
 
     job.on_launch = refuses

@@ -164,8 +164,8 @@ def openlineage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def complete(driver: ScriptedDriver, checkpoint_id: int, sinks: dict[str, str]) -> None:
     facts = {"checkpoint_id": checkpoint_id, "kind": "checkpoint", "path": f"p{checkpoint_id}"}
-    driver.reign.append("claim", facts)
-    driver.reign.append("complete", {**facts, "sinks": sinks})
+    driver.generation_log.append("claim", facts)
+    driver.generation_log.append("complete", {**facts, "sinks": sinks})
 
 
 SINKS = {

@@ -50,11 +50,11 @@ def test_a_store_that_hangs_takes_a_few_threads_of_the_api_server_and_no_more(
 
     monkeypatch.setattr(JobClient, "specs", hang)
 
-    def look(job_id: str) -> None:
+    def job_state(job_id: str) -> None:
         with pytest.raises(StoreError):
-            page.jobs.look("tidegate_default", job_id)
+            page.jobs.job_state("tidegate_default", job_id)
 
-    readers = [threading.Thread(target=look, args=(job_id,), daemon=True) for job_id in [*others, *others]]
+    readers = [threading.Thread(target=job_state, args=(job_id,), daemon=True) for job_id in [*others, *others]]
     for reader in readers:
         reader.start()
     try:

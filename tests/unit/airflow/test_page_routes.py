@@ -339,8 +339,8 @@ def test_a_restore_leaves_the_launch_to_an_agent_where_there_is_one(
     ended(job, "spark-submit", "elsewhere")
     answer = page.editor().post(f"{JOB}/restore")
     assert answer.status_code == 202 and "agent" in answer.json()["done"]
-    wish = read_desired(job.client)
-    assert wish is not None and (wish.state, wish.spec) == ("running", 2)
+    desired = read_desired(job.client)
+    assert desired is not None and (desired.state, desired.spec) == ("running", 2)
     assert job.launches == []
 
 
@@ -384,7 +384,7 @@ def test_html_in_what_is_shown_stays_text_in_the_page_and_in_the_answer(
 ) -> None:
     evil = "<img src=x onerror=alert(1)>"
     driver = ScriptedDriver(job.client, launch=2)
-    driver.reign.append("failure", {"message": evil, "operator": None, "subtask": None, "traceback": None})
+    driver.generation_log.append("failure", {"message": evil, "operator": None, "subtask": None, "traceback": None})
     driver.status("FAILED", reason=evil)
     clock.now += READ_INTERVAL_S
     shell = page.viewer().get("/ui/jobs/tidegate_default/j1")
@@ -399,7 +399,7 @@ def test_a_failure_says_whether_the_job_has_run_since_and_slots_are_those_it_nee
 ) -> None:
     """S9.1: derived where the CLI derives it."""
     driver = ScriptedDriver(job.client, launch=2)
-    driver.reign.append("failure", {"message": "gone", "operator": None, "subtask": None, "traceback": None})
+    driver.generation_log.append("failure", {"message": "gone", "operator": None, "subtask": None, "traceback": None})
     driver.status("RESTARTING", reason="gone")
     driver.beat(slots_registered=2, slots_needed=1)
     for status, words in (("WAITING_FOR_SLOTS", "not recovered from yet"), ("RUNNING", "since recovered")):

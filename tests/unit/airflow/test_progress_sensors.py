@@ -83,7 +83,7 @@ def test_the_watermark_of_one_source_may_be_ahead_of_the_jobs(job: Job, driver: 
     assert found(watermark_sensor(), job) is None
     assert found(watermark_sensor(source="flights"), job)["watermark"] == "2013-01-01T06:00:00.000Z"
     assert found(watermark_sensor(source="weather"), job) is None
-    driver.reign.append("end_of_data", {"source": "weather"})
+    driver.generation_log.append("end_of_data", {"source": "weather"})
     assert found(watermark_sensor(source="weather"), job)["watermark"] is None
     with pytest.raises(AirflowFailException, match="Did you mean 'flights'"):
         found(watermark_sensor(source="flight"), job)
@@ -94,11 +94,11 @@ def test_a_durable_watermark_is_one_of_a_checkpoint_whose_output_is_committed(jo
     sensor = watermark_sensor(durable=True)
     driver.beat(watermark_us=SIX_US + 9)
     driver.checkpoint(1, watermark_us=SIX_US - 1, sinks=("out",))
-    driver.reign.append("committed", {"checkpoint_id": 1})
+    driver.generation_log.append("committed", {"checkpoint_id": 1})
     assert found(sensor, job) is None
     driver.checkpoint(2, watermark_us=SIX_US, sinks=("out",))
     assert found(sensor, job) is None, "its output is not committed"
-    driver.reign.append("committed", {"checkpoint_id": 2})
+    driver.generation_log.append("committed", {"checkpoint_id": 2})
     assert found(sensor, job)["checkpoint_id"] == 2
 
 

@@ -129,10 +129,10 @@ class Pulled:
 
 
 def test_a_reject_is_skipped_when_there_was_nothing_to_audit() -> None:
-    look = recipe("write_audit_publish").only_after("drain")
-    look({"ti": Pulled({"drain": {"checkpoint_id": 3}})})
+    observed = recipe("write_audit_publish").only_after("drain")
+    observed({"ti": Pulled({"drain": {"checkpoint_id": 3}})})
     with pytest.raises(AirflowSkipException, match="drain"):
-        look({"ti": Pulled({})})
+        observed({"ti": Pulled({})})
 
 
 class Events(dict[str, Any]):

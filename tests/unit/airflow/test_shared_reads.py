@@ -54,14 +54,16 @@ def requests(job: Job, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 class Ask:
     """An observer that answers when `condition` holds, and notes what it saw."""
 
-    def __init__(self, condition: Callable[[JobObservation], Any] = lambda look: None, poll_s: float = POLL_S) -> None:
+    def __init__(
+        self, condition: Callable[[JobObservation], Any] = lambda observed: None, poll_s: float = POLL_S
+    ) -> None:
         self.condition, self.poll_s = condition, poll_s
         self.deadline_at: float | None = None
         self.looks: list[JobObservation] = []
 
-    def evaluate(self, client: JobClient, look: JobObservation) -> Any:
-        self.looks.append(look)
-        return self.condition(look)
+    def evaluate(self, client: JobClient, observed: JobObservation) -> Any:
+        self.looks.append(observed)
+        return self.condition(observed)
 
 
 def run(work: Any) -> Any:
@@ -142,7 +144,7 @@ def test_a_new_entry_of_the_log_costs_one_request_once(
 
 
 def test_fifty_waits_on_a_job_cost_no_more_than_one(job: Job, driver: ScriptedDriver, requests: Counter[str]) -> None:
-    observers = [Ask(lambda look: len(look.view.completed) or None) for _ in range(50)]
+    observers = [Ask(lambda observed: len(observed.view.completed) or None) for _ in range(50)]
 
     async def wait() -> None:
         async with shared_job(str(job.root), "j1") as shared:
@@ -153,7 +155,7 @@ def test_fifty_waits_on_a_job_cost_no_more_than_one(job: Job, driver: ScriptedDr
 
     requests.clear()
     run(wait())
-    looks = {id(look) for o in observers for look in o.looks}
+    looks = {id(observed) for o in observers for observed in o.looks}
     assert {len(o.looks) for o in observers} == {len(looks)}
     log_length, opening = 5, 20
     assert (
@@ -169,8 +171,8 @@ def test_a_command_that_is_waited_for_costs_one_request_a_look(
     reader.read()
     driver.beat()
     requests.clear()
-    look = reader.read()
-    assert wait.check(job.client, look.view) is None
+    observed = reader.read()
+    assert wait.check(job.client, observed.view) is None
     assert requests == {"read": REQUESTS_PER_READ + 1}
 
 
@@ -185,7 +187,7 @@ def test_there_is_one_look_at_a_job_at_a_time_and_never_more_than_the_limit_over
     lock, now, most, full = threading.Lock(), Counter[str](), Counter[str](), threading.Event()
     real = JobReader.read
 
-    def look(self: JobReader) -> JobObservation:
+    def observed(self: JobReader) -> JobObservation:
         with lock:
             now[self.client.job_id] += 1
             most[self.client.job_id] = max(most[self.client.job_id], now[self.client.job_id])
@@ -199,11 +201,11 @@ def test_there_is_one_look_at_a_job_at_a_time_and_never_more_than_the_limit_over
             with lock:
                 now[self.client.job_id] -= 1
 
-    monkeypatch.setattr(JobReader, "read", look)
+    monkeypatch.setattr(JobReader, "read", observed)
 
     async def one(job_id: str) -> None:
         async with shared_job(str(job.root), job_id) as shared:
-            await asyncio.gather(*(shared.first(Ask(lambda look: True)) for _ in range(3)))
+            await asyncio.gather(*(shared.first(Ask(lambda observed: True)) for _ in range(3)))
 
     async def everything() -> None:
         await asyncio.gather(*(one(job_id) for job_id in ids))
@@ -260,7 +262,7 @@ def test_a_wait_that_is_cancelled_leaves_the_others_alone_and_the_last_one_ends_
 ) -> None:
     async def live() -> tuple[int, int]:
         own = asyncio.all_tasks()
-        stays, goes = Ask(lambda look: len(look.view.completed) or None), Ask()
+        stays, goes = Ask(lambda observed: len(observed.view.completed) or None), Ask()
 
         async def wait(observer: Ask) -> Any:
             async with shared_job(str(job.root), "j1") as shared:
@@ -289,7 +291,7 @@ def test_a_wait_that_is_cancelled_leaves_the_others_alone_and_the_last_one_ends_
 def test_every_event_loop_has_its_own_looks(job: Job, driver: ScriptedDriver) -> None:
     driver.checkpoint(1)
     for _ in range(2):
-        assert first(job, Ask(lambda look: len(look.view.completed))) == [1]
+        assert first(job, Ask(lambda observed: len(observed.view.completed))) == [1]
 
 
 def test_a_store_that_keeps_failing_is_told_to_everybody_after_some_tries(
@@ -308,10 +310,10 @@ def test_a_store_that_keeps_failing_is_told_to_everybody_after_some_tries(
 
 
 def test_an_observer_that_breaks_ends_alone(job: Job, driver: ScriptedDriver) -> None:
-    def breaks(look: JobObservation) -> Any:
+    def breaks(observed: JobObservation) -> Any:
         raise ZeroDivisionError
 
-    answers = first(job, Ask(breaks), Ask(lambda look: "fine"))
+    answers = first(job, Ask(breaks), Ask(lambda observed: "fine"))
     assert isinstance(answers[0], ZeroDivisionError)
     assert answers[1] == "fine"
 
@@ -326,7 +328,7 @@ def test_a_wait_that_comes_while_looks_are_rare_is_served_at_once(job: Job, driv
         async with shared_job(str(job.root), "j1") as shared:
             sleepy = asyncio.create_task(shared.first(rare := Ask(poll_s=1000.0)))
             await until(lambda: bool(rare.looks))
-            found = await shared.first(Ask(lambda look: "now", poll_s=1000.0))
+            found = await shared.first(Ask(lambda observed: "now", poll_s=1000.0))
             sleepy.cancel()
             return found, len(rare.looks)
 
@@ -354,20 +356,20 @@ def test_neither_newcomers_nor_a_deadline_use_up_the_tries_at_a_failing_store(
 ) -> None:
     real, failing = JobReader.read, [True]
 
-    def look(self: JobReader) -> JobObservation:
+    def observed(self: JobReader) -> JobObservation:
         if failing[0]:
             raise StoreError("503")
         return real(self)
 
-    monkeypatch.setattr(JobReader, "read", look)
-    overdue = Ask(lambda look: "late", poll_s=0.1)
+    monkeypatch.setattr(JobReader, "read", observed)
+    overdue = Ask(lambda observed: "late", poll_s=0.1)
     overdue.deadline_at = 0.0
 
     async def live() -> list[Any]:
         async with shared_job(str(job.root), "j1") as shared:
             waits = [asyncio.create_task(shared.first(overdue))]
             for _ in range(3 * STORE_RETRIES):
-                waits.append(asyncio.create_task(shared.first(Ask(lambda look: "there", poll_s=0.1))))
+                waits.append(asyncio.create_task(shared.first(Ask(lambda observed: "there", poll_s=0.1))))
                 await asyncio.sleep(0.01)
             failing[0] = False
             return await asyncio.gather(*waits)
@@ -381,17 +383,17 @@ def test_a_store_that_hangs_holds_up_neither_another_root_nor_the_loops_own_thre
     released, hanging = threading.Event(), threading.Semaphore(0)
     real = JobReader.read
 
-    def look(self: JobReader) -> JobObservation:
+    def observed(self: JobReader) -> JobObservation:
         if self.client.job_id.startswith("stuck"):
             hanging.release()
             released.wait(PATIENCE_S)
         return real(self)
 
-    monkeypatch.setattr(JobReader, "read", look)
+    monkeypatch.setattr(JobReader, "read", observed)
 
     async def ask(root: Path, job_id: str) -> Any:
         async with shared_job(str(root), job_id) as shared:
-            return await shared.first(Ask(lambda look: "there"))
+            return await shared.first(Ask(lambda observed: "there"))
 
     async def live() -> tuple[Any, int]:
         loop = asyncio.get_running_loop()

@@ -116,7 +116,9 @@ def test_what_a_failed_driver_said_is_not_taken_for_the_words_of_the_one_launche
 
     def fails(spec: int, attempt: int) -> None:
         driver = ScriptedDriver(job.client, spec, attempt)
-        driver.reign.append("failure", {"message": "disk full", "operator": "daily", "subtask": 1, "traceback": None})
+        driver.generation_log.append(
+            "failure", {"message": "disk full", "operator": "daily", "subtask": 1, "traceback": None}
+        )
         driver.status("FAILED")
 
     job.on_launch = fails
@@ -180,7 +182,7 @@ def test_the_users_traceback_reaches_the_airflow_task_log(job: Job) -> None:
         driver = ScriptedDriver(job.client, spec, attempt)
         trace = "Traceback (most recent call last):\n  File 'pipe.py', line 3\nZeroDivisionError: division by zero\n"
         failure = {"message": "division by zero", "operator": "rate", "subtask": 1, "traceback": trace}
-        driver.reign.append("failure", failure)
+        driver.generation_log.append("failure", failure)
         driver.status("FAILED")
 
     job.on_launch = fails
@@ -307,7 +309,7 @@ def test_a_wrong_value_of_an_argument_is_the_drivers_to_tell_and_no_retry_mends_
 
     def refuses(spec: int, attempt: int) -> None:
         driver = ScriptedDriver(job.client, spec, attempt)
-        driver.reign.append(
+        driver.generation_log.append(
             "failure", {"message": told, "operator": None, "subtask": None, "traceback": "", "code": code}
         )
         driver.status("FAILED", reason=told)

@@ -128,8 +128,8 @@ def test_who_wants_a_job_to_be_over(job: Job, launch: Any) -> None:
     job.client.send("stop", {}, command_id="late", expires_in=timedelta(0), issued_by="x")
     assert stop_requested_by(job.client, 1) == ""
     for state, spec, by in (("running", 1, ""), ("stopped", 2, ""), ("stopped", 1, "agent")):
-        wish = Desired("stopped" if state == "stopped" else "running", spec, iso(datetime.now(UTC)), "agent")
-        job.client.store.replace(job.client.layout.desired, encode(wish))
+        desired = Desired("stopped" if state == "stopped" else "running", spec, iso(datetime.now(UTC)), "agent")
+        job.client.store.replace(job.client.layout.desired, encode(desired))
         assert stop_requested_by(job.client, 1) == by
 
 
@@ -143,7 +143,7 @@ def test_it_ends_with_the_job(job: Job, launch: Any, status: str) -> None:
 
 def test_a_job_that_failed_for_good_wakes_somebody_with_the_root_cause(job: Job, launch: Any) -> None:
     launch()
-    launch.drivers[0].reign.append("failure", {"message": "disk full", "operator": "daily", "subtask": 1})
+    launch.drivers[0].generation_log.append("failure", {"message": "disk full", "operator": "daily", "subtask": 1})
     launch.drivers[0].status("FAILED")
     with pytest.raises(AirflowFailException, match="disk full"):
         supervise().execute(job.context("s"))
@@ -157,16 +157,16 @@ def test_no_progress_is_no_checkpoint_and_no_record_for_too_long(job: Job) -> No
     now = [1000.0]
     wait = SuperviseWait(no_progress_s=60.0, now=lambda: now[0])
 
-    def look(seconds: float, records: int) -> Any:
+    def observed(seconds: float, records: int) -> Any:
         now[0] += seconds
         driver.beat(sources={"in": {"boundedness": "unbounded", "records": records}})
         return wait.check(job.client, job.client.view())
 
-    assert look(500, 5) is None, "the first look sees the job for the first time"
-    assert look(59, 5) is None
-    assert look(0.9, 6) is None
-    assert look(59.9, 6) is None
-    found = look(0.1, 6)
+    assert observed(500, 5) is None, "the first look sees the job for the first time"
+    assert observed(59, 5) is None
+    assert observed(0.9, 6) is None
+    assert observed(59.9, 6) is None
+    found = observed(0.1, 6)
     assert (found["action"], "for 1 min" in found["why"]) == ("fail", True)
     driver.checkpoint(1)  # completed long ago, by the scripted clock of the job
     now[0] = job_time() + 59

@@ -113,7 +113,7 @@ def test_a_new_version_that_fails_is_rolled_back_and_the_task_says_what_happened
     """S9.3: it has committed nothing."""
 
     def fails(driver: ScriptedDriver) -> None:
-        driver.reign.append("failure", {"message": "no column 'delay'", "operator": None, "subtask": None})
+        driver.generation_log.append("failure", {"message": "no column 'delay'", "operator": None, "subtask": None})
         driver.status("FAILED")
         world.on_new = lambda back: back.status("RUNNING")
 

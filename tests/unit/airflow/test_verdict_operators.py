@@ -54,7 +54,7 @@ def approve(driver: ScriptedDriver, checkpoint_id: int) -> Callable[[], None]:
 
     def step() -> None:
         command_id = only_command(driver)
-        driver.reign.append("approve", {"checkpoint_id": checkpoint_id, "by": "x", "command": command_id})
+        driver.generation_log.append("approve", {"checkpoint_id": checkpoint_id, "by": "x", "command": command_id})
         driver.answer(command_id, code="approved", checkpoint_id=checkpoint_id)
 
     return step
@@ -68,7 +68,7 @@ def test_an_approval_waits_for_the_commit_of_the_checkpoint_that_was_asked_for(
     between_looks += [
         approve(driver, 1),
         lambda: None,
-        lambda: driver.reign.append("committed", {"checkpoint_id": 1}),
+        lambda: driver.generation_log.append("committed", {"checkpoint_id": 1}),
     ]
     found = commit(checkpoint_id={"checkpoint_id": 1, "verdict": "waiting"}).execute(job.context("publish"))
     assert (found["checkpoint_id"], found["committed"]) == (1, True)
@@ -88,7 +88,7 @@ def test_a_retry_of_an_approval_finds_its_own(job: Job, driver: ScriptedDriver, 
     between_looks.append(die)
     with pytest.raises(KeyboardInterrupt):
         commit().execute(job.context("publish"))
-    driver.reign.append("committed", {"checkpoint_id": 1})
+    driver.generation_log.append("committed", {"checkpoint_id": 1})
     assert commit().execute(job.context("publish"))["committed"] is True
     assert len(driver.commands()) == 1
 
@@ -106,9 +106,9 @@ def late(monkeypatch: pytest.MonkeyPatch, driver: ScriptedDriver) -> list[tuple[
             words.remove("--id")
             data = {"checkpoint_id": int(words[1]), "by": asked_by, "command": name}
             if words[0] == "--approve":
-                driver.reign.append("approve", data)
+                driver.generation_log.append("approve", data)
             else:
-                driver.reign.append("reject", {**data, "then": "stop", "reason": ""})
+                driver.generation_log.append("reject", {**data, "then": "stop", "reason": ""})
         calls.append((asked_by, *words))
         return {}
 
@@ -163,7 +163,7 @@ def test_a_retry_of_a_late_approval_finds_its_own_although_nothing_waits_any_mor
     driver.checkpoint(1)
     driver.status("FINISHED_COMMIT_PENDING", uncommitted=[1])
     assert commit().execute(job.context("publish")) == {"checkpoint_id": 1, "committed": True}
-    driver.reign.append("committed", {"checkpoint_id": 1})
+    driver.generation_log.append("committed", {"checkpoint_id": 1})
     driver.status("FINISHED")
     assert commit().execute(job.context("publish")) == {"checkpoint_id": 1, "committed": True}
 
@@ -181,7 +181,7 @@ def test_a_retry_after_the_end_of_the_job_approves_nothing_newer_than_its_first_
     between_looks.append(die)
     with pytest.raises(KeyboardInterrupt):
         commit().execute(job.context("publish"))
-    driver.reign.append("committed", {"checkpoint_id": 1})
+    driver.generation_log.append("committed", {"checkpoint_id": 1})
     driver.checkpoint(2)
     driver.status("FINISHED_COMMIT_PENDING", uncommitted=[2])
     assert commit().execute(job.context("publish"))["checkpoint_id"] == 1
@@ -194,10 +194,10 @@ def test_a_retry_that_finds_its_approval_has_only_the_commit_left(
 ) -> None:
     """S7.8: approved, killed, tried again: nothing waits any more, and 1 is still to be committed."""
     driver.checkpoint(1)
-    driver.reign.append("approve", {"checkpoint_id": 1, "by": "x", "command": "a"})
+    driver.generation_log.append("approve", {"checkpoint_id": 1, "by": "x", "command": "a"})
     driver.status("FINISHED_COMMIT_PENDING", uncommitted=[1])
     assert commit().execute(job.context("publish"))["checkpoint_id"] == 1
-    driver.reign.append("committed", {"checkpoint_id": 1})
+    driver.generation_log.append("committed", {"checkpoint_id": 1})
     with pytest.raises(AirflowException, match="no checkpoint waits"):
         commit().execute(job.context("another"))
     assert len(late) == 1
@@ -286,8 +286,8 @@ def test_the_sensor_does_not_wait_for_what_cannot_come(job: Job, driver: Scripte
     driver.checkpoint(2, "savepoint")
     driver.checkpoint(3)
     driver.checkpoint(4, aborted="disk full")
-    driver.reign.append("approve", {"checkpoint_id": 1, "by": "x", "command": "a"})
-    driver.reign.append("reject", {"checkpoint_id": 3, "then": "replay", "by": "x", "command": "b"})
+    driver.generation_log.append("approve", {"checkpoint_id": 1, "by": "x", "command": "a"})
+    driver.generation_log.append("reject", {"checkpoint_id": 3, "then": "replay", "by": "x", "command": "b"})
     assert staged(job, checkpoint_id=1).xcom_value["verdict"] == "approved"
     for checkpoint_id, words in ((3, "rejected"), (2, "savepoint"), (4, "disk full")):
         with pytest.raises(AirflowException, match=words):

@@ -81,7 +81,7 @@ def test_a_checkpoint_counts_when_it_is_completed_and_not_when_it_is_claimed_or_
 ) -> None:
     sensor = checkpoint_sensor()
     driver.checkpoint(1, aborted="declined")
-    driver.reign.append("claim", {"checkpoint_id": 2, "kind": "checkpoint", "path": "p", "triggered_at": NOW})
+    driver.generation_log.append("claim", {"checkpoint_id": 2, "kind": "checkpoint", "path": "p", "triggered_at": NOW})
     assert not poke(sensor, job)
     driver.checkpoint(3)
     found = poke(sensor, job)
@@ -124,17 +124,17 @@ def test_a_number_that_is_none_fails_at_once(job: Job, driver: ScriptedDriver) -
 
 def test_named_sources_are_waited_for_and_others_are_not(job: Job, driver: ScriptedDriver) -> None:
     sensor = end_sensor(sources=["airlines"])
-    driver.reign.append("end_of_data", {"source": "weather"})
+    driver.generation_log.append("end_of_data", {"source": "weather"})
     assert not poke(sensor, job)
-    driver.reign.append("end_of_data", {"source": "airlines"})
+    driver.generation_log.append("end_of_data", {"source": "airlines"})
     assert poke(sensor, job)
 
 
 def test_without_names_all_sources_are_waited_for(job: Job, driver: ScriptedDriver) -> None:
     for ended in ("airlines", "weather"):
-        driver.reign.append("end_of_data", {"source": ended})
+        driver.generation_log.append("end_of_data", {"source": ended})
     assert not poke(end_sensor(), job)
-    driver.reign.append("end_of_data", {"source": "flights"})
+    driver.generation_log.append("end_of_data", {"source": "flights"})
     assert poke(end_sensor(), job)
 
 
@@ -165,7 +165,9 @@ def test_a_source_that_the_job_does_not_have_fails_at_once_naming_the_nearest(jo
 def test_a_sensor_on_a_failed_job_fails_with_the_root_cause_instead_of_waiting(
     job: Job, driver: ScriptedDriver
 ) -> None:
-    driver.reign.append("failure", {"message": "no column 'x'", "operator": "daily", "subtask": 0, "traceback": None})
+    driver.generation_log.append(
+        "failure", {"message": "no column 'x'", "operator": "daily", "subtask": 0, "traceback": None}
+    )
     driver.status("FAILED")
     with pytest.raises(AirflowException, match="no column 'x'"):
         poke(checkpoint_sensor(), job)

@@ -80,14 +80,14 @@ def test_a_restore_from_another_folder_keeps_the_recorded_one(
     first: tuple[JobClient, Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, spec = first
-    reign = client.log.begin_generation(spec=1, launch=1)
-    reign.append("status", {"status": "RUNNING"})
+    generation_log = client.log.begin_generation(spec=1, launch=1)
+    generation_log.append("status", {"status": "RUNNING"})
     data = {"checkpoint_id": 1, "kind": "checkpoint", "path": client.layout.checkpoint(1, 1)}
-    reign.append("claim", {**data, "triggered_at": "now"})
+    generation_log.append("claim", {**data, "triggered_at": "now"})
     body = b'{"record":"snapshot","body":{"job_id":"j","lineage":"%s"}}' % spec.lineage.encode()
     client.store.create(client.layout.metadata(data["path"]), body)
-    reign.append("complete", {**data, "metrics": {}, "parent": None})
-    reign.append("status", {"status": "FAILED"})
+    generation_log.append("complete", {**data, "metrics": {}, "parent": None})
+    generation_log.append("status", {"status": "FAILED"})
     monkeypatch.chdir(tmp_path / "evening")
     kept = RelativePaths(str(tmp_path / "morning"))
     assert client.submit(restore=RestoreFrom("latest")).relative_paths == kept

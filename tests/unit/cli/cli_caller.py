@@ -29,29 +29,29 @@ class Driver:
 
     client: JobClient
     spec: Spec
-    reign: GenerationLog
+    generation_log: GenerationLog
     beats: int = 0
 
     def beat(self, **data: Any) -> None:
         """Replace the hint."""
         self.beats += 1
-        hint = StatusHint(self.reign.generation, self.beats, "r1", NOW, data)
-        self.client.store.replace(self.client.layout.status(self.reign.generation), encode(hint))
+        hint = StatusHint(self.generation_log.generation, self.beats, "r1", NOW, data)
+        self.client.store.replace(self.client.layout.status(self.generation_log.generation), encode(hint))
 
     def status(self, status: str, **data: Any) -> None:
         """Append a status."""
-        self.reign.append("status", {"status": status, **data})
+        self.generation_log.append("status", {"status": status, **data})
 
     def complete(self, checkpoint_id: int, kind: str, path: str | None = None) -> str:
         """Claim and complete a snapshot; its folder."""
-        path = path or self.client.layout.checkpoint(checkpoint_id, self.reign.generation)
+        path = path or self.client.layout.checkpoint(checkpoint_id, self.generation_log.generation)
         data = {"checkpoint_id": checkpoint_id, "kind": kind, "path": path}
-        self.reign.append("claim", {**data, "triggered_at": NOW})
+        self.generation_log.append("claim", {**data, "triggered_at": NOW})
         body = {"body": {"job_id": self.client.job_id, "lineage": self.spec.lineage}}
         if "://" not in path:
             self.client.store.replace(self.client.layout.metadata(path), json.dumps(body).encode())
         metrics = {"duration_ms": 31, "bytes": 2048, "alignment_ms": 2}
-        self.reign.append("complete", {**data, "metrics": metrics, "parent": None})
+        self.generation_log.append("complete", {**data, "metrics": metrics, "parent": None})
         return path
 
     def waiting_commands(self) -> list[Command]:
@@ -62,7 +62,7 @@ class Driver:
 
     def answer(self, command: Command, ok: bool, code: str, message: str, **data: Any) -> None:
         """Answer a command."""
-        result = CommandResult(command.command_id, ok, code, message, data, self.reign.generation, NOW)
+        result = CommandResult(command.command_id, ok, code, message, data, self.generation_log.generation, NOW)
         self.client.store.create(self.client.layout.result(command.command_id), encode(result))
 
 
@@ -100,7 +100,7 @@ class Caller:
         return JobClient(root, job_id, storage_options, sleep=self.sleep, monotonic=lambda: self.elapsed_s)
 
     def begin(self, client: JobClient, spec: Spec) -> Driver:
-        """Begin a driver's reign."""
+        """Begin a driver's generation_log."""
         log = DecisionLog(client.store, client.layout, lambda: NOW, lambda: secrets.token_hex(8))
         self.driver = Driver(client, spec, log.begin_generation(spec=spec.number, launch=1))
         return self.driver

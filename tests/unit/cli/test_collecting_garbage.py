@@ -19,7 +19,7 @@ def orphan(tidegate: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     driver = tidegate.submitted()
     path = driver.client.layout.checkpoint(1, 1)
     data = {"checkpoint_id": 1, "kind": "checkpoint", "path": path, "triggered_at": "2026-01-01T00:00:00Z"}
-    driver.reign.append("claim", data)
+    driver.generation_log.append("claim", data)
     driver.status("FAILED", reason="x")
     open_store(tidegate.root).create(f"{path}/op.state", b"five!")
     monkeypatch.setattr(job_garbage, "utc_now", lambda: datetime(2040, 1, 1, tzinfo=UTC))

@@ -21,13 +21,13 @@ class Committed(Pinned):
 
     def __init__(self, tidegate: Caller, folder: Path) -> None:
         super().__init__(tidegate, folder, "automatic")
-        self.job.reign.append("status", {"status": "RUNNING"})
+        self.job.generation_log.append("status", {"status": "RUNNING"})
         for n in (1, 2, 3):
             self.run.pump(10)
             self.run.ask(ev.SnapshotRequest("checkpoint", request_id=f"c{n}"))
             self.run.pump(10)
         self.run.crash()
-        self.job.reign.append("status", {"status": "CANCELED"})
+        self.job.generation_log.append("status", {"status": "CANCELED"})
 
     def grow_old(self) -> None:
         for path in self.out.rglob("*"):

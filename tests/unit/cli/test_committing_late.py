@@ -70,7 +70,7 @@ class Stopped(Pinned):
         self.run.ask(ev.SnapshotRequest("stop-savepoint", request_id="s", stop="suspend"))
         self.run.to_end()
         stop = {"outcome": "commits_pending", "mode": "suspend", "uncommitted": [1, 2, 3]}
-        self.job.reign.append("status", {"status": "STOPPED", "stop": stop})
+        self.job.generation_log.append("status", {"status": "STOPPED", "stop": stop})
         self.file.unlink()
 
 
@@ -102,7 +102,7 @@ def test_approved_after_the_end_and_committed_by_the_pinned_code(tidegate: Calle
 def test_status_tells_the_sources_of_the_last_run_behind_a_late_commit(tidegate: Caller, stopped: Stopped) -> None:
     """S7.8."""
     told = {"sources": {"numbers": {"boundedness": "unbounded", "records": 40}}}
-    client, generation = stopped.client, stopped.job.reign.generation
+    client, generation = stopped.client, stopped.job.generation_log.generation
     client.store.replace(client.layout.status(generation), encode(StatusHint(generation, 3, "r", AT, told)))
     before = tidegate("status", "flights", "--json").document["sources"]
     assert tidegate("commit-pending", "flights", "--approve").code == 0
@@ -168,7 +168,7 @@ def uncommitted(tidegate: Caller, folder: Path, monkeypatch: pytest.MonkeyPatch)
         failed.run.ask(ev.SnapshotRequest("stop-savepoint", request_id="s", stop="suspend"))
         failed.run.to_end()
     stop = {"outcome": "savepoint_ok_stop_failed", "mode": "suspend", "checkpoint_id": 2}
-    failed.job.reign.append("status", {"status": "FAILED", "reason": "not permitted", "stop": stop})
+    failed.job.generation_log.append("status", {"status": "FAILED", "reason": "not permitted", "stop": stop})
     failed.file.unlink()
     return failed
 
@@ -235,7 +235,7 @@ def test_behind_a_restore_of_the_latest_that_found_no_slots_it_is_approved_as_be
     refused = stopped.client.submit(restore=RestoreFrom("latest"))
     driver = Driver(stopped.client, refused, stopped.client.log.begin_generation(spec=refused.number, launch=9))
     driver.status("WAITING_FOR_SLOTS")
-    driver.reign.append("failure", {"message": "no slots", "code": "slots"})
+    driver.generation_log.append("failure", {"message": "no slots", "code": "slots"})
     driver.status("FAILED", reason="no slots")
     answer = tidegate("commit-pending", "flights", "--approve")
     assert answer.code == 0, answer.err
@@ -252,7 +252,7 @@ def test_behind_a_submission_that_was_refused_a_restore_is_named_that_can_commit
     """S7.8, S9.3: it would have committed what waits, and came to nothing; the next takes the settings of before."""
     refused = stopped.client.submit(restore=RestoreFrom("latest"), options={"commit": "automatic"})
     driver = Driver(stopped.client, refused, stopped.client.log.begin_generation(spec=refused.number, launch=9))
-    driver.reign.append("failure", {"message": "checkpoints wait for a verdict", "code": "snapshot"})
+    driver.generation_log.append("failure", {"message": "checkpoints wait for a verdict", "code": "snapshot"})
     driver.status("FAILED", reason="checkpoints wait for a verdict")
     assert stopped.client.view().uncommitted == (1, 2, 3)
     answer = tidegate("commit-pending", "flights", "--approve")

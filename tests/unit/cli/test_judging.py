@@ -26,15 +26,15 @@ def obedient(driver: Driver) -> None:
     driver.beat()
     approved = [d.data["checkpoint_id"] for d in driver.client.decisions() if d.kind == "approve"]
     if approved:
-        driver.reign.append("committed", {"checkpoint_id": approved[-1]})
+        driver.generation_log.append("committed", {"checkpoint_id": approved[-1]})
     for command in driver.waiting_commands():
         n = command.arguments["checkpoint_id"] or 4
         if command.verb == "commit":
-            driver.reign.append("approve", {"checkpoint_id": n, "by": command.issued_by})
+            driver.generation_log.append("approve", {"checkpoint_id": n, "by": command.issued_by})
             driver.answer(command, True, "approved", "approved", checkpoint_id=n)
         else:
             then = command.arguments["then"]
-            driver.reign.append("reject", {"checkpoint_id": n, "by": command.issued_by, "then": then})
+            driver.generation_log.append("reject", {"checkpoint_id": n, "by": command.issued_by, "then": then})
             driver.answer(command, True, "rejected", f"checkpoint {n} is rejected, then {then}", checkpoint_id=n)
 
 
@@ -53,7 +53,7 @@ def test_an_approval_of_a_job_that_ends_before_its_commit_says_so(tidegate: Call
     def ending(driver: Driver) -> None:
         driver.beat()
         for command in driver.waiting_commands():
-            driver.reign.append("approve", {"checkpoint_id": 4, "by": command.issued_by})
+            driver.generation_log.append("approve", {"checkpoint_id": 4, "by": command.issued_by})
             driver.answer(command, True, "approved", "approved", checkpoint_id=4)
             driver.status("FINISHED_COMMIT_PENDING", uncommitted=[4])
 
@@ -90,7 +90,7 @@ def test_what_is_staged_is_shown_with_where_to_read_it(tidegate: Caller, driver:
         StagedData("rows", 4, "table", 7, relation='"tidegate"."rows_1"', where="n = 1", place="db/sales"),
     ]
     operators = [{"subtasks": [{"handle": {"staged": [data.to_json() for data in held]}}]}]
-    path = driver.client.layout.metadata(driver.client.layout.checkpoint(4, driver.reign.generation))
+    path = driver.client.layout.metadata(driver.client.layout.checkpoint(4, driver.generation_log.generation))
     driver.client.store.replace(path, json.dumps({"body": {"operators": operators}}).encode())
     answer = tidegate("staged", "flights")
     assert (answer.code, answer.out.splitlines()) == (
@@ -108,7 +108,7 @@ def test_what_is_staged_is_shown_with_where_to_read_it(tidegate: Caller, driver:
 
 
 def test_nothing_staged_says_so(tidegate: Caller, driver: Driver) -> None:
-    driver.reign.append("approve", {"checkpoint_id": 4, "by": "me"})
+    driver.generation_log.append("approve", {"checkpoint_id": 4, "by": "me"})
     answer = tidegate("staged", "flights")
     assert (answer.code, answer.out) == (0, "flights: no staged output waits for a verdict\n"), answer.err
     assert tidegate("staged", "flights", "9").code == 10

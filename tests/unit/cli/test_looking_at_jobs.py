@@ -82,7 +82,7 @@ def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: 
     for n in (3, 4):
         driver.complete(n, "checkpoint")
     assert "  waiting for a verdict: 3, 4; sources pause until a verdict" in tidegate("status", "gated").out
-    driver.reign.append("approve", {"checkpoint_id": 3, "by": "anna"})
+    driver.generation_log.append("approve", {"checkpoint_id": 3, "by": "anna"})
     assert "  waiting for a verdict: 4\n  approved, not committed yet: 3\n" in tidegate("status", "gated").out
     document = tidegate("status", "gated", "--json").document
     assert (document["waiting"], document["uncommitted"], document["sources_paused"]) == ([4], [3, 4], False)
@@ -90,7 +90,7 @@ def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: 
         "approved",
         "waiting",
     ]
-    driver.reign.append("reject", {"checkpoint_id": 4, "by": "anna", "then": "stop"})
+    driver.generation_log.append("reject", {"checkpoint_id": 4, "by": "anna", "then": "stop"})
     driver.status("STOPPED")
     assert "  latest snapshot: checkpoint 3, " in tidegate("status", "gated").out
     refused = tidegate("restore", "gated", "--from", "4")
@@ -116,7 +116,7 @@ def test_status_does_not_claim_counts_that_nobody_made(tidegate: Caller) -> None
     told = {"sources": {"in": {"boundedness": "bounded"}}, "counters": {"c": {}}}
     tidegate.script = lambda driver: driver.beat(**told)
     tidegate.script(driver)
-    driver.reign.append("end_of_data", {"source": "in"})
+    driver.generation_log.append("end_of_data", {"source": "in"})
     answer = tidegate("status", "bounded")
     assert answer.out.splitlines()[1:] == [
         "  submission 1, generation 1, restarts 0",
@@ -145,7 +145,7 @@ def test_status_tells_that_a_driver_gives_no_sign_of_life(tidegate: Caller, driv
 
 def test_status_of_a_failed_job_shows_the_users_traceback(tidegate: Caller, driver: Driver) -> None:
     failure = {"message": "KeyError: 'x'", "operator": "daily", "subtask": 1, "traceback": "File a.py\n  line 3"}
-    driver.reign.append("failure", failure)
+    driver.generation_log.append("failure", failure)
     driver.status("FAILED", reason="KeyError: 'x'")
     lines = tidegate("status", "flights").out.splitlines()
     assert lines[0] == "flights: FAILED: KeyError: 'x'"
@@ -154,7 +154,7 @@ def test_status_of_a_failed_job_shows_the_users_traceback(tidegate: Caller, driv
 
 def test_a_failure_is_recovered_from_when_the_job_has_run_since(tidegate: Caller, driver: Driver) -> None:
     """S9.1."""
-    driver.reign.append("failure", {"message": "the slot ended", "operator": None, "subtask": 1})
+    driver.generation_log.append("failure", {"message": "the slot ended", "operator": None, "subtask": 1})
     driver.status("RESTARTING", reason="the slot ended")
     line = "  last failure, not recovered from yet [subtask 1]: the slot ended"
     assert line in tidegate("status", "flights").out.splitlines()
@@ -223,8 +223,10 @@ def test_what_goes_on_is_no_single_document(tidegate: Caller, driver: Driver, wo
 def test_checkpoints_are_a_table_oldest_first(tidegate: Caller, driver: Driver) -> None:
     driver.complete(1, "checkpoint")
     claim = {"checkpoint_id": 2, "kind": "savepoint", "path": "flights/savepoints/sp-2"}
-    driver.reign.append("claim", {**claim, "triggered_at": "2026-11-21T09:25:00.000Z"})
-    driver.reign.append("abort", {"checkpoint_id": 2, "reason": "no answer", "code": "expired", "counts": False})
+    driver.generation_log.append("claim", {**claim, "triggered_at": "2026-11-21T09:25:00.000Z"})
+    driver.generation_log.append(
+        "abort", {"checkpoint_id": 2, "reason": "no answer", "code": "expired", "counts": False}
+    )
     driver.beat(refused_requests={"periodic_queued": 2, "too_many_requests": 1})
     lines = tidegate("checkpoints", "flights").out.splitlines()
     assert lines[0].split() == ["id", "kind", "status", "triggered", *MEASURES, "committed", "path"]

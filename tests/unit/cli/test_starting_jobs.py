@@ -157,7 +157,7 @@ def test_without_a_timeout_a_start_waits_for_slots_and_two_minutes(tidegate: Cal
 def test_a_job_that_fails_at_the_start_gives_its_root_cause(tidegate: Caller, pipeline: str) -> None:
     def failing(driver: Driver) -> None:
         failure = {"message": "ValueError: seven", "operator": "rows", "subtask": 1, "traceback": "File user.py"}
-        driver.reign.append("failure", failure)
+        driver.generation_log.append("failure", failure)
         driver.status("FAILED", reason="ValueError: seven")
 
     tidegate.script = failing

@@ -58,8 +58,8 @@ def test_what_one_run_staged_on_s3_another_commits_and_files_reads_back(
     url = f"s3://{bucket}/out"
     sink = Parquet(url, storage_options=options, target_file_rows=2)
     sink.check(TestWriter.schema)
-    reign = TestWriter()
-    first = sink.create_writer(reign.context())
+    identity = TestWriter()
+    first = sink.create_writer(identity.context())
     first.write(numbers(0, 2))
     first.write(numbers(2, 2))
     completed = first.prepare_commit(1)()
@@ -67,8 +67,8 @@ def test_what_one_run_staged_on_s3_another_commits_and_files_reads_back(
     first.prepare_commit(2)()
     with pytest.raises(PipelineError, match="no input file"):
         Files(url, storage_options=options).schema()
-    reign.run = 2
-    second = sink.create_writer(reign.context())
+    identity.run = 2
+    second = sink.create_writer(identity.context())
     second.commit(completed)
     second.commit(completed)
     second.recover(1)
@@ -125,14 +125,14 @@ def test_a_rival_on_s3_is_noticed_between_the_look_at_a_delta_log_and_the_append
     schema = TestWriter.schema.append(pa.field("p", pa.string()))
     monkeypatch.setattr(TestWriter, "schema", schema)
     sink.check(schema)
-    reign = TestWriter()
-    zombie = sink.create_writer(reign.context())
+    identity = TestWriter()
+    zombie = sink.create_writer(identity.context())
     zombie.write(pa.record_batch({"n": range(4), "p": ["a b", "a b", "c", None]}, schema=schema))
     handles = zombie.prepare_commit(1)()
     zombie.write(pa.record_batch({"n": [4], "p": ["c"]}, schema=schema))
     zombie.prepare_commit(2)()
-    reign.generation = 2
-    successor = sink.create_writer(reign.context())
+    identity.generation = 2
+    successor = sink.create_writer(identity.context())
     append, problems = DeltaLog.append, []
 
     def overtaken(*args: Any) -> str | None:

@@ -27,8 +27,8 @@ from tidegate.testing.one_sink_job import TestWriter, numbers
 APPLICATION = "tidegate:job-1,lineage-1,out,0"
 
 
-def writer_of(folder: Path, reign: TestWriter, subtask: int = 0) -> SinkWriter:
-    return Delta(folder, target_file_rows=2).create_writer(reign.context(subtask))
+def writer_of(folder: Path, identity: TestWriter, subtask: int = 0) -> SinkWriter:
+    return Delta(folder, target_file_rows=2).create_writer(identity.context(subtask))
 
 
 def staged(writer: SinkWriter, checkpoint_id: int, first: int, rows: int) -> list[Committable]:
@@ -128,8 +128,8 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
     crashes = 0
     for at in range(1, 60):
         folder = tmp_path / str(at)
-        reign = TestWriter()
-        writer = writer_of(folder, reign)
+        identity = TestWriter()
+        writer = writer_of(folder, identity)
         writer.write(numbers(0, 2))
         handles = staged(writer, 1, 2, 1) + staged(writer, 2, 3, 1)
         steps = 0
@@ -153,8 +153,8 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
                 writer.commit(handles)
             except Crash:
                 pass
-        reign.run = 2
-        after = writer_of(folder, reign)
+        identity.run = 2
+        after = writer_of(folder, identity)
         after.commit(handles)
         after.recover(2)
         assert rows_of(folder) == [0, 1, 2, 3], f"crash at step {at}"
@@ -179,11 +179,11 @@ def test_a_rival_that_commits_the_same_transaction_at_any_step_is_noticed(
     overtakings = 0
     for at in range(1, 40):
         folder = tmp_path / str(at)
-        reign = TestWriter()
-        slower = writer_of(folder, reign)
+        identity = TestWriter()
+        slower = writer_of(folder, identity)
         handles = staged(slower, 1, 0, 3)
-        reign.run = 2
-        quicker = writer_of(folder, reign)
+        identity.run = 2
+        quicker = writer_of(folder, identity)
         steps = 0
 
         def overtaken(effect: Callable[[], Any]) -> Any:
@@ -209,11 +209,11 @@ def test_a_run_that_was_overtaken_by_two_transactions_repeats_neither(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S7.4, S9.2: when it reads the log, the last entry is another than its own, and its marker has come meanwhile."""
-    reign = TestWriter()
-    slow = writer_of(tmp_path, reign)
+    identity = TestWriter()
+    slow = writer_of(tmp_path, identity)
     first, second = staged(slow, 1, 0, 1), staged(slow, 2, 1, 1)
-    reign.generation = 2
-    quick = writer_of(tmp_path, reign)
+    identity.generation = 2
+    quick = writer_of(tmp_path, identity)
     look = DeltaLog.find_or_create
     rivals = iter([[*first, *second]])
 
@@ -233,10 +233,10 @@ def test_a_transaction_that_a_rival_appends_after_the_look_is_not_appended_again
 ) -> None:
     """S7.4: looked for and appended with one reading of the log, so that delta-rs sees the rival's entry as a conflict.
     The rival died before it could mark the transaction."""
-    reign = TestWriter()
-    slow = writer_of(tmp_path, reign)
+    identity = TestWriter()
+    slow = writer_of(tmp_path, identity)
     handles = staged(slow, 1, 0, 1)
-    quick = writer_of(tmp_path, reign)
+    quick = writer_of(tmp_path, identity)
     look = DeltaLog.find_or_create
     rivals = iter([handles])
 
@@ -259,11 +259,11 @@ def test_a_transaction_that_a_rival_appends_after_the_look_is_not_appended_again
 
 def test_two_runs_that_commit_the_same_transactions_at_once_publish_each_once(tmp_path: Path) -> None:
     """S7.4, S9.2: a zombie and its successor, both with the permit, and a subtask that shares the table."""
-    reign = TestWriter()
-    zombie = writer_of(tmp_path, reign)
+    identity = TestWriter()
+    zombie = writer_of(tmp_path, identity)
     handles = [handle for n in range(1, 16) for handle in staged(zombie, n, n, 1)]
-    reign.generation = 2
-    successor, other = writer_of(tmp_path, reign), writer_of(tmp_path, reign, subtask=1)
+    identity.generation = 2
+    successor, other = writer_of(tmp_path, identity), writer_of(tmp_path, identity, subtask=1)
     others = [handle for n in range(1, 16) for handle in staged(other, n, 100 + n, 1)]
     start = threading.Barrier(3)
     failures: list[BaseException] = []
@@ -315,14 +315,14 @@ def test_what_was_committed_stays_known_after_its_files_were_compacted_and_vacuu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S7.4: though its writer died before the marker, and a later transaction's entry came before the replay."""
-    reign = TestWriter()
-    writer = writer_of(tmp_path, reign)
+    identity = TestWriter()
+    writer = writer_of(tmp_path, identity)
     early, late = staged(writer, 1, 0, 2), staged(writer, 2, 2, 2)
     with monkeypatch.context() as patched:
         patched.setattr(writer, "_mark", lambda *_: None)
         writer.commit(early)
-    reign.run = 2
-    second = writer_of(tmp_path, reign)
+    identity.run = 2
+    second = writer_of(tmp_path, identity)
     second.commit(late)
     table = DeltaTable(tmp_path)
     table.optimize.compact()

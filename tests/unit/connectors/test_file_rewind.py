@@ -35,9 +35,9 @@ def published(writer: SinkWriter, *checkpoints: int) -> None:
 
 
 def everybody(generation: int = 2) -> Any:
-    reign = TestWriter()
-    reign.generation = generation
-    return reign.context(0, parallelism=1)
+    identity = TestWriter()
+    identity.generation = generation
+    return identity.context(0, parallelism=1)
 
 
 def test_files_that_readers_took_cannot_be_taken_back_and_nothing_is_changed(tmp_path: Path) -> None:
@@ -190,10 +190,10 @@ def test_what_another_format_or_partitioning_of_the_sink_wrote_is_found(tmp_path
 
 def test_a_handle_is_published_with_the_suffix_it_was_written_with(tmp_path: Path) -> None:
     """S7.4: the restored job may compress, or write another format."""
-    reign = TestWriter()
-    handles = staged(Csv(tmp_path).create_writer(reign.context()), 1, 0, 2)
-    reign.generation = 2
-    JsonLines(tmp_path, compression="zstd").create_writer(reign.context()).commit(handles)
+    identity = TestWriter()
+    handles = staged(Csv(tmp_path).create_writer(identity.context()), 1, 0, 2)
+    identity.generation = 2
+    JsonLines(tmp_path, compression="zstd").create_writer(identity.context()).commit(handles)
     assert [f.name for f in tmp_path.glob("part-*")] == ["part-job-1--lineage-1--out--0--1--0.csv"]
 
 

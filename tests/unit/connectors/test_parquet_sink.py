@@ -160,8 +160,8 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
     for at in range(1, 40):
         filesystem = CrashingLocal() if store == "local" else CrashingMemory()
         root = f"{tmp_path}/{at}" if store == "local" else f"/crash-{at}"
-        reign = TestWriter()
-        writer = writer_to(filesystem, root, reign.context(), 2)
+        identity = TestWriter()
+        writer = writer_to(filesystem, root, identity.context(), 2)
         writer.write(numbers(0, 2))
         handles = staged(writer, 1, 2, 1) + staged(writer, 2, 3, 1)
         point = CrashPoint(at)
@@ -173,8 +173,8 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
                 writer.commit(handles)
             except Crash:
                 crashes += 1
-        reign.run = 2
-        after = writer_to(filesystem, root, reign.context(), 2)
+        identity.run = 2
+        after = writer_to(filesystem, root, identity.context(), 2)
         after.commit(handles)
         after.recover(2)
         found = []
@@ -195,11 +195,11 @@ def test_a_quicker_run_with_the_same_permit_does_not_disturb(
     for at in range(1, 40):
         filesystem = CrashingLocal() if store == "local" else CrashingMemory()
         root = f"{tmp_path}/{at}" if store == "local" else f"/overtaken-{at}"
-        reign = TestWriter()
-        slower = writer_to(filesystem, root, reign.context(), 2)
+        identity = TestWriter()
+        slower = writer_to(filesystem, root, identity.context(), 2)
         handles = staged(slower, 1, 0, 3)
-        reign.run = 2
-        quicker = writer_to(filesystem, root, reign.context(), 2)
+        identity.run = 2
+        quicker = writer_to(filesystem, root, identity.context(), 2)
         steps = 0
 
         def overtaken(effect: Callable[..., Any], *args: Any) -> Any:

@@ -28,12 +28,12 @@ class Job:
 
     def __init__(self) -> None:
         self.name = f"operator-{next(_names)}"
-        self.reign = TestWriter()
+        self.identity = TestWriter()
         self.operator = self.start()
 
     def start(self) -> SinkOperator:
         operator = SinkOperator(CollectSink(self.name))
-        operator.open(self.reign.operator_context())
+        operator.open(self.identity.operator_context())
         self.operator = operator
         return operator
 
@@ -128,7 +128,7 @@ def test_restore_and_recover_publish_what_the_snapshot_holds_and_drop_what_came_
     parts = job.snapshot(1)()
     job.write(1, 1)
     job.snapshot(2)()
-    job.reign.run = 2
+    job.identity.run = 2
     job.start().restore(parts)
     run(job.operator.recover(permit(1)))
     assert job.published() == [0]
@@ -143,7 +143,7 @@ def test_what_still_awaits_an_approval_survives_a_restore_and_its_data_too() -> 
     job.snapshot(1)()
     job.write(1, 1)
     parts = job.snapshot(2)()
-    job.reign.generation = 2
+    job.identity.generation = 2
     job.start().restore(parts)
     run(job.operator.recover(permit(1)))
     assert job.published() == [0]
@@ -158,7 +158,7 @@ def test_a_fork_publishes_and_removes_nothing_of_its_original() -> None:
     job.write(0, 1)
     parts = job.snapshot(1)()
     original = job.operator
-    job.reign = TestWriter("lineage-2")
+    job.identity = TestWriter("lineage-2")
     job.start().restore(parts)
     run(job.operator.recover(None))
     assert job.operator.commit(permit(9)) is None
@@ -313,7 +313,7 @@ def test_what_is_withheld_is_not_published_on_its_way_and_held_until_it_is_there
     assert ids(held) == [2] and job.published() == [1, 3]
     run(move)
     assert ids(job.snapshot(5)()) == [] and len(collected(job.name).quarantined) == 1
-    job.reign.run = 2
+    job.identity.run = 2
     later = job.start()
     later.restore(held)
     again = later.quarantine(withheld, lambda: folder)

@@ -91,13 +91,13 @@ def test_an_append_costs_the_same_however_much_it_tells(monkeypatch: pytest.Monk
     """S2.1: neither taken apart on its way to the store, nor read back; what is held is what a reader reads."""
     store, nonces = MemoryStore("append-cost"), map(str, itertools.count())
     log = DecisionLog(store, JobLayout("job"), lambda: "", lambda: next(nonces))
-    reign = log.begin_generation(spec=1, launch=1)
+    generation_log = log.begin_generation(spec=1, launch=1)
     much = {"checkpoint_id": 1, "subtasks": {f"0.{i}": {"ack_ms": 1.5} for i in range(100)}}
     with monkeypatch.context() as patched:
         patched.delattr("tidegate.jobs.decision_log.decode")
-        few, many = (calls_of(partial(reign.append, "complete", data)) for data in ({}, much))
+        few, many = (calls_of(partial(generation_log.append, "complete", data)) for data in ({}, much))
     assert many < few + 20
-    assert reign.decisions == DecisionLog(store, JobLayout("job"), lambda: "", lambda: "").read()
+    assert generation_log.decisions == DecisionLog(store, JobLayout("job"), lambda: "", lambda: "").read()
 
 
 def test_what_feeds_a_chain_is_found_through_many_diamonds() -> None:

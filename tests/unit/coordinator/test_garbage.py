@@ -45,7 +45,7 @@ class Job:
         self.log.append(Decision(len(self.log) + 1, entry_kind, self.generation, "r", AT, "n", data))
 
     def driver(self, restore: RestoreFrom | None = None, *, same_spec: bool = False) -> Job:
-        """A new reign: of the same submission, or of a new one."""
+        """A new generation_log: of the same submission, or of a new one."""
         self.generation += 1
         if not same_spec or not self.specs:
             self.specs.append(spec(len(self.specs) + 1, restore))

@@ -81,7 +81,7 @@ class Run:
                 store=self.store,
                 layout=LAYOUT,
                 spec=submission(),
-                reign=self.log.begin_generation(spec=1, launch=1),
+                generation_log=self.log.begin_generation(spec=1, launch=1),
                 topology=TOPOLOGY,
                 graph_document={},
                 max_parallelism=128,
@@ -188,8 +188,8 @@ def test_when_it_is_open_whether_a_completion_is_in_the_log_nothing_is_said_and_
     run.store.deaf = ()
     for again in (
         lambda: run.ask("savepoint"),
-        lambda: run.run.facts.reign.check(),
-        lambda: run.run.facts.reign.append("x", {}),
+        lambda: run.run.facts.generation_log.check(),
+        lambda: run.run.facts.generation_log.append("x", {}),
     ):
         with pytest.raises(UnclearAnswerError):
             again()
@@ -201,7 +201,7 @@ def test_when_it_is_open_whether_a_completion_is_in_the_log_nothing_is_said_and_
     successor.begin_generation(spec=1, launch=2).append("status", {"status": "RUNNING"})
     assert len(successor.read()) == 4 + takes
     with pytest.raises(UnclearAnswerError):
-        run.run.facts.reign.append("status", {"status": "RUNNING"})
+        run.run.facts.generation_log.append("status", {"status": "RUNNING"})
 
 
 @pytest.mark.parametrize("what", ["claim", "abort", "committed", "end_of_data"])

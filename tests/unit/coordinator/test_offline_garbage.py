@@ -1,4 +1,4 @@
-"""S2.3: `tidegate gc` deletes what nobody needs and nothing else, with a driver reigning or without."""
+"""S2.3: `tidegate gc` deletes what nobody needs and nothing else, with a running driver or without."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_what_an_aborted_savepoint_wrote_goes_wherever_it_lies(job: Job, tmp_pat
     place = f"{tmp_path}/of people" if elsewhere else "job/savepoints"
     left = begin_savepoint(job, f"{place}/savepoint-job-1-g1")
     job.add("abort", checkpoint_id=1, reason="expired", code="expired", counts=False)
-    assert job.paths() == [], "the reigning driver sees to it"
+    assert job.paths() == [], "the running driver sees to it"
     job.ended()
     assert job.paths(older_than=timedelta(days=9_999)) == [], "slow writers of zombies"
     assert left.list("") == ["op-0-g1-r-00aa11bb.state"]

@@ -29,7 +29,7 @@ IDS = st.frozensets(st.integers(1, 6))
 
 
 class Job:
-    """A log and the files that go with it; `generation` is the reigning driver's."""
+    """A log and the files that go with it; `generation` is the running driver's."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -414,7 +414,7 @@ def test_a_stop_that_failed_with_its_run_has_its_time_all_the_same(on_timeout: s
             assert actions == []
             stopped.feed(Tick(), after_ms=3_600_000)
             (start,) = chosen(stopped.feed(SlotsAvailable()), StartRun)
-            assert [(wish.request_id, wish.stop) for wish in start.requests] == [("stop", "suspend")]
+            assert [(request.request_id, request.stop) for request in start.requests] == [("stop", "suspend")]
         case "cancel":
             assert statuses(actions) == ["CANCELED"]
             assert farewell(actions, "stop", "stop").code == CANCELED_IN_STOP

@@ -410,7 +410,7 @@ def test_a_cancel_that_meets_the_jobs_own_end_is_refused() -> None:
 
 @pytest.mark.parametrize(("retention", "deletes"), [("keep", False), ("delete", True)])
 def test_checkpoints_go_on_cancellation_when_the_job_says_so(retention: str, deletes: bool) -> None:
-    """S2.3: after the status is recorded, which proves that this driver still reigns."""
+    """S2.3: after the status is recorded, which proves that this driver still generation_logs."""
     actions = Driven(retention=retention).to_waiting().feed(CommandArrived(command("c", "cancel")))
     expected = [RecordStatus, DeleteCheckpoints] if deletes else [RecordStatus, AnswerAllOpen]
     assert [type(action) for action in actions][:2] == expected
@@ -479,7 +479,7 @@ def test_errors_about_different_data_are_restarted_from(between: Any) -> None:
 
 @pytest.mark.parametrize(("retention", "deletes"), [("keep", False), ("delete", True)])
 def test_checkpoints_of_a_finished_job_go_when_the_job_says_so(retention: str, deletes: bool) -> None:
-    """S2.3: after the status is recorded, which proves that this driver still reigns."""
+    """S2.3: after the status is recorded, which proves that this driver still generation_logs."""
     actions = Driven(retention=retention).to_running().feed(RunTornDown(RunEnded(None, None, None, None)))
     expected = [RecordStatus, DeleteCheckpoints] if deletes else [RecordStatus, AnswerAllOpen]
     assert statuses(actions) == ["FINISHED"] and [type(action) for action in actions][:2] == expected

@@ -89,7 +89,7 @@ def test_a_claimed_savepoint_stays_while_a_rejection_may_go_back_to_it() -> None
     assert path not in [left.path for left in job.relaunch()._job.garbage()], "the next one"
     waits = next(d.data for d in job.log.read() if d.kind == "complete" and d.data["kind"] == "checkpoint")
     rejection = {"by": "x", "then": "replay", "reason": "", "command": "1"}
-    job.reign.append("reject", {"checkpoint_id": waits["checkpoint_id"], **rejection})
+    job.generation_log.append("reject", {"checkpoint_id": waits["checkpoint_id"], **rejection})
     found = job.rerun()._job.find_restore()
     assert found is not None and found[0].location == path
 

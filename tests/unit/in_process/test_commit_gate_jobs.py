@@ -97,8 +97,8 @@ class Gated:
 
     def refused(self, code: str = "snapshot") -> None:
         """As a driver says it of its submission."""
-        self.job.reign.append("failure", {"message": "refused", "code": code})
-        self.job.reign.append("status", {"status": "FAILED", "reason": "refused"})
+        self.job.generation_log.append("failure", {"message": "refused", "code": code})
+        self.job.generation_log.append("status", {"status": "FAILED", "reason": "refused"})
 
     @property
     def log(self) -> list[tuple[str, int]]:

@@ -39,7 +39,7 @@ def ended(job: Gated, **more: Any) -> Gated:
     if outcome.stop is not None:
         stop = {"outcome": "commits_pending", "mode": outcome.stop, "uncommitted": list(outcome.uncommitted)}
         status = {"status": "STOPPED", "stop": stop}
-    job.job.reign.append("status", status)
+    job.job.generation_log.append("status", status)
     return job
 
 
@@ -113,7 +113,7 @@ def test_with_nothing_left_to_commit_no_snapshot_is_needed() -> None:
     """S7.8: as after a cancel with retention=delete, when a call has died before it said that all is done."""
     job = finished()
     done = commit(job, word(None))
-    job.job.reign = job.job._open_log().begin_generation(spec=1, launch=1)
+    job.job.generation_log = job.job._open_log().begin_generation(spec=1, launch=1)
     ended(job)
     job.job.store.delete_folder(job.job.layout.checkpoints)
     assert commit(job) == done and view(job).status == "FINISHED"
@@ -131,7 +131,7 @@ def test_nothing_that_is_not_approved_is_committed() -> None:
 def test_what_was_approved_before_a_driver_died_is_committed_and_the_job_is_as_it_was() -> None:
     """S7.8, S9.2: the dead driver decides nothing any more."""
     job = Gated()
-    job.job.reign.append("status", {"status": "RUNNING"})
+    job.job.generation_log.append("status", {"status": "RUNNING"})
     job.checkpoint(), job.checkpoint()
     job.run.writers.held = True
     job.approve(1)
@@ -140,7 +140,7 @@ def test_what_was_approved_before_a_driver_died_is_committed_and_the_job_is_as_i
     assert commit(job).committed == 1 and job.shown > 0
     assert view(job).status == "RUNNING" and view(job).waiting == (2,)
     with pytest.raises(FencedError):
-        job.job.reign.append("status", {"status": "FAILED"})
+        job.job.generation_log.append("status", {"status": "FAILED"})
     job.again()
     assert job.view.waiting == (2,)
     job.approve(job.checkpoint())
@@ -161,7 +161,7 @@ def test_it_may_die_anywhere_and_be_repeated(monkeypatch: pytest.MonkeyPatch, di
     job = finished()
     steps = iter(range(100))
     with monkeypatch.context() as broken:
-        for target, name in ((type(job.job.reign), "append"), (type(collected(job.sink)), "publish")):
+        for target, name in ((type(job.job.generation_log), "append"), (type(collected(job.sink)), "publish")):
             real = getattr(target, name)
 
             def step(*args: Any, _real: Any = real, **more: Any) -> Any:
@@ -217,15 +217,15 @@ def test_a_rejection_whose_call_died_before_it_said_so_stops_the_job_all_the_sam
     job.run.to_end()
     ended(job)
     last = max(view(job).waiting)
-    real = type(job.job.reign).append
+    real = type(job.job.generation_log).append
 
-    def append(reign: Any, kind: str, data: Any, *more: Any) -> Any:
+    def append(generation_log: Any, kind: str, data: Any, *more: Any) -> Any:
         if kind == "status":
             raise StoreError("dies here")
-        return real(reign, kind, data, *more)
+        return real(generation_log, kind, data, *more)
 
     with monkeypatch.context() as broken:
-        broken.setattr(type(job.job.reign), "append", append)
+        broken.setattr(type(job.job.generation_log), "append", append)
         with pytest.raises(StoreError):
             commit(job, word(rejected, "stop"))
     assert view(job).status == "FINISHED_COMMIT_PENDING" and last > 1
@@ -282,7 +282,7 @@ def test_of_what_went_to_quarantine_long_ago_no_snapshot_is_needed(caplog: pytes
     job.crash()
     job.checkpoint()
     job.run.crash()
-    job.job.reign.append("status", {"status": "CANCELED"})
+    job.job.generation_log.append("status", {"status": "CANCELED"})
     job.job.store.delete_folder(job.job.layout.checkpoints)
     done = commit(job)
     assert done.committed == 0 and done.quarantined == (1,) and view(job).status == "CANCELED"

@@ -180,7 +180,7 @@ def test_a_job_of_an_earlier_version_keeps_what_its_newest_snapshot_holds(folder
 def test_a_finished_job_asks_for_no_snapshot_that_may_be_gone(folder: Path, sink: str) -> None:
     job = counting(lambda: Files(folder), sink)
     assert isinstance(job.submit().to_end(), RunEnded)
-    job.reign.append("status", {"status": "FINISHED"})
+    job.generation_log.append("status", {"status": "FINISHED"})
     job.store.delete_folder(job.layout.checkpoints)
     job.store.delete(job.layout.graph(1))
     assert schemas_in_effect(job.store, job.layout, job.specs[0], job.specs, job.log) == {}

@@ -217,11 +217,11 @@ def test_a_driver_that_was_replaced_decides_no_rewind() -> None:
     job.snapshot()
     job.run.crash()
     rows = job.values
-    old_reign = job.job.reign
+    old_reign = job.job.generation_log
     job.job.submit(RestoreFrom("latest"))
     restore = RestoreFrom("checkpoint", None, one, on_committed_after="rewind")
     job.job.specs[-1] = job.job._spec = replace(job.job.specs[-1], restore=restore)
-    job.job.reign = old_reign
+    job.job.generation_log = old_reign
     with pytest.raises(FencedError):
         job.job.rerun()
     assert job.values == rows and job.decided("rewind") == []
@@ -428,10 +428,10 @@ class TestForkBeside:
         write_pinned_graph(
             job.store, job.layout, PinnedGraph(later.number, 2, 128, {}, "now", {"out": moved.describe()})
         )
-        reign = job.log.begin_generation(spec=later.number, launch=9)
+        generation_log = job.log.begin_generation(spec=later.number, launch=9)
         if ended is not None:
-            reign.append("failure", {"message": "no", "code": "snapshot"})
-            reign.append("status", {"status": "FAILED"})
+            generation_log.append("failure", {"message": "no", "code": "snapshot"})
+            generation_log.append("status", {"status": "FAILED"})
             assert isinstance(self.fork(original, moved).submit(restore).to_end(), RunEnded)
             return
         with pytest.raises(

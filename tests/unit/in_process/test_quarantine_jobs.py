@@ -245,7 +245,7 @@ def test_going_back_in_front_of_the_word_moves_first_what_no_run_had_moved(then:
     assert job.reject(1, "replay").ok
     job.run.crash()
     if then == "relaunch":
-        job.job.reign.append("status", {"status": "FAILED", "reason": "the host died"})
+        job.job.generation_log.append("status", {"status": "FAILED", "reason": "the host died"})
         job.run = job.job.relaunch()
     else:
         job.run = job.job.rerun()
@@ -289,7 +289,7 @@ def test_files_that_no_run_had_moved_are_in_quarantine_with_their_notes(tmp_path
 
 
 def test_a_rejection_that_stops_the_job_and_a_restore_in_front_of_all_lose_nothing_of_it() -> None:
-    """S7.8, S2.3: neither the garbage of a reign nor the clean-up of a run gets there before the move."""
+    """S7.8, S2.3: neither the garbage of a generation_log nor the clean-up of a run gets there before the move."""
     job = Gated()
     job.approve(job.checkpoint())
     job.checkpoint(), job.checkpoint()

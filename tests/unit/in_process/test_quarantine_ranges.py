@@ -12,7 +12,7 @@ from tidegate.testing.collect_sink import collected
 
 def cancelled(job: Gated) -> None:
     job.run.crash()
-    job.job.reign.append("status", {"status": "CANCELED"})
+    job.job.generation_log.append("status", {"status": "CANCELED"})
 
 
 def first_output_rejected_after_a_fresh_start(job: Gated) -> None:

@@ -20,7 +20,7 @@ def runs(job: Gated) -> Gated:
     """As its driver says when every subtask runs."""
     restored = job.run.run.restored_from
     more = {} if restored is None else {"restored_from": restored}
-    job.job.reign.append("status", {"status": "RUNNING", "run_id": job.run.run.run_id, **more})
+    job.job.generation_log.append("status", {"status": "RUNNING", "run_id": job.run.run.run_id, **more})
     return job
 
 
@@ -43,7 +43,7 @@ def failed_in_its_commit(monkeypatch: pytest.MonkeyPatch) -> Gated:
         with pytest.raises(OperatorFailure, match="no disk"):
             job.run.until(lambda: job.run.outcome is not None)
     job.run.crash()
-    job.job.reign.append("status", {"status": "FAILED", "reason": "no disk"})
+    job.job.generation_log.append("status", {"status": "FAILED", "reason": "no disk"})
     return job
 
 
@@ -77,7 +77,7 @@ def test_behind_a_gate_the_next_submission_commits_nothing_and_none_is_called_so
     job = runs(Gated())
     job.checkpoint()
     job.stop()
-    job.job.reign.append("status", {"status": "STOPPED"})
+    job.job.generation_log.append("status", {"status": "STOPPED"})
     job.again(_LATEST)
     assert job.shown == 0 and committed(runs(job)) == []
     job.approve(2)

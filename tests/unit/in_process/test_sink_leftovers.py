@@ -178,7 +178,7 @@ def test_what_was_rejected_goes_behind_a_fresh_start_and_nothing_of_the_run(tmp_
     assert world.snapshot() == 1
     world.run.run.handle_command(ev.Verdict("no", False, 1, "the auditor", "stop"))
     world.run.pump(20)
-    world.job.reign.append("status", {"status": "STOPPED", "reason": "rejected"})
+    world.job.generation_log.append("status", {"status": "STOPPED", "reason": "rejected"})
     world.job.store.delete_folder(world.there()[0].path)
     world.fresh()
     world.run.pump(6)
@@ -263,7 +263,7 @@ def test_a_job_that_has_ended_keeps_only_what_a_snapshot_holds(tmp_path: Path) -
     newest = world.snapshot()
     world.run.crash()
     assert world.staged and not any(one.why == "staged" for _, one in world.collect().found)
-    world.job.reign.append("status", {"status": "FAILED", "reason": "x"})
+    world.job.generation_log.append("status", {"status": "FAILED", "reason": "x"})
     held = world.staged
     assert world.collect() == SinkLeftovers() and world.staged == held, "both wait for a verdict"
     world.job.store.delete_folder(world.job.layout.checkpoint(newest, 1))
@@ -278,7 +278,7 @@ def test_what_a_run_takes_over_while_it_is_collected_stays(tmp_path: Path) -> No
     world.run.pump(6)
     first = world.snapshot()
     world.run.crash()
-    world.job.reign.append("status", {"status": "FAILED", "reason": "x"})
+    world.job.generation_log.append("status", {"status": "FAILED", "reason": "x"})
     world.collect()
     held = world.staged
     assert held

@@ -47,26 +47,28 @@ class ScriptedDriver:
         self.client, self.spec, self.beats = client, spec, 0
         nonces = itertools.count()
         log = DecisionLog(client.store, client.layout, lambda: NOW, lambda: f"{id(self)}-{next(nonces)}")
-        self.reign = log.begin_generation(spec=spec.number, launch=launch)
+        self.generation_log = log.begin_generation(spec=spec.number, launch=launch)
 
     def status(self, status: str, **data: Any) -> None:
-        self.reign.append("status", {"status": status, **data})
+        self.generation_log.append("status", {"status": status, **data})
 
     def beat(self, **data: Any) -> None:
         self.beats += 1
-        hint = StatusHint(self.reign.generation, self.beats, "r", NOW, data)
-        self.client.store.replace(self.client.layout.status(self.reign.generation), encode(hint))
+        hint = StatusHint(self.generation_log.generation, self.beats, "r", NOW, data)
+        self.client.store.replace(self.client.layout.status(self.generation_log.generation), encode(hint))
 
     def checkpoint(self, checkpoint_id: int, kind: str = "checkpoint", path: str | None = None) -> str:
         layout = self.client.layout
-        path = path or layout.checkpoint(checkpoint_id, self.reign.generation)
+        path = path or layout.checkpoint(checkpoint_id, self.generation_log.generation)
         data = {"checkpoint_id": checkpoint_id, "kind": kind, "path": path}
-        self.reign.append("claim", {**data, "triggered_at": NOW})
+        self.generation_log.append("claim", {**data, "triggered_at": NOW})
         body = {"job_id": self.client.job_id, "lineage": self.spec.lineage}
         self.client.store.create(layout.metadata(path), json.dumps({"record": "snapshot", "body": body}).encode())
-        self.reign.append("complete", {**data, "metrics": {}, "parent": None})
+        self.generation_log.append("complete", {**data, "metrics": {}, "parent": None})
         return path
 
     def answer(self, command_id: str, ok: bool = True, **data: Any) -> None:
-        result = CommandResult(command_id, ok, "done" if ok else "refused", "told", data, self.reign.generation, NOW)
+        result = CommandResult(
+            command_id, ok, "done" if ok else "refused", "told", data, self.generation_log.generation, NOW
+        )
         self.client.store.create(self.client.layout.result(command_id), encode(result))

@@ -85,9 +85,9 @@ def test_figures_are_among_what_was_given_and_in_order(figures: list[int]) -> No
 
 def test_a_jobs_view_counts_restores_and_tells_why_snapshots_ended(client: JobClient, driver: ScriptedDriver) -> None:
     """S2.5: over all submissions, from the log; refusals from the hint."""
-    driver.reign.append("claim", {"checkpoint_id": 1, "kind": "checkpoint", "path": "p1", "triggered_at": NOW})
-    driver.reign.append("abort", {"checkpoint_id": 1, "reason": "no room", "code": "declined", "counts": True})
-    driver.reign.append("claim", {"checkpoint_id": 2, "kind": "checkpoint", "path": "p2", "triggered_at": NOW})
+    driver.generation_log.append("claim", {"checkpoint_id": 1, "kind": "checkpoint", "path": "p1", "triggered_at": NOW})
+    driver.generation_log.append("abort", {"checkpoint_id": 1, "reason": "no room", "code": "declined", "counts": True})
+    driver.generation_log.append("claim", {"checkpoint_id": 2, "kind": "checkpoint", "path": "p2", "triggered_at": NOW})
     successor = ScriptedDriver(client, driver.spec, launch=2)
     successor.status("RUNNING", restored_from="p0")
     successor.checkpoint(3)

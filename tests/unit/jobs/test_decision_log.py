@@ -69,20 +69,20 @@ def test_an_empty_log_has_no_entries() -> None:
 
 def test_a_reign_begins_with_a_fence_and_its_entries_follow_in_order() -> None:
     store = MemoryStore(name())
-    reign = log_on(store).begin_generation(spec=1, launch=1)
-    entry = reign.append("status", {"status": "RUNNING"}, run_id="r1")
+    generation_log = log_on(store).begin_generation(spec=1, launch=1)
+    entry = generation_log.append("status", {"status": "RUNNING"}, run_id="r1")
     assert entry == Decision(2, "status", 1, "r1", NOW, entry.nonce, {"status": "RUNNING"})
     first, second = log_on(store).read()
     assert (first.number, first.kind, first.generation, first.data) == (1, "fence", 1, {"spec": 1, "launch": 1})
     assert second == entry
-    assert reign.decisions == (first, second)
+    assert generation_log.decisions == (first, second)
 
 
 def test_a_reader_sees_new_entries_at_its_next_look_and_pays_one_request_for_nothing_new() -> None:
     store = CountingStore(name())
-    reader, reign = log_on(store), log_on(store).begin_generation(spec=1, launch=1)
+    reader, generation_log = log_on(store), log_on(store).begin_generation(spec=1, launch=1)
     assert len(reader.read()) == 1
-    reign.append("status", {"status": "RUNNING"})
+    generation_log.append("status", {"status": "RUNNING"})
     assert [entry.kind for entry in reader.read()] == ["fence", "status"]
     store.reads = 0
     assert len(reader.read()) == 2
@@ -157,23 +157,23 @@ def test_an_entry_that_cannot_be_read_is_not_taken_for_a_store_that_is_away() ->
 
 def test_a_late_driver_of_an_older_submission_or_launch_cannot_begin() -> None:
     store = MemoryStore(name())
-    reigning = log_on(store).begin_generation(spec=2, launch=2)
+    generation_log = log_on(store).begin_generation(spec=2, launch=2)
     for spec, launch in ((1, 9), (2, 1)):
         with pytest.raises(FencedError, match=f"launch {launch} of submission {spec} was replaced"):
             log_on(store).begin_generation(spec=spec, launch=launch)
-    reigning.append("status", {"status": "RUNNING"})
+    generation_log.append("status", {"status": "RUNNING"})
 
 
 def test_drivers_that_begin_at_once_get_different_generations() -> None:
     """S9.2."""
     store = MemoryStore(name())
     with ThreadPoolExecutor(8) as pool:
-        reigns = list(pool.map(lambda _: log_on(store).begin_generation(spec=1, launch=1), range(8)))
-    assert sorted(reign.generation for reign in reigns) == list(range(1, 9))
+        generation_logs = list(pool.map(lambda _: log_on(store).begin_generation(spec=1, launch=1), range(8)))
+    assert sorted(generation_log.generation for generation_log in generation_logs) == list(range(1, 9))
     living = 0
-    for reign in reigns:
+    for generation_log in generation_logs:
         try:
-            reign.append("status", {"status": "RUNNING"})
+            generation_log.append("status", {"status": "RUNNING"})
             living += 1
         except FencedError:
             pass
@@ -182,9 +182,9 @@ def test_drivers_that_begin_at_once_get_different_generations() -> None:
 
 def test_threads_of_one_driver_append_without_gaps() -> None:
     store = MemoryStore(name())
-    reign = log_on(store).begin_generation(spec=1, launch=1)
+    generation_log = log_on(store).begin_generation(spec=1, launch=1)
     with ThreadPoolExecutor(8) as pool:
-        numbers = list(pool.map(lambda n: reign.append("claim", {"checkpoint_id": n}).number, range(64)))
+        numbers = list(pool.map(lambda n: generation_log.append("claim", {"checkpoint_id": n}).number, range(64)))
     assert sorted(numbers) == list(range(2, 66))
     assert len(log_on(store).read()) == 65
 
@@ -199,12 +199,12 @@ def test_after_unclear_answers_every_entry_that_append_returned_is_there_once(
 ) -> None:
     """S9.2."""
     store = UnreliableStore(name(), [])
-    reign = log_on(store).begin_generation(spec=1, launch=1)
+    generation_log = log_on(store).begin_generation(spec=1, launch=1)
     store.answers = answers
     returned: list[Decision] = []
     for checkpoint_id in appends:
         try:
-            returned.append(reign.append("claim", {"checkpoint_id": checkpoint_id}))
+            returned.append(generation_log.append("claim", {"checkpoint_id": checkpoint_id}))
         except StoreError:
             break
     store.answers = []
@@ -222,12 +222,12 @@ def test_an_unclear_answer_to_a_fence_begins_one_reign(answer: Answer) -> None:
 
 def test_a_store_that_never_answers_clearly_ends_the_append() -> None:
     store = UnreliableStore(name(), [])
-    reign = log_on(store).begin_generation(spec=1, launch=1)
+    generation_log = log_on(store).begin_generation(spec=1, launch=1)
     store.answers = ["lost before"] * 100
     with pytest.raises(
         UnclearAnswerError, match=r"entry 2, 'status'.*00000002.json.*connection reset.*Restore the job"
     ):
-        reign.append("status", {"status": "RUNNING"})
+        generation_log.append("status", {"status": "RUNNING"})
     assert len(store.answers) == 100 - MAX_AMBIGUOUS_WRITES
 
 
@@ -253,12 +253,12 @@ class DeafStore(MemoryStore):
 def test_a_reign_that_does_not_know_what_it_wrote_is_over(takes: bool) -> None:
     """S9.2: it appends nothing more and checks as over, however well the store is by then."""
     store = DeafStore(name())
-    reign = log_on(store).begin_generation(spec=1, launch=1)
+    generation_log = log_on(store).begin_generation(spec=1, launch=1)
     store.deaf, store.takes = True, takes
     with pytest.raises(UnclearAnswerError) as first:
-        reign.append("complete", {"checkpoint_id": 1})
+        generation_log.append("complete", {"checkpoint_id": 1})
     store.deaf = False
-    for again in (lambda: reign.append("abort", {"checkpoint_id": 1}), reign.check):
+    for again in (lambda: generation_log.append("abort", {"checkpoint_id": 1}), generation_log.check):
         with pytest.raises(UnclearAnswerError) as later:
             again()
         assert later.value is first.value
@@ -276,11 +276,11 @@ def test_a_fence_without_a_clear_answer_begins_no_reign() -> None:
 def test_attempts_at_an_append_are_some_time_apart() -> None:
     pauses: list[int] = []
     store = UnreliableStore(name(), [])
-    reign = log_on(store, pauses).begin_generation(spec=1, launch=1)
-    reign.append("status", {"status": "RUNNING"})
+    generation_log = log_on(store, pauses).begin_generation(spec=1, launch=1)
+    generation_log.append("status", {"status": "RUNNING"})
     assert pauses == []
     store.answers = ["lost before", "lost before", "lost before"]
-    reign.append("status", {"status": "RESTARTING"})
+    generation_log.append("status", {"status": "RESTARTING"})
     assert pauses == [1, 2, 3]
 
 
@@ -295,7 +295,7 @@ def test_each_pause_is_twice_the_one_before(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_entry_whose_owner_cannot_be_read_is_looked_at_again() -> None:
     """S9.2: the create says that something is there, the read does not say whose it is."""
     store = UnreliableStore(name(), [])
-    reign = log_on(store).begin_generation(spec=1, launch=1)
+    generation_log = log_on(store).begin_generation(spec=1, launch=1)
     store.answers = ["lost after"]
     refusals = iter([StoreError("connection reset")])
     read = store.read
@@ -306,7 +306,7 @@ def test_an_entry_whose_owner_cannot_be_read_is_looked_at_again() -> None:
         return read(path)
 
     store.read = unreadable_once  # type: ignore[method-assign]
-    assert reign.append("status", {"status": "RUNNING"}).number == 2
+    assert generation_log.append("status", {"status": "RUNNING"}).number == 2
     assert len(log_on(store).read()) == 2
 
 
@@ -320,9 +320,9 @@ def test_the_winner_of_an_unclear_race_is_told_apart_by_its_nonce() -> None:
 
 
 def long_log(store: Store, entries: int) -> None:
-    reign = log_on(store).begin_generation(spec=1, launch=1)
+    generation_log = log_on(store).begin_generation(spec=1, launch=1)
     for n in range(entries - 1):
-        reign.append("claim", {"checkpoint_id": n + 1})
+        generation_log.append("claim", {"checkpoint_id": n + 1})
 
 
 def test_a_long_log_is_read_through_its_snapshots_with_few_requests() -> None:
@@ -409,7 +409,7 @@ def test_an_entry_that_cannot_follow_the_one_before_is_not_believed(forged: Deci
 
 def test_data_that_is_no_json_is_refused_and_the_reign_goes_on() -> None:
     store = MemoryStore(name())
-    reign = log_on(store).begin_generation(spec=1, launch=1)
+    generation_log = log_on(store).begin_generation(spec=1, launch=1)
     with pytest.raises(RecordError, match="cannot be written as JSON"):
-        reign.append("status", {"x": object()})
-    assert reign.append("status", {"status": "RUNNING"}).number == 2
+        generation_log.append("status", {"x": object()})
+    assert generation_log.append("status", {"status": "RUNNING"}).number == 2

@@ -26,13 +26,13 @@ def ended(folder: Path, status: str, retention: str) -> JobClient:
     options = JobOptions.from_mapping({"retention": retention})
     client.submit(pipeline=f"{folder / 'code.py'}:build", options=options)
     nonces = itertools.count()
-    reign = DecisionLog(client.store, client.layout, lambda: NOW, lambda: f"n{next(nonces)}").begin_generation(
+    generation_log = DecisionLog(client.store, client.layout, lambda: NOW, lambda: f"n{next(nonces)}").begin_generation(
         spec=1, launch=1
     )
     data = {"checkpoint_id": 1, "kind": "checkpoint", "path": client.layout.checkpoint(1, 1)}
-    reign.append("claim", {**data, "triggered_at": NOW})
-    reign.append("complete", {**data, "metrics": {}, "parent": None})
-    reign.append("status", {"status": status})
+    generation_log.append("claim", {**data, "triggered_at": NOW})
+    generation_log.append("complete", {**data, "metrics": {}, "parent": None})
+    generation_log.append("status", {"status": status})
     return client
 
 

@@ -46,13 +46,13 @@ def test_a_restore_needs_no_permission(client: JobClient, driver: ScriptedDriver
 def test_a_job_whose_every_submission_was_refused_starts_again(client: JobClient, spec: Spec, pipeline: str) -> None:
     """A mistake that a driver found before it waited for slots left neither state nor output."""
     driver = ScriptedDriver(client, spec)
-    driver.reign.append("failure", {"message": "there is no such file", "code": PipelineError.code})
+    driver.generation_log.append("failure", {"message": "there is no such file", "code": PipelineError.code})
     driver.status("FAILED")
     second = client.submit(pipeline=pipeline)
     assert second.number == 2
     ran = ScriptedDriver(client, second)
     ran.status("RUNNING")
-    ran.reign.append("failure", {"message": "boom", "code": ""})
+    ran.generation_log.append("failure", {"message": "boom", "code": ""})
     ran.status("FAILED")
     with pytest.raises(JobExistsError, match="a job of this id is FAILED already"):
         client.submit(pipeline=pipeline)
@@ -64,7 +64,7 @@ def test_a_job_that_was_refused_after_one_that_ran_is_refused(
     driver.status("RUNNING")
     driver.status("FINISHED")
     refused = ScriptedDriver(client, client.submit(pipeline=pipeline, fresh=True))
-    refused.reign.append("failure", {"message": "there is no such file", "code": PipelineError.code})
+    refused.generation_log.append("failure", {"message": "there is no such file", "code": PipelineError.code})
     refused.status("FAILED")
     with pytest.raises(JobExistsError, match="a job of this id is FAILED already"):
         client.submit(pipeline=pipeline)

@@ -158,7 +158,7 @@ def test_a_fresh_start_does_not_forget_what_waits_for_its_commit(
     driver.status("RUNNING")
     driver.checkpoint(1)
     if verdict is not None:
-        driver.reign.append(verdict, {"checkpoint_id": 1, "then": "stop", "by": "x", "command": "c"})
+        driver.generation_log.append(verdict, {"checkpoint_id": 1, "then": "stop", "by": "x", "command": "c"})
     driver.status("FINISHED_COMMIT_PENDING" if verdict != "reject" else "STOPPED")
     if verdict == "reject":
         assert client.submit(pipeline=pipeline, fresh=True).number == 2
@@ -179,7 +179,7 @@ def test_a_start_from_another_jobs_snapshot_does_not_forget_it_either(
     own.status("FINISHED_COMMIT_PENDING")
     with pytest.raises(JobExistsError, match=r"checkpoints \[1\] .* are not committed yet.*or restore the job"):
         other.submit(restore=RestoreFrom("savepoint", path))
-    own.reign.append("reject", {"checkpoint_id": 1, "then": "stop", "by": "x", "command": "c"})
+    own.generation_log.append("reject", {"checkpoint_id": 1, "then": "stop", "by": "x", "command": "c"})
     assert other.submit(restore=RestoreFrom("savepoint", path)).number == 2
 
 
@@ -193,7 +193,7 @@ def test_a_restore_in_between_that_came_to_nothing_makes_no_fresh_start_forget_i
     driver = ScriptedDriver(client, client.submit(pipeline=pipeline, options={"commit": "on_request"}))
     driver.checkpoint(1)
     if approved:
-        driver.reign.append("approve", {"checkpoint_id": 1, "by": "x", "command": "c"})
+        driver.generation_log.append("approve", {"checkpoint_id": 1, "by": "x", "command": "c"})
     driver.status("FINISHED_COMMIT_PENDING")
     second = client.submit(restore=RestoreFrom("latest"), options={"commit": commit})
     if ended is not None:
@@ -265,7 +265,7 @@ def test_a_deleted_checkpoint_cannot_be_restored(client: JobClient, driver: Scri
 def test_an_aborted_checkpoint_cannot_be_restored(client: JobClient, driver: ScriptedDriver) -> None:
     """S2.1, S9.3."""
     driver.checkpoint(1)
-    driver.reign.append("claim", {"checkpoint_id": 2, "kind": "checkpoint", "path": "p"})
+    driver.generation_log.append("claim", {"checkpoint_id": 2, "kind": "checkpoint", "path": "p"})
     driver.status("STOPPED")
     with pytest.raises(SnapshotError, match="checkpoint 2 never completed.*completed checkpoints are 1"):
         client.submit(restore=RestoreFrom("checkpoint", checkpoint_id=2))

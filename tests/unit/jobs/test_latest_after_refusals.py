@@ -16,7 +16,7 @@ def refuse(client: JobClient, spec: Spec, code: str, launch: int = 1) -> None:
     driver = ScriptedDriver(client, spec, launch)
     if code == "slots":
         driver.status("WAITING_FOR_SLOTS")
-    driver.reign.append("failure", {"message": "refused", "code": code})
+    driver.generation_log.append("failure", {"message": "refused", "code": code})
     driver.status("FAILED", reason="refused")
 
 
@@ -64,8 +64,8 @@ def test_a_restore_that_took_rows_back_before_it_was_refused_is_what_the_latest_
     back = RestoreFrom("checkpoint", checkpoint_id=1, on_committed_after="rewind")
     second = ScriptedDriver(client, client.submit(restore=back))
     second.status("WAITING_FOR_SLOTS")
-    second.reign.append("rewind", {"checkpoint_id": 1})
-    second.reign.append("failure", {"message": "refused", "code": "pipeline"})
+    second.generation_log.append("rewind", {"checkpoint_id": 1})
+    second.generation_log.append("failure", {"message": "refused", "code": "pipeline"})
     second.status("FAILED", reason="refused")
     latest = client.view().latest_recovery_point
     assert latest is not None and latest.checkpoint_id == 1
@@ -83,9 +83,9 @@ def test_a_fresh_start_that_may_have_run_is_what_the_latest_is_of(client: JobCli
     second = ScriptedDriver(client, client.submit(pipeline=pipeline, fresh=True))
     second.status("WAITING_FOR_SLOTS")
     if how != "died":
-        second.reign.append("failure", {"message": "no such column", "code": ""})
+        second.generation_log.append("failure", {"message": "no such column", "code": ""})
     if how == "refused after a run":
-        second.reign.append("failure", {"message": "the source is gone", "code": "pipeline"})
+        second.generation_log.append("failure", {"message": "the source is gone", "code": "pipeline"})
     if how != "died":
         second.status("FAILED", reason="no such column")
     with pytest.raises(SnapshotError, match="there is no snapshot to restore"):

@@ -109,7 +109,7 @@ def test_a_running_driver_ends_once_a_newer_launch_has_fenced_and_one_that_start
     first = ScriptedDriver(client, spec, launch=1)
     first.status("RUNNING")
     second = ScriptedDriver(client, spec, launch=3)
-    for act in (first.reign.check, lambda: first.status("RUNNING")):
+    for act in (first.generation_log.check, lambda: first.status("RUNNING")):
         with pytest.raises(FencedError, match=r"generation 1 was replaced.*submission 1, launch 3"):
             act()
     with pytest.raises(FencedError, match=r"launch 2 of submission 1 was replaced"):

@@ -70,7 +70,7 @@ def test_what_is_wanted_anew_is_launched_though_it_failed_or_the_budget_is_used_
 
 
 @pytest.mark.parametrize("status", [JobStatus.STOPPED, JobStatus.FINISHED, JobStatus.CANCELED])
-def test_a_wish_that_comes_after_the_end_starts_nothing(status: JobStatus) -> None:
+def test_a_desired_state_that_comes_after_the_end_starts_nothing(status: JobStatus) -> None:
     assert isinstance(
         decide_relaunch(replace(ALIVE, desired=replace(WANTED, launch=2), status=status), BUDGET, 0), NoAction
     )
@@ -114,7 +114,7 @@ def test_launches_beyond_the_wanted_one_use_up_the_budget_until_its_time_has_pas
     assert counted(*((at, {"attempts": n}) for at, n in looks)) == [0, 0, 1, 3, 3, 2, 0]
 
 
-def test_an_agent_that_has_just_begun_counts_none_and_a_new_wish_begins_anew() -> None:
+def test_an_agent_that_has_just_begun_counts_none_and_a_new_desired_state_begins_anew() -> None:
     assert counted((0.0, {"attempts": 7}), (1.0, {"attempts": 8})) == [0, 1]
     again = replace(WANTED, launch=9)
     looks = ({"attempts": 8}, {"attempts": 8, "desired": again}, {"attempts": 9, "desired": again})

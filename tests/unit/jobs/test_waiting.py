@@ -45,7 +45,7 @@ def test_a_failed_job_ends_the_wait_with_its_root_cause(
     client: JobClient, clock: FakeTime, driver: ScriptedDriver
 ) -> None:
     def fail() -> None:
-        driver.reign.append(
+        driver.generation_log.append(
             "failure", {"message": "no column 'x'", "operator": "daily", "subtask": 1, "traceback": "File pipeline.py"}
         )
         driver.status("FAILED")

@@ -76,7 +76,7 @@ class AttemptHarness:
             run_id="r",
             splits={},
             on_running=lambda: None,
-            on_told=lambda _: None,
+            on_reports=lambda _: None,
             on_round=lambda: [do() for do in self.rounds] and None,
         )
 
@@ -202,15 +202,15 @@ def test_a_driver_that_is_fenced_ends_at_once(where: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "run_request",
     [
         ev.SnapshotRequest("savepoint", request_id="c"),
         ev.SnapshotRequest("stop-savepoint", request_id="c", stop="drain"),
         ev.Verdict("c", True, None, "test"),
     ],
 )
-def test_what_asks_for_a_snapshot_or_gives_a_verdict_is_refused_in_batch(wish: ev.Wish) -> None:
+def test_what_asks_for_a_snapshot_or_gives_a_verdict_is_refused_in_batch(run_request: ev.RunRequest) -> None:
     harness = AttemptHarness(lambda: TOLD)
-    harness.run.handle_command(wish)
+    harness.run.handle_command(run_request)
     ((answer),) = harness.answers
     assert (answer.request_id, answer.ok, answer.code) == ("c", False, "batch_mode")

@@ -1,4 +1,4 @@
-"""S9.4: commands are found, taken and answered once, also when the store stumbles or another driver reigns."""
+"""S9.4: commands are found, taken and answered once, also when the store stumbles or another driver generation_logs."""
 
 from __future__ import annotations
 

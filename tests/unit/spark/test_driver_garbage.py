@@ -45,17 +45,17 @@ class Left:
         self.spec = self.client.submit(pipeline=f"{folder / 'small.py'}:build")
         nonces = itertools.count()
         log = DecisionLog(self.client.store, self.client.layout, lambda: NOW, lambda: f"first-{next(nonces)}")
-        reign = log.begin_generation(spec=1, launch=1)
+        generation_log = log.begin_generation(spec=1, launch=1)
         write_pinned_graph(
             self.client.store, self.client.layout, PinnedGraph(1, 1, 128, {"version": 5, "operators": []}, NOW)
         )
         for n in (1, 2, 3, 4):
             path = self.client.layout.checkpoint(n, 1)
             data = {"checkpoint_id": n, "kind": "checkpoint", "path": path}
-            reign.append("claim", {**data, "triggered_at": NOW})
+            generation_log.append("claim", {**data, "triggered_at": NOW})
             self.client.store.create(f"{path}/state", b"")
             if n < 4:
-                reign.append("complete", {**data, "metrics": {}, "parent": None})
+                generation_log.append("complete", {**data, "metrics": {}, "parent": None})
 
     def folders(self) -> list[str]:
         return self.client.store.list(self.client.layout.checkpoints)

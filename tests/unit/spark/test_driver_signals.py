@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("own_signal_handlers")
 
 
 def test_sigterm_while_the_pipeline_is_built_ends_the_driver_at_once_with_a_status(tmp_path: Path) -> None:
-    """S9.2: the fence is there by then, so somebody has to say how its reign ended."""
+    """S9.2: the fence is there by then, so somebody has to say how its generation_log ended."""
     (tmp_path / "slow.py").write_text(PIPELINE)
     client = JobClient(str(tmp_path / "jobs"), "slow")
     client.submit(pipeline=f"{tmp_path / 'slow.py'}:build")

@@ -25,7 +25,7 @@ def submitted(tmp_path: Path) -> JobClient:
 
 
 def test_a_driver_ends_without_a_word_when_a_newer_launch_was_recorded_before_it_began(tmp_path: Path) -> None:
-    """S9.2: it was given up. Not even a fence, which would end the reign of the driver that is to be."""
+    """S9.2: it was given up. Not even a fence, which would end the generation_log of the driver that is to be."""
     client = submitted(tmp_path)
     for _ in range(2):
         record_launch(client.store, client.layout, client.spec(1).number, launcher="local")

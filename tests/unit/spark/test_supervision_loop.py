@@ -134,8 +134,8 @@ class FakeRun:
         self.requests: list[ev.SnapshotRequest] = []
         self.overdue = 0
 
-    def handle_command(self, wish: Any) -> None:
-        self.requests.append(wish)
+    def handle_command(self, request: Any) -> None:
+        self.requests.append(request)
 
     def fail(self, failure: RunFailed) -> None:
         self.outcome = self.outcome or failure
@@ -337,7 +337,7 @@ def test_a_stop_whose_time_is_up_as_the_slots_come_is_given_up_by_the_run(monkey
 
     supervised = Loop(job, script, slots=look)
     assert supervised.run() == 0
-    assert [type(wish) for wish in taken] == [ev.SnapshotRequest, ev.TimeOutStop]
+    assert [type(request) for request in taken] == [ev.SnapshotRequest, ev.TimeOutStop]
 
 
 def test_a_cancel_ends_a_job_that_waits_for_slots_and_every_later_one_is_answered_so() -> None:
@@ -395,7 +395,7 @@ def test_setting_the_clock_of_the_machine_moves_nothing_in_a_run(monkeypatch: py
 
 
 def replaced(job: FakeJob) -> None:
-    """A newer driver begins its reign."""
+    """A newer driver begins its generation_log."""
     nonces = map(str, itertools.count(100))
     DecisionLog(job.store, LAYOUT, lambda: NOW, lambda: next(nonces)).begin_generation(spec=1, launch=2)
 

@@ -137,7 +137,7 @@ class DeltaLog:
             raise PipelineError(
                 "the Delta table cannot be read",
                 where=self._url,
-                cause=self.told(e),
+                cause=self.error_text(e),
                 remedy="Check the path, the access rights and storage_options",
             ) from None
         check_table(table, self._stored, self._partition_by, self._url)
@@ -166,7 +166,7 @@ class DeltaLog:
             )
         except (DeltaError, OSError) as e:
             # Another writer may have created it, or this one may have without receiving the answer.
-            problem = self.told(e)
+            problem = self.error_text(e)
         table = self.find()
         if table is None:
             raise OutageError(
@@ -178,7 +178,7 @@ class DeltaLog:
         return table
 
     def append(
-        self, table: DeltaTable, application: str, version: int, files: Sequence[AddAction], told: Mapping[str, str]
+        self, table: DeltaTable, application: str, version: int, files: Sequence[AddAction], metadata: Mapping[str, str]
     ) -> str | None:
         """Append one entry that adds the files and sets the application's version, as a successor of `table`.
 
@@ -197,12 +197,12 @@ class DeltaLog:
                 schema=table.schema(),
                 partition_by=self._partition_by,
                 commit_properties=CommitProperties(
-                    app_transactions=[Transaction(application, version)], custom_metadata=dict(told)
+                    app_transactions=[Transaction(application, version)], custom_metadata=dict(metadata)
                 ),
             )
             self._make_durable(table, before)
         except (DeltaError, OSError) as e:
-            return self.told(e)
+            return self.error_text(e)
         return None
 
     def _make_durable(self, table: DeltaTable, before: int) -> None:
@@ -216,7 +216,7 @@ class DeltaLog:
                 sync_to_disk(os.path.join(folder, f"{version:020}.json"))
         sync_to_disk(folder)
 
-    def told(self, error: Exception) -> str:
+    def error_text(self, error: Exception) -> str:
         """Return the error's text on one line, without stack frames and secrets."""
         text = " ".join(_FRAMES.sub("", _COLOURS.sub("", str(error))).split())
         for name in _SECRET_NAMES:

@@ -90,7 +90,7 @@ class Database:
     def _resolved(self) -> str:
         return str(resolve_secrets({"password": self._password})["password"])
 
-    def said(self, error: Exception) -> str:
+    def error_text(self, error: Exception) -> str:
         """Return the message of the server or libpq on one line.
 
         The password is masked. The server's detail is left out, because it may quote a whole row.
@@ -145,7 +145,9 @@ class Connections:
             except psycopg.OperationalError as e:
                 if attempt == ATTEMPTS:
                     raise
-                logger.warning("a transaction at %s is repeated: %s", self._database.place, self._database.said(e))
+                logger.warning(
+                    "a transaction at %s is repeated: %s", self._database.place, self._database.error_text(e)
+                )
         raise AssertionError("unreachable")
 
     def _once(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
@@ -215,4 +217,4 @@ def _place(parameters: Mapping[str, Any]) -> str:
 
 def refused(database: Database, error: Exception, what: str, where: str, remedy: str) -> PipelineError:
     """Return the error of a check for an error of psycopg."""
-    return PipelineError(what, where=f"{database.place}, {where}", cause=database.said(error), remedy=remedy)
+    return PipelineError(what, where=f"{database.place}, {where}", cause=database.error_text(error), remedy=remedy)

@@ -251,7 +251,7 @@ class PostgresWriter(SinkWriter):
                 found = self._staging.move_to_quarantine(connection, made, n)
                 if found is None:
                     return None
-                relation, where = self._staging.next_number(found)
+                relation, where = self._staging.rows_of(found)
                 place = self._database.place
                 return StagedData(made.uid, n, "table", found.rows, relation=relation, where=where, place=place)
 
@@ -343,14 +343,14 @@ class PostgresWriter(SinkWriter):
                 raise OutageError(
                     "the database cannot be reached",
                     where=self._where(what),
-                    cause=self._database.said(e),
+                    cause=self._database.error_text(e),
                     remedy="Check the server and the network. The job tries again according to its restart strategy",
                 ) from None
             # Without its cause, because the server's detail quotes rows, which must not be logged.
             raise TidegateError(
                 f"rows could not be {done}" if done != "begun" else "the database refused to register this writer",
                 where=self._where(what),
-                cause=self._database.said(e),
+                cause=self._database.error_text(e),
                 remedy="Fix the cause in the database; its server log has the details. The next start repeats the step",
             ) from None
 

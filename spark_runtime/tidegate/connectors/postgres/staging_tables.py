@@ -296,7 +296,7 @@ class Staging:
         row = connection.execute(self._sql(query), [str(made)]).fetchone()
         return StagedRows(*row) if row else None
 
-    def next_number(self, staged: StagedRows) -> tuple[str, str]:
+    def rows_of(self, staged: StagedRows) -> tuple[str, str]:
         """Return where the rows of a transaction are: the staging table and the condition by its number."""
         where = f"{TRANSACTION_COLUMN} = {staged.transaction}"
         return f"{_quoted(self.schema)}.{_quoted(staged.staging)}", where

@@ -22,7 +22,7 @@ class SubtaskStates:
         self.by_subtask: dict[Subtask, SubtaskState] = dict.fromkeys(topology.subtasks(), "created")
         self._count: Counter[SubtaskState] = Counter({"created": len(self.by_subtask)})
         self._naturally_ended: Counter[int] = Counter()
-        self._told: set[int] = set()
+        self._ended_sources: set[int] = set()
         for subtask in finished:
             self.set(subtask, "finished")
 
@@ -54,9 +54,9 @@ class SubtaskStates:
 
     def reached_end_of_data(self, chain_id: int) -> bool:
         """Return True once per source chain: when all its subtasks have ended naturally."""
-        if not self._topology.chains[chain_id].is_source or chain_id in self._told:
+        if not self._topology.chains[chain_id].is_source or chain_id in self._ended_sources:
             return False
         if self._naturally_ended[chain_id] < self._topology.parallelism:
             return False
-        self._told.add(chain_id)
+        self._ended_sources.add(chain_id)
         return True

@@ -86,7 +86,7 @@ class SharedFiles:
         self._deleted: set[str] = set()
         self._inherited: set[str] | None = None
         self._held: dict[str, frozenset[int]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def deleted(self, folder: str) -> None:
         """Record that the folder of a checkpoint has been deleted."""
@@ -119,8 +119,8 @@ class SharedFiles:
         try:
             self.sweep()
         except SnapshotError as error:
-            if str(error) not in self._told:
-                self._told.add(str(error))
+            if str(error) not in self._reported:
+                self._reported.add(str(error))
                 place = context(job=self._layout.job_id, generation=self._generation)
                 logger.warning(
                     "shared files are not deleted because a checkpoint cannot be read: %s", error, extra=place

@@ -57,13 +57,13 @@ def find_unread_rows(
     fence = next((d for d in reversed(decisions) if d.kind == "fence"), None)
     if not there or fence is None:
         return UnreadRows()
-    reigning = fence.data["spec"]
+    running_spec = fence.data["spec"]
     entries = entries_by_submission(decisions)
     views = checkpoint_views(entries, ended=False)
     points = RecoveryPoints(specs, entries, views)
-    needed = {n for n in there if n > reigning}
-    if end_status(decisions, reigning) is None:  # it runs, or may be started again
-        needed |= points.lineage(reigning).keys()
+    needed = {n for n in there if n > running_spec}
+    if end_status(decisions, running_spec) is None:  # it runs, or may be started again
+        needed |= points.lineage(running_spec).keys()
     moved: dict[int, int] = {}  # submission -> a savepoint that may have been moved, and reads its rows
     for view in views:
         if view.status != "completed" or view.path in gone or needed >= there:
@@ -79,7 +79,7 @@ def find_unread_rows(
     kept = ", ".join(f"{layout.materialised(n)} for savepoint {moved[n]}" for n in stay)
     kept += ", which is not in its location. Delete the folder when no copy of the savepoint is left" if stay else ""
     unread = [layout.materialised(n) for n in sorted(there - needed - moved.keys())]
-    strays = [path for n in sorted(needed - {reigning} | {*stay}) for path in _unrecorded_files(store, layout, n)]
+    strays = [path for n in sorted(needed - {running_spec} | {*stay}) for path in _unrecorded_files(store, layout, n)]
     return UnreadRows((*unread, *strays), frozenset(strays), kept)
 
 

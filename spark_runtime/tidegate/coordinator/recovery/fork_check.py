@@ -80,11 +80,11 @@ def two_phase_sinks_with_data(store: Store, job_id: str, fork_id: str) -> dict[s
         seen.add(stems_from)
         client = JobClient(store, stems_from)
         specs, entries = client.specs(), entries_by_submission(client.decisions())
-        told = dict(rewound_sinks(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete")))
+        described = dict(rewound_sinks(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete")))
         newest = next_submission_that_ran(len(specs) + 1, may_have_run(entries))
         pinned = read_pinned_graph(store, client.layout, newest) if newest else None
         for uid, now in pinned.sinks.items() if pinned is not None else ():
-            told[uid if told.get(uid, now) == now else f"{uid} of submission {newest}"] = now
-        found |= {uid if stems_from == job_id else f"{uid} of {stems_from}": text for uid, text in told.items()}
+            described[uid if described.get(uid, now) == now else f"{uid} of submission {newest}"] = now
+        found |= {uid if stems_from == job_id else f"{uid} of {stems_from}": text for uid, text in described.items()}
         stems_from = next((s.restore.fork_of for s in reversed(specs) if s.restore and s.restore.fork_of), None)
     return found

@@ -53,19 +53,19 @@ def finish_quarantine_moves(
         SnapshotError: none of the snapshots that hold the handles can be read; names them.
         StoreError: a store or a sink failed, and may succeed later.
     """
-    through, told = unmoved.withheld.through, 0
+    through, covered = unmoved.withheld.through, 0
     remarks: list[str] = []
     for newest_first in unmoved.held_by:
         if any(n >= through and views[n].path == restored for n in newest_first):
-            told = through
+            covered = through
             continue  # it holds all of the output: newer snapshots, wherever they are, need not be read
         held = _find_handles(unmoved.withheld, newest_first, views, restored, open_location)
         if held is not None:
-            told = max(told, held.checkpoint_id)
+            covered = max(covered, held.checkpoint_id)
             sinks = sinks_of(held.lineage)
             _move(unmoved, held.by_uid, sinks, into)
             remarks += _sinks_removed_error(unmoved.withheld, held.by_uid, sinks)
-    lost = [n for n in unmoved.withheld.checkpoints if n > told]
+    lost = [n for n in unmoved.withheld.checkpoints if n > covered]
     return (*remarks, _abandoned_error(lost)) if lost else tuple(remarks)
 
 

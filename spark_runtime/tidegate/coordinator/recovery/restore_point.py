@@ -252,9 +252,9 @@ def end_status(decisions: Sequence[Decision], spec_number: int) -> tuple[str, Ma
     data contain the answer, as `rejected`.
     """
     own = [e for e in entries_by_submission(decisions) if e.spec == spec_number]
-    told = [e.data for e in own if e.kind == "status"]
-    if told and told[-1]["status"] in FINAL_STATUSES:
-        return told[-1]["status"], {name: value for name, value in told[-1].items() if name != "status"}
+    statuses = [e.data for e in own if e.kind == "status"]
+    if statuses and statuses[-1]["status"] in FINAL_STATUSES:
+        return statuses[-1]["status"], {name: value for name, value in statuses[-1].items() if name != "status"}
     stopped = next((e.data for e in own if e.kind == "reject" and e.data["then"] == "stop"), None)
     if stopped is None:
         return None

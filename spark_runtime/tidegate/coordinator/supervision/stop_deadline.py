@@ -76,9 +76,9 @@ class StopDeadline:
         path, mode = (stop.path, stop.mode) if stop is not None else (None, None)
         return TimeOutStop(self.command.command_id, self.limit, path, mode)
 
-    def retry(self, told: CommandAnswer) -> SnapshotRequest:
+    def retry(self, answer: CommandAnswer) -> SnapshotRequest:
         """Return the request of the second try. Its time begins when a run receives it."""
-        self.first, self.given_up, self.deadline_ms, self.held = told, False, None, None
+        self.first, self.given_up, self.deadline_ms, self.held = answer, False, None, None
         self.request = replace(self.request, stop="suspend")
         return self.request
 
@@ -132,18 +132,18 @@ class StopDeadline:
         return replace(answer, message=f"{answer.message}; the first try failed: {_reason(first)}", data=data)
 
 
-def cancelled(told: CommandAnswer, latest: tuple[int | None, str] | None) -> CommandAnswer:
+def cancelled(answer: CommandAnswer, latest: tuple[int | None, str] | None) -> CommandAnswer:
     """Return the answer to a stop that was turned into a cancel.
 
     Args:
-        `told`: result of the stop.
+        `answer`: result of the stop.
         latest: id and location of the latest recovery point.
     """
     n, path = latest if latest is not None else (None, None)
     left = f"the latest checkpoint to restore is {path}" if path is not None else "no checkpoint had completed"
-    data: dict[str, Any] = {**told.data, "outcome": CANCELED_IN_STOP, "checkpoint_id": n, "path": path}
-    text = f"{_reason(told)}; the job was cancelled because of on_timeout=cancel; {left}"
-    return replace(told, code=CANCELED_IN_STOP, message=text, data=data)
+    data: dict[str, Any] = {**answer.data, "outcome": CANCELED_IN_STOP, "checkpoint_id": n, "path": path}
+    text = f"{_reason(answer)}; the job was cancelled because of on_timeout=cancel; {left}"
+    return replace(answer, code=CANCELED_IN_STOP, message=text, data=data)
 
 
 def earliest(watches: Iterable[StopDeadline]) -> int | None:
@@ -151,6 +151,6 @@ def earliest(watches: Iterable[StopDeadline]) -> int | None:
     return min((w.deadline_ms for w in watches if w.deadline_ms is not None), default=None)
 
 
-def _reason(told: CommandAnswer) -> str:
+def _reason(answer: CommandAnswer) -> str:
     """Return the cause in a stop's answer, without its consequences."""
-    return str(told.data.get("reason") or told.message)
+    return str(answer.data.get("reason") or answer.message)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from tidegate.channel.elements import StopMode
-from tidegate.coordinator.events import CommandAnswer, Wish
+from tidegate.coordinator.events import CommandAnswer, RunRequest
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.coordinator.supervision.restart_strategy import NO_JITTER
 from tidegate.jobs.records import Command
@@ -94,7 +94,7 @@ class RunTornDown:
     """
 
     outcome: RunEnded | RunFailed
-    again: tuple[Wish, ...] = ()
+    again: tuple[RunRequest, ...] = ()
     stop: StopPoint | None = None
     draw: float = NO_JITTER
     latest: Latest | None = None
@@ -164,7 +164,7 @@ class StartRun:
     Answer RunTornDown or RunImpossible.
     """
 
-    requests: tuple[Wish, ...]
+    requests: tuple[RunRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class DeliverToRun:
     A run that has its outcome takes none: then the request goes into `again` of RunTornDown.
     """
 
-    request: Wish
+    request: RunRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from tidegate.channel.elements import StopMode
-from tidegate.coordinator.events import CommandAnswer, SnapshotRequest, Then, TimeOutStop, Verdict, Wish
+from tidegate.coordinator.events import CommandAnswer, RunRequest, SnapshotRequest, Then, TimeOutStop, Verdict
 from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected, StopTimedOut
 from tidegate.coordinator.stop.answers import stop_result, uncommitted_text
 from tidegate.coordinator.supervision.curable_failures import RetryableRestarts
@@ -117,7 +117,7 @@ class Supervisor:
         self._options = options
         self._strategy = RetryableRestarts(restart_strategy(options))
         self._phase: Phase = "new"
-        self._carried: list[Wish] = []
+        self._carried: list[RunRequest] = []
         self._cancel: Command | None = None
         self._terminated = False
         self._terminate_by_ms: int | None = None
@@ -233,17 +233,17 @@ class Supervisor:
         repeatedly.
         """
         watch = self._watches.get(answer.request_id)
-        told = watch.answer(answer) if watch is not None else answer
+        result = watch.answer(answer) if watch is not None else answer
         if run_over and answer.code == SAVEPOINT_FAILED:
             if watch is not None:
                 watch.pause(answer, now_ms)
-            self._held.append(told)
+            self._held.append(result)
             return []
         self._watches.pop(answer.request_id, None)
-        return [AnswerCommand(told)]
+        return [AnswerCommand(result)]
 
     def _on_over(self, over: RunTornDown, now_ms: int) -> list[SupervisionAction]:
-        self._carried += [wish for wish in over.again if not isinstance(wish, TimeOutStop)]
+        self._carried += [request for request in over.again if not isinstance(request, TimeOutStop)]
         self._latest = over.latest
         outcome = over.outcome
         if isinstance(outcome, RunEnded):
@@ -300,25 +300,25 @@ class Supervisor:
         if watch is None or self._phase == "running":
             return []
         self._latest = judged.latest
-        self._carried = [wish for wish in self._carried if wish.request_id != judged.command_id]
+        self._carried = [request for request in self._carried if request.request_id != judged.command_id]
         self._held = [answer for answer in self._held if answer.request_id != judged.command_id]
         if judged.wanted:
-            told = watch.answer_while_down() if self._stop is None else watch.uncommitted(self._stop)
-            return self._stop_timed_out(watch, told, now_ms, run_over=False)
+            result = watch.answer_while_down() if self._stop is None else watch.uncommitted(self._stop)
+            return self._stop_timed_out(watch, result, now_ms, run_over=False)
         del self._watches[judged.command_id]
         return []
 
     def _stop_timed_out(
-        self, watch: StopDeadline, told: CommandAnswer, now_ms: int, *, run_over: bool
+        self, watch: StopDeadline, result: CommandAnswer, now_ms: int, *, run_over: bool
     ) -> list[SupervisionAction]:
         """Carry out `on_timeout` (S7.7). A complete savepoint can only be committed, so that there is no second try."""
         if watch.on_timeout == "cancel" and self._cancel is None:
             del self._watches[watch.command.command_id]
-            self._overdue = told
+            self._overdue = result
             return self._on_cancel(watch.command, "because of on_timeout=cancel")
-        if not watch.tries_again or told.code == SAVEPOINT_OK:
-            return self._answer(told, now_ms, run_over=run_over)
-        request = watch.retry(told)
+        if not watch.tries_again or result.code == SAVEPOINT_OK:
+            return self._answer(result, now_ms, run_over=run_over)
+        request = watch.retry(result)
         if self._phase == "running" and not run_over:
             watch.started(now_ms)
             return [DeliverToRun(request)]
@@ -362,7 +362,7 @@ class Supervisor:
                 reason = str(arguments.get("reason") or "")
                 return self._request(Verdict(request_id, command.verb == "commit", n, by, then, reason))
 
-    def _request(self, request: Wish) -> list[SupervisionAction]:
+    def _request(self, request: RunRequest) -> list[SupervisionAction]:
         """Pass a request to the active run, else to the next one."""
         if self._phase == "running":
             return [DeliverToRun(request)]
@@ -493,8 +493,8 @@ class Supervisor:
         for answer in self._held if "stop" not in farewell.by_verb else ():
             otherwise = farewell.otherwise
             text = f"{answer.message}; but the job did not run again: {otherwise.message}"
-            told = {**answer.data, "outcome": otherwise.code}
-            held.append(AnswerCommand(replace(answer, code=otherwise.code, message=text, data=told)))
+            result = {**answer.data, "outcome": otherwise.code}
+            held.append(AnswerCommand(replace(answer, code=otherwise.code, message=text, data=result)))
         # A stop must keep the state, even a stop that an earlier driver carried out: nothing is deleted, despite
         # `retention`.
         stopping = self._overdue is not None or (self._stop is None and "stop" in data)

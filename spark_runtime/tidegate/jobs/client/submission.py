@@ -333,11 +333,11 @@ def cancel_dead(job: JobDirectory, by: str) -> JobView:
         )
     used = [attempt for number, attempt in job.launches() if number == last.number]
     used += [d.data["launch"] for d in job.decisions() if d.kind == "fence" and d.data["spec"] == last.number]
-    reign = job.log.begin_generation(spec=last.number, launch=max(used, default=0) + 1)
-    reign.append(
+    generation_log = job.log.begin_generation(spec=last.number, launch=max(used, default=0) + 1)
+    generation_log.append(
         "status", {"status": JobStatus.CANCELED.value, "reason": f"cancelled by {by} after its driver had died"}
     )
     view = job.view()
     if deletes_checkpoints(view, last):
-        delete_checkpoints(job, last, reign.check)
+        delete_checkpoints(job, last, generation_log.check)
     return view

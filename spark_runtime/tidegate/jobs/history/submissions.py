@@ -50,14 +50,14 @@ def may_have_run(entries: Sequence[LogEntry]) -> frozenset[int]:
     Other submissions have changed nothing. They had no driver, or their drivers were cancelled before they waited for
     slots, or refused the submission for a reason that no slot reports (S9.3).
     """
-    reigns: dict[int, list[LogEntry]] = {}
+    generations: dict[int, list[LogEntry]] = {}
     for entry in entries:
         if entry.kind == "fence" and not entry.data.get("only_commits"):
-            reigns[entry.decision.generation] = []
-        elif entry.decision.generation in reigns:
-            reigns[entry.decision.generation].append(entry)
+            generations[entry.decision.generation] = []
+        elif entry.decision.generation in generations:
+            generations[entry.decision.generation].append(entry)
     fences = {e.decision.generation: e.spec for e in entries if e.kind == "fence"}
-    return frozenset(fences[generation] for generation, own in reigns.items() if not _is_discarded_generation(own))
+    return frozenset(fences[generation] for generation, own in generations.items() if not _is_discarded_generation(own))
 
 
 def is_discarded(entries: Sequence[LogEntry], submissions: int) -> bool:
@@ -78,11 +78,11 @@ def next_submission_that_ran(number: int, ran: Collection[int]) -> int:
     return max((n for n in ran if n < number), default=number - 1)
 
 
-def _is_discarded_generation(reign: Sequence[LogEntry]) -> bool:
-    if any(entry.kind == "rewind" for entry in reign):
+def _is_discarded_generation(entries: Sequence[LogEntry]) -> bool:
+    if any(entry.kind == "rewind" for entry in entries):
         return False  # sinks may have deleted rows
-    statuses = {str(entry.data["status"]) for entry in reign if entry.kind == "status"}
-    failures = {entry.data.get("code") for entry in reign if entry.kind == "failure"}
+    statuses = {str(entry.data["status"]) for entry in entries if entry.kind == "status"}
+    failures = {entry.data.get("code") for entry in entries if entry.kind == "failure"}
     if failures:
         return failures <= REFUSALS and "FAILED" in statuses and statuses <= {"WAITING_FOR_SLOTS", "FAILED"}
     return statuses == {"CANCELED"}

@@ -122,7 +122,7 @@ class Agent:
         self._budget, self._say, self._monotonic = budget, say, monotonic
         self._jobs: dict[str, JobDirectory] = {}
         self._watches: dict[str, JobSupervision] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
 
     def run(self, over: threading.Event) -> None:
         """Run rounds until `over` is set. A root that cannot be read is tried again."""
@@ -146,7 +146,7 @@ class Agent:
         for job_id in job_ids(self._store.list("")):
             try:
                 busy |= self._supervise(job_id)
-                self._told.pop(job_id, None)
+                self._reported.pop(job_id, None)
             except Exception as error:  # one job with damaged records must not stop the supervision of the others
                 known = isinstance(error, TidegateError)
                 self._report(job_id, str(error) if known else f"{type(error).__name__}: {error}")
@@ -192,6 +192,6 @@ class Agent:
 
     def _report(self, job_id: str, problem: str) -> None:
         """Print a problem of a job once, until it is solved or another problem occurs."""
-        if self._told.get(job_id) != problem:
-            self._told[job_id] = problem
+        if self._reported.get(job_id) != problem:
+            self._reported[job_id] = problem
             self._say(f"{job_id or 'agent'}: {problem}")

@@ -43,7 +43,7 @@ class StoredGroups:
     def all_groups(self) -> Iterator[pa.RecordBatch]:
         """See `Groups`. Ordered by key group, then in the order of the back end."""
         for keys in self._store.every(MAX_BATCH_ROWS):
-            yield from self._told(keys.columns())
+            yield from self._changed_groups(keys.columns())
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
         """Freeze the back end."""
@@ -63,7 +63,7 @@ class StoredGroups:
         """Close the back end."""
         self._store.close()
 
-    def _told(self, columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _changed_groups(self, columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         keys = self._store.keys(columns)
         folding, there = self._store.combined_state(keys, keys.rows, keys.size)
         assert there.all(), "a group without a state is emitted"

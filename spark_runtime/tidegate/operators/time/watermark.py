@@ -53,24 +53,24 @@ class WatermarkOperator(StreamOperator):
         self._delay_us = spec.delay_us
         self._progress: dict[str | None, int] = {}
         self._current_us = MIN_WATERMARK
-        self._untold: frozenset[str | None] = frozenset()
+        self._unannounced: frozenset[str | None] = frozenset()
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Restore the progress of each split. If the state has a split twice, the earlier time is used, and the split
-        counts as untold only if both rows are untold."""
-        told: set[str | None] = set()
+        counts as `untold` only if both rows are."""
+        announced: set[str | None] = set()
         for row in (row for part in parts for row in part.table.to_pylist()):
             known = self._progress.get(row["split"], MAX_WATERMARK)
             self._progress[row["split"]] = min(known, row["time_us"])
             if not (self.ctx.after_drain or row.get("untold", False)):
-                told.add(row["split"])
-        self._untold = frozenset(self._progress) - told
+                announced.add(row["split"])
+        self._unannounced = frozenset(self._progress) - announced
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Emit the batch, then a watermark if it advanced."""
-        if self._untold:
-            is_due = self._untold.issuperset(split for split in self._relevant_splits() if split in self._progress)
-            self._untold = frozenset()
+        if self._unannounced:
+            is_due = self._unannounced.issuperset(split for split in self._relevant_splits() if split in self._progress)
+            self._unannounced = frozenset()
             if is_due:
                 yield from self._advance()
         yield batch
@@ -103,7 +103,7 @@ class WatermarkOperator(StreamOperator):
         kept = {split: time_us for split, time_us in self._progress.items() if split is None or split in active}
         if not active:
             kept.setdefault(None, MIN_WATERMARK)
-        untold = [split in self._untold for split in kept]
+        untold = [split in self._unannounced for split in kept]
         columns = [list(kept), list(kept.values()), untold, [None] * len(kept)]
         table = pa.table(columns, schema=PROGRESS_SCHEMA)
         return lambda: [StatePart("progress", "list", table)]

@@ -34,7 +34,7 @@ from tidegate.spark.batch.stage_operators import BLOCK_ROWS, Emitted, StageChain
 from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
 from tidegate.subtask.chain import OperatorFailure
 
-REPORT_SCHEMA = pa.schema([("told", pa.string())])
+REPORT_SCHEMA = pa.schema([("report", pa.string())])
 """Output of a stage with a sink: one JSON document per subtask, see `_Subtask.report`."""
 INDEX_SCHEMA = pa.schema([("id", pa.int64())])
 """Input of a stage without rows of its own: the number of its subtask."""

@@ -47,11 +47,11 @@ class BatchRun:
         self._answer = answer
         self.outcome: RunEnded | RunFailed | None = None
 
-    def handle_command(self, wish: ev.Wish) -> None:
+    def handle_command(self, request: ev.RunRequest) -> None:
         """Refuse the command, because batch mode has no barriers (S8.1)."""
-        if wish.request_id is not None:
-            text = NO_VERDICT if isinstance(wish, ev.Verdict) else NO_SNAPSHOTS
-            self._answer(ev.CommandAnswer(wish.request_id, False, "batch_mode", text))
+        if request.request_id is not None:
+            text = NO_VERDICT if isinstance(request, ev.Verdict) else NO_SNAPSHOTS
+            self._answer(ev.CommandAnswer(request.request_id, False, "batch_mode", text))
 
     def fail(self, failure: RunFailed) -> None:
         """Fail the run; the first failure is the root cause."""
@@ -98,7 +98,7 @@ class BatchAttempt:
         run_id: str,
         splits: Splits,
         on_running: Callable[[], None],
-        on_told: Callable[[Sequence[StagedReport]], None],
+        on_reports: Callable[[Sequence[StagedReport]], None],
         on_round: Callable[[], None],
     ) -> None:
         """Create the run.
@@ -114,7 +114,7 @@ class BatchAttempt:
         self._group = f"tidegate-{run_id}"
         self._run_id = run_id
         self._splits = splits
-        self._on_running, self._on_told, self._on_round = on_running, on_told, on_round
+        self._on_running, self._on_reports, self._on_round = on_running, on_reports, on_round
         self._done: queue.Queue[Any] = queue.Queue()
         self._is_complete = calculation is None
         self._slots: dict[int, Any] = {}
@@ -126,7 +126,7 @@ class BatchAttempt:
         if self._calculation is not None:
             reports = self._run_on_thread(self._calculation)
             if self.job_run.outcome is None:
-                self._on_told(reports)
+                self._on_reports(reports)
                 self._commit.complete(reports, self._splits, int((time.monotonic() - started) * 1000))
                 self._is_complete = True
         if self.job_run.outcome is None and self._run_on_thread(self._published, goes_on=True):

@@ -114,14 +114,14 @@ class BatchLoop(StreamingLoop):
             run_id=run_id,
             splits=self._found,
             on_running=lambda: self._inbox.put(lambda: started),
-            on_told=self._show,
+            on_reports=self._show,
             on_round=self._take_events,
         )
         return attempt, None
 
-    def _show(self, told: Sequence[StagedReport]) -> None:
+    def _show(self, reports: Sequence[StagedReport]) -> None:
         """Show sources and counters of operators in the status hint."""
-        counters = sum_counters(one.counters for one in told)
+        counters = sum_counters(one.counters for one in reports)
         sources: Mapping[str, Any] = {
             node.uid: {"boundedness": "bounded"} for node in self._plan.graph.nodes if node.source is not None
         }

@@ -50,7 +50,7 @@ class RowMaterialisation:
     spec: Spec
     root: str
     storage_options: Mapping[str, Any]
-    reign: GenerationLog
+    generation_log: GenerationLog
     now_iso: Callable[[], str]
     session: Callable[[], SparkSession]
 
@@ -65,7 +65,7 @@ class RowMaterialisation:
         found = find_materialised(self.store, self.layout, self.spec.number, uid)
         if found is None:
             files = self._written(uid, source, parallelism)
-            self.reign.check()
+            self.generation_log.check()
             made = Materialised(self.spec.number, uid, tuple(files), self.now_iso())
             found = record_materialised(self.store, self.layout, made)
         base = absolute_url(self.root).rstrip("/")
@@ -73,7 +73,7 @@ class RowMaterialisation:
         return splits_of_files(urls, source.schema(), self.storage_options, parallelism)
 
     def _written(self, uid: str, source: ReadBySpark, parallelism: int) -> list[dict[str, Any]]:
-        folder = self.layout.materialised_files(self.spec.number, uid, self.reign.generation)
+        folder = self.layout.materialised_files(self.spec.number, uid, self.generation_log.generation)
         url = f"{absolute_url(self.root).rstrip('/')}/{folder}"
         where = f"source {uid!r}"
         try:

@@ -80,7 +80,7 @@ class StreamingLoop:
         self._supervisor = Supervisor(job.options)
         self._inbox: queue.Queue[LateEvent] = queue.Queue()
         self._attempt: Attempt | None = None
-        self._late: list[ev.Wish] = []
+        self._late: list[ev.RunRequest] = []
         self._session: SparkSession | None = None
         self._splits: Splits | None = None
         self._wants_slots = False
@@ -233,12 +233,12 @@ class StreamingLoop:
             return
         self._enqueue(lambda: sv.StopJudged(command_id, wanted, self._stop_point(), self._latest()))
 
-    def _deliver(self, run: JobRun, wish: ev.Wish) -> None:
+    def _deliver(self, run: JobRun, request: ev.RunRequest) -> None:
         """Pass a command to the run. A run with an outcome accepts no more commands, so the next run gets it."""
         if run.outcome is None:
-            run.handle_command(wish)
+            run.handle_command(request)
         else:
-            self._late.append(wish)
+            self._late.append(request)
 
     @property
     def _run(self) -> JobRun:
@@ -269,7 +269,7 @@ class StreamingLoop:
 
     # ------------------------------------------------------------ one run
 
-    def _one_run(self, session: SparkSession, requests: Sequence[ev.Wish]) -> sv.RunTornDown | sv.RunImpossible:
+    def _one_run(self, session: SparkSession, requests: Sequence[ev.RunRequest]) -> sv.RunTornDown | sv.RunImpossible:
         """Run the job once. Blocks until the run is over; events are processed meanwhile."""
         try:
             wanted = [request for request in requests if self._is_wanted(request)]
@@ -282,7 +282,7 @@ class StreamingLoop:
         except TidegateError as error:
             return sv.RunImpossible(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point())
         self._attempt = attempt
-        again: list[ev.Wish] = []
+        again: list[ev.RunRequest] = []
         try:
             for request in wanted:
                 self._deliver(attempt.job_run, request)
@@ -370,7 +370,7 @@ class StreamingLoop:
             "log_format": job.options.log_format,
         }
 
-    def _is_wanted(self, request: ev.Wish) -> bool:
+    def _is_wanted(self, request: ev.RunRequest) -> bool:
         """Return whether the command of this request, if there is one, may still be executed (S9.4)."""
         command_id = request.request_id
         if command_id is None:

@@ -157,7 +157,7 @@ class SnapshotWriter:
         blobs = {blob.id: blob for part in parts for blob in part.blobs}
         used = reused_files(completed, blobs.keys())
         there = {blob.id for file in used for blob in file.blobs}
-        staged = tuple(told for part in parts for told in part.staged)
+        staged = tuple(data for part in parts for data in part.staged)
         unwritten = plan_blob_files(blob for blob in blobs.values() if blob.id not in there)
         formats = tuple(sorted({part.format for part in parts if part.format != "rows"}))
         return _UnwrittenState(uid, replace(handle, staged=staged, files=used, formats=formats), unwritten)

@@ -105,7 +105,7 @@ class FileFormat(Protocol):
         columns: FileSchema,
         groups: tuple[int, int] | None,
         at: int,
-        told: FieldDifferenceListener,
+        on_difference: FieldDifferenceListener,
     ) -> Iterator[Chunk]:
         """Yield the records after position `at` (`Chunk.at`, 0: the start) of row groups [first, last) or the whole
         file.
@@ -114,8 +114,8 @@ class FileFormat(Protocol):
         name.
 
         Args:
-            `told`: receives what the file lacks or has beyond the schema; may raise. It is called before the chunk that
-                shows the difference.
+            on_difference: receives what the file lacks or has beyond the schema; may raise. It is called before the
+                chunk that shows the difference.
         """
 
 
@@ -155,7 +155,7 @@ class ParquetFormat:
         columns: FileSchema,
         groups: tuple[int, int] | None,
         at: int,
-        told: FieldDifferenceListener,
+        on_difference: FieldDifferenceListener,
     ) -> Iterator[Chunk]:
         """Yield row groups in order. Row groups before `at`, a number of rows, are not read."""
         with with_file_name(path), _parquet(filesystem, path) as file:
@@ -175,7 +175,7 @@ class ParquetFormat:
                     remedy="Pass a schema= that fits all files, or read them as two sources",
                 )
             if groups is None or groups[0] == 0:  # once per file
-                told(path, missing=unlike.missing, new=unlike.new)
+                on_difference(path, missing=unlike.missing, new=unlike.new)
             present = [name for name in columns.emitted.names if name in file.schema_arrow.names]
             read = file.iter_batches(MAX_BATCH_ROWS, row_groups=list(range(first, last)), columns=present)
             for batch in read:
@@ -234,7 +234,7 @@ class CsvFormat:
         columns: FileSchema,
         groups: tuple[int, int] | None,
         at: int,
-        told: FieldDifferenceListener,
+        on_difference: FieldDifferenceListener,
     ) -> Iterator[Chunk]:
         """Yield block by block, from byte `at`."""
         decode = self.policy.text.to_utf8
@@ -243,7 +243,7 @@ class CsvFormat:
             if not names:
                 return
             refuse_doubled(path, names, columns.emitted.names)
-            told(
+            on_difference(
                 path,
                 missing=[name for name in columns.emitted.names if name not in names],
                 new=[name for name in names if name not in columns.known.names],
@@ -323,11 +323,11 @@ class JsonLinesFormat:
         columns: FileSchema,
         groups: tuple[int, int] | None,
         at: int,
-        told: FieldDifferenceListener,
+        on_difference: FieldDifferenceListener,
     ) -> Iterator[Chunk]:
         """Yield block by block, from byte `at`. New fields are searched if all columns are read or none is allowed."""
         looks = columns.emitted.equals(columns.known) or self.policy.on_new_field == "fail"
-        parser = JsonParser(columns, (lambda new: told(path, new=new)) if looks else None)
+        parser = JsonParser(columns, (lambda new: on_difference(path, new=new)) if looks else None)
         with with_file_name(path):
             with open_text(filesystem, path, self.policy.text, at) as stream:
                 rest, at = (stream, at) if at else without_bom(stream)

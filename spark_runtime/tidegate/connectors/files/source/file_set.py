@@ -289,7 +289,7 @@ class FileSet:
             PipelineError: the file is missing, or was changed since it was listed; a record is bad and fails the job.
         """
 
-        def told(path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
+        def on_difference(path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
             self._report(path, missing=missing, new=new)
             if noted is not None:
                 noted(missing=missing, new=new)
@@ -304,7 +304,7 @@ class FileSet:
         # Each check of an object store is a request, so remote files are checked less often.
         every = 1 if is_local(filesystem) else CHECKED_CHUNKS
         refuse_changed()
-        read = self.format(path).chunks(filesystem, path, self._columns_known(), groups, at, told)
+        read = self.format(path).chunks(filesystem, path, self._columns_known(), groups, at, on_difference)
         for number, chunk in enumerate(read, 1):
             if number % every == 0:
                 refuse_changed()
