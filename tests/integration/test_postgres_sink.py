@@ -448,7 +448,7 @@ def test_views_unwritable_types_and_reserved_names_are_refused_all_at_once(datab
     schema = pa.schema(
         [("l", pa.list_(pa.int64())), ("tidegate_row", pa.int64()), ("n", pa.int64()), ("n", pa.int64())]
     )
-    with pytest.raises(PipelineError, match="3 reasons.*'n' is there twice.*list<.*'tidegate_row'"):
+    with pytest.raises(PipelineError, match="3 reasons.*column 'n' twice.*list<.*'tidegate_row'"):
         database.sink().check(schema)
 
 

@@ -99,7 +99,7 @@ def test_one_press_is_one_command_and_its_answer_is_shown(address: str, open_as:
     """S9.4: also with a double click."""
     page = open_as(f"{address}/tidegate_default/flight-delays", "otto")
     page.dblclick("[data-action=savepoint]")
-    page.wait_for_selector(".notice.wait >> text=has been asked")
+    page.wait_for_selector(".notice.wait >> text=command sent to the job")
     names = job.client.store.list(job.client.layout.commands)
     (command_id,) = (name.removesuffix(".json") for name in names if name.endswith(".json"))
     ScriptedDriver(job.client, launch=2).answer(command_id, path="savepoints/here")
@@ -109,13 +109,13 @@ def test_one_press_is_one_command_and_its_answer_is_shown(address: str, open_as:
 def test_a_dangerous_button_asks_first_and_sends_what_was_chosen(address: str, open_as: Open, job: Job) -> None:
     page = open_as(f"{address}/tidegate_default/flight-delays", "otto", size="phone")
     page.click("[data-action=drain]")
-    page.click("dialog >> text=Keep as it is")
+    page.click("dialog >> text=Keep as is")
     assert [n for n in job.client.store.list(job.client.layout.commands) if n.endswith(".json")] == []
     page.click("[data-action=drain]")
     page.fill("dialog [name=timeout]", "5 min")
     page.select_option("dialog [name=on_timeout]", "suspend")
     page.click("dialog [data-confirm]")
-    page.wait_for_selector(".notice.wait >> text=has been asked")
+    page.wait_for_selector(".notice.wait >> text=command sent to the job")
     (name,) = (n for n in job.client.store.list(job.client.layout.commands) if n.endswith(".json"))
     command = job.client.command(name.removesuffix(".json"))
     assert command is not None
