@@ -275,7 +275,9 @@ class Coordinator:
     def _on_running(self, subtask: Subtask, now_ms: int) -> list[Action]:
         self._subtasks.set(subtask, "running")
         periodic = self._options.interval_ms is not None and self._options.enabled and self._commit_only is None
-        if periodic and self._subtasks.all_up:
+        # A gated run that starts at the end stages nothing: a checkpoint would only wait for a verdict.
+        stages = self._gate is None or not self._gate.at_end
+        if periodic and stages and self._subtasks.all_up:
             self._next_periodic_ms = now_ms + self._first_delay_ms
         return self._shelf.up() if self._subtasks.all_up else []
 

@@ -101,6 +101,18 @@ def test_a_permit_that_came_before_the_subtasks_is_sent_when_they_are_there() ->
     assert of(d.actions, ev.SendPermit) == [ev.SendPermit(4, 8)]
 
 
+def test_a_run_that_starts_at_the_end_takes_no_checkpoint_that_would_wait() -> None:
+    """S7.8: the approval of the restored checkpoint ends the job, whatever the interval."""
+    for at_end, claims in ((False, 1), (True, 0)):
+        d = Driver(interval_ms=1000, gate=CommitGate(3, [4], [4], at_end=at_end))
+        d.send(ev.CheckpointApproved(4, 8))
+        d.start()
+        assert len(of(d.tick(5_000), ev.ClaimCheckpoint)) == claims
+    d.send(SubtaskCommitted(ONE, 4)), d.send(SubtaskCommitted(TWO, 4))
+    d.end_data()
+    assert of(d.finish(), ev.EndRun) == [ev.EndRun(None, None, None, None, ())]
+
+
 def test_sources_pause_when_as_many_wait_as_may() -> None:
     """S7.8."""
     d = gated(line=[1], waiting=[1])
