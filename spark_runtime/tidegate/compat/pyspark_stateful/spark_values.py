@@ -300,7 +300,7 @@ def _plain(value: Any, types: tuple[type, ...]) -> Any:
         converted = value.tolist()
         if isinstance(converted, types) and not (isinstance(converted, bool) and bool not in types):
             return converted
-    raise ValueTypeError(f"a {type(value).__name__} does not have that type")
+    raise ValueTypeError(f"its type is {type(value).__name__}")
 
 
 def _whole(least: int, most: int, value: Any) -> int:
