@@ -8,6 +8,7 @@ environment (`tools/airflow_image.py`), which takes a minute and needs the packa
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,9 +29,14 @@ NOT_SHIPPED = ("simulator", "state_suites", "store_suites", "conftest")
 
 
 def build_wheel(folder: str) -> Path:
-    """Build the wheel of this checkout."""
+    """Build the wheel of this checkout.
+
+    setuptools leaves a copy of the modules in `build` and would pack the stale ones of that copy the next time.
+    """
+    shutil.rmtree(REPOSITORY / "build", ignore_errors=True)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, str(REPOSITORY)]
     subprocess.run(command, check=True, capture_output=True)
+    shutil.rmtree(REPOSITORY / "build", ignore_errors=True)
     (wheel,) = Path(folder).glob("*.whl")
     return wheel
 

@@ -15,7 +15,7 @@ from airflow_home import Standalone
 from dag_run import DagRun
 
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launches import RunningDriver, find_local_driver
+from tidegate.jobs.launches import LocalDriver, find_local_driver
 
 RUN_TIMEOUT_S = 300.0
 
@@ -51,7 +51,7 @@ def until(what: str, condition: Callable[[], bool], timeout_s: float = 120.0) ->
         time.sleep(0.1)
 
 
-def driver_of(client: JobClient) -> RunningDriver | None:
+def driver_of(client: JobClient) -> LocalDriver | None:
     """The process of the job's newest submission; None: no job, or none alive."""
     specs = client.specs()
     return find_local_driver(client.store, client.layout, specs[-1].number) if specs else None

@@ -21,7 +21,12 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.checkpoint_plan import plan_checkpoint
 from tidegate.coordinator.checkpointing.completed_snapshots import CompletedSnapshots
 from tidegate.coordinator.checkpointing.finished_operators import union_state_problem
-from tidegate.coordinator.checkpointing.pending_snapshots import COUNT_METRICS, PendingCheckpoint, PendingSnapshots
+from tidegate.coordinator.checkpointing.pending_snapshots import (
+    COUNT_METRICS,
+    PendingCheckpoint,
+    PendingSnapshots,
+    deadline_of,
+)
 from tidegate.coordinator.checkpointing.retention import MAX_OVERDUE_DELETIONS, CompletedCheckpoint
 from tidegate.coordinator.checkpointing.snapshot_requests import RequestQueue
 from tidegate.coordinator.checkpointing.subtask_states import SubtaskStates
@@ -228,7 +233,7 @@ class Coordinator:
         for pending in self._pending.values():
             if pending.completing:
                 continue
-            actions += pending.abort_reason(reason, "shutdown")
+            actions += pending.abort_actions(reason, "shutdown")
             again.append(pending.request)
         if self._claiming is not None:
             again.append(self._claiming)
@@ -303,14 +308,14 @@ class Coordinator:
         self._over = True
         actions: list[Action] = []
         for pending in self._pending.values():
-            actions += pending.abort_reason("the job ended", "job_ended")
+            actions += pending.abort_actions("the job ended", "job_ended")
         waiting = [self._claiming] if self._claiming is not None else []
         actions += job_ended([p.request for p in self._pending.values()], waiting + self._queue.drain())
         self._pending.clear()
         self._claiming = None
         left = self._gate.uncommitted if self._gate is not None else ()
         if self._stop is not None:
-            return [*actions, self._stop.is_ready_to_end(left)]
+            return [*actions, self._stop.end_action(left)]
         if self._commit_only is not None and self._topology.commits and self._gate is None:
             actions.append(ev.RecordCommitted(self._commit_only))
         return [*actions, ev.EndRun(None, None, None, None, left)]
@@ -345,9 +350,8 @@ class Coordinator:
 
     def _on_tick(self, now_ms: int) -> list[Action]:
         actions: list[Action] = []
-        for pending in list(self._pending.values()):
-            if now_ms >= pending.deadline_ms and not pending.completing:
-                actions += self._abort(pending, "expired", pending.expiry(now_ms), now_ms)
+        for pending in self._pending.expired(now_ms):
+            actions += self._abort(pending, "expired", pending.expiry_message(now_ms), now_ms)
         if self._next_periodic_ms is not None and now_ms >= self._next_periodic_ms:
             assert self._options.interval_ms is not None
             self._next_periodic_ms = now_ms + self._options.interval_ms
@@ -435,8 +439,7 @@ class Coordinator:
         assert request is not None, "LocationReady without Claim"
         self._claiming = None
         plan = plan_checkpoint(self._topology, self._subtasks.by_subtask)
-        # The savepoint of a stop must not expire before the stop itself times out.
-        deadline_ms = now_ms + max(self._options.timeout_ms, request.timeout_ms)
+        deadline_ms = deadline_of(request, self._options.timeout_ms, now_ms)
         pending = PendingCheckpoint(checkpoint_id, request, path, now_ms, deadline_ms, plan)
         self._pending[checkpoint_id] = pending
         self._failures.claimed(checkpoint_id)
@@ -513,7 +516,7 @@ class Coordinator:
             return []
         request = pending.request
         counts = code in COUNT_METRICS and request.kind not in FORCED_KINDS
-        actions = pending.abort_reason(reason, code, counts)
+        actions = pending.abort_actions(reason, code, counts)
         if request.kind in ("checkpoint", "savepoint"):
             actions += answer_to(request, False, "aborted", f"{request.kind} {pending.checkpoint_id} aborted: {reason}")
         if request.kind == "final" and code == "subtask_finished":

@@ -26,7 +26,7 @@ MAX_LAUNCH_CONFLICTS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class RunningDriver:
+class LocalDriver:
     """A driver's process on this machine. It was alive when it was found.
 
     Attributes:
@@ -137,11 +137,11 @@ def refuse_if_superseded(store: Store, layout: JobLayout, spec: int, attempt: in
     )
 
 
-def find_local_driver(store: Store, layout: JobLayout, spec_number: int) -> RunningDriver | None:
+def find_local_driver(store: Store, layout: JobLayout, spec_number: int) -> LocalDriver | None:
     """Return the newest driver of a submission that runs on this machine; None when there is none."""
     for launch in launched_processes(store, layout, spec_number):
         if is_on_this_host(launch) and launch.pid is not None and is_running(launch.pid, launch.process_started):
-            return RunningDriver(launch)
+            return LocalDriver(launch)
     return None
 
 

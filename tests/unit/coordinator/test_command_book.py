@@ -12,9 +12,9 @@ from tidegate.coordinator.events import CommandAnswer
 from tidegate.coordinator.supervision.command_book import (
     AcceptCommand,
     CommandBook,
+    CommandDecision,
     DropCommand,
     RefuseCommand,
-    Verdict,
 )
 from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 from tidegate.jobs.records import Command
@@ -33,12 +33,12 @@ def command(
     return Command(command_id, verb, arguments, spec, EARLIER, expires_at, "test")
 
 
-def judged(book: CommandBook, sent: Command, *, withdrawn: bool = False, answered: bool = False) -> Verdict:
+def judged(book: CommandBook, sent: Command, *, withdrawn: bool = False, answered: bool = False) -> CommandDecision:
     book.register(sent)
     return book.decide(sent.command_id, NOW_MS, withdrawn=withdrawn, answered=answered)
 
 
-def code_of(verdict: Verdict) -> str:
+def code_of(verdict: CommandDecision) -> str:
     assert isinstance(verdict, RefuseCommand) and not verdict.answer.ok
     return verdict.answer.code
 

@@ -12,11 +12,11 @@ from tidegate.jobs.launch.launcher import DriverState
 from tidegate.jobs.launch.relaunch import (
     LAUNCH_GRACE_S,
     SUBMIT_GRACE_S,
-    JobObservation,
     LaunchDriver,
     NoAction,
     RelaunchBudget,
     RelaunchHistory,
+    RelaunchInput,
     StopRelaunching,
     decide_relaunch,
     launch_liveness,
@@ -26,12 +26,12 @@ from tidegate.jobs.status import JobStatus
 
 WANTED = Desired("running", 2, "now", "airflow", 1)
 BUDGET = RelaunchBudget(3, 3600.0)
-ALIVE = JobObservation(WANTED, 2, JobStatus.RUNNING, 1, "alive")
+ALIVE = RelaunchInput(WANTED, 2, JobStatus.RUNNING, 1, "alive")
 DEAD = replace(ALIVE, life="dead")
 
 
 def test_a_job_that_is_wanted_and_was_never_launched_is_launched() -> None:
-    assert decide_relaunch(JobObservation(WANTED, 2, JobStatus.CREATED, 0, "none"), BUDGET, 0) == LaunchDriver(
+    assert decide_relaunch(RelaunchInput(WANTED, 2, JobStatus.CREATED, 0, "none"), BUDGET, 0) == LaunchDriver(
         1, "requested by airflow"
     )
 
@@ -53,7 +53,7 @@ def test_a_job_that_is_wanted_and_was_never_launched_is_launched() -> None:
         replace(ALIVE, life="starting"),
     ],
 )
-def test_what_was_stopped_has_ended_lives_or_is_somebody_elses_is_left_alone(seen: JobObservation) -> None:
+def test_what_was_stopped_has_ended_lives_or_is_somebody_elses_is_left_alone(seen: RelaunchInput) -> None:
     assert isinstance(decide_relaunch(seen, BUDGET, 0), NoAction)
 
 

@@ -26,6 +26,12 @@ SUM_METRICS = ("bytes", "persisted_bytes", "alignment_bytes", "in_flight_bytes",
 MAX_METRICS = ("sync_ms", "async_ms", "alignment_ms", "start_delay_ms")
 
 
+def deadline_of(request: SnapshotRequest, timeout_ms: int, now_ms: int) -> int:
+    """Return the time at which a snapshot that is triggered now expires. Args: timeout_ms: `checkpoint_timeout`."""
+    # The savepoint of a stop must not expire before the stop itself times out.
+    return now_ms + max(timeout_ms, request.timeout_ms)
+
+
 @dataclass
 class PendingCheckpoint:
     """Mutable record of one snapshot between trigger and completion or abort.
@@ -71,17 +77,21 @@ class PendingCheckpoint:
             self.metrics(now_ms),
         )
 
-    def is_ready_to_end(self, uncommitted: tuple[int, ...]) -> EndRun:
+    def end_action(self, uncommitted: tuple[int, ...]) -> EndRun:
         """Return the action that ends the run. For the snapshot of a stop, when every subtask has finished."""
         request = self.request
         return EndRun(request.stop, self.checkpoint_id, self.path, request.request_id, uncommitted)
 
-    def abort_reason(self, reason: str, code: AbortCode, counts: bool = False) -> list[Action]:
+    def abort_actions(self, reason: str, code: AbortCode, counts: bool = False) -> list[Action]:
         """Return the actions that abort this snapshot: notify every subtask, and delete its files (S2.2, S2.3)."""
         checkpoint_id = self.checkpoint_id
         return [SendAbort(checkpoint_id, reason, code, counts), DeleteCheckpoint(checkpoint_id, self.path)]
 
-    def expiry(self, now_ms: int) -> str:
+    def is_expired(self, now_ms: int) -> bool:
+        """Return whether the snapshot has exceeded its deadline. It never expires once its completion has started."""
+        return now_ms >= self.deadline_ms and not self.completing
+
+    def expiry_message(self, now_ms: int) -> str:
         """Return the reason for an expiry. It names subtasks that have not acknowledged."""
         missing = sorted(self.plan.wait_for - self.acks.keys())[:NAMED_SUBTASKS]
         return f"expired after {now_ms - self.triggered_ms} ms; no acknowledgement from subtasks {missing}"
@@ -103,6 +113,10 @@ class PendingSnapshots(dict[int, PendingCheckpoint]):
     def kinds(self) -> set[CheckpointKind]:
         """The kinds of all pending snapshots."""
         return {p.request.kind for p in self.values()}
+
+    def expired(self, now_ms: int) -> list[PendingCheckpoint]:
+        """Return the snapshots that must be aborted because of their age, oldest first."""
+        return [p for p in self.values() if p.is_expired(now_ms)]
 
     @property
     def deadlines_ms(self) -> list[int]:

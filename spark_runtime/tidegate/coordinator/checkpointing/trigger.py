@@ -65,7 +65,7 @@ class DropRequest:
     """
 
 
-Verdict: TypeAlias = StartSnapshot | KeepWaiting | RefuseRequest | DropRequest
+StartDecision: TypeAlias = StartSnapshot | KeepWaiting | RefuseRequest | DropRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def admit_request(request: SnapshotRequest, situation: TriggerConditions) -> Ref
     return None
 
 
-def decide_start(request: SnapshotRequest, situation: TriggerConditions, now_ms: int) -> Verdict:
+def decide_start(request: SnapshotRequest, situation: TriggerConditions, now_ms: int) -> StartDecision:
     """Decide what happens to a waiting request now."""
     if request.kind == "final" and not situation.all_ended:
         return DropRequest()

@@ -145,7 +145,7 @@ def answer_timed_out_stop(pending: PendingCheckpoint, scene: StopTimeoutState) -
     then = "nothing was committed, the job restarts from its recovery point"
     progress = {"acknowledged": done, "subtasks": all_of_them, "savepoint": pending.checkpoint_id}
     return [
-        *pending.abort_reason(reason, "stop_timeout"),
+        *pending.abort_actions(reason, "stop_timeout"),
         ev.FailRun(reason, stop_given_up=True),
         *_answer(pending.request, reason, then, held, progress),
     ]

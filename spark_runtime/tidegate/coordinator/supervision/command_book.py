@@ -45,7 +45,7 @@ class DropCommand:
     command_id: str
 
 
-Verdict: TypeAlias = AcceptCommand | RefuseCommand | DropCommand
+CommandDecision: TypeAlias = AcceptCommand | RefuseCommand | DropCommand
 
 
 class CommandBook:
@@ -83,7 +83,9 @@ class CommandBook:
         self._known.add(command_id)
         return CommandAnswer(command_id, False, "invalid_command", f"the command cannot be read: {problem}")
 
-    def decide(self, command_id: str, now_ms: int, *, withdrawn: bool, answered: bool, begun: bool = False) -> Verdict:
+    def decide(
+        self, command_id: str, now_ms: int, *, withdrawn: bool, answered: bool, begun: bool = False
+    ) -> CommandDecision:
         """Decide what to do with a registered command.
 
         Args:

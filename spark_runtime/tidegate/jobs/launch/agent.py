@@ -20,12 +20,12 @@ from tidegate.jobs.launch.desired_state import read_desired, stop_requested_by
 from tidegate.jobs.launch.launcher import DriverState, Launcher
 from tidegate.jobs.launch.relaunch import (
     Decision,
-    JobObservation,
     LaunchDriver,
     Life,
     NoAction,
     RelaunchBudget,
     RelaunchHistory,
+    RelaunchInput,
     StopRelaunching,
     decide_relaunch,
     launch_liveness,
@@ -64,7 +64,7 @@ class JobSupervision:
         attempts = newest_attempt(job.store, job.layout, spec.number)
         life = self._life(job, spec, view, attempts, launchers) if attempts and not view.is_terminal else "none"
         ended_by = stop_requested_by(job, spec.number) if life == "dead" else ""
-        seen = JobObservation(desired, spec.number, view.status, attempts, life, ended_by)
+        seen = RelaunchInput(desired, spec.number, view.status, attempts, life, ended_by)
         relaunches = self._relaunches.observe(seen, self._monotonic())
         if self.given_up == desired:
             return NoAction("the agent does not relaunch it any more")

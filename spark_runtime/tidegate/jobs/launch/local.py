@@ -27,7 +27,7 @@ from tidegate.jobs.launch.launcher import (
 )
 from tidegate.jobs.launch.launcher_checks import check_interpreter, check_master
 from tidegate.jobs.launches import (
-    RunningDriver,
+    LocalDriver,
     find_local_driver,
     is_on_this_host,
     launched_process,
@@ -143,7 +143,7 @@ def start_process(job: JobDirectory, spec: Spec, launch: Launch, env: Mapping[st
 
 def find_local_driver_settled(
     job: JobDirectory, spec: Spec, sleep: Callable[[float], None] = time.sleep
-) -> RunningDriver | None:
+) -> LocalDriver | None:
     """Call `find_local_driver`, but wait for another launcher on this machine to record its process."""
     store, layout = job.store, job.layout
     for _ in range(round(UNFINISHED_LAUNCH_S / _POLL_S)):
@@ -181,7 +181,7 @@ class ProcessLauncher:
         """See `Launcher.state`. UNKNOWN for another machine's process, and for one that was never recorded."""
         if not is_on_this_host(launch) or launch.pid is None:
             return DriverState.UNKNOWN
-        return DriverState.RUNNING if RunningDriver(launch).is_running() else DriverState.GONE
+        return DriverState.RUNNING if LocalDriver(launch).is_running() else DriverState.GONE
 
     def log(self, launch: Launch) -> str:
         """See `Launcher.log`. Returns the last lines of the output."""
@@ -191,7 +191,7 @@ class ProcessLauncher:
         """See `Launcher.kill`."""
         if not is_on_this_host(launch) or launch.pid is None:
             return False
-        return RunningDriver(launch).kill(signal.SIGTERM if graceful else signal.SIGKILL)
+        return LocalDriver(launch).kill(signal.SIGTERM if graceful else signal.SIGKILL)
 
     @staticmethod
     def log_place(launch: Launch) -> str:

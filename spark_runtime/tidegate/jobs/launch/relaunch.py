@@ -39,8 +39,8 @@ class RelaunchBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class JobObservation:
-    """Observation of a job.
+class RelaunchInput:
+    """Facts about a job from which `decide_relaunch` decides.
 
     Attributes:
         desired: requested state; None: there is no request.
@@ -106,7 +106,7 @@ def launch_liveness(*, begun: bool, handed_over: bool, place: DriverState, silen
     return "dead" if waited_s >= grace_s else "starting"
 
 
-def decide_relaunch(seen: JobObservation, budget: RelaunchBudget, relaunches: int) -> Decision:
+def decide_relaunch(seen: RelaunchInput, budget: RelaunchBudget, relaunches: int) -> Decision:
     """Decide what to do about a job.
 
     Args:
@@ -145,7 +145,7 @@ class RelaunchHistory:
         self._attempts = 0
         self._at_s: list[float] = []
 
-    def observe(self, seen: JobObservation, now_s: float) -> int:
+    def observe(self, seen: RelaunchInput, now_s: float) -> int:
         """Observe a job, and return the relaunches in the budget's period. The count starts at 0 for a new request, and
         for an agent that has just started."""
         if seen.desired != self._wanted:

@@ -287,7 +287,7 @@ class _ByteLog:
         return lambda starts, lengths: gather_bytes(held, starts, lengths)
 
 
-class RowLog:
+class WriteOnceRows:
     """Rows of some columns; each row is written once and never changes afterwards.
 
     Attributes:
@@ -324,7 +324,7 @@ class RowLog:
         """Return only the last column of rows by number."""
         return self._columns[-1].take(self._cells.arrays, positions)
 
-    def copy(self, source: RowLog, positions: Positions, to: Positions) -> None:
+    def copy(self, source: WriteOnceRows, positions: Positions, to: Positions) -> None:
         """Set reserved rows to rows of another log, or of this one."""
         for start in range(0, len(positions), COPIED_ROWS):
             part = np.arange(start, min(start + COPIED_ROWS, len(positions)))
@@ -341,7 +341,7 @@ class _ElementLog:
     """Log of elements of one type that only grows."""
 
     def __init__(self, type_: pa.DataType) -> None:
-        self._rows = RowLog([type_])
+        self._rows = WriteOnceRows([type_])
 
     @property
     def size(self) -> int:

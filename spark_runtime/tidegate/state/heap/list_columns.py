@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidegate.state.arrow.array_limits import in_parts
 from tidegate.state.arrow.arrow_buffers import expand_ranges
-from tidegate.state.arrow.arrow_columns import ALL, Chosen, RowLog
+from tidegate.state.arrow.arrow_columns import ALL, Chosen, WriteOnceRows
 from tidegate.state.cells import Entries
 from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import GROUP, LIVE, HeapTable
@@ -35,7 +35,7 @@ class HeapList(HeapState):
         self.table.values.add(LENGTH, np.int64)
         self.table.values.add(ROOM, np.int64)
         self._types = [*descriptor.columns.types, *([pa.int64()] if self.lifetime else [])]
-        self._log = RowLog(self._types)
+        self._log = WriteOnceRows(self._types)
         self._dead = 0
 
     def get(self, keys: KeySet) -> Elements:
@@ -138,12 +138,12 @@ class HeapList(HeapState):
         cells[ROOM][entries] = 0
         self.table.remove(entries)
         if not self.table.index.count:
-            self._log, self._dead = RowLog(self._types), 0
+            self._log, self._dead = WriteOnceRows(self._types), 0
 
     def _compact(self) -> None:
         cells = self.table.values.arrays
         lengths = cells[LENGTH].copy()
-        log = RowLog(self._types)
+        log = WriteOnceRows(self._types)
         log.reserve(int(lengths.sum()))
         starts = np.cumsum(lengths) - lengths
         log.copy(self._log, expand_ranges(cells[START], lengths), np.arange(log.size))
