@@ -324,4 +324,5 @@ def test_a_secret_is_never_described_nor_told_in_an_error(monkeypatch: pytest.Mo
     options = {"secret": "secret:env/TIDEGATE_TEST_KEY"}
     assert "hidden" not in Delta("s3://bucket/x", storage_options=options).describe()
     log = DeltaLog("s3://bucket/x", "s3://bucket/x", log_options("s3://bucket/x", options), SCHEMA, [])
-    assert log.error_text(OSError("denied\n  \x1b[31m↳\x1b[0m for hidden\n   0: <unknown>\n   1: x")) == "denied ↳ for ***"
+    error = OSError("denied\n  \x1b[31m↳\x1b[0m for hidden\n   0: <unknown>\n   1: x")
+    assert log.error_text(error) == "denied ↳ for ***"
