@@ -1,11 +1,12 @@
 """Calculates a past interval again while the job runs: a bounded fork of one of its savepoints.
 
-savepoint -> backfill -> compare. The fork starts with the state and the positions of the savepoint, plays later input
-as fast as it can, and ends with the interval. It writes to a place of its own; the original continues and is only read.
-`compare` reports which days of the two tables are equal.
+savepoint -> backfill -> compare. The task `backfill` forks the job (the original): it starts a separate job with the
+state and the positions of the savepoint. The fork reads the input from there to the end of the interval as fast as it
+can, and writes to a folder of its own. The original continues: the fork only reads its savepoint. `compare` reports
+which days are equal in the tables of the fork and of the original.
 
-Take the savepoint with `savepoint_on_demand`. If the form names none, the job's newest is used. The job root is set in
-the connection `tidegate_default`.
+Take the savepoint with the DAG `savepoint_on_demand`. If you name no savepoint in the form, the DAG uses the newest
+savepoint of the job. The job root is set in the connection `tidegate_default`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def where(params: Mapping[str, Any] | None = None) -> dict[str, str]:
 
 
 def totals(folder: str) -> dict[str, Any]:
-    """Return the table as a mapping: airport and day -> (flights, minutes late), with rows added up."""
+    """Return the table as a mapping: airport and day -> (flights, minutes late). Adds up several rows of one day."""
     import pyarrow.dataset as ds
 
     found: dict[str, Any] = {}
@@ -52,7 +53,8 @@ def totals(folder: str) -> dict[str, Any]:
 def compare(of_job: str, fork: str) -> dict[str, Any]:
     """Compare days and airports of the backfill with the original's table: `{"days", "same", "only_here", "differ"}`.
 
-    The day that is open in the original, and a day that the interval divides, differ because rows are still missing.
+    Two kinds of days differ, because one table lacks some of their rows: the day whose window is still open in
+    the original, and the day in which the interval ends.
     """
     hook = TidegateHook()
     live, again = (totals(hook.get_client(job).specs()[-1].arguments["out"]) for job in (of_job, fork))

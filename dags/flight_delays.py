@@ -5,8 +5,8 @@ has played all -> drain -> audit. Some tasks wait in a worker, some in the trigg
 connection `tidegate_default`. Data and output are below the Param `home`; `tools/flight_data.py HOME/data` writes the
 data.
 
-To run the job again, clear `start` with everything downstream: the output folder's name contains the run's clear
-number.
+To run the job again, clear `start` with everything downstream. The new run writes to another folder, because the
+folder's name contains the clear number of the DAG run (how often its tasks were cleared).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ with DAG(
         },
         options={"parallelism": "{{ params.parallelism }}", "checkpoint_interval": "2 s", "retained_checkpoints": 3},
         master="{{ params.master }}",
-        fresh=True,  # a cleared run starts again, in a folder of its own
+        fresh=True,  # after a clear, the job starts again and writes to another folder
     )
     two_checkpoints = TidegateCheckpointSensor(task_id="two_checkpoints", count=2, poke_interval=1, timeout=300)
     airlines_read = TidegateEndOfDataSensor(

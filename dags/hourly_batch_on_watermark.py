@@ -1,13 +1,13 @@
 """Starts a batch for each hour of a stream when the hour is complete: by event time, not by the clock.
 
-`departures_live` starts a stream of departures that is written to a table. `hourly_batch_on_watermark` is scheduled on
-an asset that changes when the stream's watermark has passed an hour *and* the rows before it are committed
-(`durable=True`): which -> report. The report is a separate bounded run on the rows of the interval. Only rows that the
-stream counts as late can arrive later.
+The DAG `departures_live` starts a stream that writes departures to a table. The DAG `hourly_batch_on_watermark` (which
+-> report) is scheduled on an asset. The asset changes when the stream's watermark has passed the end of an hour *and*
+the rows of this hour are committed (`durable=True`). The report is a separate bounded job that reads the rows of the
+hour. Only rows that the stream counts as late can arrive later.
 
-If hours pass faster than reports are made, one run handles several hours. An hour that is delivered twice, after a
-restart of the triggerer, is skipped. The job root is set in the connection `tidegate_default`. Data and output are
-below the Param `home`; `tools/flight_data.py HOME/data` writes the data.
+If hours pass faster than reports are made, one run handles several hours. After a restart of the triggerer, the asset
+may report an hour twice: the second run is skipped. The job root is set in the connection `tidegate_default`. Data and
+output are below the Param `home`; `tools/flight_data.py HOME/data` writes the data.
 """
 
 from __future__ import annotations
@@ -60,19 +60,22 @@ with DAG(
         },
         options={"checkpoint_interval": "5 s"},
         master="{{ params.master }}",
-        fresh=True,  # each run of this DAG has an output folder of its own
+        fresh=True,  # each run of this DAG writes to another folder
         timeout="10 min",
     )
 
 
 def job_of(end: str) -> str:
-    """Return the job of the report with this end."""
+    """Return the job id of the report whose interval ends at `end`."""
     return f"{STREAM}-until-{datetime.fromisoformat(end):%Y%m%dT%H%M}"
 
 
 @task
 def which(triggering_asset_events: Mapping[Any, Any] | None = None) -> dict[str, str]:
-    """Return the hours since the last run: `{"job_id", "start", "end", "table", "out"}`. Skip hours that are done."""
+    """Return the interval to report: `{"job_id", "start", "end", "table", "out"}`. Skip an interval that has a report.
+
+    The interval covers the hours of all events that started this run.
+    """
     told = () if triggering_asset_events is None else triggering_asset_events.get(HOUR_PASSED, ())
     payloads = [event.extra["payload"] for event in told]
     if not payloads:
@@ -106,7 +109,7 @@ with DAG(
         pipeline="pipelines/hourly_report.py:build",
         arguments={name: INTERVAL % name for name in ("table", "start", "end", "out")},
         master="local[1]",
-        fresh=True,  # a cleared run reads its hours again and overwrites their report
+        fresh=True,  # after a clear, the job reads its hours again and overwrites their report
         timeout="30 min",
         deferrable=True,
     )

@@ -1,10 +1,10 @@
 """Resumes in the morning a job that `nightly_drain_and_stop` has stopped.
 
-whether -> start (the job does not exist yet) or restore (it is stopped, or its driver has died) -> checkpoint, which
-only a working job can take. A job that still runs is left alone.
+whether -> start (if the job does not exist yet) or restore (if it is stopped, or its driver has died) -> checkpoint.
+Only a working job can complete this checkpoint. If the job still runs, the DAG neither starts nor restores it.
 
-The restore uses the newest recovery point of the job: the savepoint of the night's stop. It was made by a drain, so the
-restore sets `allow_drained`: a day whose window was open at night gets a second row in the table, and both rows
+The restore uses the newest recovery point of the job: the savepoint of the stop in the evening. That stop was a drain,
+so the restore needs `allow_drained`. A day whose window was open at the drain gets a second row in the table. Both rows
 together count every flight once. The job root is set in the connection `tidegate_default`. Data and output are below
 the Param `home`; `tools/flight_data.py HOME/data` writes the data.
 """
@@ -30,7 +30,7 @@ HOME = os.environ.get("FLIGHT_DELAYS_HOME") or str(
 
 @task.branch
 def whether(of_job: str) -> str:
-    """Return the next Airflow task."""
+    """Return the id of the next Airflow task."""
     client = TidegateHook().get_client(of_job)
     try:
         view = client.view()

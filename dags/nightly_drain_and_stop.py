@@ -1,12 +1,12 @@
 """Stops a job at night: every window fires, all output is committed, and the job's slots are free.
 
-stop -> report. `morning_restore` resumes the job. The drain (S7.2) makes the table complete up to the stop: the report
-counts each flight read so far. The price: the day that is open at the stop gets one row now, and another one when the
-restored job has read the rest of the day. So this recipe is for results that can be added, as in
+stop -> report. The DAG `morning_restore` resumes the job. The drain (S7.2) makes the table complete up to the stop: the
+report counts each flight that was read. The day that is open at the stop gets two rows: one at the stop, and another
+one when the restored job has read the rest of the day. So use a drain for results that can be added, as in
 `pipelines/daily_totals.py`. For other results, such as means, choose `suspend`: windows stay open overnight, each
 window gives one result, and the report ends with the last closed day.
 
-If a drain cannot end in time, it becomes a suspend, so that the job stops. The job root is set in the connection
+If a drain takes longer than the Param `timeout`, the job is suspended instead. The job root is set in the connection
 `tidegate_default`.
 """
 
@@ -51,9 +51,11 @@ with DAG(
             type="string",
             enum=["drain", "suspend"],
             title="Mode",
-            description="drain: every window fires, an open one again after the restore. suspend: windows stay open.",
+            description="drain: all windows fire; open ones fire again after the restore. suspend: windows stay open.",
         ),
-        "timeout": Param("20 min", type="string", title="Timeout", description="After it, the job is suspended."),
+        "timeout": Param(
+            "20 min", type="string", title="Timeout", description="If the drain takes longer, the job is suspended."
+        ),
     },
 ) as dag:
     stop = TidegateStopJobOperator(

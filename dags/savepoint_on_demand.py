@@ -1,8 +1,9 @@
 """Takes a savepoint of any running job, through a form: press Trigger, name the job and the savepoint.
 
-place -> take -> savepoint, or checkpoint. A savepoint belongs to you: the job never deletes it. A job can be restored,
-forked or upgraded from it. A checkpoint belongs to the job, which deletes it after some time. Every run takes a new
-one; a retry finds the one that it has requested. The job root is set in the connection `tidegate_default`.
+place -> take -> savepoint or checkpoint, as chosen in the form. A savepoint belongs to you: the job never deletes it.
+You can restore or fork a job from it. A checkpoint belongs to the job, which deletes it after some time. Every run
+takes a new snapshot. A retry finds the snapshot that the earlier try requested. The job root is set in the connection
+`tidegate_default`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ NAME = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
 def place(params: Mapping[str, Any] | None = None) -> str | None:
     """Return the folder in which the savepoint's folder is created; None: the job's default.
 
-    A label is a folder below the one in the form; else below the job's option `savepoint_directory`; else below the
-    job's own.
+    With a label, it is the folder `<parent>/<label>`. The parent is the folder in the form, else the job's option
+    `savepoint_directory`, else `savepoints/` in the job directory.
     """
     assert params is not None, "Airflow passed no Params"
     folder, label = params["folder"], params["label"]
@@ -38,7 +39,7 @@ def place(params: Mapping[str, Any] | None = None) -> str | None:
 
 @task.branch
 def take(kind: str) -> str:
-    """Return the next Airflow task."""
+    """Return the id of the next Airflow task."""
     return kind
 
 
@@ -60,7 +61,7 @@ with DAG(
             description="A savepoint is yours until you delete it. The job deletes its checkpoints after some time.",
         ),
         "label": Param(
-            None, type=["null", "string"], pattern=NAME, title="Label", description="The savepoint's folder; optional."
+            None, type=["null", "string"], pattern=NAME, title="Label", description="Name of a subfolder; optional."
         ),
         "folder": Param(
             None, type=["null", "string"], title="Folder or URL", description="Empty: the job's own savepoint folder."
@@ -69,7 +70,7 @@ with DAG(
             "10 min",
             type="string",
             title="Timeout",
-            description="Then the request is withdrawn, and the run fails.",
+            description="After this time the command is withdrawn, and the run fails.",
         ),
     },
 ) as dag:

@@ -1,11 +1,12 @@
 """Gives a running job a new version, and restores the old version if the new one completes no checkpoint.
 
-upgrade -> works, or -> old_version_works. The operator suspends the job, starts the new version from that savepoint,
-and waits for its first checkpoint. If it does not come, the old version is restored from the same savepoint, with its
-code as pinned at its submission. The run fails and reports the reason. No row is lost or repeated in either case.
+upgrade -> works, or -> old_version_works. The operator suspends the job with a savepoint, starts the new version from
+this savepoint, and waits for the new version's first checkpoint. If no checkpoint completes, the operator restores the
+old version from the same savepoint, with the code that was pinned when the old version was submitted. The task
+`upgrade` then fails and reports the reason. No row is lost or repeated in either case.
 
-Try it on the job that `morning_restore` starts: `with_late_flights` is a good version, `broken` is not. The job root is
-set in the connection `tidegate_default`.
+Try the DAG on the job that `morning_restore` starts: the version `with_late_flights` works, the version `broken` fails.
+The job root is set in the connection `tidegate_default`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ with DAG(
             "5 min",
             type="string",
             title="Time to the first checkpoint",
-            description="Then the old version is restored.",
+            description="Without a checkpoint in this time, the old version is restored.",
         ),
     },
 ) as dag:

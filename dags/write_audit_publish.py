@@ -2,8 +2,9 @@
 
 start -> checkpoint -> staged sensor -> audit -> publish -> drain -> audit of the rest -> publish the rest. The job runs
 with `commit="on_request"`: its checkpoints stage rows and publish nothing. The audit reads the staged files of one
-checkpoint with pyarrow. If it fails, `reject` rejects them and stops the job, and readers never see them. The last
-verdict follows after the job has ended, and is executed without it: `publish_the_rest` or `reject_the_rest`.
+checkpoint with pyarrow. If the audit fails, `reject` rejects the checkpoint and stops the job, and readers never see
+its rows. The last rows are audited after the job has ended. The tasks `publish_the_rest` and `reject_the_rest` approve
+or reject them without a running job.
 
 To see a failed audit, trigger the DAG with `most_delay` 60. The job root is set in the connection `tidegate_default`.
 Data and output are below the Param `home`; `tools/flight_data.py HOME/data` writes the data.
@@ -37,11 +38,13 @@ JOB_ID = f"departures-{RUN}"
 
 @task(retries=0)
 def audit(of_job: str, staged: Mapping[str, Any], most_delay: float) -> dict[str, Any]:
-    """Audit the rows that an approval of the checkpoint would publish; the XCom has the checkpoint and its rows.
+    """Audit the rows that an approval of the checkpoint would publish.
+
+    Returns the XCom: id of the checkpoint, number of rows, and the largest delay.
 
     Args:
-        of_job: the job.
-        staged: XCom of the sensor, or of the stop: names the checkpoint.
+        of_job: id of the job.
+        staged: XCom of the task `staged` or `drain`, with the id of the checkpoint.
         most_delay: most minutes that a departure may be late.
     """
     import pyarrow.compute as pc
@@ -61,12 +64,16 @@ def audit(of_job: str, staged: Mapping[str, Any], most_delay: float) -> dict[str
 
 
 def only_after(task_id: str) -> Callable[[Mapping[str, Any]], None]:
-    """Return a check for a reject task: it skips the task unless `task_id` has named a checkpoint. If an audit did not
-    run because an upstream task failed, it has rejected nothing."""
+    """Return a check for a reject task: it skips the task unless the XCom of `task_id` contains a checkpoint.
+
+    A reject task also starts if an audit did not run, because an upstream task failed. Then nothing may be rejected.
+    """
 
     def look(context: Mapping[str, Any]) -> None:
         if context["ti"].xcom_pull(task_ids=task_id) is None:
-            raise AirflowSkipException(f"{task_id} has named no checkpoint, so there is nothing to reject")
+            raise AirflowSkipException(
+                f"the task {task_id} returned no checkpoint, so no audit ran, and there is nothing to reject"
+            )
 
     return look
 
@@ -97,10 +104,10 @@ with DAG(
             "out": f"{{{{ params.home }}}}/out/{RUN}-{{{{ dag_run.clear_number | default(0) }}}}",
             "speed": "{{ params.speed }}",
         },
-        # No periodic checkpoints: one between two audits would wait for a verdict that never comes.
+        # No periodic checkpoints: this DAG audits only two checkpoints, so a periodic one would wait for a verdict.
         options={"commit": "on_request", "checkpoint_interval": "off"},
         master="{{ params.master }}",
-        fresh=True,  # a cleared run starts again, in a folder of its own
+        fresh=True,  # after a clear, the job starts again and writes to another folder
     )
     airlines_read = TidegateEndOfDataSensor(task_id="airlines_read", sources=["airlines"], poke_interval=1, timeout=300)
     checkpoint = TidegateTriggerCheckpointOperator(task_id="checkpoint", timeout="5 min")
@@ -111,7 +118,7 @@ with DAG(
     publish = TidegateCommitCheckpointOperator(task_id="publish", checkpoint_id=audited, timeout="5 min")
     reject = TidegateRejectCheckpointOperator(
         task_id="reject",
-        checkpoint_id="{{ ti.xcom_pull(task_ids='staged') }}",  # not staged.output: depend on the audit only
+        checkpoint_id="{{ ti.xcom_pull(task_ids='staged') }}",  # staged.output would make `staged` an upstream task
         then="stop",
         trigger_rule=TriggerRule.ALL_FAILED,
         timeout="5 min",

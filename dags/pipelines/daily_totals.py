@@ -1,9 +1,10 @@
 """Flights and minutes of delay per airport and day: totals that can be added.
 
-A replayed stream of flights, one window a day. Both columns are sums. A day's window may fire more than once: at a
-drain, and again when the restored job has read the rest of the day. Adding the rows of a day gives the right total.
+The input is a replayed stream of flights. Each day is one window. A day's window may fire more than once: at a drain,
+and again when the restored job has read the rest of the day. Both result columns are sums, so adding the rows of a day
+gives the right total.
 
-`build` is the version that runs day by day. `with_late_flights` is its next version. `broken` is a faulty version.
+`build` is the version that normally runs. `with_late_flights` is its next version. `broken` is a faulty version.
 `interval` is the same calculation with an end, for a fork.
 """
 
@@ -47,7 +48,7 @@ def with_late_flights(args: Mapping[str, Any]) -> Pipeline:
 
 
 def broken(args: Mapping[str, Any]) -> Pipeline:
-    """Build a version that restores from both others, but fails at the first flight."""
+    """Build a version that can be restored from snapshots of the other two versions, but fails at the first flight."""
     p = Pipeline()
     departed = _departed(p, args)
     departed = departed.map_in_arrow(_divide_by_zero, departed.schema)
@@ -57,7 +58,7 @@ def broken(args: Mapping[str, Any]) -> Pipeline:
 
 
 def interval(args: Mapping[str, Any]) -> Pipeline:
-    """Build a version that plays as fast as it can, and ends.
+    """Build a bounded version: it replays the flights as fast as it can, and ends.
 
     Args:
         args: `until`: flights before this time, as text in UTC; empty: all. `speed` is ignored.

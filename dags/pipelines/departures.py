@@ -1,4 +1,4 @@
-"""Departures from New York as a table of files: a replayed stream of flights, written as it comes."""
+"""Writes departures from New York to a table of Parquet files. The input is a replayed stream of flights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checks whether the output of `flight_delays` is complete: DuckDB calculates the same tables from the source files.
 
-The two tables are compared as multisets of rows, with floats rounded to nine decimals. They are also compared flight by
-flight, by the counts in the windows, to distinguish loss from duplication.
+The two tables are compared as multisets of rows, with floats rounded to nine decimals. The numbers of flights in each
+window are also compared, to distinguish lost flights from duplicated ones.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ EXPECTED_HOURLY = """
 
 @dataclass(frozen=True)
 class TableAudit:
-    """Comparison of one output table with its independent calculation; all numbers except the last two count flights.
+    """Comparison of one output table with the table that DuckDB calculates.
+
+    All numbers except the last two count flights; the last two count rows.
 
     Attributes:
         expected: flights that must have reached the windows.
         committed: flights in committed output.
         lost: flights missing from a window.
         duplicated: flights too many in a window.
-        rows_missing: rows of the calculation that are not in the output, as multisets.
-        rows_extra: rows of the output that are not in the calculation.
+        rows_missing: rows of DuckDB's table that are not in the output, as multisets.
+        rows_extra: rows of the output that are not in DuckDB's table.
     """
 
     expected: int

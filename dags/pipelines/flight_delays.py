@@ -1,6 +1,6 @@
-"""Departure delays from New York: a replayed stream of flights, enriched with two bounded sources, in two windows.
+"""Departure delays from New York: a replayed stream of flights, joined with two bounded sources, in two windows.
 
-Flights play as an unbounded stream. Airlines and hourly weather are read to their end meanwhile.
+The replay of the flights is an unbounded stream. The sources of airlines and of hourly weather are read to their end.
 """
 
 from __future__ import annotations

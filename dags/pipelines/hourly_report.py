@@ -1,4 +1,4 @@
-"""One interval of a table of departures, per airport and hour: a bounded run on the output of a stream."""
+"""Reports one interval of a table of departures, per airport and hour: a bounded job on the output of a stream."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def build(args: Mapping[str, Any]) -> Pipeline:
     """Build the pipeline.
 
     Args:
-        args: `table`: folder of the departures; `start`, `end`: of the interval, times with zone, as text; `out`:
-            folder of the report.
+        args: `table`: folder of the departures; `start`, `end`: times with zone, as text, between which the rows are
+            reported; `out`: folder of the report.
     """
     start, end = (
         pa.scalar(datetime.fromisoformat(args[n]).astimezone(UTC).replace(tzinfo=None)) for n in ("start", "end")
