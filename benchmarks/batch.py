@@ -1,13 +1,12 @@
 """Bounded windows from Parquet to Parquet: tidegate in batch and streaming mode, Spark batch and DuckDB.
 
-Run it as `python benchmarks/batch.py`. Each engine runs alone, as a process of its own, several times in turn. Wall time
+Run it as `python benchmarks/batch.py`. Each engine runs alone, in its own process, several times in turn. Wall time
 and CPU seconds are of the whole process tree, start included. The outputs of all engines are compared.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
