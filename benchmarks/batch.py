@@ -1,7 +1,7 @@
 """Bounded windows from Parquet to Parquet: tidegate in batch and streaming mode, Spark batch and DuckDB.
 
-Run it as `python benchmarks/batch.py`. Each engine runs alone, in its own process, several times in turn. Wall time
-and CPU seconds are of the whole process tree, start included. The outputs of all engines are compared.
+Run it as `python benchmarks/batch.py`. Each engine runs alone, in its own process, several times in turn. Wall
+time and CPU seconds are of the whole process tree, start included. The outputs of all engines are compared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fixed cost of a batch in single operators and in the state API, without channels or Spark.
 
-Run it as `python benchmarks/micro_batches.py`. It prints CPU microseconds per batch, for batches of 10 and 1,000 rows:
-the best of several rounds, because noise only slows a round down.
+Run it as `python benchmarks/micro_batches.py`. It prints CPU microseconds per batch, for batches of 10 and 1,000
+rows: the best of several rounds, because noise only slows a round down.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from tidegate.operators.aggregates.aggregate_specs import (
 )
 from tidegate.operators.operator_spec import OperatorSpec
 from tidegate.operators.stream_operator import MAIN_OUTPUT
+from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.operators.windows.window_specs import PartialWindowSpec, WindowAggSpec
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.state.aggregates.aggregate_registry import find_aggregate
@@ -70,7 +71,7 @@ def _divided(node: Node) -> tuple[Node, tuple[str, ...], OperatorSpec] | None:
 
 def _node(node: Node, spec: OperatorSpec, schema: pa.Schema) -> Node:
     """Return the node before `node` that runs `spec`."""
-    time = ("window_start_us", "us") if isinstance(spec, PartialWindowSpec) else None
+    time: tuple[str, TimeUnit] | None = ("window_start_us", "us") if isinstance(spec, PartialWindowSpec) else None
     edge = replace(node.inputs[0], exchange="forward", keys=())
     return Node(0, node.uid + SUFFIX, "partial aggregate", (edge,), schema, node.location, spec=spec, event_time=time)
 
