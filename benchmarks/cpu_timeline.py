@@ -165,6 +165,11 @@ class CpuTimeline:
         share = (at_s - self._at_s[left]) / (self._at_s[right] - self._at_s[left])
         return self._cpu_s[left] + share * (self._cpu_s[right] - self._cpu_s[left])
 
+    @property
+    def used_s(self) -> float:
+        """Return the CPU seconds of the tree from the start of the process to the last sample."""
+        return self._cpu_s[-1] if self._cpu_s else 0.0
+
     def between(self, start_s: float, end_s: float) -> float:
         """Return CPU seconds used between two times."""
         return self.cpu_at(end_s) - self.cpu_at(start_s)

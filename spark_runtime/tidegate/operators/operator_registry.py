@@ -53,6 +53,9 @@ BUILT_IN: Mapping[str, str] = {
     "tidegate.operators.windows.session_specs.SessionAggSpec": (
         "tidegate.operators.windows.session_aggregate:session_operator"
     ),
+    "tidegate.operators.windows.window_specs.PartialWindowSpec": (
+        "tidegate.operators.windows.partial_windows:PartialWindowAggregate"
+    ),
     "tidegate.operators.windows.window_specs.WindowAggSpec": (
         "tidegate.operators.windows.window_aggregate:window_operator"
     ),

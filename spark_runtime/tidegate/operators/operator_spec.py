@@ -69,6 +69,11 @@ class OperatorSpec(ABC):
         return ""
 
     @property
+    def part_of(self) -> str:
+        """Return the uid under which users know the operator, if the planner divided it into several; else ""."""
+        return ""
+
+    @property
     def groups_by_key(self) -> bool:
         """Return whether keys share no state, so that each can be processed alone, with its own end of the input."""
         return True

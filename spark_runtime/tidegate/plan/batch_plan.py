@@ -19,6 +19,7 @@ from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.plan.execution_plan import Chain, make_execution_plan
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
+from tidegate.plan.partial_aggregation import with_partial_aggregates
 
 Gathering = Literal["splits", "nothing", "rows", "exchange"]
 """How a stage receives its rows. "splits": it reads a source. "nothing": it has only broadcast inputs. "rows": it
@@ -89,7 +90,7 @@ class BatchPlan:
     """Stages in topological order; `stages[i].stage_id == i`.
 
     Attributes:
-        graph: the graph that runs: nothing reads from a sink.
+        graph: the graph that runs: nothing reads from a sink, and partial aggregates are added.
         parallelism: subtasks, and Spark partitions, of every stage.
         max_parallelism: key groups (S5.1).
         stages: the stages.
@@ -125,7 +126,7 @@ def plan_batch(
     _refuse_unbounded(graph)
     if not allow_mode_dependent:
         _refuse_mode_dependent(graph)
-    runs = with_sinks_last(graph)
+    runs = with_partial_aggregates(with_sinks_last(graph))
     execution = make_execution_plan(runs, parallelism, max_parallelism)
     stages: list[Stage] = []
     for chain in execution.chains:

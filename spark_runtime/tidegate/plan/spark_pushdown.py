@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.operators.aggregates.aggregate_specs import BoundAggregate, PartialAggSpec
 from tidegate.operators.row_specs import FilterSpec, ProjectSpec
 from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.operators.windows.session_specs import SessionAggSpec
-from tidegate.operators.windows.window_specs import WindowAggSpec
+from tidegate.operators.windows.window_specs import PartialWindowSpec, WindowAggSpec
 from tidegate.plan.expression_trees import ColumnRef, columns_read, conjuncts, read_expression
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.pushdown_conditions import Condition, Field, Scope, condition_of, text_of
@@ -170,6 +171,10 @@ def _needed(graph: JobGraph, left: Sequence[Node], tail: Node) -> frozenset[str]
             needed |= {node.spec.column}
         elif isinstance(node.spec, ProjectSpec):
             needed = _read_by_projection(node.spec, given, needed)
+        elif isinstance(node.spec, PartialWindowSpec):
+            needed = _read_by_window(node.spec.window)
+        elif isinstance(node.spec, PartialAggSpec):
+            needed = _read_by_aggregates(node.spec.keys, node.spec.aggregates)
         else:
             needed = frozenset(given.names)
     return needed
@@ -201,6 +206,14 @@ def _read_after(graph: JobGraph, tail: Node) -> frozenset[str]:
         if not says or node.inputs[index].exchange != "hash":
             return frozenset(tail.schema.names)
         assert isinstance(spec, WindowAggSpec | SessionAggSpec), "the reader does not declare its columns"
-        needed |= {*spec.keys, *(column for aggregate in spec.aggregates for column in aggregate.columns)}
-        needed |= set() if spec.time_column is None else {spec.time_column}
+        needed |= _read_by_window(spec)
     return needed
+
+
+def _read_by_window(spec: WindowAggSpec | SessionAggSpec) -> frozenset[str]:
+    time = () if spec.time_column is None else (spec.time_column,)
+    return _read_by_aggregates(spec.keys, spec.aggregates).union(time)
+
+
+def _read_by_aggregates(keys: Sequence[str], aggregates: Sequence[BoundAggregate]) -> frozenset[str]:
+    return frozenset([*keys, *(column for aggregate in aggregates for column in aggregate.columns)])

@@ -32,6 +32,10 @@ DEFAULT_CONF = {
 }
 """Settings that the user's spark_conf may change."""
 
+IDLE_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""Settings of streaming mode that the user's spark_conf may change. There the driver's JVM only starts the slots: the
+optimising compiler and parallel garbage collection would cost CPU at the start, and save nothing later."""
+
 BATCH_CONF = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.session.timeZone": "UTC",
@@ -48,8 +52,15 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def spark_settings(spec: Spec, options: JobOptions) -> dict[str, str]:
-    """Return all settings of the job's session. Raises OptionError for a setting that barrier stages do not support."""
+def spark_settings(spec: Spec, options: JobOptions, *, reads_frames: bool = False) -> dict[str, str]:
+    """Return all settings of the job's session.
+
+    Args:
+        reads_frames: Spark reads DataFrames for the job.
+
+    Raises:
+        OptionError: barrier stages do not support a setting.
+    """
     given = {key: str(value) for key, value in resolve_secrets(spec.spark_conf).items()}
     if options.execution_mode == "batch":
         return _with_defaults(spec, options, {**BATCH_CONF, **given, **FIXED_BATCH_CONF})
@@ -68,7 +79,8 @@ def spark_settings(spec: Spec, options: JobOptions) -> dict[str, str]:
                 cause=f"the barrier stage depends on {key}={value}",
                 remedy="Remove the setting",
             )
-    return _with_defaults(spec, options, {**given, **FIXED_CONF})
+    idle = {} if reads_frames else IDLE_JVM
+    return _with_defaults(spec, options, {**idle, **given, **FIXED_CONF})
 
 
 def _with_defaults(spec: Spec, options: JobOptions, given: dict[str, str]) -> dict[str, str]:
@@ -84,8 +96,16 @@ def _with_defaults(spec: Spec, options: JobOptions, given: dict[str, str]) -> di
     return conf
 
 
-def start_session(spec: Spec, options: JobOptions) -> SparkSession:
-    """Start Spark. Raises EnvironmentProblemError if Java is missing or the master cannot be reached."""
+def start_session(spec: Spec, options: JobOptions, *, reads_frames: bool = False) -> SparkSession:
+    """Start Spark.
+
+    Args:
+        reads_frames: see `spark_settings`.
+
+    Raises:
+        EnvironmentProblemError: Java is missing, or the master cannot be reached.
+        OptionError: barrier stages do not support a setting.
+    """
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted and shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise EnvironmentProblemError(
@@ -93,7 +113,7 @@ def start_session(spec: Spec, options: JobOptions) -> SparkSession:
             cause="Spark needs Java 17 or newer",
             remedy="Install Java, for example `apt-get install openjdk-17-jre-headless`",
         )
-    settings = spark_settings(spec, options)
+    settings = spark_settings(spec, options, reads_frames=reads_frames)
     # Only spark-submit reads spark.pyspark.python. Without it, the workers use this variable.
     os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
     builder: Any = SparkSession.builder

@@ -107,6 +107,19 @@ class AggregateConformance(ABC):
         self._require(states[0].result(slice(0, 1)), [self.expected([row for rows in batches for row in rows])])
 
     @_settings
+    @given(_BATCHES)
+    def test_any_order_of_states_is_as_good_if_it_says_so(self, drawn: list[list[tuple[int, str, int]]]) -> None:
+        """With `any_order`, states may be merged backwards: batch mode aggregates before the exchange."""
+        if not self._aggregation().function.any_order:
+            return
+        batches, merged = [self._rows(rows) for rows in drawn], _Held(self._aggregation())
+        for rows in reversed(batches):
+            held = _Held(self._aggregation())
+            held.add(self._batch(rows), [""] * len(rows))
+            merged.merge(held.state(slice(0, 1)), [""])
+        self._require(merged.result(slice(0, 1)), [self.expected([row for rows in batches for row in rows])])
+
+    @_settings
     @given(_BATCHES, _BATCHES)
     def test_a_snapshot_is_of_its_moment_and_gives_the_state_back(
         self, before: list[list[tuple[int, str, int]]], after: list[list[tuple[int, str, int]]]

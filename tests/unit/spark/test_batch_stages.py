@@ -17,7 +17,7 @@ from builders.jobs import submission
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate import DataGen, Discard, Pipeline, PipelineError, SparkFrame, SparkTable, SparkWriter, count, tumbling
+from tidegate import DataGen, Discard, Pipeline, PipelineError, SparkFrame, SparkTable, SparkWriter, collect, tumbling
 from tidegate.connectors.interface import SourceContext
 from tidegate.connectors.spark.materialised_splits import splits_of_files
 from tidegate.connectors.transactions import SinkContext
@@ -77,7 +77,7 @@ def windowed() -> BatchPlan:
     """A source, and windows by key."""
     p = Pipeline()
     source = p.read(DataGen(numbered_rows(300), KEYED_ROWS, rows=10), uid="numbers").with_watermark("ts", "0 s")
-    source.group_by("k").window(tumbling("1 s")).agg(n=count(), uid="w").write(Discard(), uid="out")
+    source.group_by("k").window(tumbling("1 s")).agg(n=collect("ts"), uid="w").write(Discard(), uid="out")
     return plan_batch(p.build(), 2, 128)
 
 

@@ -185,7 +185,7 @@ class Loop:
         self.supervision = StreamingLoop(
             untyped,
             self.terminated,
-            new_session=lambda *_: SimpleNamespace(  # type: ignore[arg-type, return-value]
+            new_session=lambda *_, **__: SimpleNamespace(  # type: ignore[arg-type, return-value]
                 stop=lambda: None, sparkContext=SimpleNamespace(uiWebUrl="http://driver:4040")
             ),
             new_slot_wait=lambda *_: SimpleNamespace(poll=slots, offered=1),  # type: ignore[arg-type, return-value]

@@ -83,6 +83,9 @@ class PartialAggSpec(OperatorSpec):
     """Aggregates each batch alone: emits a row for each of its keys, with the state of the aggregates.
 
     Attributes:
+        whole_input: aggregate the rows of all batches: emit when the memory is full, and at the end of the input.
+            For batch mode.
+        uid: with `whole_input`: uid of the operator that merges the rows.
         keys: key columns.
         aggregates: of the downstream operator that merges the rows.
         input_schema: of the input.
@@ -95,6 +98,13 @@ class PartialAggSpec(OperatorSpec):
     input_schema: pa.Schema
     schema: pa.Schema
     results: pa.Schema
+    whole_input: bool = False
+    uid: str = ""
+
+    @property
+    def part_of(self) -> str:
+        """Return the uid of the operator that merges the rows, if the planner added this one."""
+        return self.uid
 
     def describe(self) -> str:
         """Aggregates."""

@@ -16,13 +16,20 @@ from tidegate.operators.stream_operator import OperatorContext, Output, StreamOp
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.backend_registry import OUTSIDE_MEMORY
 
+MAX_ENTRIES = 1 << 20
+"""Keys after which a partial aggregate of the whole input emits its rows."""
+
 
 class PartialAggregate(StreamOperator):
-    """Emits the state of the aggregates of each batch, a row for each of its keys. Stateless."""
+    """Emits the state of the aggregates of each batch, a row for each of its keys. Stateless.
+
+    With `whole_input` it aggregates all batches: it emits when `MAX_ENTRIES` keys are in memory, and in `finish`.
+    """
 
     def __init__(self, spec: PartialAggSpec) -> None:
         self._spec = spec
         self._layout = AggregateLayout(spec.keys, spec.aggregates, spec.input_schema, spec.results)
+        self._groups = KeyedAggregates(self._layout, 0)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Emit the aggregates of the batch.
@@ -31,9 +38,20 @@ class PartialAggregate(StreamOperator):
             SumOverflowError: a sum does not fit its type.
         """
         if batch.num_rows:
-            groups = KeyedAggregates(self._layout, 0)
-            groups.add(self._layout.read(batch), 0, batch.num_rows)
-            columns = [*groups.keys(0, groups.size).columns, *groups.state(slice(0, groups.size))]
+            self._groups.add(self._layout.read(batch), 0, batch.num_rows)
+            if not self._spec.whole_input or self._groups.size >= MAX_ENTRIES:
+                yield from self._emit()
+
+    def finish(self) -> Iterator[Output]:
+        """Emit the remaining aggregates."""
+        if self._groups.size:
+            yield from self._emit()
+
+    def _emit(self) -> Iterator[pa.RecordBatch]:
+        groups, self._groups = self._groups, KeyedAggregates(self._layout, 0)
+        for start in range(0, groups.size, MAX_BATCH_ROWS):
+            stop = min(start + MAX_BATCH_ROWS, groups.size)
+            columns = [*groups.keys(start, stop).columns, *groups.state(slice(start, stop))]
             yield pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
 
 

@@ -81,6 +81,37 @@ class OpenWindows:
             self.next_end_us = min(self.next_end_us, self._next_end_of(number))
         return pane.add(rows, start, stop)
 
+    def merge(self, number: int, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> None:
+        """Merge state columns of keys into pane `number`, which is created if needed.
+
+        Raises:
+            SumOverflowError: a sum does not fit its type.
+        """
+        pane = self._panes.get(number)
+        if pane is None:
+            pane = self._panes[number] = self._new_pane(self._expected)
+            self.next_end_us = min(self.next_end_us, self._next_end_of(number))
+        pane.merge(pa.RecordBatch.from_arrays(list(keys), schema=self.layout.keys.schema), columns)
+
+    @property
+    def entries(self) -> int:
+        """Return the number of keys in all panes."""
+        return sum(pane.size for pane in self._panes.values())
+
+    def take_panes(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all panes, without the key group, and delete the panes."""
+        schema = self.state_schema.remove(0)
+        for number in sorted(self._panes):
+            pane = self._panes.pop(number)
+            self._expected = pane.size
+            start_us = self.grid.pane_start(number)
+            for start in range(0, pane.size, MAX_BATCH_ROWS):
+                stop = min(start + MAX_BATCH_ROWS, pane.size)
+                starts = pa.array(np.full(stop - start, start_us))
+                arrays = [starts, *pane.keys(start, stop).columns, *pane.state(slice(start, stop))]
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        self._clear()
+
     def fire(self, until_us: int, passed_us: Int64s | None = None) -> Iterator[pa.RecordBatch]:
         """Emit every window that ends at or before `until_us` and has not fired. Delete panes that no window needs.
 

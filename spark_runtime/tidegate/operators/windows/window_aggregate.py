@@ -73,6 +73,19 @@ class WindowAggregate(StreamOperator):
             SumOverflowError: a sum of integers does not fit int64.
             DataError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
         """
+        if self._spec.is_partial:
+            self._merge(batch)
+            return
+        batch, times = self.timed_rows(batch)
+        if batch.num_rows:
+            yield from self._fired_again(batch, times)
+
+    def timed_rows(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s]:
+        """Return the rows that belong to windows, with their times in the unit of the grid. Counts all others.
+
+        Raises:
+            DataError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
+        """
         times, nulls = self._time.times(batch)
         if nulls:
             self.ctx.count(NULL_TIME_DROPPED, nulls)
@@ -88,8 +101,7 @@ class WindowAggregate(StreamOperator):
                 if (outside := self._grid.outside(times)) is not None and outside.any():
                     self.ctx.count(OUTSIDE_DROPPED, int(outside.sum()))
                     batch, times = batch.filter(pa.array(~outside)), times[~outside]
-        if batch.num_rows:
-            yield from self._fired_again(batch, times)
+        return batch, times
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """Emit every window that ends at or before the watermark, in batches of at most `MAX_BATCH_ROWS` rows."""
@@ -163,12 +175,28 @@ class WindowAggregate(StreamOperator):
                 self._whole_steps = True
                 self._pane, self._offset = steps[0] // 1_000_000, steps[1] // 1_000_000
 
+    def _merge(self, batch: pa.RecordBatch) -> None:
+        """Merge rows of `PartialWindowAggregate`."""
+        if not batch.num_rows:
+            return
+        assert isinstance(self._windows, OpenWindows), "batch mode keeps windows in memory"
+        width = 1 + len(self._spec.keys)
+        starts_us = batch.column(0).to_numpy()
+        if self._grid.table is not None:
+            where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
+            self._grid.require_times(self._time.column, int(starts_us.min()), int(starts_us.max()), where)
+        grouped = group_by_number(self._grid.panes(starts_us))
+        rows = batch if grouped.order is None else batch.take(pa.array(grouped.order))
+        for number, start, stop in grouped.runs:
+            part = rows.slice(start, stop - start)
+            self._windows.merge(number, part.columns[1:width], part.columns[width:])
+
     def _fired_again(self, batch: pa.RecordBatch, times: Int64s) -> Iterator[Output]:
         """Add rows; rows of key groups with a later watermark are added separately."""
         for part, its_times, fired_us in self._progress.split(batch, times, self._spec.keys):
             closed_us = self._progress.closed_at(fired_us)
             if isinstance(self._windows, OpenWindows):
-                yield from self._add_rows(self._windows, part, its_times, closed_us, fired_us)
+                yield from self.add_rows(self._windows, part, its_times, closed_us, fired_us)
             else:
                 panes = (its_times - self._offset) // self._pane if self._pane else self._grid.panes(its_times)
                 yield from self._taken_outside(self._windows, part, panes, closed_us, fired_us)
@@ -176,7 +204,7 @@ class WindowAggregate(StreamOperator):
     def _taken_outside(
         self, windows: StoredWindows, batch: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int
     ) -> Iterator[Output]:
-        """Add rows to windows outside memory; compare `_add_rows`."""
+        """Add rows to windows outside memory; compare `add_rows`."""
         over = windows.closed(panes, closed_us)
         if over.any():
             yield from late_rows(batch.filter(pa.array(over)), self.ctx)
@@ -184,7 +212,7 @@ class WindowAggregate(StreamOperator):
         if batch.num_rows:
             yield from coalesce_batches(windows.take(batch, panes, closed_us, fired_us))
 
-    def _add_rows(
+    def add_rows(
         self, windows: OpenWindows, batch: pa.RecordBatch, times: Int64s, closed_us: int, fired_us: int
     ) -> Iterator[Output]:
         """Add rows of keys whose windows have fired up to `fired_us`, and closed up to `closed_us`."""

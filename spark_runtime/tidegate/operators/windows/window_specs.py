@@ -41,6 +41,7 @@ class WindowAggSpec(OperatorSpec):
         slide_us: from the start of one window to the next; 0: they are tumbling.
         calendar: defines the windows instead of `size_us`, `slide_us` and `offset_us`, which are 0.
         lateness_us: how long after its end, in event time, a window accepts rows and fires again.
+        is_partial: the input rows were aggregated by `PartialWindowSpec`.
     """
 
     keyed_state: ClassVar[KeyedStatePlace] = "columns"
@@ -57,6 +58,7 @@ class WindowAggSpec(OperatorSpec):
     slide_us: int = 0
     lateness_us: int = 0
     calendar: Calendar | None = None
+    is_partial: bool = False
 
     @property
     def state_schema(self) -> pa.Schema:
@@ -111,3 +113,34 @@ class WindowAggSpec(OperatorSpec):
         slide = f" every {self.slide_us / 1e6:g} s" if self.slide_us else ""
         window = f"{self.size_us / 1e6:g} s{slide}" if self.calendar is None else str(self.calendar)
         return f"window {window} of {self.time_column or 'processing time'} by {keys}: {aggregates}"
+
+
+@dataclass(frozen=True)
+class PartialWindowSpec(OperatorSpec):
+    """Aggregates the rows of one subtask per key and pane, before they are sent to the subtasks of their keys.
+
+    Only batch mode uses it: it emits when its memory is full, and at the end of the input.
+
+    Attributes:
+        window: the windows, over event time.
+        uid: uid of the operator that merges the rows.
+    """
+
+    keyed_state: ClassVar[KeyedStatePlace] = "columns"
+
+    window: WindowAggSpec
+    uid: str
+
+    @property
+    def part_of(self) -> str:
+        """Return the uid of the operator that merges the rows."""
+        return self.uid
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the columns of the output: the state of the windows without the key group."""
+        return self.window.state_schema.remove(0)
+
+    def describe(self) -> str:
+        """Return the windows and aggregates."""
+        return f"partial {self.window.describe()}"

@@ -48,6 +48,11 @@ Counters: TypeAlias = Mapping[str, Mapping[str, int]]
 """Uid -> name -> number."""
 
 
+def known_uid(node: Node) -> str:
+    """Return the uid under which users know a node of a batch plan."""
+    return (node.spec.part_of if node.spec is not None else "") or node.uid
+
+
 def sum_counters(counted: Iterable[Counters]) -> dict[str, dict[str, int]]:
     """Return the sums of counters of several subtasks: uid -> name -> number."""
     found: dict[str, dict[str, int]] = {}
@@ -235,14 +240,14 @@ class _Subtask:
 
     def _new_head(self) -> StageChain:
         head = self._nodes[0]
-        return StageChain([(head.uid, self._operator(head))], self._index, self._roused)
+        return StageChain([(known_uid(head), self._operator(head))], self._index, self._roused)
 
     def _open(self, nodes: Sequence[Node]) -> list[tuple[str, StreamOperator]]:
         made = []
         for node in nodes:
             operator = self._operator(node)
             self._opened.append(operator)
-            made.append((node.uid, operator))
+            made.append((known_uid(node), operator))
         return made
 
     def _operator(self, node: Node) -> StreamOperator:
@@ -254,7 +259,7 @@ class _Subtask:
                 operator = create_operator(node.spec)
             operator.open(self._context(node))
         except Exception as error:
-            raise OperatorFailure(node.uid, self._index, error) from error
+            raise OperatorFailure(known_uid(node), self._index, error) from error
         if isinstance(operator, SinkOperator):
             self._sink = operator
         return operator
@@ -269,7 +274,7 @@ class _Subtask:
         return OperatorContext(
             job_id=job.job_id,
             lineage=job.lineage,
-            uid=node.uid,
+            uid=known_uid(node),
             subtask=self._index,
             parallelism=job.plan.parallelism,
             max_parallelism=job.plan.max_parallelism,
@@ -279,7 +284,7 @@ class _Subtask:
             processing_time_ms=self._clock(node),
             wake=self._roused.set,
             side_outputs=graph.side_outputs_read(node.node_id),
-            counters=self._counters.setdefault(node.uid, {}),
+            counters=self._counters.setdefault(known_uid(node), {}),
             scratch=scratch,
             processing_time_on_end=options.processing_time_on_end,
             gated=options.commit == "on_request",

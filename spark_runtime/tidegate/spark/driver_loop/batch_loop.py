@@ -41,7 +41,7 @@ class BatchLoop(StreamingLoop):
         job: SparkJob,
         terminated: threading.Event,
         *,
-        new_session: Callable[[Any, Any], SparkSession] = start_session,
+        new_session: Callable[..., SparkSession] = start_session,
         new_attempt: Callable[..., Any] = BatchAttempt,
     ) -> None:
         """Create the loop. Raises PipelineError for pipelines that batch mode does not support; the message names the

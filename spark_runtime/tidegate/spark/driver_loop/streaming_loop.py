@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from tidegate.clock import steady_clock
 from tidegate.connectors.found_schema import found_schemas
+from tidegate.connectors.interface import ReadBySpark
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpoint_mode import needs_final_checkpoint
 from tidegate.coordinator.job_run import JobRun, RunFailed
@@ -62,7 +63,7 @@ class StreamingLoop:
         job: SparkJob,
         terminated: threading.Event,
         *,
-        new_session: Callable[[Any, Any], SparkSession] = start_session,
+        new_session: Callable[..., SparkSession] = start_session,
         new_slot_wait: Callable[[SparkSession, Any, Any], SlotWait] = SlotWait,
         new_attempt: Callable[..., Attempt] = Attempt,
     ) -> None:
@@ -116,7 +117,8 @@ class StreamingLoop:
     def session(self) -> SparkSession:
         """Return the job's session, which is started at the first call."""
         if self._session is None:
-            self._session = self._new_session(self._job.spec, self._job.options)
+            reads_frames = any(isinstance(node.source, ReadBySpark) for node in self._job.graph.nodes)
+            self._session = self._new_session(self._job.spec, self._job.options, reads_frames=reads_frames)
             self._job.hint.update(spark_ui=ui_url(self._session))
         return self._session
 

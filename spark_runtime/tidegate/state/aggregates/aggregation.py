@@ -119,6 +119,8 @@ class AggregateFunction:
         by: whether another column can, or must, order the rows.
         by_time: rows count in the order of event time, if the stream has it: its column is added to the ordering
             columns.
+        any_order: the result does not depend on the order of the rows, except for the rounding of floats. So the rows
+            can be aggregated in parts, before they are sent to the subtask of their key.
         takes: accepted types, in words.
         conversion: (column, type) -> how to convert a column to one of these types, as the end of a remedy.
     """
@@ -133,6 +135,7 @@ class AggregateFunction:
     most_columns: int | None = 1
     by: Literal["none", "optional", "required"] = "none"
     by_time: bool = False
+    any_order: bool = False
     takes: str = SORTABLE
     conversion: Callable[[str, pa.DataType], str] = cast_first
 

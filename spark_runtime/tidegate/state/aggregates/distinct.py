@@ -61,10 +61,12 @@ COUNT_DISTINCT = AggregateFunction(
     result_type=lambda types, _: pa.int64() if is_sortable(types[0]) else None,
     state_schema=kept_lists,
     accumulator=_counted,
+    any_order=True,
 )
 COLLECT_SET = AggregateFunction(
     name="collect_set",
     result_type=lambda types, _: pa.list_(stored_type(types[0])) if is_sortable(types[0]) else None,
     state_schema=kept_lists,
     accumulator=_listed,
+    any_order=True,
 )

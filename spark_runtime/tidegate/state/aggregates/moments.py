@@ -121,6 +121,7 @@ def _function(name: str, *, is_root: bool) -> AggregateFunction:
         state_schema=_columns,
         accumulator=accumulator,
         check=check,
+        any_order=True,
         takes="numbers",
     )
 

@@ -444,6 +444,7 @@ def _extreme(name: str, order: Order) -> AggregateFunction:
         result_type=lambda types, _: stored_type(types[0]) if is_sortable(types[0]) else None,
         state_schema=state_schema,
         accumulator=accumulator,
+        any_order=True,
     )
 
 
@@ -468,12 +469,14 @@ COUNT = AggregateFunction(
     state_schema=_columns_of_numbers,
     accumulator=_of_numbers,
     needs_column=False,
+    any_order=True,
 )
 SUM = AggregateFunction(
     name="sum",
     result_type=_type_of_sum,
     state_schema=_columns_of_sum,
     accumulator=_summing,
+    any_order=True,
     takes="numbers and decimals",
 )
 MEAN = AggregateFunction(
@@ -481,6 +484,7 @@ MEAN = AggregateFunction(
     result_type=lambda types, _: pa.float64() if is_number(types[0]) else None,
     state_schema=_columns_of_numbers,
     accumulator=_of_numbers,
+    any_order=True,
     takes="numbers",
 )
 MIN = _extreme("min", Order(by_value=True))

@@ -1,0 +1,80 @@
+"""Adds partial aggregates before the exchanges of a batch job (S8.1). Pure.
+
+Without them, every row is sent to the subtask of its key and sorted there. With them, one row is sent for each key and
+pane that a subtask has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from tidegate.operators.aggregates.aggregate_specs import (
+    BoundAggregate,
+    PartialAggSpec,
+    RunningAggSpec,
+    aggregate_fields,
+)
+from tidegate.operators.operator_spec import OperatorSpec
+from tidegate.operators.stream_operator import MAIN_OUTPUT
+from tidegate.operators.time.watermark_specs import TimeUnit
+from tidegate.operators.windows.window_specs import PartialWindowSpec, WindowAggSpec
+from tidegate.plan.job_graph import JobGraph, Node
+from tidegate.state.aggregates.aggregate_registry import find_aggregate
+
+SUFFIX = ".partial"
+"""Ends the uid of an added node."""
+
+
+def with_partial_aggregates(graph: JobGraph) -> JobGraph:
+    """Return the graph with a partial aggregate before each aggregate over a hash exchange, where the result is the
+    same: the aggregates do not depend on the order of rows, and no row can be late."""
+    nodes: list[Node] = []
+    moved: dict[int, int] = {}  # id in `graph` -> id in the result
+    for node in graph.nodes:
+        inputs = tuple(replace(edge, upstream=moved[edge.upstream]) for edge in node.inputs)
+        ready = replace(node, inputs=inputs)
+        if not graph.side_outputs_read(node.node_id) and (pair := _divided(ready)) is not None:
+            nodes.append(replace(pair[0], node_id=len(nodes)))
+            edge = replace(inputs[0], upstream=len(nodes) - 1, output=MAIN_OUTPUT, keys=pair[1])
+            ready = replace(ready, inputs=(edge,), spec=pair[2])
+        moved[node.node_id] = len(nodes)
+        nodes.append(replace(ready, node_id=len(nodes)))
+    return JobGraph(tuple(nodes))
+
+
+def _divided(node: Node) -> tuple[Node, tuple[str, ...], OperatorSpec] | None:
+    """Return the partial aggregate, its key columns, and the spec that merges its rows; None: it stays as it is."""
+    if len(node.inputs) != 1 or node.inputs[0].exchange != "hash" or not node.inputs[0].keys:
+        return None
+    spec = node.spec
+    if isinstance(spec, WindowAggSpec):
+        if spec.time_column is None or spec.lateness_us or spec.is_partial or not _any_order(spec.aggregates):
+            return None
+        partial = PartialWindowSpec(spec, node.uid)
+        keys = tuple(f"key:{key}" for key in spec.keys)
+        return _node(node, partial, partial.schema), keys, replace(spec, is_partial=True)
+    if isinstance(spec, RunningAggSpec):
+        if spec.output != "final" or spec.is_partial or not _any_order(spec.aggregates):
+            return None
+        fields = aggregate_fields(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
+        keys_first = [field.with_name(key) for key, field in zip(spec.keys, fields, strict=False)]
+        schema = pa.schema([*keys_first, *fields[len(spec.keys) :]])
+        grouped = PartialAggSpec(
+            spec.keys, spec.aggregates, spec.input_schema, schema, spec.schema, whole_input=True, uid=node.uid
+        )
+        return _node(node, grouped, schema), spec.keys, replace(spec, is_partial=True)
+    return None
+
+
+def _node(node: Node, spec: OperatorSpec, schema: pa.Schema) -> Node:
+    """Return the node before `node` that runs `spec`."""
+    time: tuple[str, TimeUnit] | None = ("window_start_us", "us") if isinstance(spec, PartialWindowSpec) else None
+    edge = replace(node.inputs[0], exchange="forward", keys=())
+    return Node(0, node.uid + SUFFIX, "partial aggregate", (edge,), schema, node.location, spec=spec, event_time=time)
+
+
+def _any_order(aggregates: Sequence[BoundAggregate]) -> bool:
+    return all(find_aggregate(aggregate.function).any_order for aggregate in aggregates)
