@@ -51,8 +51,8 @@ def flink_python(folder: Path) -> Path:
     )
     if tuple(map(int, told.stdout.split())) not in FLINK_PYTHONS:
         raise SystemExit(
-            f"{base} is Python {'.'.join(told.stdout.split())}, which {FLINK} has no wheel for: set FLINK_PYTHON to a"
-            " Python 3.10, 3.11 or 3.12"
+            f"{base} is Python {'.'.join(told.stdout.split())}, but {FLINK} has packages for Python 3.10, 3.11 and 3.12"
+            " only. Set FLINK_PYTHON to one of these, such as FLINK_PYTHON=python3.12"
         )
     print(f"installing {FLINK} into {folder} (once; some 700 MB)", file=sys.stderr)
     environment = {**pip_settings(), **os.environ}

@@ -16,7 +16,7 @@ COLUMNS = (
     "windows emitted twice",
     "rows emitted twice",
     "rows lost",
-    "besides",
+    "notes",
 )
 CASES = (
     ("stop", "stop", False),
@@ -58,9 +58,11 @@ def _at_end(life: Mapping[str, Any]) -> tuple[int | str, ...]:
     lost = missing - kept
     besides = ""
     if life["end"] == "drain" and kept:
-        besides = "open windows did not fire; they are in the savepoint alone"
+        besides = "open windows did not fire; only the savepoint contains them"
     elif lost:
-        besides = "the log says so" if life["told"] else "the job ended well; its log does not mention them"
+        besides = (
+            "the log reports the lost rows" if life["told"] else "no error; the log does not mention the lost rows"
+        )
     return (
         len(now["given"]),
         len(now["emitted"]),
@@ -77,7 +79,9 @@ def _after_restore(life: Mapping[str, Any]) -> tuple[int | str, ...]:
     lost = len(set(now["given"]) - set(now["emitted"]))
     besides = []
     if life["end"] == "drain":
-        besides.append("refused at first, restored with `allow_drained`" if life["refused"] else "no question asked")
+        besides.append(
+            "refused at first, restored with `allow_drained`" if life["refused"] else "restored without a check"
+        )
     if life["ended_early"]:
         besides.append("the restored job ended at once, without reading the new rows")
     return (

@@ -102,7 +102,7 @@ def test_the_table_tells_what_was_kept_lost_and_emitted_twice() -> None:
     assert cells(lines, "drain")[2:6] == ["5 (1)", "0", "0", "1"]
     twice = cells(lines, "restore after drain")
     assert twice[3:6] == ["1", "1", "1"] and "allow_drained" in twice[6]
-    assert cells(lines, "natural end")[5:] == ["6", "the job ended well; its log does not mention them"]
+    assert cells(lines, "natural end")[5:] == ["6", "no error; the log does not mention the lost rows"]
     assert cells(lines, "cancel")[5] == "6"
 
 
