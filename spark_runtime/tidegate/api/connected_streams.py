@@ -58,9 +58,9 @@ class ConnectedStreams(Generic[AnyStream]):
             of_right = keys if right is None else ((right,) if isinstance(right, str) else tuple(right))
         elif right is not None:
             raise PipelineError(
-                "the broadcast side has no keys",
+                "right= names key columns of the broadcast side, which has no keys",
                 where=where,
-                cause="every subtask receives all its records",
+                cause="every subtask receives all records of the broadcast side",
                 remedy="Remove right=, or remove .broadcast()",
             )
         return ConnectedGroups(self._left, keys, self._right, of_right, where)
@@ -112,7 +112,7 @@ class ConnectedGroups(Generic[AnyStream]):
             refuse_duplicates(names, where, remedy="Name each key column once")
         if not keys:
             raise PipelineError(
-                "group_by has no columns", where=where, remedy='Name at least one: .group_by("carrier")'
+                "group_by(...) has no key columns", where=where, remedy='Name at least one: .group_by("carrier")'
             )
         if not isinstance(right, BroadcastStream):
             _require_same_keys(left.schema, keys, right.schema, right_keys, where)

@@ -116,7 +116,7 @@ def test_what_is_no_function_is_refused(tmp_path: Path) -> None:
 def test_a_function_without_parameters_takes_no_arguments(tmp_path: Path) -> None:
     code = write(tmp_path, GOOD.replace("build(args)", "build()").replace('args["uid"]', '"numbers"'))
     assert load_pipeline(code, "flows:build", {}).nodes[0].uid == "numbers"
-    assert refusal(code, arguments={"uid": "a"}).cause == "its arguments are none"
+    assert refusal(code, arguments={"uid": "a"}).cause == "the arguments of the function are none"
 
 
 def test_a_function_that_forgets_to_return_is_told_so(tmp_path: Path) -> None:
