@@ -213,7 +213,7 @@ def test_a_sink_that_does_not_commit_shows_rows_as_often_as_they_were_written() 
         ({"orders": pa.table({"shopp": ["a"]})}, "there is no column 'shopp'"),
         ({"orders": pa.table({"shop": ["a"]})}, "the rows do not fit the source's schema"),
         ({"orders": [Watermark("late")]}, "'late' is not a time"),
-        ({"orders": [Advance("5")]}, "by is not a duration: '5'"),
+        ({"orders": [Advance("5")]}, "by='5' is not a duration"),
         ({}, "source 'orders' is unbounded and is not fed"),
         ({"orders": ["a"]}, "'a' cannot be played"),
         ({"orders": "abc"}, "'abc' cannot be played"),

@@ -295,9 +295,9 @@ class ProcessorHandle(StatefulProcessorHandle):
     def _time(self, time_ms: object) -> int:
         if isinstance(time_ms, bool) or not hasattr(time_ms, "__index__"):
             raise PipelineError(
-                f"{time_ms!r} is not a time for a timer",
+                f"the time {time_ms!r} of the timer is invalid",
                 where=f"{self._where}, {calling_line()}",
-                remedy="Pass milliseconds since the epoch: an integer",
+                remedy="Pass an integer: milliseconds since the epoch",
             )
         return min(max(int(time_ms.__index__()), MIN_MS), MOST_MS)
 

@@ -168,7 +168,9 @@ class DeclaringHandle(StatefulProcessorHandle):
 
     def outside(self, call: str) -> PipelineError:
         """Return the error for a call that needs a key."""
-        return self._refused(f"{call} is called in init", "there is no key yet", "Call it in a handle... method")
+        return self._refused(
+            f"{call} is called in init", "init runs before any key is processed", f"Call {call} in a handle... method"
+        )
 
     def _declare(self, kind: KeyedKind, name: str, key: Schema | None, schema: Schema, ttl_ms: int | None) -> Any:
         if name in self.states:
@@ -178,7 +180,7 @@ class DeclaringHandle(StatefulProcessorHandle):
         if name in self.deleted:
             raise self._refused(
                 f"state {name!r} is both deleted and declared",
-                "Spark would empty it with every micro-batch",
+                "Spark would empty such a state with every micro-batch",
                 "Declare it, or delete it; clear() empties the state of a key",
             )
         self.states[name] = state_of(kind, name, key, schema, ttl_ms, self._time_mode, self._where)

@@ -248,7 +248,8 @@ class TransformWithState(StreamOperator):
         if self._initial.complete:
             if INITIAL_IGNORED not in self.ctx.counters:
                 logger.warning(
-                    "the operator was restored from a snapshot; its initial state is ignored and counted as %s",
+                    "the operator was restored from a snapshot, so rows of initialState are ignored and "
+                    "counted as %s; nothing to do",
                     INITIAL_IGNORED,
                     extra=context(operator=self.ctx.uid, subtask=self.ctx.subtask),
                 )

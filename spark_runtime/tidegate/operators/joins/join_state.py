@@ -96,7 +96,7 @@ class JoinState:
                 raise SnapshotError(
                     f"the join {self._ctx.uid!r} has changed and cannot use its state",
                     where=f"state {FORM_STATE!r} of operator {self._ctx.uid!r}",
-                    cause=f"the snapshot's join is {form}, the pipeline's is {self._form}",
+                    cause=f"the join of the snapshot is {form}, the join of the pipeline is {self._form}",
                     remedy="Restore with the former kind and bounds, or give the operator a new uid",
                 )
 

@@ -125,7 +125,7 @@ class ProcessingWindowAggregate(StreamOperator):
             elif part.name == CALENDAR and self._grid.table is not None:
                 self._grid.table.restore(part.table, self.ctx.uid)
             elif part.name != PROCESSING_WINDOWS:
-                raise changed_window(self.ctx.uid, part.name, "it was over event time", "over processing time")
+                raise changed_window(self.ctx.uid, part.name, "the window is over event time", "over processing time")
         if len(rows) < len(parts):
             self._windows.restore_files([part for part in parts if part.format != "rows"])
         for part in rows:

@@ -94,16 +94,16 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any]) -> list[
             listed = _list_one(filesystem, path)
         except OSError as e:
             raise PipelineError(
-                "cannot list input files",
+                "the input files cannot be listed",
                 where=url,
                 cause=str(e),
-                remedy="Check that the path exists and that this user may read it",
+                remedy="Check that the path exists and that the user of the process may read it",
             ) from e
         if not listed:
             raise PipelineError(
                 "no input file matches the path",
                 where=url,
-                remedy="Check the path. Hidden and empty files are ignored",
+                remedy="Check the path, and that it has files which are neither hidden nor empty",
             )
         for name, details in sorted(listed.items()):
             if (filesystem.to_json(), name) not in seen:
