@@ -81,5 +81,5 @@ class TidegateCollectGarbageOperator(JobOperator):
             if found.get(name):
                 self.log.info("job %s: %s: %s", self.job_id, name, found[name])
         for kept in found.get("sinks_kept", []):
-            self.log.info("job %s: data of sinks is kept: %s", self.job_id, kept)
+            self.log.info("job %s: staged data of sinks is not deleted: %s", self.job_id, kept)
         return {**found, "collected": len(found["collected"]), "in_sinks": len(in_sinks)}
