@@ -24,17 +24,17 @@ def check_fed(graph: JobGraph, uids: Collection[str]) -> None:
         if uid not in sources:
             near = nearest(uid, sources)
             raise PipelineError(
-                f"there is no source {uid!r}" + (f", did you mean {near!r}?" if near else ""),
+                f"the pipeline has no source {uid!r}" + (f", did you mean {near!r}?" if near else ""),
                 where="inputs",
                 cause=f"the sources are {', '.join(sources)}",
-                remedy="Name sources by their uid",
+                remedy="Name each source in inputs by its uid",
             )
     for uid, source in sources.items():
         if uid not in uids and source.boundedness == "unbounded":
             raise PipelineError(
-                f"source {uid!r} is unbounded and is not fed",
+                f"source {uid!r} is unbounded, and inputs has no rows for it",
                 where=call_place("source", uid, graph.by_uid(uid).location),
-                cause="the run would never end",
+                cause="the test run would never end",
                 remedy=f'Feed it: inputs={{"{uid}": [...]}}; the list may be empty',
             )
 
