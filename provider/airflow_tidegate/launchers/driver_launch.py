@@ -79,7 +79,7 @@ def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
         raise JobFailedError(
             "the job was cancelled, so its driver is not started",
             where=f"job {client.job_id}, submission {spec.number}",
-            remedy="To run the job again, clear the task: it submits the job again",
+            remedy="To submit the job again, clear the task",
         )
     if begun and view.is_terminal and view.status is not JobStatus.FAILED:
         return 0

@@ -96,7 +96,7 @@ class TidegateCommitCheckpointOperator(VerdictOperator):
             raise CommandRefusedError(
                 "no checkpoint of the job waits for approval",
                 where=f"job {view.job_id}, {view.status}",
-                remedy="Check the job's decision log: its output is committed or rejected already",
+                remedy="Check in the job's decision log whether its output is committed or rejected already",
             )
         self.committer("--approve", str(wanted))
         return {"checkpoint_id": wanted, "committed": True}

@@ -97,7 +97,7 @@ def _of_dead_driver(seen: DriverObservation, limits: SupervisionLimits) -> Super
         return WATCH
     if seen.meant_to_end_by:
         return SupervisionDecision(
-            "end", f"the driver died after {seen.meant_to_end_by} had requested the end of the job"
+            "end", f"the driver died, and {seen.meant_to_end_by} has requested the end of the job"
         )
     since_s = seen.now_s - limits.window.total_seconds()
     again = [at for at in seen.launched_s[1:] if at > since_s]  # the first one started the job

@@ -213,7 +213,7 @@ def bound_aggregates(
         if time_column is not None and (orders or function.by_time):
             others, orders = (*others, time_column), orders + 1
         aggs.append(BoundAggregate(name, function.name, aggregate.column, others, aggregate.n, orders, aggregate.user))
-    refuse_duplicates((field.name for field in fields), where, remedy="Rename one of them")
+    refuse_duplicates((field.name for field in fields), where, remedy="Rename one of the columns")
     return tuple(aggs), fields
 
 

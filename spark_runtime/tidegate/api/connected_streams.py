@@ -33,7 +33,7 @@ class ConnectedStreams(Generic[AnyStream]):
             raise PipelineError(
                 "a grouped stream cannot be connected with a stream that is not grouped",
                 where=where,
-                remedy="Group both: left.group_by(...).connect(right.group_by(...))",
+                remedy="Group both streams: left.group_by(...).connect(right.group_by(...))",
             )
         left._require_sibling(right, where)
         assert isinstance(right, StreamBase)
@@ -243,5 +243,5 @@ def _require_same_keys(
             raise PipelineError(
                 f"key column {mine!r} is {types[0]} on the left, but {theirs!r} is {types[1]} on the right",
                 where=where,
-                remedy=f"Cast one of them first: .with_columns({theirs}=pc.field({theirs!r}).cast(...))",
+                remedy=f"Cast one of the two columns first: .with_columns({theirs}=pc.field({theirs!r}).cast(...))",
             )

@@ -321,7 +321,8 @@ class GroupedStream(Generic[S]):
             raise PipelineError(
                 "a grouped stream cannot be connected with a stream that is not grouped",
                 where=where,
-                remedy="Group both: left.group_by(...).connect(right.group_by(...)); or broadcast one: .broadcast()",
+                remedy="Group both streams: left.group_by(...).connect(right.group_by(...)); or connect with "
+                "right.broadcast()",
             )
         return ConnectedGroups(self._stream, self._keys, stream, keys, where)
 

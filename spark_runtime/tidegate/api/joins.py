@@ -121,7 +121,7 @@ def broadcast_join(left: pa.Schema, other: BroadcastStream, call: JoinCall, wher
         raise PipelineError(
             "the broadcast side of the join is unbounded",
             where=where,
-            cause="the join emits nothing until the broadcast side has ended, and this side never ends",
+            cause="the join emits nothing until the broadcast side has ended, but an unbounded side never ends",
             remedy="Read it with a bounded source, such as Files; or remove .broadcast() to join two streams",
         )
     if OWNER_COLUMN in left.names:
@@ -212,7 +212,7 @@ def join_keys(
             raise PipelineError(
                 f"key column {one!r} is {first.type} on the left, but {other!r} is {second.type} on the right",
                 where=where,
-                remedy=f"Cast one of them first: .with_columns({one}=pc.field({one!r}).cast(...))",
+                remedy=f"Cast one of the two columns first: .with_columns({one}=pc.field({one!r}).cast(...))",
             )
     return tuple(zip(mine, theirs, strict=True))
 

@@ -846,7 +846,7 @@ def _require_same_columns(left: pa.Schema, right: pa.Schema, where: str) -> None
             raise PipelineError(
                 f"column {field.name!r} is {field.type} in the first stream of the union, but {other.type} in another",
                 where=where,
-                remedy=f"Cast one of them first: .with_columns({field.name}=pc.field({field.name!r}).cast(...))",
+                remedy=f"Cast one of the columns first: .with_columns({field.name}=pc.field({field.name!r}).cast(...))",
             )
 
 

@@ -136,7 +136,7 @@ class Fed(Source):
         raise PipelineError(
             "a Fed source has no records of its own",
             where="Fed(...)",
-            remedy="Feed it in tidegate.testing.run, or use the real source instead",
+            remedy="Pass its rows as inputs of tidegate.testing.run, or use the real source instead",
         )
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:

@@ -35,7 +35,7 @@ def check_fed(graph: JobGraph, uids: Collection[str]) -> None:
                 f"source {uid!r} is unbounded, and inputs has no rows for it",
                 where=call_place("source", uid, graph.by_uid(uid).location),
                 cause="the test run would never end",
-                remedy=f'Feed it: inputs={{"{uid}": [...]}}; the list may be empty',
+                remedy=f'Pass its rows: inputs={{"{uid}": [...]}}; the list may be empty',
             )
 
 
@@ -93,9 +93,9 @@ def substituted(graph: JobGraph, feeds: Mapping[str, Feed], marked: Collection[s
 
 def _mixed(node: Node) -> PipelineError:
     return PipelineError(
-        "this with_watermark reads a source with fed watermarks and one without",
+        "with_watermark reads a source that has Watermark(...) in inputs, and a source without it",
         where=call_place(node.kind, node.uid, node.location),
-        remedy="Feed Watermark(...) to all of its sources, or to none",
+        remedy="Add Watermark(...) to the inputs of all these sources, or of none",
     )
 
 

@@ -88,7 +88,7 @@ function drawProblems({ problems: told, unreadable }) {
   if (told.length + unreadable === 0) return null;
   return h("div", { class: "banner warning" }, h("strong", {}, "Some jobs cannot be read"),
     h("ul", {}, told.map((p) => h("li", {}, h("code", {}, p.job_id ? `${p.conn_id} / ${p.job_id}` : p.conn_id), ` ${p.problem}`)),
-      unreadable ? h("li", {}, `${unreadable} more jobs; a user who may edit the connection can see which`) : null));
+      unreadable ? h("li", {}, `${unreadable} more connections or jobs; users who may edit the connection see which`) : null));
 }
 
 const live = new Live(read, (data) => {

@@ -93,7 +93,7 @@ def _import(root_dir: str, module_name: str) -> ModuleType:
             f"a pipeline's file cannot be named {top!r}",
             where=where,
             cause="a module of Python's standard library or of tidegate has the same name",
-            remedy="Rename the file",
+            remedy="Give the file of the pipeline another name",
         )
     _prepend_to_path(root_dir, top, where)
     with _users_errors(root_dir, where, {}):
@@ -125,7 +125,7 @@ def _prepend_to_path(root_dir: str, top: str, where: str) -> None:
                 f"a pipeline's file cannot be named {top!r}",
                 where=where,
                 cause=f"an installed module has this name: {file}",
-                remedy="Rename the file",
+                remedy="Give the file of the pipeline another name",
             )
         for name in [n for n in sys.modules if n == top or n.startswith(top + ".")]:
             del sys.modules[name]

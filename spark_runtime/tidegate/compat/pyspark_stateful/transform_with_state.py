@@ -188,7 +188,7 @@ class TransformWithState(StreamOperator):
             raise SnapshotError(
                 f"the snapshot has timers over {foreign} time, but timeMode is {spec.time_mode}",
                 where=self._where,
-                cause="these timers would never fire",
+                cause="with the new timeMode, the timers of the snapshot would never fire",
                 remedy="Restore with the former timeMode, or give the operator a new uid",
             )
 

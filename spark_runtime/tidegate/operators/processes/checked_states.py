@@ -174,7 +174,7 @@ class _StateInput:
         numbers = np.asarray(owners)
         if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
             raise self._refused(
-                f"owners is {numbers.dtype}{list(numbers.shape)}, but must be one column of integers",
+                f"the argument owners is {numbers.dtype}{list(numbers.shape)}, but must be one column of integers",
                 "Pass for each row the number of its key, such as rows.owners",
             )
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < keys.size):
@@ -191,7 +191,8 @@ class _StateInput:
         mask = np.asarray(where)
         if mask.dtype != np.bool_ or mask.shape != (keys.size,):
             raise self._refused(
-                f"where is {mask.dtype}{list(mask.shape)}, but must be bool[{keys.size}]", "Pass a boolean for each key"
+                f"the argument where is {mask.dtype}{list(mask.shape)}, but must be bool[{keys.size}]",
+                "Pass a boolean for each key",
             )
         return mask
 

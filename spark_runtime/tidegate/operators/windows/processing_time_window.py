@@ -176,7 +176,8 @@ class ProcessingWindowAggregate(StreamOperator):
             return
         self.ctx.count(PROCESSING_TIME_DROPPED, results)
         logger.warning(
-            "the input has ended; %d results of open windows are dropped, because processing_time_on_end='drop' is set",
+            "the input has ended; %d results of open windows are dropped, because processing_time_on_end='drop' "
+            "is set; nothing to do",
             results,
             extra=context(operator=self.ctx.uid, subtask=self.ctx.subtask),
         )
