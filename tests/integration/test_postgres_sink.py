@@ -441,7 +441,7 @@ def test_a_table_that_cannot_be_used_is_refused_by_name(
 
 def test_views_unwritable_types_and_reserved_names_are_refused_all_at_once(database: Database) -> None:
     database.sql.execute(f"CREATE VIEW {database.table} AS SELECT 1::bigint AS n")
-    with pytest.raises(PipelineError, match="not a table but a view"):
+    with pytest.raises(PipelineError, match="not a table, but a view"):
         database.sink().check(SCHEMA)
     database.table += "_too"
     database.create("n bigint, l bigint[], tidegate_row bigint")

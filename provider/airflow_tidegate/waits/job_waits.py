@@ -79,7 +79,7 @@ class StatusWait(Wait):
     """
 
     kind: ClassVar[str] = "status"
-    what: ClassVar[str] = "the job's status"
+    what: ClassVar[str] = "the requested status of the job"
     spec: int
     statuses: tuple[str, ...]
     after_generation: int = 0
@@ -102,7 +102,7 @@ class JobStatusWait(Wait):
     """Wait until the newest submission of the job has one of `statuses`; fail if the job ends with another status."""
 
     kind: ClassVar[str] = "job_status"
-    what: ClassVar[str] = "the job's status"
+    what: ClassVar[str] = "the requested status of the job"
     statuses: tuple[str, ...]
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
@@ -140,7 +140,7 @@ class StopWait(CommandWait):
     """Wait until the job has stopped; a job that ended by itself meanwhile counts as stopped (S7.5, S7.7)."""
 
     kind: ClassVar[str] = "stop"
-    what: ClassVar[str] = "the job to stop"
+    what: ClassVar[str] = "the end of the job after the stop command"
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
         """Return the answer's data.
@@ -168,7 +168,7 @@ class CancelWait(CommandWait):
     """Wait until the job is cancelled, or has ended otherwise."""
 
     kind: ClassVar[str] = "cancel"
-    what: ClassVar[str] = "the job to be cancelled"
+    what: ClassVar[str] = "the end of the job after the cancel command"
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
         """Return the job's summary once it has ended."""

@@ -27,7 +27,7 @@ class WatermarkWait(Wait):
     """
 
     kind: ClassVar[str] = "watermark"
-    what: ClassVar[str] = "the watermark"
+    what: ClassVar[str] = "the requested watermark"
     at_us: int
     source: str | None = None
     durable: bool = False

@@ -144,7 +144,7 @@ def test_an_initial_state_is_bounded_and_has_keys_of_the_same_types() -> None:
     def given(initial: GroupedStream[Stream]) -> PipelineError:
         return refused(lambda: stream.transform_with_state(Nothing(), "k STRING", "Append", "None", initial, uid="it"))
 
-    assert "initialState is unbounded" in given(read(p, "endless", rows=None).group_by("k")).what
+    assert "initialState is an unbounded stream" in given(read(p, "endless", rows=None).group_by("k")).what
     error = given(read(p, "numbers", schema=other).group_by("owner"))
     assert "grouped by owner (int64), but the stream by k (string)" in error.what
     assert "belong to two pipelines" in given(read(Pipeline()).group_by("k")).what
