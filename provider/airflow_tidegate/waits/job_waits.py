@@ -26,9 +26,9 @@ NEXT_ACTIONS = {
     **{code: outcome.next_action for code, outcome in STOP_OUTCOMES.items() if not outcome.stopped},
     **NEXT_OF_REFUSED,
     "superseded": "Retry the task, to send the command to the job's current submission",
-    "expired": "No driver read the command in time; check that one runs, then retry the task",
+    "expired": "No driver read the command in time. Check that the job's driver runs, then retry the task",
     "job_failed": "Restore the job from its latest snapshot",
-    "job_ended": "The job accepts no commands any more; check how it ended",
+    "job_ended": "The job has ended, and accepts no commands. Check how it ended; to run it again, restore it",
 }
 """Code of a negative answer -> what to do next (S7.7, S9.4)."""
 

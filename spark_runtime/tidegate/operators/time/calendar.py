@@ -205,9 +205,10 @@ class CalendarTable:
                 raise SnapshotError(
                     f"the rules of time zone {self._calendar.timezone} differ from the snapshot's rules",
                     where=f"state {CALENDAR!r} of operator {uid!r}",
-                    cause=f"an open window was {_text(start_us, end_us)}, and is now {_text(*now)}",
-                    remedy="Restore with the tzdata of the snapshot, stop the job with drain and start it with the new "
-                    "tzdata; or give the operator a new uid",
+                    cause=f"an open window was {_text(start_us, end_us)}, and with the rules of this machine it is "
+                    f"{_text(*now)}",
+                    remedy="Restore with the tzdata version of the snapshot, stop the job with drain, and start it with "
+                    "the new tzdata version; or give the operator a new uid",
                 )
         self._load(starts)
 
