@@ -207,8 +207,8 @@ class CalendarTable:
                     where=f"state {CALENDAR!r} of operator {uid!r}",
                     cause=f"an open window was {_text(start_us, end_us)}, and with the rules of this machine it is "
                     f"{_text(*now)}",
-                    remedy="Restore with the tzdata version of the snapshot, stop the job with drain, and start it with "
-                    "the new tzdata version; or give the operator a new uid",
+                    remedy="Restore with the tzdata version of the snapshot, stop the job with drain, and start it "
+                    "with the new tzdata version; or give the operator a new uid",
                 )
         self._load(starts)
 
