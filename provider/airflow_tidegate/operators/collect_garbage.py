@@ -76,7 +76,7 @@ class TidegateCollectGarbageOperator(JobOperator):
         for one in collected[:MAX_LOGGED]:
             self.log.info("job %s: %s, %s, %s bytes", self.job_id, one["why"], one["path"], one["size_bytes"])
         if len(collected) > MAX_LOGGED:
-            self.log.info("job %s: and %d more", self.job_id, len(collected) - MAX_LOGGED)
+            self.log.info("job %s: and %d more, which are not listed here", self.job_id, len(collected) - MAX_LOGGED)
         for name in ("kept_back", "rows_kept"):
             if found.get(name):
                 self.log.info("job %s: %s: %s", self.job_id, name, found[name])

@@ -146,7 +146,7 @@ class Connections:
                 if attempt == ATTEMPTS:
                     raise
                 logger.warning(
-                    "the connection to the database %s failed; the transaction is tried again: %s",
+                    "a transaction at the database %s failed, and is tried again: %s",
                     self._database.place,
                     self._database.error_text(e),
                 )
