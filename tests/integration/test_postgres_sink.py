@@ -367,7 +367,7 @@ def test_lost_and_damaged_transactions_are_named(database: Database) -> None:
     (rows,) = sql.execute(f"SELECT DISTINCT staging FROM {name}.transactions").fetchone()
     sql.execute(f"DELETE FROM {name}.{rows} WHERE n = 2")
     sql.execute(f"UPDATE {name}.transactions SET target = 'public.other' WHERE checkpoint_id = 3")
-    for handles, said in ((lost, "are lost.*no commit marker"), (damaged, "are incomplete"), (foreign, "public.other")):
+    for handles, said in ((lost, "are lost.*no commit marker"), (damaged, "are damaged"), (foreign, "public.other")):
         with pytest.raises(TidegateError, match=said):
             writer.commit(handles)
     assert database.numbers() == []

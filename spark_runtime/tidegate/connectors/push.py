@@ -487,7 +487,7 @@ class PushReader(SourceReader):
 
     def _ended(self, cause: str) -> PipelineError:
         return PipelineError(
-            "the pusher ended, but its source is unbounded",
+            "the pusher ended before the end of its source",
             where=self._where,
             cause=cause,
             remedy="Return from run() only at the end of a bounded source; otherwise call wait_until_closed()",

@@ -159,7 +159,7 @@ def check_table(table: DeltaTable, stored: pa.Schema, partition_by: Sequence[str
                 cause="the records have no such column"
                 if ours is None
                 else "the records may have nulls in this column",
-                remedy=f"Declare column {name!r} of the records not nullable, or drop NOT NULL from the table's column",
+                remedy=f"Add a column {name!r} without nulls to the records, or drop NOT NULL from the table's column",
             )
     demands = [name for name in table.protocol().writer_features or [] if name not in _HARMLESS_FEATURES]
     demands += [

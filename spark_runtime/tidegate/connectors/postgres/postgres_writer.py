@@ -135,7 +135,7 @@ class PostgresWriter(SinkWriter):
                     "the database stored another number of rows than the sink sent",
                     where=self._where(str(made)),
                     cause=f"sent {rows.rows} rows, stored {cursor.rowcount}",
-                    remedy="Check the staging table for triggers and rules that drop or add rows, then restore the job",
+                    remedy="Check the staging tables for triggers that drop rows, then restore the job",
                 )
         # Last, so that the shared lock is held only briefly: a newer generation need not wait for the copy.
         self._hold_generation(connection)
@@ -207,7 +207,7 @@ class PostgresWriter(SinkWriter):
         found = self._staging.remove_rows(connection, staged)
         if found != staged.rows or not self._staging.mark(connection, made):
             raise SnapshotError(
-                "the staged rows of a transaction are incomplete",
+                "the staged rows of a transaction are damaged",
                 where=self._where(str(made)),
                 cause=f"{staged.rows} rows were staged and {found} were found in "
                 f"{self._staging.schema}.{staged.staging}",

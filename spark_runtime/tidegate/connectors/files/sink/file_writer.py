@@ -258,8 +258,8 @@ class FileWriter(SinkWriter):
                 raise TidegateError(
                     "the staged file of a pre-committed transaction is lost",
                     where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {transaction}",
-                    cause=f"neither the staged file {staged} nor the published file {target} exists; another process "
-                    "probably removed it",
+                    cause=f"the transaction has no commit marker, and neither its staged file {staged} nor its "
+                    f"published file {target} exists; another process probably removed it",
                     remedy="Put the staged file back, or restore an earlier snapshot",
                 ) from e
 

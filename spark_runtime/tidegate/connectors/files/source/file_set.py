@@ -188,7 +188,7 @@ class FileSet:
                 return PipelineError(
                     "no input file has a readable record, so the schema is unknown",
                     where=f"{file.path}, offset {bad.offset:,}",
-                    cause=f"the first record cannot be read: {bad.reason}",
+                    cause=f"the first unreadable record: {bad.reason}",
                     remedy="Correct the file, check format= and encoding=, or declare schema=",
                 )
         return None
