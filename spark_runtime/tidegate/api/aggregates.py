@@ -246,7 +246,7 @@ def _check_columns(function: AggregateFunction, aggregate: Aggregate, where: str
     if orders and function.by == "none":
         raise PipelineError(f"{word}(...) does not support by=, an order of rows", where=where, remedy="Remove by=")
     if not orders and function.by == "required":
-        remedy = f'Name it: {word}("shop", by="price")'
+        remedy = f'Name the column: {word}("shop", by="price")'
         raise PipelineError(f"{word} needs by=, the column whose values it compares", where=where, remedy=remedy)
     count, most = len(aggregate.columns) - orders, function.most_columns
     if most is not None and count > most:
