@@ -100,7 +100,7 @@ def require_result_schema(schema: object, call: str, where: str) -> pa.Schema:
         raise PipelineError(
             f"schema= of {call} must be a pyarrow.Schema, the columns of the result, but is a {type(schema).__name__}",
             where=where,
-            remedy='Pass one: schema=pa.schema([("name", pa.string())])',
+            remedy='Pass a schema: schema=pa.schema([("name", pa.string())])',
         )
     refuse_duplicates(schema.names, where, remedy="Use a different name for every column")
     return schema

@@ -160,7 +160,7 @@ class GraphDraft:
                 raise PipelineError(
                     f"no operator or sink reads the records of the {node.kind}",
                     where=node.where,
-                    remedy="Write them to a sink (Discard() drops them), or remove the call",
+                    remedy="Write the records to a sink (Discard() drops them), or remove the call",
                 )
 
     def _uids(self) -> list[str]:

@@ -48,7 +48,7 @@ def _checked(
         raise PipelineError(
             f"the schema of side output {name!r} must be a pyarrow.Schema, but is a {type(schema).__name__}",
             where=where,
-            remedy=f'Pass one: side_outputs={{{name!r}: pa.schema([("line", pa.string())])}}',
+            remedy=f'Pass a schema: side_outputs={{{name!r}: pa.schema([("line", pa.string())])}}',
         )
     refuse_duplicates(schema.names, where, remedy="Use a different name for every column")
     return DraftOutput(name, schema, event_time.after_projection(same_columns(schema, input_schema), where))

@@ -205,7 +205,7 @@ def _parameters_of(dsn: str) -> dict[str, Any]:
             f"the connection string contains a secret: {', '.join(secret)}",
             where="Postgres(dsn=...)",
             cause="every reader of the job directory can read pipelines and arguments",
-            remedy='Remove it, and pass password="secret:env/NAME" or "secret:file/PATH"',
+            remedy='Remove the secret from dsn, and pass password="secret:env/NAME" or "secret:file/PATH"',
         )
     return parameters
 

@@ -134,7 +134,7 @@ class SparkWriter(Sink):
                 f"{self._table or self._path} already exists",
                 where=self.describe(),
                 cause='mode is "error", the default',
-                remedy='Remove it, or set mode="append" or "overwrite"',
+                remedy='Remove the existing data, or set mode="append" or "overwrite"',
             )
 
     def publish(self, rows: _StagedRows) -> None:
