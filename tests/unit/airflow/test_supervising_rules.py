@@ -52,7 +52,7 @@ def test_a_driver_that_may_still_be_starting_is_given_its_time() -> None:
 
 def test_a_job_that_is_meant_to_be_over_is_not_relaunched() -> None:
     decision = decide_supervision(replace(DEAD, meant_to_end_by="cli"), LIMITS)
-    assert (decision.action, "cli requested" in decision.why) == ("end", True)
+    assert (decision.action, "cli has requested" in decision.why) == ("end", True)
 
 
 def test_the_end_goes_before_everything() -> None:

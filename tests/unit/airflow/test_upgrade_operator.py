@@ -265,8 +265,8 @@ def test_a_job_that_was_suspended_before_is_upgraded_from_that_savepoint(
 @pytest.mark.parametrize(
     ("status", "data", "words"),
     [
-        ("FINISHED", {}, "it is FINISHED"),
-        ("FAILED", {}, "it is FAILED"),
+        ("FINISHED", {}, "the job is FINISHED"),
+        ("FAILED", {}, "the job is FAILED"),
         ("STOPPED", {"stop": {"outcome": "committed", "mode": "drain", "path": "p"}}, "the job was drained"),
     ],
 )

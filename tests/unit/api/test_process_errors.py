@@ -126,17 +126,20 @@ def test_every_process_needs_a_uid_a_schema_its_methods_and_an_instance(
 @pytest.mark.parametrize(
     ("process", "what"),
     [
-        (made(Process, "process", states=(VALUE,)), "state 'count' of Made is kept by key"),
+        (made(Process, "process", states=(VALUE,)), "state 'count' of process Made is kept by key"),
         (
             made(Process, "process", "write_raw", "read_raw", states=(keyed_raw_state("raw"),)),
-            "state 'raw' of Made is kept by key",
+            "state 'raw' of process Made is kept by key",
         ),
         (made(Process, "process", "on_timers"), "Made has the method on_timers, but the stream has no keys"),
         (made(Process, "process", states=(LIST, LIST)), "two states named 'rows'"),
-        (made(Process, "process", states=(raw_state("raw"),)), "declares raw state, but has no write_raw"),
-        (made(Process, "process", "write_raw", states=(raw_state("raw"),)), "declares raw state, but has no read_raw"),
+        (made(Process, "process", states=(raw_state("raw"),)), "declares raw state, but has no method write_raw"),
+        (
+            made(Process, "process", "write_raw", states=(raw_state("raw"),)),
+            "declares raw state, but has no method read_raw",
+        ),
         (made(Process, "process", "on_processing_time"), "on_processing_time, but not `every`"),
-        (made(Process, "process", every="5 s"), "defines `every` only"),
+        (made(Process, "process", every="5 s"), "defines `every`, but not on_processing_time"),
         (made(Process, "process", "on_processing_time", every="soon"), "soon"),
         (made(Process, "process", "on_processing_time", every="0 s"), "too short"),
     ],
@@ -177,7 +180,7 @@ def test_streams_that_cannot_be_connected_are_refused(orders: Stream, paid: Stre
     assert "'order' is string on the right" in refusal(lambda: connected.group_by("order")).what
     assert "did you mean 'order_id'" in refusal(lambda: connected.group_by("order", right="order_ids")).what
     assert "2 key columns on the left and 1" in refusal(lambda: connected.group_by("order", "kind", right="order")).what
-    assert "no columns" in refusal(lambda: connected.group_by()).what
+    assert "no key columns" in refusal(lambda: connected.group_by()).what
     with_rules = orders.connect(rules.broadcast())
     assert "has no keys" in refusal(lambda: with_rules.group_by("kind", right="kind")).what
     other = orders.group_by("order").connect(paid.group_by("order_id"))

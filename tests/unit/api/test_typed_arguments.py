@@ -85,14 +85,14 @@ def test_texts_of_the_command_line_become_what_the_signature_says() -> None:
 @pytest.mark.parametrize("function", [by_name, by_dataclass])
 def test_a_wrong_name_names_the_nearest_right_one_and_all_types(function: Callable[..., object]) -> None:
     error = refusal(function, {"flights": "x", "row": 3})
-    assert error.what == "the pipeline function has no argument 'row', did you mean 'rows'?"
+    assert error.what == "there is no argument 'row', did you mean 'rows'?"
     assert "flights: str, rows: int" in error.cause
 
 
 @pytest.mark.parametrize("function", [by_name, by_dataclass])
 def test_a_missing_argument_is_named(function: Callable[..., object]) -> None:
     error = refusal(function, {"rows": 3})
-    assert error.what == "the argument 'flights' of the pipeline function is missing"
+    assert error.what == "the argument 'flights' is missing"
     assert "--arg flights=" in error.remedy
 
 

@@ -32,12 +32,12 @@ HIDDEN = "hidden-word"
         ({"table": "a.b.c"}, "table name .* is invalid"),
         ({"table": ".t"}, "table name .* is invalid"),
         ({"table": ""}, "table name .* is invalid"),
-        ({"staging_schema": ""}, "no name"),
+        ({"staging_schema": ""}, "staging_schema is empty"),
         ({"password": HIDDEN}, "plain text"),
         ({"dsn": f"host=db password={HIDDEN}"}, "contains a secret: password"),
         ({"dsn": f"postgresql://etl:{HIDDEN}@db/sales"}, "contains a secret: password"),
         ({"dsn": f"host=db sslpassword={HIDDEN}"}, "contains a secret: sslpassword"),
-        ({"dsn": f"host=db {HIDDEN}"}, "is not valid"),
+        ({"dsn": f"host=db {HIDDEN}"}, "cannot be parsed"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name_and_no_secret_is_said(options: dict[str, Any], said: str) -> None:

@@ -247,7 +247,7 @@ def test_another_calendar_is_another_window(tmp_path: Path, back_end: str) -> No
     for other in (spec(replace(BERLIN, timezone="Asia/Kolkata")), spec(None, size=24 * HOUR)):
         subtasks = Subtasks(spec(), tmp_path / f"{other.shape}"[:12], back_end)
         subtasks.feed(batch([("a", at("2024-03-31T12:00"))]))
-        with pytest.raises(SnapshotError, match="1 day in Europe/Berlin, now"):
+        with pytest.raises(SnapshotError, match="1 day in Europe/Berlin; in the pipeline"):
             subtasks.restart(1, back_end, spec=other)
 
 

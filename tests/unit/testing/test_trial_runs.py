@@ -208,8 +208,8 @@ def test_a_sink_that_does_not_commit_shows_rows_as_often_as_they_were_written() 
     [
         ({"order": []}, "the pipeline has no source 'order', did you mean 'orders'?"),
         ({"orders": [{"shopp": "a"}]}, "there is no column 'shopp', did you mean 'shop'?"),
-        ({"orders": [{"price": "much"}]}, "the values of column 'price' are not int64"),
-        ({"orders": [{"time": "yesterday"}]}, "the values of column 'time' are not timestamp[us]"),
+        ({"orders": [{"price": "much"}]}, "the values of column 'price' are not of type int64"),
+        ({"orders": [{"time": "yesterday"}]}, "the values of column 'time' are not of type timestamp[us]"),
         ({"orders": pa.table({"shopp": ["a"]})}, "there is no column 'shopp'"),
         ({"orders": pa.table({"shop": ["a"]})}, "the rows of the input do not fit the schema"),
         ({"orders": [Watermark("late")]}, "the time 'late' is invalid"),

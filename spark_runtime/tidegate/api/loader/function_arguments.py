@@ -114,17 +114,17 @@ def _checked(
         if name not in by_name and not open_ended:
             near = nearest(name, by_name)
             raise PipelineError(
-                f"the pipeline function has no argument {name!r}" + (f", did you mean {near!r}?" if near else ""),
+                f"there is no argument {name!r}" + (f", did you mean {near!r}?" if near else ""),
                 where=where,
-                cause=f"the arguments of the function are {all_names}",
+                cause=f"the function's arguments are {all_names}",
                 remedy="Correct the name of the argument, or remove it",
             )
     missing = [p for p in known if not p.default and p.name not in arguments]
     if missing:
         raise PipelineError(
-            f"the argument {missing[0].name!r} of the pipeline function is missing",
+            f"the argument {missing[0].name!r} is missing",
             where=where,
-            cause=f"the arguments of the function are {all_names}",
+            cause=f"the function's arguments are {all_names}",
             remedy=f"Pass it: --arg {missing[0].name}=..., or in the arguments of the Airflow operator",
         )
     return {

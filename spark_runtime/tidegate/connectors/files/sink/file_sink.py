@@ -79,7 +79,7 @@ class FileSink(Sink):
             raise PipelineError(
                 "the records have several columns of the same name",
                 where=self._url,
-                cause=f"repeated names: {', '.join(twice)}",
+                cause=f"repeated names: {', '.join(map(repr, twice))}",
                 remedy="Rename the columns with select()",
             )
         check_partition_columns(schema, self._partition_by, self._url)
