@@ -31,7 +31,9 @@ def flag(value: Any, name: str) -> bool:
     """Return `value` as a boolean; "true" and "false" in any case. Raises OptionError that names the argument."""
     word = str(value).strip().lower()
     if word not in ("true", "false"):
-        raise OptionError(f"{value!r} is neither true nor false", where=f"argument {name}", remedy="Use true or false")
+        raise OptionError(
+            f"the value must be true or false, but is {value!r}", where=f"argument {name}", remedy="Use true or false"
+        )
     return word == "true"
 
 
@@ -40,6 +42,8 @@ def whole_number(value: Any, name: str, least: int) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not text.isdecimal() or int(text) < least:
         raise OptionError(
-            f"{value!r} is not an integer from {least} on", where=f"argument {name}", remedy=f"Use {least} or more"
+            f"the value must be an integer of {least} or more, but is {value!r}",
+            where=f"argument {name}",
+            remedy=f"Use {least} or more",
         )
     return int(text)

@@ -41,7 +41,7 @@ class TidegateSparkUiLink(BaseOperatorLink):
             generation = client.view().generation
             hint = client.hint(generation) if generation else None  # 0: no driver has begun yet
         except TidegateError as error:
-            logger.info("job %s: no link to the Spark UI: %s", operator.job_id, error)
+            logger.info("job %s: the task has no link to the Spark UI, nothing to do: %s", operator.job_id, error)
             return ""
         url = str((hint.data.get("spark_ui") if hint is not None else None) or "")
         # Airflow renders it as a link. Without this check, anybody who can write the job root could inject a script.

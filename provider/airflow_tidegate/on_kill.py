@@ -83,7 +83,11 @@ def is_still_deferred(instance: Any) -> bool:
             instance.dag_id, map_index=instance.map_index, task_ids=[instance.task_id], run_ids=[instance.run_id]
         )
     except Exception as error:  # any error of Airflow: in doubt, the kill is passed on
-        logger.warning("task %s: its state is unknown, so it counts as killed: %s", instance.task_id, error)
+        logger.warning(
+            "the state of Airflow task %s cannot be read, so the task counts as killed and on_kill applies: %s",
+            instance.task_id,
+            error,
+        )
         return False
     return "deferred" in states.get(instance.run_id, {}).values()
 
@@ -103,4 +107,6 @@ def send_kill_command(client: JobClient, command: Mapping[str, Any]) -> None:
             issued_by=command["issued_by"],
         )
     except CommandRefusedError as error:
-        logger.info("job %s: the task was killed; no command is sent: %s", client.job_id, error)
+        logger.info(
+            "job %s: the Airflow task was killed, but the job gets no command, nothing to do: %s", client.job_id, error
+        )

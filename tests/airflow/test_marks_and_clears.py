@@ -77,7 +77,7 @@ def test_a_run_whose_trigger_goes_to_another_triggerer_goes_on(airflow: Standalo
             until("the trigger to be told of a kill", lambda: "invoking on_kill" in log.read_text(), 60)
             until(
                 "it to see that nobody killed the task",
-                lambda: "another triggerer has taken over the wait" in log.read_text(),
+                lambda: "another triggerer has taken over the wait, so" in log.read_text(),
                 30,
             )
     finally:

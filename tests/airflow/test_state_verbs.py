@@ -53,7 +53,7 @@ def test_a_preflight_says_whether_the_pipeline_fits_the_savepoint_of_its_job(
     other.write_text(text, encoding="utf-8")
     state, log = ask(airflow, "misfits", {**conf, "graph": str(other)})
     assert state == "failed"
-    assert "the pipeline does not fit snapshot" in log and "numbers" in log
+    assert "the pipeline cannot be restored from snapshot" in log and "numbers" in log
 
 
 def test_garbage_goes_once_and_what_is_needed_stays(airflow: Standalone, stopped: JobClient) -> None:

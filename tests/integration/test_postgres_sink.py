@@ -367,12 +367,12 @@ def test_lost_and_damaged_transactions_are_named(database: Database) -> None:
     (rows,) = sql.execute(f"SELECT DISTINCT staging FROM {name}.transactions").fetchone()
     sql.execute(f"DELETE FROM {name}.{rows} WHERE n = 2")
     sql.execute(f"UPDATE {name}.transactions SET target = 'public.other' WHERE checkpoint_id = 3")
-    for handles, said in ((lost, "is lost.*no commit marker"), (damaged, "is damaged"), (foreign, "public.other")):
+    for handles, said in ((lost, "are lost.*no commit marker"), (damaged, "are damaged"), (foreign, "public.other")):
         with pytest.raises(TidegateError, match=said):
             writer.commit(handles)
     assert database.numbers() == []
     sql.execute(f"DROP SCHEMA {name} CASCADE")
-    with pytest.raises(TidegateError, match="transaction of another job|is lost"):
+    with pytest.raises(TidegateError, match="transaction of another job|are lost"):
         database.writer(TestWriter()).commit(damaged)
 
 
@@ -401,7 +401,7 @@ def test_after_a_rescale_an_upsert_waits_for_older_rows_that_another_subtask_com
     identity.generation = 2
     quick, slow = database.writer(identity, 0, 2, **options), database.writer(identity, 1, 2, **options)
     new = staged(quick, 2, batch_of(n=[7], v=[2]))
-    with pytest.raises(TidegateError, match="waits for rows of an older checkpoint"):
+    with pytest.raises(TidegateError, match="rows of an older checkpoint are not committed"):
         quick.commit(new)
     slow.commit(old)
     quick.commit(new)
@@ -422,7 +422,7 @@ def test_a_check_changes_nothing_and_a_good_table_passes(database: Database) -> 
         ("m bigint", {}, "no column 'n'; its columns are m"),
         ("n integer", {}, "'n': type int64 does not fit integer"),
         ("n bigint, m text NOT NULL", {}, "'m' is NOT NULL"),
-        ("n bigint GENERATED ALWAYS AS IDENTITY", {}, "the database computes it"),
+        ("n bigint GENERATED ALWAYS AS IDENTITY", {}, "the database computes this column"),
         ("n bigint NOT NULL", {"mode": "upsert", "key": "n"}, "no primary key or unique constraint on exactly n"),
         ("n bigint UNIQUE", {"mode": "upsert", "key": "n"}, "nulls never match"),
         ("n bigint, m bigint, PRIMARY KEY (n, m)", {"mode": "upsert", "key": ["n", "m"]}, "no key column 'm'"),
@@ -441,7 +441,7 @@ def test_a_table_that_cannot_be_used_is_refused_by_name(
 
 def test_views_unwritable_types_and_reserved_names_are_refused_all_at_once(database: Database) -> None:
     database.sql.execute(f"CREATE VIEW {database.table} AS SELECT 1::bigint AS n")
-    with pytest.raises(PipelineError, match="not a table but a view"):
+    with pytest.raises(PipelineError, match="not a table, but a view"):
         database.sink().check(SCHEMA)
     database.table += "_too"
     database.create("n bigint, l bigint[], tidegate_row bigint")
@@ -461,13 +461,13 @@ def test_missing_rights_are_named_and_inserting_alone_is_enough_to_append(databa
         patched.setenv("TIDEGATE_TEST_ROLE", secret)
         options = {"dsn": f"host={database.server.folder} dbname=postgres user={role}"}
         options["password"] = "secret:env/TIDEGATE_TEST_ROLE"
-        with pytest.raises(PipelineError, match="2 reasons.*lacks INSERT.*lacks CREATE on the database"):
+        with pytest.raises(PipelineError, match="2 reasons.*lacks the right INSERT.*lacks CREATE on the database"):
             database.sink(**options).check(SCHEMA)
         sql.execute(
             f"CREATE SCHEMA {database.staging} AUTHORIZATION {role}; GRANT INSERT (n) ON {database.table} TO {role}"
         )
         database.sink(**options).check(SCHEMA)
-        with pytest.raises(PipelineError, match="lacks SELECT"):
+        with pytest.raises(PipelineError, match="lacks the right SELECT"):
             database.sink(**options, mode="upsert", key="n").check(SCHEMA)
         writer = database.writer(TestWriter(), **options)
         writer.commit(staged(writer, 1, numbers(0, 3)))

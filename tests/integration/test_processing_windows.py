@@ -47,4 +47,4 @@ def test_a_drain_that_drops_open_windows_says_how_many(local_job: RealJob) -> No
     assert local_job.client.wait_result(command.command_id, "60 s").ok
     view = local_job.until_status("STOPPED", "FAILED")
     assert 0 < view.counters["by-clock"]["processing_time_dropped"] <= 2 * KEYS
-    assert "are dropped, because processing_time_on_end='drop' is set" in local_job.logs()
+    assert "are dropped, because processing_time_on_end='drop' is set; nothing to do" in local_job.logs()

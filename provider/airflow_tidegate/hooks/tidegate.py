@@ -87,16 +87,16 @@ class TidegateHook(BaseHook):
         root = extra.get("root") or connection.host
         if not root:
             raise OptionError(
-                "the connection has no job root",
+                "the Airflow connection has no job root",
                 where=where,
-                remedy='Set its URL or folder in "host", or in "root" of the extra',
+                remedy='Set the URL or the folder of the job root in "host", or in "root" of the extra',
             )
         if _holds_password(str(root)):
             raise OptionError(
-                "the job root contains a password",
+                "the job root in the Airflow connection contains a password",
                 where=where,
                 cause="the password would appear in logs, error messages and Airflow's table of triggers",
-                remedy='Move it to storage_options, as "secret:env/NAME" or "secret:file/PATH"',
+                remedy='Move the password to storage_options, as "secret:env/NAME" or "secret:file/PATH"',
             )
         storage_options = _mapping(extra.get("storage_options"), "storage_options", where)
         spark_conf = {k: str(v) for k, v in _mapping(extra.get("spark_conf"), "spark_conf", where).items()}

@@ -82,21 +82,23 @@ def run_cli_verb(
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise WaitTimeoutError(
-            f"{verb} did not end within {timeout_s:g} s", where=where, remedy="Retry the task: it continues the work"
+            f"`tidegate {verb}` did not end within {timeout_s:g} s",
+            where=where,
+            remedy="Retry the task, which continues the work, or raise its timeout",
         ) from error
     try:
         document = json.loads(done.stdout)
     except ValueError as error:
         raise EnvironmentProblemError(
-            f"{verb} ended with exit code {done.returncode} and reported no result",
+            f"`tidegate {verb}` ended with exit code {done.returncode} and reported no result",
             where=f"{where}, {command[0]}",
             cause=done.stderr[-TAIL:].strip(),
-            remedy=f"Check that the connection's interpreter has {needs}",
+            remedy=f"Check that the Python interpreter of the connection has {needs}",
         ) from error
     if "error" in document:
         problem = document["error"]
         if problem["code"] == EnvironmentProblemError.code:
-            remedy = f'{problem["remedy"]}, or set "python" of the connection to an interpreter that has it'
+            remedy = f'{problem["remedy"]}, or set "python" of the connection to an interpreter with this package'
             raise EnvironmentProblemError(
                 problem["what"], where=f"{where}, {command[0]}", cause=problem["cause"], remedy=remedy
             )

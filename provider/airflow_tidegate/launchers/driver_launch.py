@@ -77,9 +77,9 @@ def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
     begun = view.spec_number == spec.number and view.status is not JobStatus.CREATED
     if begun and view.status is JobStatus.CANCELED:
         raise JobFailedError(
-            "the job was cancelled",
+            "the job was cancelled, so its driver is not started",
             where=f"job {client.job_id}, submission {spec.number}",
-            remedy="Clear the task to submit the job again",
+            remedy="To submit the job again, clear the task",
         )
     if begun and view.is_terminal and view.status is not JobStatus.FAILED:
         return 0

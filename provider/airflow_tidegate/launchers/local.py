@@ -31,9 +31,9 @@ def _refuse_ephemeral() -> None:
     used = [name for name in EPHEMERAL_EXECUTORS if name in executor]
     if used:
         raise EnvironmentProblemError(
-            "a driver cannot be launched on an ephemeral Airflow worker",
+            "a driver cannot be started on an Airflow worker that ends with its task",
             where=f"executor {executor}",
-            cause=f"with {used[0]} the worker ends with its task, and the driver with it",
+            cause=f"with {used[0]}, the worker and all its processes end with the task, so the driver would end, too",
             remedy="Run this task on a permanent worker, with LocalExecutor or CeleryExecutor, or use the launcher "
             "yarn, kubernetes or agent",
         )

@@ -92,7 +92,9 @@ class TidegateCheckRestoreOperator(JobOperator):
             self.log.info("job %s, snapshot %s: %s: %s", self.job_id, found.path, finding.verdict, _words(finding))
         if not found.verdict.fits and self.on_misfit == "fail":
             reasons = "; ".join(map(_words, found.verdict.refused))
-            raise AirflowFailException(f"job {self.job_id}: the pipeline does not fit snapshot {found.path}: {reasons}")
+            raise AirflowFailException(
+                f"job {self.job_id}: the pipeline cannot be restored from snapshot {found.path}: {reasons}"
+            )
         return {**found.verdict.to_json(), "path": found.path, "spec": found.spec}
 
 

@@ -76,10 +76,10 @@ class TidegateCollectGarbageOperator(JobOperator):
         for one in collected[:MAX_LOGGED]:
             self.log.info("job %s: %s, %s, %s bytes", self.job_id, one["why"], one["path"], one["size_bytes"])
         if len(collected) > MAX_LOGGED:
-            self.log.info("job %s: and %d more", self.job_id, len(collected) - MAX_LOGGED)
+            self.log.info("job %s: and %d more, which are not listed here", self.job_id, len(collected) - MAX_LOGGED)
         for name in ("kept_back", "rows_kept"):
             if found.get(name):
                 self.log.info("job %s: %s: %s", self.job_id, name, found[name])
         for kept in found.get("sinks_kept", []):
-            self.log.info("job %s: data of sinks is kept: %s", self.job_id, kept)
+            self.log.info("job %s: staged data of sinks is not deleted: %s", self.job_id, kept)
         return {**found, "collected": len(found["collected"]), "in_sinks": len(in_sinks)}

@@ -25,8 +25,9 @@ from tidegate.errors import TidegateError, WaitTimeoutError
 from tidegate.jobs.client.job_client import JobClient
 
 NOT_KEPT_WHILE_DEFERRED = (
-    "this task now waits in the triggerer. If a user ends it there, the job is not notified (%s): this version of "
-    "Airflow does not notify triggers. Use Airflow 3.3, or deferrable=False if on_kill must work"
+    "this task now waits in the triggerer. If a user ends the task there, the job does not get the command of on_kill "
+    "(%s), because this version of Airflow does not notify triggers. If on_kill must work, use Airflow 3.3 or "
+    "deferrable=False"
 )
 """Message for the task log of an Airflow before 3.3. Its argument is the verb of the command that is not sent."""
 
@@ -89,7 +90,9 @@ class JobOperator(BaseOperator):
         try:
             return lineage_of(self.job_root().client(self.job_id))
         except (TidegateError, ImportError) as error:
-            self.log.info("job %s: nothing is reported to OpenLineage: %s", self.job_id, error)
+            self.log.info(
+                "job %s: its data sets are not reported to OpenLineage; the job is not affected: %s", self.job_id, error
+            )
             return None
 
     def job_root(self) -> JobRoot:

@@ -65,7 +65,7 @@ class TidegateRescaleJobOperator(TidegateUpgradeJobOperator):
         given = (self.pipeline, self.arguments, self.options, self.master, self.spark_conf)
         if any(value is not None for value in given):
             raise OptionError(
-                "a rescale can change only the parallelism",
+                "the task changes more than the parallelism, but a rescale can change only the parallelism",
                 where=f"Airflow task {self.task_id}",
                 remedy="Use TidegateUpgradeJobOperator for other changes",
             )
@@ -74,7 +74,7 @@ class TidegateRescaleJobOperator(TidegateUpgradeJobOperator):
             raise OptionError(
                 f"parallelism={self._wanted()} is more than the job's max_parallelism, {most}",
                 where=f"Airflow task {self.task_id}",
-                cause="max_parallelism is the number of key groups of its state, and never changes",
+                cause="max_parallelism is the number of key groups of the job's state, and never changes",
                 remedy=f"Use at most {most}",
             )
 

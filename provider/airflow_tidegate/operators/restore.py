@@ -76,9 +76,9 @@ class TidegateRestoreJobOperator(SubmittingOperator):
         """Write a submission that names its snapshot."""
         if not client.specs():
             raise JobNotFoundError(
-                "there is no such job",
+                "the job to restore does not exist",
                 where=f"job {client.job_id} under {client.root}",
-                remedy=job_remedy(client.store, client.job_id, "Start it first, or correct the job id"),
+                remedy=job_remedy(client.store, client.job_id, "Start the job first, or correct the job id"),
             )
         request = submission.SubmissionRequest(
             pipeline=self.pipeline_of(context),
@@ -122,7 +122,7 @@ def restore_from(
     text = str(value).strip() if value is not None else ""
     if not text or text == "None":
         raise OptionError(
-            "no snapshot is named",
+            "the snapshot to restore is missing",
             where="argument from_",
             remedy='Use "latest", a checkpoint id, a savepoint path, or the XCom of a savepoint or stop task',
         )

@@ -137,7 +137,7 @@ class TidegateStartJobOperator(SubmittingOperator):
         """Write a fresh submission: a new lineage (S9.3)."""
         if not self.pipeline:
             raise OptionError(
-                "no pipeline is set",
+                "the task has no pipeline to start",
                 where=f"Airflow task {self.task_id}",
                 remedy='Set pipeline="path/to/file.py:build"',
             )

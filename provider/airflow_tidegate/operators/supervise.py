@@ -106,7 +106,7 @@ class TidegateSuperviseJobOperator(MultiStepOperator):
         if failure is not None:
             decision = decide_supervision(self._seen(client, view, failure.message), limits)
             if decision.action == "end":
-                self.log.warning("job %s: %s: its driver is not relaunched", self.job_id, decision.why)
+                self.log.warning("job %s: %s; the driver is not relaunched, nothing to do", self.job_id, decision.why)
                 return self._result(client, view)
             if decision.action == "fail":
                 raise self._page(f"{decision.why}: {failure.message}", decision.remedy)
@@ -123,7 +123,7 @@ class TidegateSuperviseJobOperator(MultiStepOperator):
         """Relaunch a driver. Returns whether one was launched: not if its process exists, and not here if an agent
         launches.
         launches."""
-        self.log.warning("job %s: relaunching its driver: %s", self.job_id, decision.why)
+        self.log.warning("job %s: the driver is dead, and is relaunched: %s", self.job_id, decision.why)
         before = len(client.launches())
         ensure_driver(client, client.spec(view.spec_number), root)
         return len(client.launches()) > before

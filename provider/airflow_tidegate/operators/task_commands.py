@@ -47,9 +47,9 @@ def send_command(
             )
         return command_id
     raise CommandRefusedError(
-        f"this task instance has sent {MAX_COMMANDS} commands",
+        f"the Airflow task has sent {MAX_COMMANDS} commands to the job, of which none succeeded",
         where=f"job {client.job_id}, command {base}",
-        remedy="Find out why every command fails; clear the task to start with a new name",
+        remedy="Find out in the task's log why the commands fail. Then clear the task, which sends a new command",
     )
 
 

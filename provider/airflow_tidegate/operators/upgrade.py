@@ -131,9 +131,9 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         given = (self.pipeline, self.arguments, self.options, self.master, self.spark_conf)
         if all(value is None for value in given):
             raise OptionError(
-                "the new version equals the old version",
+                "the new version of the job equals the old version",
                 where=f"Airflow task {self.task_id}",
-                remedy="Pass pipeline, arguments, options, master or spark_conf",
+                remedy="Pass at least one of pipeline, arguments, options, master and spark_conf",
             )
 
     def new_options(self, like: Spec) -> JobOptions | None:
@@ -205,7 +205,9 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         except TidegateError as error:
             if error.code in WORTH_A_RETRY:
                 raise
-            self.log.error("job %s: the new version is refused; restoring the old version: %s", self.job_id, error)
+            self.log.error(
+                "job %s: the new version cannot be started, so the old version is restored: %s", self.job_id, error
+            )
             assert next_step(replace(facts, refused=True)) is UpgradeStep.RESTORE_OLD
             back = RestoreFrom("savepoint", path=facts.savepoint)
             self._submit_like(client, context, "back", facts.before, back)
@@ -293,7 +295,9 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
     def _failed(self, client: JobClient, facts: UpgradeFacts, step: UpgradeStep) -> AirflowFailException:
         where = f"job {self.job_id}"
         if step is UpgradeStep.ROLLED_BACK:
-            why = f"its submission {facts.new} {_end_of(client, facts.new)}" if facts.new else "it was not accepted"
+            why = (
+                f"its submission {facts.new} {_end_of(client, facts.new)}" if facts.new else "it could not be submitted"
+            )
             return AirflowFailException(
                 f"{where}: the new version completed no checkpoint: {why}. The old version is restored: submission "
                 f"{facts.old} runs the old version from savepoint {facts.savepoint}; no row was lost or repeated. "
@@ -301,9 +305,12 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
             )
         newest = client.spec(facts.newest)
         reasons = {
-            UpgradeStep.OVER: f"it is {facts.status} and was not suspended, so it cannot be upgraded. Restore it",
-            UpgradeStep.DRAINED: "it was drained, so its windows fired early. Restore it with allow_drained=True",
-            UpgradeStep.TAKEN_OVER: f"submission {facts.newest} by {newest.submitted_by} took over; the upgrade ends",
+            UpgradeStep.OVER: f"the job is {facts.status} and was not suspended, so it cannot be upgraded. "
+            "Restore the job, then clear the task",
+            UpgradeStep.DRAINED: "the job was drained, so its windows fired early, and it cannot be upgraded. "
+            "Restore the job with allow_drained=True",
+            UpgradeStep.TAKEN_OVER: f"submission {facts.newest} by {newest.submitted_by} took over the job, "
+            "so the upgrade ends and does nothing more",
         }
         return AirflowFailException(f"{where}: {reasons[step]}")
 

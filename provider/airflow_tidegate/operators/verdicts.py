@@ -93,14 +93,21 @@ class TidegateCommitCheckpointOperator(VerdictOperator):
         if wanted is None:
             wanted = max(view.waiting or view.uncommitted, default=None)
         if wanted is None:
-            raise CommandRefusedError("no checkpoint waits for a verdict", where=f"job {view.job_id}, {view.status}")
+            raise CommandRefusedError(
+                "no checkpoint of the job waits for approval",
+                where=f"job {view.job_id}, {view.status}",
+                remedy="Check in the job's decision log whether its output is committed or rejected already",
+            )
         self.committer("--approve", str(wanted))
         return {"checkpoint_id": wanted, "committed": True}
 
     def finish(self, client: JobClient, found: Payload) -> Payload:
         """Return the committed checkpoint. If the job ended between approval and commit, commit it first."""
         if not found["committed"]:
-            self.log.info("job %s has ended before the commit: committing in a process of this worker", self.job_id)
+            self.log.info(
+                "job %s has ended before the commit of its output; a process of this Airflow worker commits it",
+                self.job_id,
+            )
             self.committer()
         return {"checkpoint_id": found["checkpoint_id"], "committed": True}
 
@@ -147,7 +154,11 @@ class TidegateRejectCheckpointOperator(VerdictOperator):
             )
         checkpoint_id = checkpoint_number(self.checkpoint_id, "checkpoint_id")
         if checkpoint_id is None:
-            raise OptionError("there is no checkpoint to reject", where=where, remedy="Pass checkpoint_id")
+            raise OptionError(
+                "the task names no checkpoint to reject",
+                where=where,
+                remedy="Pass checkpoint_id=, such as the XCom of a sensor",
+            )
         return {"checkpoint_id": checkpoint_id, "then": self.then, "reason": self.reason}
 
     def commit_late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:

@@ -84,7 +84,10 @@ def require_own_origin(request: Request) -> None:
     foreign = site not in (None, "same-origin") or (origin is not None and not _is_own(origin, request))
     brings_token = request.headers.get("authorization", "").lower().startswith("bearer ")
     if foreign or (origin is None and site is None and not brings_token):
-        raise HTTPException(403, "this request does not come from Airflow's own pages")
+        raise HTTPException(
+            403,
+            "the request does not come from a page of this Airflow: open the page in Airflow, and repeat the action",
+        )
 
 
 def _is_own(origin: str, request: Request) -> bool:

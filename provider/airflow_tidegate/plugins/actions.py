@@ -75,24 +75,38 @@ class PageAction:
         allowed = {"nonce": str, "spec": int, **_ARGUMENTS[verb]}
         for name, value in body.items():
             if name not in allowed:
-                raise OptionError(f"{verb} has no argument {name!r}", where=verb, remedy=f"Send {', '.join(allowed)}")
+                raise OptionError(
+                    f"action {verb} has no argument {name!r}", where=verb, remedy=f"Send only {', '.join(allowed)}"
+                )
             if type(value) is not allowed[name]:
-                raise OptionError(f"{name} must be of type {allowed[name].__name__}", where=verb)
+                raise OptionError(
+                    f"{name} must be of type {allowed[name].__name__}, but is {value!r}",
+                    where=verb,
+                    remedy="Reload the page",
+                )
         for name in ("nonce", "spec", *(["checkpoint_id"] if verb in ("commit", "reject") else [])):
             if name not in body:
-                raise OptionError(f"{name} is missing", where=verb, remedy="Reload the page")
+                raise OptionError(f"argument {name} is missing in the request", where=verb, remedy="Reload the page")
         if not _NONCE.fullmatch(body["nonce"]):
-            raise OptionError("the nonce must be 8 to 64 letters, digits and dashes", where=verb)
+            raise OptionError(
+                "the nonce must be 8 to 64 letters, digits and dashes", where=verb, remedy="Reload the page"
+            )
         arguments = {name: value for name, value in body.items() if name not in ("nonce", "spec")}
         if verb == "reject" and arguments.setdefault("then", FOLLOW_UPS[0]) not in FOLLOW_UPS:
             raise OptionError(
                 f"then={arguments['then']!r} is unknown", where=verb, remedy=f"Use {', '.join(FOLLOW_UPS)}"
             )
         if len(arguments.get("reason", "")) > MAX_REASON_CHARACTERS:
-            raise OptionError(f"the reason is longer than {MAX_REASON_CHARACTERS} characters", where=verb)
+            raise OptionError(
+                f"the reason is longer than {MAX_REASON_CHARACTERS} characters", where=verb, remedy="Shorten the reason"
+            )
         if arguments.get("on_committed_after", ON_COMMITTED_AFTER[0]) not in ON_COMMITTED_AFTER:
             known = ", ".join(ON_COMMITTED_AFTER)
-            raise OptionError("on_committed_after is unknown", where=verb, remedy=f"Use {known}")
+            raise OptionError(
+                f"on_committed_after={arguments['on_committed_after']!r} is unknown",
+                where=verb,
+                remedy=f"Use {known}",
+            )
         return cls(verb, body["nonce"], body["spec"], arguments, by)
 
     @property
@@ -113,9 +127,9 @@ def perform_action(client: JobClient, root: JobRoot, job_state: JobState, it: Pa
         return _restore(client, root, job_state, it)
     if it.spec != job_state.view.spec_number and client.command(it.command_id) is None:
         raise CommandRefusedError(
-            f"the job was submitted again meanwhile: submission {job_state.view.spec_number}",
+            f"after the page was loaded, the job was submitted again as submission {job_state.view.spec_number}",
             where=f"job {client.job_id}",
-            remedy="Check the job as it is now, then press again",
+            remedy="Check the new submission on the page, then press the button again",
         )
     if it.verb == "cancel" and job_state.is_silent and not client.is_alive():
         with suppress(CommandRefusedError):  # the driver is silent, but its process exists: send it the command
@@ -141,11 +155,17 @@ def _restore(client: JobClient, root: JobRoot, job_state: JobState, it: PageActi
 def _submit(client: JobClient, root: JobRoot, job_state: JobState, it: PageAction) -> Spec:
     where = f"job {client.job_id}"
     if it.spec != job_state.view.spec_number:
-        raise CommandRefusedError("the job was submitted again meanwhile", where=where, remedy="Check the job again")
+        raise CommandRefusedError(
+            f"after the page was loaded, the job was submitted again as submission {job_state.view.spec_number}",
+            where=where,
+            remedy="Check the new submission on the page, then press the button again",
+        )
     chosen = it.arguments.get("checkpoint_id")
     known = job_state.view.checkpoint(chosen) if chosen is not None else None
     if chosen is not None and (known is None or known.status != "completed"):
-        raise SnapshotError(f"there is no completed snapshot {chosen}", where=where)
+        raise SnapshotError(
+            f"the job has no completed snapshot {chosen}", where=where, remedy="Choose a snapshot that the page lists"
+        )
     refuse_without_launcher(client, root, job_state.specs)
     flags = {name: value for name, value in it.arguments.items() if name != "checkpoint_id"}
     return client.submit(

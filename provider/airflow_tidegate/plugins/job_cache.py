@@ -101,7 +101,11 @@ class _CachedJob:
         client = self._client
         specs = client.specs()
         if not specs:
-            raise JobNotFoundError("there is no job with this id", where=f"job {client.job_id}")
+            raise JobNotFoundError(
+                "the job root has no job with this id",
+                where=f"job {client.job_id}",
+                remedy="Check the job id and the connection",
+            )
         decisions = client.decisions()
         durable = derive_durable(specs, decisions)
         hint = client.hint(durable.driver_generation) if durable.driver_generation else None
@@ -185,10 +189,10 @@ class _ReadLimit:
             if patient:
                 self._stuck_s = self._monotonic()
             raise StoreError(
-                "the job root does not answer",
+                "the store of the job root does not answer",
                 where=f"connection {self._conn_id}",
-                cause=f"earlier reads have not returned for {PATIENCE_S:g} s",
-                remedy="Check the store, and the network from the API server to it",
+                cause=f"earlier reads from the store have not returned for {PATIENCE_S:g} s",
+                remedy="Check the store, and the network from Airflow's API server to the store",
             )
         try:
             yield
@@ -202,7 +206,10 @@ def _understood(read: Callable[[], JobState], job_id: str) -> JobState:
         return read()
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise RecordError(
-            "the job's records are invalid", where=f"job {job_id}", cause=f"{type(error).__name__}: {error}"
+            "records in the job directory are invalid",
+            where=f"job {job_id}",
+            cause=f"{type(error).__name__}: {error}",
+            remedy="Check that the API server has the tidegate version of the job; if it has, report the error",
         ) from error
 
 
@@ -224,7 +231,11 @@ class JobCache:
     def root(self, conn_id: str) -> JobRoot:
         """Return the content of a connection. Raises JobNotFoundError for one that the page does not show."""
         if conn_id not in connections():
-            raise JobNotFoundError("the page does not show this connection", where=f"connection {conn_id}")
+            raise JobNotFoundError(
+                "the page does not show jobs of the connection",
+                where=f"connection {conn_id}",
+                remedy="Add it to the setting `connections` of section `tidegate` in Airflow's configuration",
+            )
         known = self._roots.get(conn_id)
         if known is None or self._monotonic() - known[0] >= LIST_S:
             self._roots[conn_id] = known = (self._monotonic(), self._root_of(conn_id))

@@ -36,8 +36,10 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
-NO_SUCH_JOB = "there is no such job, or you may not see it"
-CANNOT_BE_READ = "jobs of this connection cannot be read now; users who may edit the connection see the reason"
+NO_SUCH_JOB = "the job does not exist, or you lack the right to see it"
+CANNOT_BE_READ = (
+    "the jobs of this connection cannot be read at present; users who may edit the connection see the reason"
+)
 router = APIRouter(dependencies=[Depends(get_user)])
 
 
@@ -83,18 +85,18 @@ JobsDep = Annotated[JobCache, Depends(_jobs)]
 async def _body(request: Request) -> dict[str, Any]:
     """Return the JSON object of a request. Runs after user and origin are checked."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HTTPException(415, "send application/json")
+        raise HTTPException(415, "the request must have the content type application/json")
     raw = bytearray()
     async for part in request.stream():  # a chunked request does not declare its length
         raw += part
         if len(raw) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"send at most {MAX_BODY_BYTES} bytes")
+            raise HTTPException(413, f"the request has more than {MAX_BODY_BYTES} bytes")
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        raise HTTPException(400, "send a JSON object")
+        raise HTTPException(400, "the body of the request must be a JSON object")
     return body
 
 
@@ -190,7 +192,7 @@ def static(name: str) -> Response:
     content_type = next((CONTENT_TYPES[s] for s in CONTENT_TYPES if name.endswith(s)), None)
     content = _statics().get(name) if content_type is not None else None
     if content is None:
-        raise HTTPException(404, "there is no such file")
+        raise HTTPException(404, "the page has no such file")
     return Response(content, media_type=content_type, headers={"Cache-Control": "private, no-cache"})
 
 
@@ -307,10 +309,12 @@ def act(
 ) -> JSONResponse:
     """Perform a button's action. 202 with `{"command_id"}` or `{"done"}`; 403 if the user may only read."""
     if verb not in RIGHTS:
-        raise HTTPException(404, f"there is no action {verb!r}")
+        raise HTTPException(404, f"the page has no action {verb!r}")
     job_state = _seen(conn_id, job_id, jobs, request, user, fresh=True)
     if not may(RIGHTS[verb], Owned(conn_id, job_state.spec.owner_dag), request, user):
         owner = f"DAG {job_state.spec.owner_dag}" if job_state.spec.owner_dag is not None else f"connection {conn_id}"
-        raise HTTPException(403, f"your rights on {owner}, which owns the job, do not allow {verb}")
+        raise HTTPException(
+            403, f"you lack the right to {verb} the job: your rights on {owner}, which owns the job, do not allow it"
+        )
     asked = PageAction.of(verb, body, name_of(user))
     return JSONResponse(perform_action(jobs.client(conn_id, job_id), jobs.root(conn_id), job_state, asked), 202)

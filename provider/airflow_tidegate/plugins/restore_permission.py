@@ -18,7 +18,7 @@ from tidegate.jobs.launches import launched_processes
 from tidegate.jobs.os_processes import host_name, process_namespace
 from tidegate.jobs.records import Spec
 
-REMEDY = "Trigger a DAG with TidegateRestoreJobOperator, or run `tidegate restore` where its drivers run"
+REMEDY = "Trigger a DAG with TidegateRestoreJobOperator, or run `tidegate restore` on the machine of the job's drivers"
 
 
 def restore_blocker(client: JobClient, root: JobRoot, specs: Sequence[Spec]) -> str:
@@ -43,9 +43,10 @@ def refuse_foreign_code(client: JobClient, root: JobRoot) -> None:
     executors = [name.strip().rpartition(".")[2] for name in conf.get("core", "executor", fallback="").split(",")]
     if executors != ["LocalExecutor"]:
         raise EnvironmentProblemError(
-            "the page cannot start a driver here",
+            "the page cannot start a driver on Airflow's API server",
             where=f"job {client.job_id}",
-            cause=f"tasks run elsewhere ({', '.join(executors)}), and their code must not run on Airflow's API server",
+            cause=f"with executor {', '.join(executors)}, the code of DAGs runs on other machines, and "
+            "must not run on the API server",
             remedy=REMEDY,
         )
 
@@ -61,10 +62,10 @@ def refuse_without_launcher(client: JobClient, root: JobRoot, specs: Sequence[Sp
     where = f"job {client.job_id}, launcher {root.launcher}"
     if not runs_on_this_host(root.launcher):
         raise EnvironmentProblemError(
-            "the page cannot start a driver with this launcher",
+            f"the page cannot start a driver with launcher {root.launcher!r}",
             where=where,
-            cause=f"with launcher {root.launcher!r} a process of Airflow's API server would submit it, with settings "
-            "from the job directory",
+            cause="a process of Airflow's API server would submit the driver to the cluster, with settings from the "
+            "job directory, which DAG authors can change",
             remedy=REMEDY,
         )
     launches = (launched_processes(client.store, client.layout, spec.number) for spec in reversed(specs))
@@ -74,8 +75,9 @@ def refuse_without_launcher(client: JobClient, root: JobRoot, specs: Sequence[Sp
         return
     started = f"on {last.host}" if last is not None else "on a host that the job directory does not record"
     raise EnvironmentProblemError(
-        "the page cannot start this job's driver",
+        "the page cannot start the job's driver",
         where=where,
-        cause=f"its last driver was started {started}, but Airflow's API server runs on {here[0]}",
+        cause=f"the page starts a driver only on the machine of the job's last driver. The last driver was started "
+        f"{started}, but Airflow's API server runs on {here[0]}",
         remedy=REMEDY,
     )

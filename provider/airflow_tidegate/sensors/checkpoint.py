@@ -72,5 +72,9 @@ def whole_number(value: Any, name: str) -> int | None:
         return None
     text = str(value).strip()
     if not text.isdecimal():
-        raise OptionError(f"{value!r} is not an integer", where=f"argument {name}", remedy="Use a number such as 12")
+        raise OptionError(
+            f"the checkpoint id must be an integer, but is {value!r}",
+            where=f"argument {name}",
+            remedy="Use a number such as 12",
+        )
     return int(text)

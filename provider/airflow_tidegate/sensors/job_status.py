@@ -36,8 +36,8 @@ class TidegateJobStatusSensor(JobSensor):
         if wrong or not wanted:
             near = difflib.get_close_matches(wrong[0], known, 1) if wrong else []
             raise OptionError(
-                f"{wrong[0]!r} is not a status of a job" if wrong else "no status is named",
+                f"the job status {wrong[0]!r} is unknown" if wrong else "the sensor has no status to wait for",
                 where="argument statuses",
-                remedy=f"Did you mean {near[0]!r}" if near else f"Name some of {', '.join(known)}",
+                remedy=f"Did you mean {near[0]!r}" if near else f"Pass one or more of {', '.join(known)}",
             )
         return JobStatusWait(statuses=wanted)

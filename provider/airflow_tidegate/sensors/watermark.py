@@ -43,8 +43,9 @@ class TidegateWatermarkSensor(JobSensor):
         source = None if self.source in (None, "", "None") else str(self.source)
         if durable and source is not None:
             raise OptionError(
-                "a checkpoint records the watermark of the whole job, not of one source",
+                "source and durable exclude each other",
                 where="arguments source and durable",
-                remedy="Remove one of them",
+                cause="a checkpoint records the watermark of the whole job, not of one source",
+                remedy="Remove source or durable",
             )
         return WatermarkWait(at_us=event_time_us(self.at, "at"), source=source, durable=durable)

@@ -111,7 +111,13 @@ class JobEventTrigger(BaseEventTrigger):
                             sender.on_delivered(event)
             except Exception as error:
                 unexpected = None if isinstance(error, TidegateError) else error
-                self.log.warning("watching job %s: %s; retrying soon", self.job_id, error, exc_info=unexpected)
+                self.log.warning(
+                    "job %s cannot be read, and is read again in %g s: %s",
+                    self.job_id,
+                    RETRY_S,
+                    error,
+                    exc_info=unexpected,
+                )
             await asyncio.sleep(RETRY_S)
 
 
@@ -222,7 +228,11 @@ class TidegateWatermarkEventTrigger(JobEventTrigger):
         self._every_us = parse_duration(every, where="every") // timedelta(microseconds=1)
         self._start_us = None if start is None else event_time_us(start, "start")
         if not self._every_us:
-            raise OptionError("every must not be 0", where="argument every", remedy='Use an interval such as "1 h"')
+            raise OptionError(
+                "the interval `every` must be longer than 0",
+                where="argument every",
+                remedy='Use an interval such as "1 h"',
+            )
 
     def job_events(self) -> JobEvents:
         """Return the events of the watermark."""

@@ -132,7 +132,10 @@ class JobWaitTrigger(BaseTrigger):
         if self.kill_command is None:
             return
         if await sync_to_async(is_still_deferred)(self.task_instance):
-            self.log.info("job %s: another triggerer has taken over the wait; no command is sent", self.job_id)
+            self.log.info(
+                "job %s: another triggerer has taken over the wait, so the job gets no command, nothing to do",
+                self.job_id,
+            )
             return
         await asyncio.to_thread(self._send_kill_command, self.kill_command)
 

@@ -26,9 +26,9 @@ NEXT_ACTIONS = {
     **{code: outcome.next_action for code, outcome in STOP_OUTCOMES.items() if not outcome.stopped},
     **NEXT_OF_REFUSED,
     "superseded": "Retry the task, to send the command to the job's current submission",
-    "expired": "No driver read the command in time; check that one runs, then retry the task",
+    "expired": "No driver read the command in time. Check that the job's driver runs, then retry the task",
     "job_failed": "Restore the job from its latest snapshot",
-    "job_ended": "The job accepts no commands any more; check how it ended",
+    "job_ended": "The job has ended, and accepts no commands. Check how it ended; to run it again, restore it",
 }
 """Code of a negative answer -> what to do next (S7.7, S9.4)."""
 
@@ -79,7 +79,7 @@ class StatusWait(Wait):
     """
 
     kind: ClassVar[str] = "status"
-    what: ClassVar[str] = "the job's status"
+    what: ClassVar[str] = "the requested status of the job"
     spec: int
     statuses: tuple[str, ...]
     after_generation: int = 0
@@ -102,7 +102,7 @@ class JobStatusWait(Wait):
     """Wait until the newest submission of the job has one of `statuses`; fail if the job ends with another status."""
 
     kind: ClassVar[str] = "job_status"
-    what: ClassVar[str] = "the job's status"
+    what: ClassVar[str] = "the requested status of the job"
     statuses: tuple[str, ...]
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
@@ -118,7 +118,7 @@ class CommandWait(Wait):
     """Wait until command `command_id` is answered; a refusal is an error."""
 
     kind: ClassVar[str] = "command"
-    what: ClassVar[str] = "the driver's answer"
+    what: ClassVar[str] = "the driver's answer to the command"
     command_id: str
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
@@ -140,7 +140,7 @@ class StopWait(CommandWait):
     """Wait until the job has stopped; a job that ended by itself meanwhile counts as stopped (S7.5, S7.7)."""
 
     kind: ClassVar[str] = "stop"
-    what: ClassVar[str] = "the job to stop"
+    what: ClassVar[str] = "the end of the job after the stop command"
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
         """Return the answer's data.
@@ -168,7 +168,7 @@ class CancelWait(CommandWait):
     """Wait until the job is cancelled, or has ended otherwise."""
 
     kind: ClassVar[str] = "cancel"
-    what: ClassVar[str] = "the job to be cancelled"
+    what: ClassVar[str] = "the end of the job after the cancel command"
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
         """Return the job's summary once it has ended."""
@@ -258,19 +258,19 @@ class StagedWait(Wait):
         restore."""
         if checkpoint.verdict in ("waiting", "approved"):
             return
-        what = "was rejected" if checkpoint.verdict == "rejected" else f"({checkpoint.kind}) needs no verdict"
+        what = "was rejected" if checkpoint.verdict == "rejected" else f"({checkpoint.kind}) never waits for approval"
         raise CommandRefusedError(
             f"checkpoint {checkpoint.checkpoint_id} {what}",
             where=f"job {view.job_id}",
-            remedy="Wait for a newer one (newer_than=)",
+            remedy="Wait for a newer checkpoint: set newer_than= to this id",
         )
 
     def _refuse_ungated(self, client: JobClient, view: JobView) -> None:
         if client.spec(view.spec_number).options.get("commit") != "on_request":
             raise OptionError(
-                "the job commits by itself, so no checkpoint waits for a verdict",
+                "the job commits its output without approval, so no checkpoint ever waits for approval",
                 where=f"job {view.job_id}",
-                remedy='Submit it with the option commit="on_request"',
+                remedy='Remove the task, or submit the job with the option commit="on_request"',
             )
 
 
@@ -279,7 +279,7 @@ class CommitWait(CommandWait):
     """Wait until every sink has committed the checkpoint that a `commit` command approved (S7.8)."""
 
     kind: ClassVar[str] = "commit"
-    what: ClassVar[str] = "the commit"
+    what: ClassVar[str] = "the commit of the checkpoint"
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
         """Return the answer's data once the checkpoint is committed; with `committed` False if the job ended before."""
@@ -339,8 +339,8 @@ def refuse_unknown_sources(view: JobView, uids: Sequence[str]) -> None:
             raise OptionError(
                 f"the job has no source {uid!r}",
                 where=f"job {view.job_id}",
-                cause=f"its sources are {', '.join(sorted(known))}",
-                remedy=f"Did you mean {near[0]!r}" if near else "Name one of them",
+                cause=f"the sources of the job are {', '.join(sorted(known))}",
+                remedy=f"Did you mean {near[0]!r}" if near else "Name one of these sources",
             )
 
 
@@ -351,8 +351,8 @@ def refuse_aborted(view: JobView, checkpoint_id: int) -> None:
         raise CommandRefusedError(
             f"checkpoint {checkpoint_id} was aborted",
             where=f"job {view.job_id}",
-            cause=checkpoint.reason or "no reason recorded",
-            remedy="Wait for a newer one (newer_than=), or trigger one",
+            cause=checkpoint.reason or "the decision log has no reason",
+            remedy="Wait for a newer checkpoint with newer_than=, or trigger a checkpoint",
         )
 
 
@@ -369,9 +369,9 @@ def stop_result_of_ended_job(view: JobView) -> Payload:
 def refusal_error(view: JobView, result: CommandResult) -> CommandRefusedError:
     """Return a negative answer as an error, with the next action if the answer's code has one."""
     return CommandRefusedError(
-        result.message or "the job refused",
+        result.message or "the job's driver refused the command",
         where=f"job {view.job_id}, status {view.status.value}",
-        cause=f"code {result.code}",
+        cause=f"the code of the answer is {result.code}",
         remedy=NEXT_ACTIONS.get(str(result.data.get("outcome", result.code)), ""),
     )
 

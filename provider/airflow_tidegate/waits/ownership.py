@@ -70,6 +70,11 @@ class OwnerRenewal:
         try:
             client.renew_owner(spec.number, self._by)
         except StoreError as error:
-            logger.warning("job %s: owner.json could not be renewed: %s", client.job_id, error)
+            logger.warning(
+                "job %s: the file owner.json, by which the job sees that its task is alive, could not be written; "
+                "it is tried again: %s",
+                client.job_id,
+                error,
+            )
         else:
             self._at_s = now_s

@@ -43,7 +43,7 @@ class SuperviseWait(Wait):
     """
 
     kind: ClassVar[str] = "supervise"
-    what: ClassVar[str] = "the job's end"
+    what: ClassVar[str] = "the end of the job"
     no_progress_s: float | None = None
     owner: str = ""
     now: Callable[[], float] = field(default=time.time, compare=False, repr=False)

@@ -86,9 +86,9 @@ def decide_supervision(seen: DriverObservation, limits: SupervisionLimits) -> Su
     return SupervisionDecision(
         "fail",
         f"no checkpoint has completed and no source has read a record for {_words(stood_s)}",
-        "Approve or reject the checkpoints that wait for a verdict: until then the job reads nothing"
+        "Approve or reject the checkpoints that wait for a verdict: until then the job reads no records"
         if seen.waits_for_verdict
-        else "Check the job's status and log; it was left running. Retry the task to supervise it again",
+        else "Check the job's status and log. The job was left running: retry the task to supervise it again",
     )
 
 
@@ -96,7 +96,9 @@ def _of_dead_driver(seen: DriverObservation, limits: SupervisionLimits) -> Super
     if seen.is_starting:
         return WATCH
     if seen.meant_to_end_by:
-        return SupervisionDecision("end", f"its driver died, and {seen.meant_to_end_by} requested the end of the job")
+        return SupervisionDecision(
+            "end", f"the driver died, and {seen.meant_to_end_by} has requested the end of the job"
+        )
     since_s = seen.now_s - limits.window.total_seconds()
     again = [at for at in seen.launched_s[1:] if at > since_s]  # the first one started the job
     if len(again) < limits.max_relaunches:
@@ -104,8 +106,9 @@ def _of_dead_driver(seen: DriverObservation, limits: SupervisionLimits) -> Super
     window, most = format_duration(limits.window), limits.max_relaunches
     return SupervisionDecision(
         "fail",
-        f"the driver is dead, and was already relaunched {len(again)} times within {window}, of {most}",
-        "Fix what kills it; then restore the job from its latest snapshot, or retry the task with a larger budget",
+        f"the driver is dead, and was relaunched {len(again)} times within {window}; at most {most} are allowed",
+        "Fix what kills the driver. Then restore the job from its latest snapshot, or retry the task with a larger "
+        "max_relaunches",
     )
 
 
@@ -123,9 +126,9 @@ def decide_unlaunched(now_s: float, last_sign_s: float, limits: SupervisionLimit
         return WATCH
     return SupervisionDecision(
         "fail",
-        f"its driver has given no sign of life for {_words(silent_s)}, and no other driver was launched",
-        "If its process still exists, find out why it hangs and end it; if an agent launches drivers, check "
-        "that the agent runs. Then retry the task",
+        f"the driver has given no sign of life for {_words(silent_s)}, and no other driver was launched",
+        "If the driver's process still exists, find out why it hangs, and end it. If an agent launches drivers, "
+        "check that the agent runs. Then retry the task",
     )
 
 

@@ -71,10 +71,10 @@ class WaitEvaluator:
             return found
         if self.deadline_at is not None and self._now() >= self.deadline_at:
             raise WaitTimeoutError(
-                f"{self.wait.what} did not come within {self._timeout_s:g} s",
+                f"the task waited {self._timeout_s:g} s for {self.wait.what}, without success",
                 where=f"job {view.job_id}",
                 cause=f"the job is {view.status.value}{_slots(view)}",
-                remedy="Check the job's status and log, or raise the timeout",
+                remedy="Check the job's status and log, or raise the timeout of the task",
             )
         if not view.is_terminal:
             self._notice_lost_driver(client, observed)
@@ -83,15 +83,17 @@ class WaitEvaluator:
     def _notice_lost_driver(self, client: JobClient, observed: JobObservation) -> None:
         view, death, heartbeat = observed.view, observed.death, self._observing(observed)
         if death is not None and death == self._death:
-            raise driver_lost_error(view, f"its process {death.pid} on {death.host} is gone", output_tail(death))
+            raise driver_lost_error(
+                view, f"the driver's process {death.pid} on {death.host} does not exist any more", output_tail(death)
+            )
         # A process that is seen dead for the first time may have written its last entries after this read.
         self._death = death
         silent_s = heartbeat.silent_s(view)
         if heartbeat.is_silent(view):
-            raise _lost(client, view, observed.spec, f"no heartbeat for {silent_s:.3g} s")
+            raise _lost(client, view, observed.spec, f"the driver wrote no heartbeat for {silent_s:.3g} s")
         is_late = view.status is JobStatus.CREATED and silent_s >= LAUNCH_GRACE_S
         if is_late and not may_be_queued(client.store, client.layout, observed.spec.number):
-            raise _lost(client, view, observed.spec, f"it has not started within {silent_s:.3g} s")
+            raise _lost(client, view, observed.spec, f"the driver has not started within {silent_s:.3g} s")
 
     def _observing(self, observed: JobObservation) -> HeartbeatObserver:
         number = observed.view.spec_number
@@ -138,7 +140,7 @@ class WaitRunner:
         """
         view = self.client.view()
         if view.is_active and not self.client.is_alive():
-            raise _lost(self.client, view, self.client.spec(view.spec_number), "its heartbeat does not change")
+            raise _lost(self.client, view, self.client.spec(view.spec_number), "the driver's heartbeat does not change")
 
 
 def _lost(client: JobClient, view: JobView, spec: Spec, cause: str) -> DriverLostError:

@@ -27,7 +27,7 @@ class WatermarkWait(Wait):
     """
 
     kind: ClassVar[str] = "watermark"
-    what: ClassVar[str] = "the watermark"
+    what: ClassVar[str] = "the requested watermark"
     at_us: int
     source: str | None = None
     durable: bool = False
@@ -108,7 +108,7 @@ def event_time_us(value: Any, name: str) -> int:
             moment = None
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise OptionError(
-            f"{value!r} is not a time with a zone",
+            f"the value must be a time with a time zone, but is {value!r}",
             where=f"argument {name}",
             remedy='Use "{{ data_interval_end }}", or a text such as "2026-01-31T06:00:00Z"',
         )

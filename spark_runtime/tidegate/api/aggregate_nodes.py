@@ -65,7 +65,7 @@ def running_aggregate(
     where = call_place("aggregate", uid, location)
     if output not in get_args(AggregateOutput):
         raise PipelineError(
-            f"{output!r} is not an output of aggregates",
+            f'output must be "update" or "final", but is {output!r}',
             where=where,
             remedy='Write output="update" (on each change) or output="final" (once, at the end of the input)',
         )
@@ -91,7 +91,11 @@ def top_rows(
     columns."""
     require_column(schema, by, where)
     if not isinstance(n, int) or n < 1:
-        raise PipelineError(f"top_n of {n!r} rows", where=where, remedy='Pass a number: top_n(3, by="price")')
+        raise PipelineError(
+            f"the number of rows of top_n must be an integer above 0, but is {n!r}",
+            where=where,
+            remedy='Pass a number: top_n(3, by="price")',
+        )
     others = [name for name in schema.names if name not in keys]
     refuse_duplicates([*schema.names, RANK], where, remedy=f"Rename the column {RANK!r}")
     orders = [by] if time_column is None or time_column == by else [by, time_column]

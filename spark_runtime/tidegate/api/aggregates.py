@@ -177,7 +177,7 @@ def aggregate(name: str, *columns: str, n: int = 0, by: str | None = None) -> Ag
         raise with_place(error, call_place("aggregate", None, user_location())) from error
     if by is not None and not columns:
         raise PipelineError(
-            f"aggregate {name!r} by {by!r} needs a column",
+            f"aggregate {name!r} has by={by!r}, but no column to aggregate",
             where=call_place("aggregate", None, user_location()),
             remedy=f'Name the column: aggregate({name!r}, "delay", by={by!r})',
         )
@@ -195,16 +195,16 @@ def bound_aggregates(
     """
     if not aggregates:
         raise PipelineError(
-            "agg has no aggregates", where=where, remedy="Pass at least one: .agg(rows=count(), uid=...)"
+            "agg(...) has no aggregates", where=where, remedy="Pass at least one: .agg(rows=count(), uid=...)"
         )
     aggs: list[BoundAggregate] = []
     fields: list[pa.Field] = []
     for name, aggregate in aggregates.items():
         if not isinstance(aggregate, Aggregate):
             raise PipelineError(
-                f"{name} is not an aggregate: {aggregate!r}",
+                f"argument {name} of agg(...) must be an aggregate, but is {aggregate!r}",
                 where=where,
-                cause="Python's own sum, min or max?" if callable(aggregate) else "",
+                cause="sum, min and max without import are Python's own functions" if callable(aggregate) else "",
                 remedy="Call count, sum, min, max or another function of tidegate: tidegate.sum('delay')",
             )
         function = find_aggregate(aggregate.function)
@@ -213,7 +213,7 @@ def bound_aggregates(
         if time_column is not None and (orders or function.by_time):
             others, orders = (*others, time_column), orders + 1
         aggs.append(BoundAggregate(name, function.name, aggregate.column, others, aggregate.n, orders, aggregate.user))
-    refuse_duplicates((field.name for field in fields), where, remedy="Rename one of them")
+    refuse_duplicates((field.name for field in fields), where, remedy="Rename one of the columns")
     return tuple(aggs), fields
 
 
@@ -244,13 +244,15 @@ def _result_type(function: AggregateFunction, aggregate: Aggregate, schema: pa.S
 def _check_columns(function: AggregateFunction, aggregate: Aggregate, where: str) -> None:
     word, orders = function.word, aggregate.orders
     if orders and function.by == "none":
-        raise PipelineError(f"{word} cannot order rows by a column", where=where, remedy="Remove by=")
+        raise PipelineError(f"{word}(...) does not support by=, an order of rows", where=where, remedy="Remove by=")
     if not orders and function.by == "required":
-        remedy = f'Name it: {word}("shop", by="price")'
-        raise PipelineError(f"{word} needs a column to compare", where=where, remedy=remedy)
+        remedy = f'Name the column: {word}("shop", by="price")'
+        raise PipelineError(f"{word} needs by=, the column whose values it compares", where=where, remedy=remedy)
     count, most = len(aggregate.columns) - orders, function.most_columns
     if most is not None and count > most:
-        raise PipelineError(f"{word} has {count} columns", where=where, remedy=f"Pass at most {most}")
+        raise PipelineError(
+            f"{word}(...) has {count} columns, but supports {most}", where=where, remedy=f"Pass at most {most}"
+        )
 
 
 def _refused(function: AggregateFunction, column: str, type_: pa.DataType, where: str) -> PipelineError:

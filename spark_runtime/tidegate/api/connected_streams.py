@@ -33,7 +33,7 @@ class ConnectedStreams(Generic[AnyStream]):
             raise PipelineError(
                 "a grouped stream cannot be connected with a stream that is not grouped",
                 where=where,
-                remedy="Group both: left.group_by(...).connect(right.group_by(...))",
+                remedy="Group both streams: left.group_by(...).connect(right.group_by(...))",
             )
         left._require_sibling(right, where)
         assert isinstance(right, StreamBase)
@@ -58,9 +58,9 @@ class ConnectedStreams(Generic[AnyStream]):
             of_right = keys if right is None else ((right,) if isinstance(right, str) else tuple(right))
         elif right is not None:
             raise PipelineError(
-                "the broadcast side has no keys",
+                "right= names key columns of the broadcast side, which has no keys",
                 where=where,
-                cause="every subtask receives all its records",
+                cause="every subtask receives all records of the broadcast side",
                 remedy="Remove right=, or remove .broadcast()",
             )
         return ConnectedGroups(self._left, keys, self._right, of_right, where)
@@ -112,7 +112,7 @@ class ConnectedGroups(Generic[AnyStream]):
             refuse_duplicates(names, where, remedy="Name each key column once")
         if not keys:
             raise PipelineError(
-                "group_by has no columns", where=where, remedy='Name at least one: .group_by("carrier")'
+                "group_by(...) has no key columns", where=where, remedy='Name at least one: .group_by("carrier")'
             )
         if not isinstance(right, BroadcastStream):
             _require_same_keys(left.schema, keys, right.schema, right_keys, where)
@@ -243,5 +243,5 @@ def _require_same_keys(
             raise PipelineError(
                 f"key column {mine!r} is {types[0]} on the left, but {theirs!r} is {types[1]} on the right",
                 where=where,
-                remedy=f"Cast one of them first: .with_columns({theirs}=pc.field({theirs!r}).cast(...))",
+                remedy=f"Cast one of the two columns first: .with_columns({theirs}=pc.field({theirs!r}).cast(...))",
             )

@@ -63,7 +63,7 @@ class GroupedStream(Generic[S]):
         where = call_place("group_by", None, location)
         if not keys:
             raise PipelineError(
-                "group_by has no columns", where=where, remedy='Name at least one: .group_by("carrier")'
+                "group_by(...) has no key columns", where=where, remedy='Name at least one: .group_by("carrier")'
             )
         for key in keys:
             require_key(require_column(stream.schema, key, where), where)
@@ -94,7 +94,7 @@ class GroupedStream(Generic[S]):
         where = call_place("window", None, user_location())
         if not isinstance(window, Window):
             raise PipelineError(
-                f"window needs a window, got {window!r}",
+                f"the argument of window(...) must be a window, but is {window!r}",
                 where=where,
                 remedy=f"Write tumbling({window!r})" if isinstance(window, str) else 'Write tumbling("1 day")',
             )
@@ -279,7 +279,7 @@ class GroupedStream(Generic[S]):
         if initial is not None:
             if not isinstance(initial, GroupedStream):
                 raise PipelineError(
-                    f"initialState is a {type(initial).__name__}",
+                    f"initialState must be a grouped stream, but is a {type(initial).__name__}",
                     where=where,
                     remedy='Pass a grouped stream of this pipeline: p.read(...).group_by("carrier")',
                 )
@@ -321,7 +321,8 @@ class GroupedStream(Generic[S]):
             raise PipelineError(
                 "a grouped stream cannot be connected with a stream that is not grouped",
                 where=where,
-                remedy="Group both: left.group_by(...).connect(right.group_by(...)); or broadcast one: .broadcast()",
+                remedy="Group both streams: left.group_by(...).connect(right.group_by(...)); or connect with "
+                "right.broadcast()",
             )
         return ConnectedGroups(self._stream, self._keys, stream, keys, where)
 

@@ -95,13 +95,15 @@ def as_of_join(
         raise PipelineError(
             f"join_as_of does not support how={call.how!r}",
             where=where,
-            cause="one version is valid for any number of records",
+            cause="an as-of join emits records of the left side only; versions without a record are not emitted",
             remedy='Use "inner" or "left"',
         )
     tolerance_us = None if tolerance is None else signed_us(tolerance, "tolerance", where)
     if tolerance_us is not None and tolerance_us < 0:
         raise PipelineError(
-            f"tolerance={tolerance!r} excludes every version", where=where, remedy='Pass a tolerance such as "1 day"'
+            f"tolerance={tolerance!r} is negative",
+            where=where,
+            remedy='Pass a tolerance such as "1 day"',
         )
     how, bounds = _kind(call.how, where), AsOfMatch(tolerance_us)
     keys = join_keys(left.schema, right.schema, call.on, call.left_on, call.right_on, where)
@@ -117,9 +119,9 @@ def broadcast_join(left: pa.Schema, other: BroadcastStream, call: JoinCall, wher
     how = _broadcast_kind(call, where)
     if not other.bounded:
         raise PipelineError(
-            "the broadcast side is unbounded",
+            "the broadcast side of the join is unbounded",
             where=where,
-            cause="records wait for the end of the broadcast side, which would never come",
+            cause="the join emits nothing until the broadcast side has ended, but an unbounded side never ends",
             remedy="Read it with a bounded source, such as Files; or remove .broadcast() to join two streams",
         )
     if OWNER_COLUMN in left.names:
@@ -172,7 +174,7 @@ def _broadcast_kind(call: JoinCall, where: str) -> JoinKind:
     raise PipelineError(
         f"a broadcast join does not support how={call.how!r}",
         where=where,
-        cause="every subtask holds the whole broadcast side, and does not know the matches of other subtasks"
+        cause="a subtask does not know whether a row of the broadcast side has a match in another subtask"
         if call.how in ("right", "full")
         else "",
         remedy=f"Use one of {', '.join(get_args(JoinKind))}; or remove .broadcast() to join two streams",
@@ -185,18 +187,20 @@ def join_keys(
     """Return the (left, right) key columns, of comparable types. Raises PipelineError for invalid columns."""
     if (on is None) == (left_on is None) or (left_on is None) != (right_on is None):
         raise PipelineError(
-            "the join has no key columns" if on is None else "the join has both on and left_on or right_on",
+            "the key columns of the join are missing or incomplete"
+            if on is None
+            else "the join has both on and left_on or right_on, but key columns must be named once",
             where=where,
-            remedy='Name the columns once: on="carrier"; or with different names left_on="carrier", right_on="code"',
+            remedy='Pass on="carrier"; or, if the names differ on the two sides, left_on="carrier", right_on="code"',
         )
     mine, theirs = (_names(on), _names(on)) if on is not None else (_names(left_on), _names(right_on))
     if not mine and not theirs:
-        raise PipelineError("the join has no key column", where=where, remedy='Name one: on="carrier"')
+        raise PipelineError("the join has no key column", where=where, remedy='Name at least one: on="carrier"')
     if len(mine) != len(theirs):
         raise PipelineError(
-            f"{len(mine)} key columns of the left cannot be compared with {len(theirs)} of the right",
+            f"the join has {len(mine)} key columns of the left side, but {len(theirs)} of the right side",
             where=where,
-            remedy='Name equally many columns of each side, at least one: on="carrier"',
+            remedy='Name equally many columns of each side: left_on="carrier", right_on="code"',
         )
     for names in (mine, theirs):
         refuse_duplicates(names, where, remedy="Name each key column once")
@@ -208,7 +212,7 @@ def join_keys(
             raise PipelineError(
                 f"key column {one!r} is {first.type} on the left, but {other!r} is {second.type} on the right",
                 where=where,
-                remedy=f"Cast one of them first: .with_columns({one}=pc.field({one!r}).cast(...))",
+                remedy=f"Cast one of the two columns first: .with_columns({one}=pc.field({one!r}).cast(...))",
             )
     return tuple(zip(mine, theirs, strict=True))
 
@@ -222,15 +226,17 @@ def output_names(
         PipelineError: a name occurs on both sides, and there is no suffix or the suffix does not resolve it.
     """
     if suffix is not None and (not isinstance(suffix, str) or not suffix):
-        raise PipelineError(f"{suffix!r} is not a suffix", where=where, remedy='Pass a string: suffix="_right"')
+        raise PipelineError(
+            f"suffix must be a string, but is {suffix!r}", where=where, remedy='Pass a string: suffix="_right"'
+        )
     shared = {theirs for mine, theirs in keys if mine == theirs}
     columns = [name for name in right.names if name not in shared]
     clash = [name for name in columns if name in left.names]
     if clash and suffix is None:
         raise PipelineError(
-            f"column {clash[0]!r} is on both sides of the join",
+            f"both sides of the join have a column {clash[0]!r}",
             where=where,
-            remedy=f'Set a suffix for the other side: suffix="_right" makes it {clash[0] + "_right"!r}; '
+            remedy=f'Set a suffix for columns of the right side: suffix="_right" makes it {clash[0] + "_right"!r}; '
             f"or rename the column on one side: .select(..., other_name=pc.field({clash[0]!r}))",
         )
     names = tuple((name, f"{name}{suffix}" if name in clash else name) for name in columns)
@@ -262,7 +268,7 @@ def _bounds(call: JoinCall, where: str) -> Bounds:
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise PipelineError(
-            f"a join has one bound on times, but got {' and '.join(names)}",
+            f"a join supports one bound on times, but the call has {' and '.join(names)}",
             where=where,
             remedy="Pass only one of between, window and ttl",
         )
@@ -279,14 +285,14 @@ def _bounds(call: JoinCall, where: str) -> Bounds:
 def _between(between: object, where: str) -> IntervalMatch:
     if not isinstance(between, tuple | list) or len(between) != 2:
         raise PipelineError(
-            f"between is not a pair of durations: {between!r}",
+            f"between must be a pair of durations, but is {between!r}",
             where=where,
-            remedy='Pass how much earlier and later the other side may be: between=("-5 min", "10 min")',
+            remedy='Pass how much earlier and later a row of the right side may be: between=("-5 min", "10 min")',
         )
     lower_us, upper_us = (signed_us(bound, "between", where) for bound in between)
     if lower_us > upper_us:
         raise PipelineError(
-            f"between=({between[0]!r}, {between[1]!r}) is empty",
+            f"between=({between[0]!r}, {between[1]!r}) contains no time, because its first bound is the later one",
             where=where,
             remedy=f"Put the earlier bound first: between=({between[1]!r}, {between[0]!r})",
         )
@@ -296,7 +302,7 @@ def _between(between: object, where: str) -> IntervalMatch:
 def _windows(window: object, where: str) -> WindowMatch | SessionMatch:
     if not isinstance(window, Tumbling | Sliding | Session):
         raise PipelineError(
-            f"window needs a window, got {window!r}",
+            f"window= must be a window, but is {window!r}",
             where=where,
             remedy=f"Write tumbling({window!r})"
             if isinstance(window, str)
@@ -306,7 +312,7 @@ def _windows(window: object, where: str) -> WindowMatch | SessionMatch:
         raise PipelineError(
             "a join supports windows over event time only",
             where=where,
-            cause="two streams have no common processing time",
+            cause="the two streams have no common processing time",
             remedy="Remove time=, and call with_watermark on both sides",
         )
     if isinstance(window, Session):

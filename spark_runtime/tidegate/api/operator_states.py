@@ -90,9 +90,9 @@ def _require_name(name: object, where: str) -> None:
     require_state_name(name, where)
     if name in get_args(StateFormat) and name != "rows":
         raise PipelineError(
-            f"{name!r} cannot be the name of a state",
+            f"a state cannot be named {name!r}",
             where=where,
-            cause="snapshots use this name for files of a back end",
+            cause="snapshots use this name for files of the state back end",
             remedy="Use another name",
         )
 

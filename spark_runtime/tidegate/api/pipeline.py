@@ -45,7 +45,7 @@ class Pipeline:
         where = call_place("source", uid, location)
         if not isinstance(source, Source):
             raise PipelineError(
-                f"read needs a source, got {source!r}",
+                f"the argument of read(...) must be a source, but is {source!r}",
                 where=where,
                 remedy=f"Write Files({source!r})" if isinstance(source, str) else "Pass a source, such as Files(path)",
             )
@@ -58,7 +58,7 @@ class Pipeline:
             raise with_place(error, where) from error
         if not schema.names:
             raise PipelineError("the source has no columns", where=where, remedy="Check the files, or pass schema=")
-        refuse_duplicates(schema.names, where, remedy="Rename one of them in the source")
+        refuse_duplicates(schema.names, where, remedy="Rename one of the columns in the source")
         sides = tuple(DraftOutput(name, side) for name, side in source.side_outputs().items())
         node = DraftNode(
             uid,

@@ -77,14 +77,14 @@ def unkeyed_spec(
     name = type(process).__name__
     if keyed:
         raise PipelineError(
-            f"state {keyed[0]!r} of {name} is kept by key, but its rows have no keys",
+            f"state {keyed[0]!r} of process {name} is kept by key, but the stream has no keys",
             where=where,
             remedy='Group by columns first, .group_by("carrier"), and subclass a Keyed process; or declare state of a '
             "subtask: operator_list_state, union_list_state, broadcast_state, raw_state",
         )
     if hasattr(type(process), "on_timers"):
         raise PipelineError(
-            f"{name} has on_timers, but its rows have no keys",
+            f"process {name} has the method on_timers, but the stream has no keys",
             where=where,
             cause="timers are kept by key",
             remedy='Group by columns first, .group_by("carrier"), and subclass a Keyed process; or use the clock: '
@@ -101,7 +101,9 @@ def require_process(process: object, wanted: type[ProcessBase], inputs: Sequence
         for method in (given_input.method for given_input in inputs):
             if not overrides(process, method):
                 raise PipelineError(
-                    f"{given} has no method {method}", where=where, remedy=f"Write it: def {method}(self, rows, ctx)"
+                    f"process {given} has no method {method}",
+                    where=where,
+                    remedy=f"Write the method: def {method}(self, rows, ctx)",
                 )
         return
     if inspect.isclass(process) and issubclass(process, wanted):
@@ -114,7 +116,9 @@ def require_process(process: object, wanted: type[ProcessBase], inputs: Sequence
             if call is None
             else f"Write {call}, or subclass tidegate.{wanted.__name__}"
         )
-    raise PipelineError(f"process needs a {wanted.__name__}, got {given}", where=where, remedy=remedy)
+    raise PipelineError(
+        f"the argument of process(...) must be a {wanted.__name__}, but is {given}", where=where, remedy=remedy
+    )
 
 
 def _states(process: ProcessBase, where: str) -> tuple[StateDescriptor | SubtaskState, ...]:
@@ -123,9 +127,9 @@ def _states(process: ProcessBase, where: str) -> tuple[StateDescriptor | Subtask
     for method in ("write_raw", "read_raw") if raw is not None else ():
         if not overrides(process, method):
             raise PipelineError(
-                f"{type(process).__name__} declares raw state, but has no {method}",
+                f"process {type(process).__name__} declares raw state, but has no method {method}",
                 where=where,
-                cause="the process must write and read the bytes itself",
+                cause="a process writes and reads the bytes of its raw state itself",
                 remedy="Write both: def write_raw(self, name, out) and def read_raw(self, name, pieces)",
             )
     return states
@@ -139,15 +143,17 @@ def _every_ms(process: Process | CoProcess | BroadcastProcess, where: str) -> in
     called = overrides(process, "on_processing_time")
     if called != (process.every is not None):
         raise PipelineError(
-            f"{type(process).__name__} defines "
-            + ("on_processing_time, but not `every`" if called else "`every` only"),
+            f"process {type(process).__name__} defines "
+            + ("on_processing_time, but not `every`" if called else "`every`, but not on_processing_time"),
             where=where,
-            cause="`every` and on_processing_time belong together",
+            cause="on_processing_time is called at the interval `every`",
             remedy='Define both: every = "5 s" and def on_processing_time(self, now_ms, ctx)',
         )
     if process.every is None:
         return None
     every_ms = duration_us(process.every, "every", where) // 1000
     if every_ms < 1:
-        raise PipelineError(f"every={process.every!r} is too short", where=where, remedy='Use at least "1 ms"')
+        raise PipelineError(
+            f"every={process.every!r} of the process is too short", where=where, remedy='Use at least "1 ms"'
+        )
     return every_ms

@@ -83,7 +83,7 @@ def initial_columns(
     stream, initial_keys = initial._stream, initial._keys
     if not stream.bounded:
         raise PipelineError(
-            "initialState is unbounded, so rows would wait for its end forever",
+            "initialState is an unbounded stream, so rows of the main stream would wait for its end forever",
             where=where,
             remedy="Pass a bounded stream, such as p.read(Files(...))",
         )
@@ -94,7 +94,7 @@ def initial_columns(
             f"initialState is grouped by {', '.join(initial_keys)} ({', '.join(map(str, given))}), "
             f"but the stream by {', '.join(keys)} ({', '.join(map(str, types))})",
             where=where,
-            remedy="Group both by columns of the same types, in the same order; cast them first",
+            remedy="Group both streams by columns of the same types, in the same order; cast differing columns",
         )
     return stream.schema, initial_keys
 
@@ -108,7 +108,7 @@ def _processor(processor: object, where: str) -> StatefulProcessor:
         given, remedy = f"the class {processor.__name__}", f"Create an instance: {processor.__name__}()"
     else:
         given, remedy = f"a {type(processor).__name__}", "Subclass pyspark.sql.streaming.StatefulProcessor"
-    raise PipelineError(f"statefulProcessor is {given}", where=where, remedy=remedy)
+    raise PipelineError(f"statefulProcessor must be an instance, but is {given}", where=where, remedy=remedy)
 
 
 def _require_output_mode(mode: object, where: str) -> None:
@@ -116,9 +116,9 @@ def _require_output_mode(mode: object, where: str) -> None:
         return
     complete = isinstance(mode, str) and mode.lower() == "complete"
     raise PipelineError(
-        f"outputMode is {mode!r}",
+        f"outputMode {mode!r} is not supported",
         where=where,
-        cause="Spark, too, refuses Complete for transformWithState" if complete else "there is no such output mode",
+        cause="Spark, too, refuses Complete for transformWithState" if complete else "Spark has no such output mode",
         remedy="Use Append or Update: the processor itself decides its output, so both do the same",
     )
 
@@ -126,7 +126,7 @@ def _require_output_mode(mode: object, where: str) -> None:
 def _time_mode(mode: object, where: str) -> TimeMode:
     known = TIME_MODES.get(mode.lower()) if isinstance(mode, str) else None
     if known is None:
-        raise PipelineError(f"timeMode is {mode!r}", where=where, remedy="Use None, ProcessingTime or EventTime")
+        raise PipelineError(f"unknown timeMode {mode!r}", where=where, remedy="Use None, ProcessingTime or EventTime")
     return known
 
 

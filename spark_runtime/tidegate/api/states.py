@@ -125,9 +125,9 @@ def reducing_state(
     where = state_place("reducing_state", name)
     if not isinstance(reductions, Mapping) or not reductions:
         raise PipelineError(
-            f"reducing_state needs reductions, got {reductions!r}",
+            f"the reductions of reducing_state must be a dict with at least one column, but are {reductions!r}",
             where=where,
-            remedy='Pass some, such as {"total": "sum"}',
+            remedy='Pass them as in {"total": "sum"}',
         )
     fields: list[tuple[str, pa.DataType]] = []
     kinds: list[Reduction] = []
@@ -136,7 +136,8 @@ def reducing_state(
         if reduction not in get_args(Reduction):
             near = nearest(str(reduction), get_args(Reduction))
             raise PipelineError(
-                f"{reduction!r} is not a reduction" + (f", did you mean {near!r}?" if near else ""),
+                f"the reduction {reduction!r} of column {column!r} is unknown"
+                + (f", did you mean {near!r}?" if near else ""),
                 where=where,
                 remedy=f"Use one of {', '.join(get_args(Reduction))}",
             )
@@ -149,8 +150,8 @@ def reducing_state(
                 f"column {field.name!r} of type {field.type} does not support {reduction!r}",
                 where=where,
                 cause=f"{reduction} supports {_REDUCIBLE_TEXT[reduction]}",
-                remedy=f"Declare {field.name!r} as one of these and cast what you add, or use an aggregating_state "
-                "with a merge function of your own",
+                remedy=f"Declare {field.name!r} as one of these types and cast the added values, or use an "
+                "aggregating_state with a merge function of your own",
             )
     return _state(name, "reducing", schema, where, ttl, ttl_on_read, renamed, reductions=tuple(kinds))
 
@@ -177,7 +178,7 @@ def aggregating_state(
     where = state_place("aggregating_state", name)
     if not callable(merge):
         raise PipelineError(
-            f"merge must be a function of accumulators and offsets, got {type(merge).__name__}",
+            f"merge must be a function of accumulators and offsets, but is a {type(merge).__name__}",
             where=where,
             remedy="Pass a function that returns a record batch with one row for each key",
         )
@@ -191,18 +192,22 @@ def checked_states(states: object, where: str) -> tuple[DeclaredState, ...]:
     made_by = "Create states with value_state(...), operator_list_state(...) and similar functions"
     if isinstance(states, DeclaredState) or not isinstance(states, Iterable):
         raise PipelineError(
-            f"`states` of the process is a {type(states).__name__}", where=where, remedy="Set it to a list of states"
+            f"`states` of the process must be a list of states, but is a {type(states).__name__}",
+            where=where,
+            remedy=made_by,
         )
     known: list[DeclaredState] = []
     for state in states:
         if not isinstance(state, DeclaredState):
-            raise PipelineError(f"{state!r} is not a state", where=where, remedy=made_by)
+            raise PipelineError(
+                f"`states` of the process must hold states only, but holds {state!r}", where=where, remedy=made_by
+            )
         if any(state.name == other.name for other in known):
             raise PipelineError(
                 f"the process has two states named {state.name!r}",
                 where=where,
                 cause="snapshots find a state by its name",
-                remedy="Rename one of them",
+                remedy="Rename one of the two states",
             )
         known.append(state)
     return tuple(known)
@@ -259,7 +264,7 @@ def state_schema(columns: object, what: str, where: str) -> pa.Schema:
         schema = columns if isinstance(columns, pa.Schema) else pa.schema(columns)
     except (TypeError, ValueError, AttributeError) as error:
         raise PipelineError(
-            f"{what} must be names and types of columns, got {columns!r}",
+            f"{what} must be names and types of columns, but are {columns!r}",
             where=where,
             cause=str(error),
             remedy='Pass them as in {"total": pa.int64()}',

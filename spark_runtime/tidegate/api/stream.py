@@ -84,12 +84,14 @@ class Stream(StreamBase):
             name = passed_column(column, self.schema) if isinstance(column, pc.Expression) else column
             if name is None:
                 raise PipelineError(
-                    f"the expression {column} has no name", where=where, remedy=f"Name it: select(name={column})"
+                    f"the expression {column} of select(...) has no name",
+                    where=where,
+                    remedy=f"Name the new column: select(name={column})",
                 )
             wanted.append((require_column(self.schema, name, where).name, pc.field(name)))
         wanted.extend((name, require_expression(value, where)) for name, value in expressions.items())
         if not wanted:
-            raise PipelineError("select has no columns", where=where, remedy="Name at least one column")
+            raise PipelineError("select(...) has no columns", where=where, remedy="Name at least one column")
         return self._project(wanted, "select", location)
 
     def with_columns(self, **expressions: pc.Expression) -> Self:
@@ -105,7 +107,7 @@ class Stream(StreamBase):
         checked = {name: require_expression(value, where) for name, value in expressions.items()}
         if not checked:
             raise PipelineError(
-                "with_columns has no columns", where=where, remedy='Pass at least one: name=pc.field("delay") * 2'
+                "with_columns(...) has no columns", where=where, remedy='Pass at least one: name=pc.field("delay") * 2'
             )
         wanted = [(name, checked.pop(name, None)) for name in self.schema.names]
         plain = [(name, pc.field(name) if value is None else value) for name, value in wanted]
@@ -154,7 +156,7 @@ class Stream(StreamBase):
         where = call_place("map_in_arrow", uid, location)
         if not callable(fn):
             raise PipelineError(
-                f"map_in_arrow needs a function, got {type(fn).__name__}",
+                f"the argument of map_in_arrow(...) must be a function, but is a {type(fn).__name__}",
                 where=where,
                 remedy="Pass a function that takes an iterator of record batches and yields record batches",
             )
@@ -206,7 +208,7 @@ class Stream(StreamBase):
         where = call_place("map_async", uid, location)
         if not callable(fn):
             raise PipelineError(
-                f"map_async needs a function, got {type(fn).__name__}",
+                f"the argument of map_async(...) must be a function, but is a {type(fn).__name__}",
                 where=where,
                 remedy="Pass a function, or an async def, that takes a record batch and returns one",
             )
@@ -247,7 +249,7 @@ class Stream(StreamBase):
         location = user_location()
         where = call_place("union", None, location)
         if not others:
-            raise PipelineError("union has one stream only", where=where, remedy="Pass at least one other stream")
+            raise PipelineError("union(...) has no other stream", where=where, remedy="Pass at least one other stream")
         for other in others:
             self._require_sibling(other, where)
             _require_same_columns(self.schema, other.schema, where)
@@ -374,7 +376,7 @@ class Stream(StreamBase):
         where = call_place("deduplicate", uid, location)
         keys = (on,) if isinstance(on, str) else tuple(on)
         if not keys:
-            raise PipelineError("deduplicate has no columns", where=where, remedy="Name at least one column")
+            raise PipelineError("deduplicate(...) has no columns", where=where, remedy='Name one or more: on="order"')
         refuse_duplicates(keys, where, remedy="Name each column once")
         for key in keys:
             require_key(require_column(self.schema, key, where), where)
@@ -409,9 +411,9 @@ class Stream(StreamBase):
         where = call_place("deduplicate", uid, location)
         if within is None or ttl is not None:
             raise PipelineError(
-                'keep="last" needs within, and does not support ttl',
+                'keep="last" needs within=, and does not support ttl=',
                 where=where,
-                cause="the last record is known only when no equal record has arrived for a time",
+                cause="a record is known to be the last only when no equal record has arrived for the time `within`",
                 remedy='Write within="1 hour", or use updates: .group_by(...).top_n(1, by="time")',
             )
         time_column = self._event_time.require(where)
@@ -529,7 +531,7 @@ class Stream(StreamBase):
             raise PipelineError(
                 "an as-of join does not support a broadcast side",
                 where=where,
-                cause="versions must arrive in order of time, together with the records",
+                cause="the versions of an as-of join must arrive in order of event time, together with the records",
                 remedy="Remove .broadcast()",
             )
         call = JoinCall(how, on, left_on, right_on, None, None, None, None, suffix, renamed)
@@ -711,7 +713,7 @@ class Stream(StreamBase):
         where = call_place("repartition", None, location)
         if not columns:
             raise PipelineError(
-                "repartition has no columns",
+                "repartition(...) has no columns",
                 where=where,
                 remedy='Name at least one: .repartition("carrier"); without columns: .rebalance()',
             )
@@ -734,9 +736,9 @@ class Stream(StreamBase):
         location = user_location()
         if not callable(partitioner):
             raise PipelineError(
-                f"partition_by needs a function, got {type(partitioner).__name__}",
+                f"the argument of partition_by(...) must be a function, but is a {type(partitioner).__name__}",
                 where=call_place("partition_by", None, location),
-                remedy='Pass one, such as lambda batch, n: batch["k"].to_numpy() % n; by columns: .repartition("k")',
+                remedy='Pass a function: lambda batch, n: batch["k"].to_numpy() % n; by columns: .repartition("k")',
             )
         return self._exchanged("custom", location, "partition_by", partitioner=partitioner)
 
@@ -794,7 +796,7 @@ class Stream(StreamBase):
         uid = require_uid(uid, "sink", location)
         if not isinstance(sink, Sink):
             raise PipelineError(
-                f"{call} needs a sink, got {sink!r}",
+                f"the argument of {call}(...) must be a sink, but is {sink!r}",
                 where=call_place("sink", uid, location),
                 remedy=f"Write Parquet({sink!r})" if isinstance(sink, str) else "Pass a sink, such as Parquet(path)",
             )
@@ -823,7 +825,7 @@ class Stream(StreamBase):
         return PipelineError(
             f"a stream cannot be sorted as a whole: {call} is not supported",
             where=call_place(call, None, user_location()),
-            cause=f"{endless}its first record in order is known only after the last record has arrived, and subtasks "
+            cause=f"{endless}the first record in order is known only after the last record has arrived, and subtasks "
             "write in parallel",
             remedy="Sort within keys and windows, which end, or when you read the sink's output",
         )
@@ -844,13 +846,13 @@ def _require_same_columns(left: pa.Schema, right: pa.Schema, where: str) -> None
             raise PipelineError(
                 f"column {field.name!r} is {field.type} in the first stream of the union, but {other.type} in another",
                 where=where,
-                remedy=f"Cast one of them first: .with_columns({field.name}=pc.field({field.name!r}).cast(...))",
+                remedy=f"Cast one of the columns first: .with_columns({field.name}=pc.field({field.name!r}).cast(...))",
             )
 
 
 def _require_count(value: object, name: str, where: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise PipelineError(f"{name} is {value!r}", where=where, remedy="Use an integer from 1 on")
+        raise PipelineError(f"{name} must be an integer above 0, but is {value!r}", where=where, remedy="Use 1 or more")
 
 
 def _timeout_ms(timeout: str | timedelta | None, where: str) -> int | None:
@@ -876,13 +878,13 @@ def _alignment_group(group: object, max_drift: str | timedelta | None, where: st
         return None
     if group is None or max_drift is None:
         raise PipelineError(
-            "group and max_drift belong together",
+            "group and max_drift must be set together, but only one of them is set",
             where=where,
             remedy='Pass both: group="orders-and-payments", max_drift="5 min"',
         )
     if not isinstance(group, str) or not UID.fullmatch(group):
         raise PipelineError(
-            f"{group!r} is not a valid name of a group",
+            f"{group!r} is not a valid name of an alignment group",
             where=where,
             remedy="Use letters, digits and ._- , starting with a letter or digit",
         )

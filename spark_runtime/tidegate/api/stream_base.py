@@ -62,7 +62,7 @@ class StreamBase:
     def _require_sibling(self, other: object, where: str) -> None:
         if not isinstance(other, StreamBase):
             raise PipelineError(
-                f"a stream is needed, got {type(other).__name__}",
+                f"the other stream must be a stream, but is a {type(other).__name__}",
                 where=where,
                 remedy="Pass a stream: the result of p.read(...) or of a call on a stream",
             )
@@ -70,7 +70,7 @@ class StreamBase:
             raise PipelineError(
                 "the streams belong to two pipelines",
                 where=where,
-                remedy="Read both from one Pipeline()",
+                remedy="Read both streams from one Pipeline()",
             )
 
 

@@ -92,7 +92,7 @@ def zone_name(timezone: object, where: str) -> str:
     else:
         near = []
     raise PipelineError(
-        f"{timezone!r} is not a time zone" + (f", did you mean {near[0]!r}?" if near else ""),
+        f"the time zone {timezone!r} is unknown" + (f", did you mean {near[0]!r}?" if near else ""),
         where=where,
         remedy='Use a name of the IANA database, such as "Europe/Berlin" or "UTC"',
     )
@@ -105,11 +105,14 @@ def _offset_us(offset: str | timedelta | None, least: timedelta, where: str) -> 
         found = parse_duration(offset, signed=True)
     except OptionError as error:
         raise PipelineError(
-            f"offset is not a duration: {offset!r}", where=where, cause=error.cause or error.what, remedy=error.remedy
+            f"offset={offset!r} is not a duration",
+            where=where,
+            cause=_other_cause(error, offset),
+            remedy=error.remedy or 'Write it with its unit, as in "6 h", or pass a timedelta',
         ) from error
     if abs(found) >= least:
         raise PipelineError(
-            f"an offset of {offset} is not within the window's first {'hour' if least == HOUR else 'day'}",
+            f"an offset of {offset} is too long: it must be shorter than {'an hour' if least == HOUR else 'a day'}",
             where=where,
             remedy="Use a shorter offset; to start weeks on another day, set week_start",
         )
@@ -210,7 +213,7 @@ def tumbling(
         raise PipelineError(
             "week_start needs a time zone",
             where=where,
-            cause="without one a week has 7 days of 24 hours from the epoch, a Thursday",
+            cause="without a time zone, weeks of 7 times 24 hours are counted from 1 January 1970, a Thursday",
             remedy='Set the zone: timezone="UTC"; or remove week_start',
         )
     size_us = _positive_us(size, "size", where)
@@ -248,7 +251,7 @@ def sliding(
         raise PipelineError(
             "sliding windows do not support a time zone",
             where=where,
-            cause="calendar units differ in length, so no slice divides all windows",
+            cause="sliding windows consist of slices of equal length, but calendar days and months differ in length",
             remedy=f'Write tumbling("1 day", timezone={str(timezone)!r}), or remove timezone',
         )
     size_us, slide_us = _positive_us(size, "size", where), _positive_us(slide, "slide", where)
@@ -257,7 +260,7 @@ def sliding(
     panes = size_us // math.gcd(size_us, slide_us)
     if panes > MAX_PANES and slide_us < size_us:
         raise PipelineError(
-            f"a window of {size} every {slide} would need {panes} slices",
+            f"a sliding window of {size} every {slide} would consist of {panes} slices, which is too many",
             where=where,
             cause=f"the longest duration that divides both is {math.gcd(size_us, slide_us)} us; at most {MAX_PANES} "
             "slices are allowed",
@@ -327,7 +330,7 @@ def _is_calendar_unit(value: str | timedelta) -> bool:
 def _check_time(time: object, durations: Mapping[str, tuple[object, int]], where: str) -> None:
     if time not in get_args(WindowTime):
         raise PipelineError(
-            f"{time!r} is not a time for windows",
+            f"time={time!r} of a window is unknown",
             where=where,
             remedy='Write time="event" (set by with_watermark) or time="processing" (the clock)',
         )
@@ -335,9 +338,9 @@ def _check_time(time: object, durations: Mapping[str, tuple[object, int]], where
         (_, (first, _)), *others = durations.items()
         texts = "".join(f", {name} {value}" for name, (value, _) in others if value is not None)
         raise PipelineError(
-            f"the clock cannot end a window of {first}{texts}",
+            f"a window of {first}{texts} over processing time is not in whole milliseconds",
             where=where,
-            cause="processing time is in whole milliseconds",
+            cause="processing time is measured in whole milliseconds",
             remedy=f"Use {' and '.join(durations)} in whole milliseconds",
         )
 
@@ -362,7 +365,7 @@ def duration_us(value: str | timedelta, name: str, where: str, *, signed: bool =
     except OptionError as error:
         said = "is negative" if error.what.endswith("is negative") else "is not a duration"
         raise PipelineError(
-            f"{name} {said}: {value!r}",
+            f"{name}={value!r} {said}",
             where=where,
             cause=_other_cause(error, value),
             remedy=error.remedy or 'Write it with its unit, as in "10 min", or pass a timedelta',

@@ -59,7 +59,7 @@ def find_connector(name: str) -> type[Any]:
             cause=f"no installed distribution registers it as an entry point of the group {ENTRY_POINTS!r}",
             remedy=f"Did you mean {near[0]!r}?"
             if near
-            else "Install the distribution of the connector, on this machine and on every executor",
+            else "Install the package with the connector, on this machine and on every executor",
         )
     places = sorted({point.value for point in points})
     if len(places) > 1:

@@ -55,7 +55,11 @@ class DataGen(Source):
         batch_rows: int = DEFAULT_BATCH_ROWS,
     ) -> None:
         if not isinstance(schema, pa.Schema):
-            raise OptionError("schema must be a pyarrow.Schema", where="DataGen(schema=...)", cause=repr(type(schema)))
+            raise OptionError(
+                f"schema must be a pyarrow.Schema, but is a {type(schema).__name__}",
+                where="DataGen(schema=...)",
+                remedy='Write schema=pa.schema([("id", pa.int64())])',
+            )
         for name, value, least in (("rows", rows, 0), ("splits", splits, 1), ("batch_rows", batch_rows, 1)):
             if value is not None and value < least:
                 raise OptionError(
@@ -63,7 +67,9 @@ class DataGen(Source):
                 )
         if rate is not None and not rate > 0:
             raise OptionError(
-                f"rate={rate} is not positive", where="DataGen(rate=...)", remedy="Use rows per second, or None"
+                f"rate={rate} is not positive",
+                where="DataGen(rate=...)",
+                remedy="Pass the rows per second, or None for no limit",
             )
         self._function = function
         self._schema = schema

@@ -122,7 +122,10 @@ class PushQueue:
         with self._condition:
             self._refuse_when_closed()
             if split_id not in self._splits:
-                raise PipelineError(f"the pusher finished split {split_id!r}, which is not assigned to this subtask")
+                raise PipelineError(
+                    f"the pusher finished split {split_id!r}, which is not assigned to this subtask",
+                    remedy="Call finish_split only for splits in PushContext.splits",
+                )
             self._finish(split_id)
         self._wake()
 
@@ -263,17 +266,31 @@ class PushContext:
         """
         if not isinstance(batch, pa.RecordBatch) or not batch.schema.equals(self._schema):
             found = batch.schema if isinstance(batch, pa.RecordBatch) else type(batch).__name__
-            raise self._wrong("emitted records with the wrong schema", f"declared {self._schema}, emitted {found}")
+            raise self._wrong(
+                "emitted records with the wrong schema",
+                f"declared {self._schema}, emitted {found}",
+                "Emit record batches in the schema of the source",
+            )
         if batch.num_rows > MAX_PUSH_ROWS:
-            raise self._wrong(f"emitted {batch.num_rows} rows at once", f"one batch holds at most {MAX_PUSH_ROWS} rows")
+            raise self._wrong(
+                f"emitted {batch.num_rows} rows at once",
+                f"one batch holds at most {MAX_PUSH_ROWS} rows",
+                "Split the batch, and emit the parts one by one",
+            )
         if position is None:
-            raise self._wrong("emitted without a position", "position=None means the start of the split")
+            raise self._wrong(
+                "emitted without a position",
+                "position=None means the start of the split",
+                "Pass the position after the last record of the batch",
+            )
         try:
             self._handover.put(split_id, batch, position)
         except PipelineError as error:
             raise PipelineError(error.what, where=self._where, cause=error.cause, remedy=error.remedy) from None
         except (TypeError, ValueError) as error:
-            raise self._wrong("emitted a position that is not JSON", str(error)) from error
+            raise self._wrong(
+                "emitted a position that is not JSON", str(error), "Pass numbers, strings, lists and dicts"
+            ) from error
 
     def finish_split(self, split_id: str) -> None:
         """Report that a split has been read to its end.
@@ -283,7 +300,7 @@ class PushContext:
         try:
             self._handover.finish(split_id)
         except PipelineError as error:
-            raise PipelineError(error.what, where=self._where) from None
+            raise PipelineError(error.what, where=self._where, remedy=error.remedy) from None
 
     def idle(self) -> None:
         """Report that no records follow for an indefinite time: the watermark ignores the subtask until the next
@@ -303,8 +320,8 @@ class PushContext:
         """
         return self._handover.wait_until_closed(timeout_s)
 
-    def _wrong(self, what: str, cause: str) -> PipelineError:
-        return PipelineError(f"the pusher {what}", where=self._where, cause=cause)
+    def _wrong(self, what: str, cause: str, remedy: str) -> PipelineError:
+        return PipelineError(f"the pusher {what}", where=self._where, cause=cause, remedy=remedy)
 
 
 class Pusher(ABC):
@@ -470,7 +487,7 @@ class PushReader(SourceReader):
 
     def _ended(self, cause: str) -> PipelineError:
         return PipelineError(
-            "the pusher ended before its source did",
+            "the pusher ended before the end of its source",
             where=self._where,
             cause=cause,
             remedy="Return from run() only at the end of a bounded source; otherwise call wait_until_closed()",
@@ -484,7 +501,8 @@ class PushReader(SourceReader):
         frame = sys._current_frames().get(thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         logger.warning(
-            "the pusher %s of %s did not end within %g s. Make its stop() end what its run() waits for. "
+            "the thread of pusher %s of %s did not end within %g s and is left running. Change its stop() so that "
+            "run() returns. "
             "Stack of the thread:\n%s",
             type(self._pusher).__name__,
             self._where,

@@ -110,7 +110,7 @@ class Replay(Source):
         where = f"{self._files.describe()}, time_column={self._time_column!r}"
         if self._time_column not in schema.names:
             raise PipelineError(
-                f"there is no time column {self._time_column!r}",
+                f"the files have no column {self._time_column!r}, which time_column= names",
                 where=where,
                 cause=f"the columns are {', '.join(schema.names)}",
                 remedy="Name one of these columns in time_column=, and check columns=",

@@ -81,7 +81,9 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None) -> tupl
         remedy = "Check the URL's protocol, install its fsspec package, and check the names in storage_options"
         if isinstance(e, ImportError) and url.partition("://")[0] in S3_PROTOCOLS:
             remedy = f"Run `{installation('s3')}` on the machines of the driver and the slots"
-        raise PipelineError("cannot open the file system of this path", where=url, cause=str(e), remedy=remedy) from e
+        raise PipelineError(
+            "the file system of the path cannot be opened", where=url, cause=str(e), remedy=remedy
+        ) from e
     return filesystem, path
 
 
@@ -127,7 +129,9 @@ def check_target_folder(filesystem: AbstractFileSystem, root: str, url: str) -> 
     try:
         if filesystem.isfile(root):
             raise PipelineError(
-                "the sink's path is a file", where=url, remedy="Pass the path of a folder; it need not exist"
+                "the path of the sink is a file, but must be a folder",
+                where=url,
+                remedy="Pass the path of a folder; the sink creates it if it does not exist",
             )
         if is_local(filesystem):
             _check_writable(root)
@@ -137,10 +141,10 @@ def check_target_folder(filesystem: AbstractFileSystem, root: str, url: str) -> 
             filesystem.ls(root)
     except OSError as e:
         raise PipelineError(
-            "the sink cannot use its path",
+            "the sink cannot use the folder at its path",
             where=url,
             cause=str(e),
-            remedy="Check that the path exists and that this user may write there",
+            remedy="Check that the bucket or the parent folder exists, and that the process may write there",
         ) from e
 
 
@@ -164,7 +168,7 @@ def _check_writable(root: str) -> None:
     if not os.path.isdir(there):
         raise NotADirectoryError(f"{there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f"this user may not write in {there}")
+        raise PermissionError(f"the user of the process may not write in {there}")
 
 
 def _lacks_bucket(filesystem: AbstractFileSystem, root: str) -> bool:

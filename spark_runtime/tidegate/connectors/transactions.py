@@ -102,7 +102,10 @@ def parse_transaction_id(text: str) -> TransactionId:
         )
     except ValueError as e:
         raise SinkConflictError(
-            "invalid transaction id", where=text, cause="the state of the sink is damaged, or another sink wrote it"
+            "the state of a sink holds an invalid transaction id",
+            where=text,
+            cause="the state of the sink is damaged, or another sink wrote it",
+            remedy="Restore an earlier snapshot, or give the sink a new uid",
         ) from e
 
 
@@ -116,8 +119,8 @@ def check_writer(ctx: SinkContext, committable: Committable) -> None:
         raise SinkConflictError(
             "refused to commit or abort a transaction of another job, lineage or sink",
             where=f"job {ctx.job_id}, lineage {ctx.lineage}, sink {ctx.uid!r}, subtask {ctx.subtask}",
-            cause=f"transaction {committable.transaction_id}",
-            remedy="Restore in the lineage that wrote the transaction, or as a fork, which does not touch it",
+            cause=f"the job, lineage or sink in transaction {committable.transaction_id} differs",
+            remedy="Restore in the lineage that wrote the transaction, or as a fork, which ignores it",
         )
 
 

@@ -239,7 +239,7 @@ class AsyncMap(StreamOperator):
         elif isinstance(answer, Iterable):
             results = answer
         else:
-            raise self._refused(f"it returned a {type(answer).__name__}", "Return one or more pyarrow.RecordBatch")
+            raise self._refused(f"the answer is a {type(answer).__name__}", "Return one or more pyarrow.RecordBatch")
         schema, sides = self._spec.schema, self._side_outputs
         return [output for result in results for output in check_outputs(result, schema, sides, self._refused)]
 
@@ -283,7 +283,7 @@ class AsyncMap(StreamOperator):
 
     def _refused(self, cause: str, remedy: str) -> PipelineError:
         return PipelineError(
-            f"map_async function {self._name} broke its declared schema",
+            f"rows that map_async function {self._name} returned do not match its declared schema",
             where=f"operator {self.ctx.uid!r}",
             cause=cause,
             remedy=remedy,
@@ -294,14 +294,14 @@ class AsyncMap(StreamOperator):
         return TidegateError(
             f"map_async function {self._name} returned no answer",
             where=f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}",
-            cause=f"it was interrupted by {type(error).__name__}{f': {error}' if str(error) else ''}",
+            cause=f"the function was interrupted by {type(error).__name__}{f': {error}' if str(error) else ''}",
             remedy="Return rows, or raise an Exception",
         )
 
     def _timed_out(self, request: _Request) -> OutageError:
         return OutageError(
-            f"map_async function {self._name} has not answered for {request.rows.num_rows} rows",
+            f"map_async function {self._name} returned no answer for {request.rows.num_rows} rows within its timeout",
             where=f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}",
-            cause=f"its timeout is {(self._spec.timeout_ms or 0) / 1000:g} s",
+            cause=f"the timeout is {(self._spec.timeout_ms or 0) / 1000:g} s",
             remedy='Set a longer timeout, or set on_timeout="side_output" to continue without an answer',
         )

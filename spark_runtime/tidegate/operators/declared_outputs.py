@@ -35,7 +35,7 @@ def check_outputs(
     if name not in side_outputs:
         declared = f"declared are {sorted(side_outputs)}" if side_outputs else "none is declared"
         raise refuse(
-            f"it returned rows for the undeclared side output {name!r}; {declared}",
+            f"rows were returned for the undeclared side output {name!r}; {declared}",
             f"Declare the side output: side_outputs={{{name!r}: pa.schema(...)}}",
         )
     checked = check_output(
@@ -52,7 +52,7 @@ def check_output(result: object, schema: pa.Schema, refuse: Refuse) -> pa.Record
         PipelineError: the result does not match it; made by `refuse`, names the column.
     """
     if not isinstance(result, pa.RecordBatch):
-        raise refuse(f"it returned a {type(result).__name__}", "Yield pyarrow.RecordBatch objects")
+        raise refuse(f"the result is a {type(result).__name__}", "Yield pyarrow.RecordBatch objects")
     if result.schema.names != schema.names:
         declared, given = schema.names, result.schema.names
         missing = [name for name in declared if name not in given]
@@ -68,5 +68,7 @@ def check_output(result: object, schema: pa.Schema, refuse: Refuse) -> pa.Record
                 f"Cast {field.name!r} in the function, or declare {array.type}",
             )
         if not field.nullable and array.null_count:
-            raise refuse(f"column {field.name!r} has nulls, but is declared not null", "Declare the column nullable")
+            raise refuse(
+                f"column {field.name!r} has nulls, but is declared not null", f"Declare {field.name!r} nullable"
+            )
     return pa.RecordBatch.from_arrays(result.columns, schema=schema)

@@ -96,7 +96,7 @@ def create_operator(spec: OperatorSpec) -> StreamOperator:
     name = _dotted_name(type(spec))
     raise PipelineError(
         f"no operator is registered for {name}",
-        cause="the package with the operator is not installed here, or does not declare it",
+        cause="the package with the operator is not installed in this process, or does not register the operator",
         remedy=f"Install the package on every executor; it needs an entry point {name!r} in the group {ENTRY_POINTS!r}",
     )
 

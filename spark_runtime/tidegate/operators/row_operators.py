@@ -87,7 +87,7 @@ class MapInArrowOperator(StreamOperator):
     def _refused(self, cause: str, remedy: str) -> PipelineError:
         name = getattr(self._function, "__qualname__", type(self._function).__name__)
         return PipelineError(
-            f"map_in_arrow function {name} broke its declared schema",
+            f"rows that map_in_arrow function {name} returned do not match its declared schema",
             where=f"operator {self.ctx.uid!r}",
             cause=cause,
             remedy=remedy,

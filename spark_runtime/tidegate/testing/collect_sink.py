@@ -89,7 +89,12 @@ class Collection:
                 return
             batches = self.staged.pop(transaction, None)
             if batches is None:
-                raise TidegateError("transaction lost", where=transaction, cause="it is neither published nor staged")
+                raise TidegateError(
+                    "the rows of a pre-committed transaction are lost",
+                    where=transaction,
+                    cause="the transaction is neither published nor staged",
+                    remedy="Run the whole test in one process: CollectSink keeps rows in memory",
+                )
             self.committed[transaction] = batches
             self.publications[transaction] += 1
 

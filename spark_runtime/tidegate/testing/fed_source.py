@@ -59,10 +59,10 @@ class Feed:
             )
         except (KeyError, pa.ArrowException) as error:
             raise PipelineError(
-                "the rows do not fit the source's schema",
+                "the rows of the input do not fit the schema of the source",
                 where=where,
                 cause=str(error),
-                remedy=f"Pass {', '.join(f'{f.name}: {f.type}' for f in self.schema)}",
+                remedy=f"Pass rows with the columns {', '.join(f'{f.name}: {f.type}' for f in self.schema)}",
             ) from error
 
 
@@ -95,10 +95,10 @@ def _column(column: pa.Field, values: list[Any], where: str) -> pa.Array:
             array = pa.array(values, column.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise PipelineError(
-            f"the values of column {column.name!r} are not {column.type}",
+            f"the values of column {column.name!r} are not of type {column.type}",
             where=where,
             cause=str(error),
-            remedy="Pass values of this type",
+            remedy=f"Pass values of type {column.type}",
         ) from error
     if array.null_count and not column.nullable:
         raise PipelineError(
@@ -136,7 +136,7 @@ class Fed(Source):
         raise PipelineError(
             "a Fed source has no records of its own",
             where="Fed(...)",
-            remedy="Feed it in tidegate.testing.run, or use the real source instead",
+            remedy="Pass its rows as inputs of tidegate.testing.run, or use the real source instead",
         )
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:

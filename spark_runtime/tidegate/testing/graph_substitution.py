@@ -24,18 +24,18 @@ def check_fed(graph: JobGraph, uids: Collection[str]) -> None:
         if uid not in sources:
             near = nearest(uid, sources)
             raise PipelineError(
-                f"there is no source {uid!r}" + (f", did you mean {near!r}?" if near else ""),
+                f"the pipeline has no source {uid!r}" + (f", did you mean {near!r}?" if near else ""),
                 where="inputs",
                 cause=f"the sources are {', '.join(sources)}",
-                remedy="Name sources by their uid",
+                remedy="Name each source in inputs by its uid",
             )
     for uid, source in sources.items():
         if uid not in uids and source.boundedness == "unbounded":
             raise PipelineError(
-                f"source {uid!r} is unbounded and is not fed",
+                f"source {uid!r} is unbounded, and inputs has no rows for it",
                 where=call_place("source", uid, graph.by_uid(uid).location),
-                cause="the run would never end",
-                remedy=f'Feed it: inputs={{"{uid}": [...]}}; the list may be empty',
+                cause="the test run would never end",
+                remedy=f'Pass its rows: inputs={{"{uid}": [...]}}; the list may be empty',
             )
 
 
@@ -93,9 +93,9 @@ def substituted(graph: JobGraph, feeds: Mapping[str, Feed], marked: Collection[s
 
 def _mixed(node: Node) -> PipelineError:
     return PipelineError(
-        "this with_watermark reads a source with fed watermarks and one without",
+        "with_watermark reads a source that has Watermark(...) in inputs, and a source without it",
         where=call_place(node.kind, node.uid, node.location),
-        remedy="Feed Watermark(...) to all of its sources, or to none",
+        remedy="Add Watermark(...) to the inputs of all these sources, or of none",
     )
 
 

@@ -236,8 +236,13 @@ class _PipelineRun:
         answer = self._run.ask(request)
         self._settle()
         if answer is None or not answer.ok:
-            cause = answer.message if answer is not None else "the job ended meanwhile"
-            raise TidegateError("the checkpoint failed", where="inputs, Checkpoint()", cause=cause)
+            cause = answer.message if answer is not None else "the job ended before the checkpoint completed"
+            raise TidegateError(
+                "the checkpoint of the script failed",
+                where="inputs, Checkpoint()",
+                cause=cause,
+                remedy="Fix the cause, or remove Checkpoint() from the inputs",
+            )
         checkpoint_id = int(answer.data["checkpoint_id"])
         committed = {uid: self._committed_with(uid, checkpoint_id) for uid in self._sinks}
         self._checkpoints.append(Completed(checkpoint_id, committed, watermarks))
@@ -264,7 +269,7 @@ def _too_late(what: str) -> PipelineError:
         what,
         where="inputs",
         cause="a source ends with End(); a bounded broadcast side of a join ends with its last element",
-        remedy="Remove it, or move it before the end",
+        remedy="Remove the element from the inputs, or move it before the end of the source",
     )
 
 

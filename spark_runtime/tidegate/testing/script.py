@@ -154,7 +154,7 @@ def _batched(fed: Fed, where: str) -> Iterator[Batched | Action]:
 
 def _unknown(found: object, where: str) -> PipelineError:
     return PipelineError(
-        f"{found!r} cannot be played",
+        f"the element {found!r} of the inputs is of an unknown kind",
         where=where,
         remedy=(
             "Pass rows as dicts, lists of them, Arrow tables or batches; Watermark(...), End(); "
@@ -170,13 +170,13 @@ def moment_us(time: str | datetime | int, where: str) -> int:
     try:
         moment = parse_iso(time) if isinstance(time, str) else time
         if not isinstance(moment, datetime):
-            raise TypeError(f"it is of type {type(time).__name__}")
+            raise TypeError(f"the value is of type {type(time).__name__}")
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         return (moment - _EPOCH) // timedelta(microseconds=1)
     except (ValueError, TypeError) as error:
         raise PipelineError(
-            f"{time!r} is not a time",
+            f"the time {time!r} is invalid",
             where=where,
             cause=str(error),
             remedy='Write "2026-01-01 10:00", or pass a datetime',

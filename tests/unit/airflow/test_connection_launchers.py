@@ -134,7 +134,7 @@ def test_a_cluster_launcher_may_be_used_where_workers_are_ephemeral(
     assert len(programs) == 1
     connection(launcher="spark-submit")
     monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.find_running_driver", lambda *_: None)
-    with pytest.raises(EnvironmentProblemError, match="ephemeral"):
+    with pytest.raises(EnvironmentProblemError, match="worker that ends with its task"):
         ensure_driver(job.client, spec, start().job_root())
 
 

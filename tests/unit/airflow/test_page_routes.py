@@ -352,11 +352,14 @@ def test_a_job_directory_cannot_make_the_api_server_run_code_where_tasks_run_els
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
     ended(job)
     editor = page.editor()
-    assert "tasks run elsewhere" in page.viewer().get(JOB).json()["restore_problem"]
+    assert "runs on other machines" in page.viewer().get(JOB).json()["restore_problem"]
     job.submit(stable_id("ui", "restore", "airflow-ui:otto", "forged-0123"), owner_dag="d")
     for nonce, spec in ((NONCE, 2), ("forged-0123", 2)):
         answer = editor.post(f"{JOB}/restore", {"nonce": nonce, "spec": spec})
-        assert (answer.status_code, answer.json()["error"]["what"]) == (409, "the page cannot start a driver here")
+        assert (answer.status_code, answer.json()["error"]["what"]) == (
+            409,
+            "the page cannot start a driver on Airflow's API server",
+        )
     assert len(job.client.specs()) == 2 and job.launches == []
 
 

@@ -133,7 +133,7 @@ def test_a_point_without_zone_is_refused(job: Job, driver: ScriptedDriver, at: A
 
 
 def test_a_durable_watermark_of_one_source_is_refused(job: Job, driver: ScriptedDriver) -> None:
-    with pytest.raises(AirflowFailException, match="Remove one of them"):
+    with pytest.raises(AirflowFailException, match="Remove source or durable"):
         found(watermark_sensor(durable=True, source="flights"), job)
 
 
@@ -157,7 +157,7 @@ def test_a_status_is_waited_for_and_another_end_is_a_failure(job: Job, driver: S
 def test_a_status_that_there_is_not_is_refused_naming_the_nearest(job: Job, driver: ScriptedDriver) -> None:
     with pytest.raises(AirflowFailException, match="Did you mean 'RUNNING'"):
         found(TidegateJobStatusSensor(task_id="s", job_id="j1", statuses="RUNING"), job)
-    with pytest.raises(AirflowFailException, match="no status is named"):
+    with pytest.raises(AirflowFailException, match="no status to wait for"):
         found(TidegateJobStatusSensor(task_id="s", job_id="j1", statuses=""), job)
 
 

@@ -78,7 +78,10 @@ def test_a_name_in_the_root_is_no_password(monkeypatch: pytest.MonkeyPatch) -> N
     ("connection", "words"),
     [
         ({}, "has no job root"),
-        ({"host": "s3://key:hush@lake/x"}, r"the job root contains a password \[connection c\](?!.*hush)"),
+        (
+            {"host": "s3://key:hush@lake/x"},
+            r"the job root in the Airflow connection contains a password \[connection c\](?!.*hush)",
+        ),
         ({"host": "/x", "extra": {"spark_conf": "{"}}, "spark_conf is not JSON"),
         ({"host": "/x", "extra": {"storage_options": [1]}}, "storage_options must be a JSON object"),
         ({"host": "/x", "extra": {"launcher": "mesos"}}, r"no launcher 'mesos' \[connection c\].*spark-submit"),
@@ -131,6 +134,6 @@ def test_the_test_button_asks_what_the_launcher_needs(monkeypatch: pytest.Monkey
 def test_a_local_driver_is_refused_where_the_worker_is_ephemeral(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = job.submit()
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor,KubernetesExecutor")
-    with pytest.raises(EnvironmentProblemError, match="ephemeral"):
+    with pytest.raises(EnvironmentProblemError, match="worker that ends with its task"):
         ensure_driver(job.client, spec, JobRoot(str(job.root)))
     assert job.launches == []

@@ -113,7 +113,7 @@ def test_a_job_that_does_not_come_up_goes_back_to_what_it_was(job: Job, world: W
     ("operator", "words"),
     [
         (lambda: rescale(9), "more than the job's max_parallelism, 8"),
-        (lambda: rescale(0), "not an integer from 1"),
+        (lambda: rescale(0), "must be an integer of 1 or more"),
         (lambda: rescale(4, options={"checkpoint_interval": "1 s"}), "can change only the parallelism"),
     ],
 )

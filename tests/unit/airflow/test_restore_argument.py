@@ -44,7 +44,7 @@ def test_text_number_and_xcom_name_a_snapshot(
 
 @pytest.mark.parametrize("value", [None, "", "None", {}, {"path": None}], ids=repr)
 def test_an_xcom_that_names_no_snapshot_is_refused(value: Any) -> None:
-    with pytest.raises(OptionError, match="no snapshot is named"):
+    with pytest.raises(OptionError, match="the snapshot to restore is missing"):
         meaning(value)
 
 

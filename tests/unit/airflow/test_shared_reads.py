@@ -254,7 +254,7 @@ def test_each_wait_notices_a_dead_driver_although_looks_are_shared_and_rare(job:
         return [await fire(checkpoint_trigger(job, count=1)), await late]
 
     for event in run(both()):
-        assert "no heartbeat for " in event.payload["failure"]["message"]
+        assert "wrote no heartbeat for " in event.payload["failure"]["message"]
 
 
 def test_a_wait_that_is_cancelled_leaves_the_others_alone_and_the_last_one_ends_the_looking(

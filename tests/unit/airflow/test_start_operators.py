@@ -290,7 +290,7 @@ def test_a_cleared_restore_is_refused_while_the_job_lives(job: Job, monkeypatch:
 
 def test_restore_of_a_job_that_never_was_says_so(job: Job) -> None:
     operator = TidegateRestoreJobOperator(task_id="restore", job_id="j1", from_="latest")
-    with pytest.raises(AirflowException, match="no such job"):
+    with pytest.raises(AirflowException, match="the job to restore does not exist"):
         operator.execute(job.context())
 
 

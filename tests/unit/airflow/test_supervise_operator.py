@@ -56,10 +56,10 @@ def test_a_dead_driver_is_relaunched_until_the_budget_is_spent_and_then_somebody
     """S9.1: not one relaunch more, and no retry is used up for it."""
     launch()
     between_looks += [lambda: None] * 6
-    with pytest.raises(AirflowFailException, match="already relaunched 2 times within 1 h, of 2") as caught:
+    with pytest.raises(AirflowFailException, match="relaunched 2 times within 1 h; at most 2") as caught:
         supervise(max_relaunches="2").execute(job.context("s"))
     assert job.launches == [1, 1]
-    assert "its process" in str(caught.value), "the cause of the last death is told"
+    assert "the driver's process" in str(caught.value), "the cause of the last death is told"
 
 
 @pytest.mark.parametrize("launcher", ["local", "agent"])
@@ -87,7 +87,7 @@ def test_a_retry_has_no_budget_of_its_own(job: Job, launch: Any, between_looks: 
     for minutes in (50, 40, 30):
         launch(ago=timedelta(minutes=minutes))
     between_looks += [lambda: None] * 2
-    with pytest.raises(AirflowFailException, match="of 2"):
+    with pytest.raises(AirflowFailException, match="at most 2"):
         supervise(max_relaunches=2).execute(job.context("s"))
     assert job.launches == []
 
@@ -208,7 +208,7 @@ def test_deferred_each_watch_is_held_by_the_triggerer(job: Job, launch: Any) -> 
     with pytest.raises(TaskDeferred):
         supervise(deferrable=True, max_relaunches=1).execute_complete(job.context("s"), lost)
     assert job.launches == [1]
-    with pytest.raises(AirflowFailException, match="of 1"):
+    with pytest.raises(AirflowFailException, match="at most 1"):
         supervise(deferrable=True, max_relaunches=1).execute_complete(job.context("s"), lost)
     assert job.launches == [1]
 

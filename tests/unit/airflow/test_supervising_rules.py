@@ -38,7 +38,7 @@ def test_relaunches_are_counted_within_the_window(launched_s: list[float], expec
 
 def test_a_spent_budget_says_how_often_and_what_to_do() -> None:
     decision = decide_supervision(replace(DEAD, launched_s=[1_000.0, 9_000.0, 9_900.0]), LIMITS)
-    assert "already relaunched 2 times within 1 h, of 2" in decision.why
+    assert "relaunched 2 times within 1 h; at most 2" in decision.why
     assert "restore the job" in decision.remedy
 
 
@@ -52,7 +52,7 @@ def test_a_driver_that_may_still_be_starting_is_given_its_time() -> None:
 
 def test_a_job_that_is_meant_to_be_over_is_not_relaunched() -> None:
     decision = decide_supervision(replace(DEAD, meant_to_end_by="cli"), LIMITS)
-    assert (decision.action, "cli requested" in decision.why) == ("end", True)
+    assert (decision.action, "cli has requested" in decision.why) == ("end", True)
 
 
 def test_the_end_goes_before_everything() -> None:

@@ -78,7 +78,7 @@ def time_is_up(operator: TidegateUpgradeJobOperator) -> Callable[[], None]:
     def step() -> None:
         at = (utc_now() + timedelta(hours=1)).timestamp()
         operator.now = lambda: at  # type: ignore[method-assign]
-        raise WaitTimeoutError("the first completed checkpoint did not come within 900 s")
+        raise WaitTimeoutError("the task waited 900 s for the first completed checkpoint, without success")
 
     return step
 
@@ -221,7 +221,7 @@ def test_a_job_that_cannot_be_suspended_goes_on_and_a_retry_asks_anew(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"pipeline": None, "options": None}, "the new version equals the old version"),
+        ({"pipeline": None, "options": None}, "the new version of the job equals the old version"),
         ({"pipeline": "nowhere.py:build"}, "nowhere.py"),
         ({"options": {"paralelism": 1}}, "parallelism"),
         ({"arguments": {"x": {1}}}, "arguments"),
@@ -245,7 +245,7 @@ def test_code_that_is_gone_when_the_job_has_stopped_rolls_back(job: Job, world: 
         (job.dag_file.parent / "new.py").unlink()
 
     between_looks.append(vanishes)
-    with pytest.raises(AirflowFailException, match="it was not accepted.*submission 2 runs the old version"):
+    with pytest.raises(AirflowFailException, match="it could not be submitted.*submission 2 runs the old version"):
         upgrade().execute(job.context("u"))
     old, back = job.client.specs()
     assert back.artifact == old.artifact
@@ -265,9 +265,9 @@ def test_a_job_that_was_suspended_before_is_upgraded_from_that_savepoint(
 @pytest.mark.parametrize(
     ("status", "data", "words"),
     [
-        ("FINISHED", {}, "it is FINISHED"),
-        ("FAILED", {}, "it is FAILED"),
-        ("STOPPED", {"stop": {"outcome": "committed", "mode": "drain", "path": "p"}}, "it was drained"),
+        ("FINISHED", {}, "the job is FINISHED"),
+        ("FAILED", {}, "the job is FAILED"),
+        ("STOPPED", {"stop": {"outcome": "committed", "mode": "drain", "path": "p"}}, "the job was drained"),
     ],
 )
 def test_a_job_that_cannot_be_gone_on_with_is_no_upgrade(

@@ -198,7 +198,7 @@ def test_a_retry_that_finds_its_approval_has_only_the_commit_left(
     driver.status("FINISHED_COMMIT_PENDING", uncommitted=[1])
     assert commit().execute(job.context("publish"))["checkpoint_id"] == 1
     driver.generation_log.append("committed", {"checkpoint_id": 1})
-    with pytest.raises(AirflowException, match="no checkpoint waits"):
+    with pytest.raises(AirflowException, match="no checkpoint of the job waits"):
         commit().execute(job.context("another"))
     assert len(late) == 1
 
@@ -257,7 +257,10 @@ def test_a_rejection_says_what_was_rejected_and_what_then(
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"checkpoint_id": None}, "no checkpoint to reject"), ({"checkpoint_id": 1, "then": "retry"}, "then='retry'")],
+    [
+        ({"checkpoint_id": None}, "names no checkpoint to reject"),
+        ({"checkpoint_id": 1, "then": "retry"}, "then='retry'"),
+    ],
 )
 def test_a_rejection_that_cannot_be_meant_is_refused_before_anything_is_sent(
     job: Job, driver: ScriptedDriver, arguments: dict[str, Any], words: str

@@ -95,7 +95,7 @@ def test_sinks_are_asked_only_where_wanted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["flows", "flows:", ":build"])
 def test_a_target_without_module_or_function_is_refused(target: str, tmp_path: Path) -> None:
-    assert "module:function" in refusal(str(tmp_path), target).remedy
+    assert "module:function" in refusal(str(tmp_path), target).what
 
 
 def test_a_missing_module_names_the_nearest_one(tmp_path: Path) -> None:
@@ -110,13 +110,13 @@ def test_a_missing_function_names_the_nearest_one(tmp_path: Path) -> None:
 
 
 def test_what_is_no_function_is_refused(tmp_path: Path) -> None:
-    assert "is a int, not a function" in refusal(write(tmp_path, "build = 3")).what
+    assert "must be a function, but is a int" in refusal(write(tmp_path, "build = 3")).what
 
 
 def test_a_function_without_parameters_takes_no_arguments(tmp_path: Path) -> None:
     code = write(tmp_path, GOOD.replace("build(args)", "build()").replace('args["uid"]', '"numbers"'))
     assert load_pipeline(code, "flows:build", {}).nodes[0].uid == "numbers"
-    assert refusal(code, arguments={"uid": "a"}).cause == "its arguments are none"
+    assert refusal(code, arguments={"uid": "a"}).cause == "the function's arguments are none"
 
 
 def test_a_function_that_forgets_to_return_is_told_so(tmp_path: Path) -> None:

@@ -43,12 +43,12 @@ MISTAKES: dict[str, tuple[Callable[[Stream], object], str, str]] = {
     ),
     "wrong type in an expression": (
         lambda s: s.with_columns(x=pc.field("shop") + 1),
-        "(shop, 1) does not fit the columns",
+        "(shop, 1) does not fit the types of the columns",
         "Cast",
     ),
     "wrong type of a condition": (
         lambda s: s.filter(pc.field("price")),
-        "is int64",
+        "returns int64",
         "",
     ),
     "wrong type of an aggregate": (

@@ -129,7 +129,7 @@ def test_types_that_do_not_fit_are_refused_with_the_reason(flights: Stream) -> N
 
 
 def test_a_filter_that_is_no_boolean_is_refused(flights: Stream) -> None:
-    assert "is double" in refusal(lambda: flights.filter(pc.field("dep_delay"))).what
+    assert "returns double" in refusal(lambda: flights.filter(pc.field("dep_delay"))).what
 
 
 def test_an_untyped_null_is_refused(flights: Stream) -> None:
@@ -237,20 +237,19 @@ def test_an_integer_event_time_without_unit_is_refused(flights: Stream) -> None:
 
 
 def test_a_wrong_unit_is_refused(flights: Stream) -> None:
-    assert "not a unit" in refusal(lambda: flights.with_watermark("ts", "0 s", unit="minutes")).what  # type: ignore[arg-type]
-    assert "has its own" in refusal(lambda: flights.with_watermark("time", "0 s", unit="ms")).remedy
+    assert "unit='minutes' is unknown" in refusal(lambda: flights.with_watermark("ts", "0 s", unit="minutes")).what  # type: ignore[arg-type]
+    assert "Remove unit=" in refusal(lambda: flights.with_watermark("time", "0 s", unit="ms")).remedy
 
 
 @pytest.mark.parametrize("delay", ["1 hours ago", 5, "-1 s", None], ids=str)
 def test_a_delay_that_is_no_duration_is_refused(delay: Any, flights: Stream) -> None:
-    assert refusal(lambda: flights.with_watermark("time", delay)).what.startswith(
-        ("delay is not a duration", "delay is negative")
-    )
+    what = refusal(lambda: flights.with_watermark("time", delay)).what
+    assert what in (f"delay={delay!r} is not a duration", f"delay={delay!r} is negative")
 
 
 def test_a_window_that_is_no_duration_or_empty_is_refused() -> None:
-    assert "size is not a duration" in refusal(lambda: tumbling("daily")).what
-    assert "offset is not a duration" in refusal(lambda: tumbling("1 day", offset="x")).what
+    assert "size='daily' is not a duration" in refusal(lambda: tumbling("daily")).what
+    assert "offset='x' is not a duration" in refusal(lambda: tumbling("1 day", offset="x")).what
     assert "empty" in refusal(lambda: tumbling("0 s")).what
 
 
@@ -297,7 +296,7 @@ def test_a_dictionary_key_comes_out_as_its_values(timed: Stream) -> None:
         (lambda: tidegate.sliding("1 month", "1 day"), "a window of 1 month has no fixed length"),
         (lambda: tidegate.sliding("1 h", "0 s"), "a slide of 0 s is not positive"),
         (lambda: tidegate.sliding("1 day", timedelta(microseconds=7_000_001)), "slices"),
-        (lambda: tidegate.sliding("1 s", timedelta(microseconds=500), time="processing"), "the clock cannot end"),
+        (lambda: tidegate.sliding("1 s", timedelta(microseconds=500), time="processing"), "not in whole milliseconds"),
     ],
 )
 def test_sliding_windows_that_cannot_be_are_refused(window: Any, what: str) -> None:
@@ -312,7 +311,7 @@ def test_lateness_is_a_duration_of_event_time(timed: Stream) -> None:
 
 
 def test_keys_must_be_some_and_different(flights: Stream) -> None:
-    assert "no columns" in refusal(flights.group_by).what
+    assert "no key columns" in refusal(flights.group_by).what
     assert "two columns named" in refusal(lambda: flights.group_by("carrier", "carrier")).what
 
 
@@ -375,7 +374,7 @@ def test_an_aggregate_that_says_too_little_is_refused(aggregate: Any, what: str,
 def test_what_is_no_aggregate_is_refused(timed: Stream) -> None:
     windows = timed.group_by("carrier").window(tumbling("1 h"))
     assert "Python's own" in refusal(lambda: windows.agg(x=max, uid="w")).cause  # type: ignore[arg-type]
-    assert "agg has no aggregates" in refusal(lambda: windows.agg(uid="w")).what
+    assert "agg(...) has no aggregates" in refusal(lambda: windows.agg(uid="w")).what
     assert "needs a column" in refusal(lambda: windows.agg(x=tidegate.sum(None), uid="w")).what  # type: ignore[arg-type]
 
 
@@ -393,7 +392,7 @@ def test_a_join_with_an_unbounded_side_is_refused(p: Pipeline, flights: Stream) 
         ({"name": pa.string()}, "carrier", "there is no column 'carrier'"),
         ({"code": pa.string()}, "code", "there is no column 'code'"),
         ({"carrier": pa.large_string()}, "carrier", "large_string on the right"),
-        ({"carrier": pa.string(), "seats": pa.int64()}, "carrier", "column 'seats' is on both sides"),
+        ({"carrier": pa.string(), "seats": pa.int64()}, "carrier", "both sides of the join have a column 'seats'"),
         ({"where": pa.struct([("gate", pa.string())])}, "where", "cannot be a key"),
         ({"carrier": pa.string()}, [], "has no key column"),
         ({"carrier": pa.string()}, ["carrier", "carrier"], "two columns named"),
@@ -432,8 +431,8 @@ def test_a_union_of_other_columns_or_types_is_refused(p: Pipeline, flights: Stre
     assert "'b' is only in the other stream" in refusal(lambda: one.union(more)).what
     assert "'b' is only in the first stream" in refusal(lambda: more.union(one)).what
     assert "int64 in the first stream of the union, but string" in refusal(lambda: one.union(text)).what
-    assert "union has one stream only" in refusal(one.union).what
-    assert "a stream is needed" in refusal(lambda: one.union("text")).what  # type: ignore[arg-type]
+    assert "union(...) has no other stream" in refusal(one.union).what
+    assert "the other stream must be a stream" in refusal(lambda: one.union("text")).what  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- ends
@@ -449,13 +448,13 @@ def test_records_that_go_nowhere_are_refused(p: Pipeline, flights: Stream) -> No
     flights.write(Discard(), uid="out")
     flights.filter(pc.field("seats") > 0)
     error = refusal(p.build)
-    assert error.what == "nothing reads the records of this filter"
+    assert error.what == "no operator or sink reads the records of the filter"
 
 
 @pytest.mark.parametrize("given", ["data/*.parquet", None], ids=str)
 def test_what_is_no_source_or_sink_is_refused(given: Any, p: Pipeline, flights: Stream) -> None:
-    assert "read needs a source" in refusal(lambda: p.read(given, uid="x")).what
-    assert "write needs a sink" in refusal(lambda: flights.write(given, uid="x")).what
+    assert "must be a source" in refusal(lambda: p.read(given, uid="x")).what
+    assert "the argument of write(...) must be a sink" in refusal(lambda: flights.write(given, uid="x")).what
 
 
 def test_what_a_source_says_comes_with_the_place_of_the_read(p: Pipeline) -> None:
@@ -480,8 +479,8 @@ def test_a_source_needs_columns_of_different_names(schema: pa.Schema, p: Pipelin
 
 
 def test_a_map_needs_a_function_and_a_schema(flights: Stream) -> None:
-    assert "needs a function" in refusal(lambda: flights.map_in_arrow(None, SCHEMA)).what  # type: ignore[arg-type]
-    assert "needs the schema" in refusal(lambda: flights.map_in_arrow(iter, {"a": 1})).what
+    assert "must be a function" in refusal(lambda: flights.map_in_arrow(None, SCHEMA)).what  # type: ignore[arg-type]
+    assert "must be a pyarrow.Schema" in refusal(lambda: flights.map_in_arrow(iter, {"a": 1})).what
     twice = pa.schema([("a", pa.int8()), ("a", pa.int8())])
     assert "two columns named 'a'" in refusal(lambda: flights.map_in_arrow(iter, twice)).what
 
@@ -502,11 +501,11 @@ def of_states(*states: Any) -> KeyedProcess:
 @pytest.mark.parametrize(
     ("process", "what"),
     [
-        (Counts, "got the class Counts"),
-        (lambda rows, ctx: None, "got function"),
+        (Counts, "but is the class Counts"),
+        (lambda rows, ctx: None, "but is function"),
         (KeyedProcess(), "has no method process"),
         (of_states(value_state("a", {"n": pa.int64()}), value_state("a", {"m": pa.int64()})), "two states named 'a'"),
-        (of_states("count"), "'count' is not a state"),
+        (of_states("count"), "must hold states only, but holds 'count'"),
     ],
     ids=["class", "function", "empty", "twice", "text"],
 )
@@ -519,7 +518,7 @@ def test_a_process_that_is_none_is_refused_where_it_is_given(process: Any, what:
 def test_a_process_needs_a_uid_and_a_schema(flights: Stream) -> None:
     grouped = flights.group_by("carrier")
     assert "no uid" in refusal(lambda: grouped.process(Counts(), schema=AIRLINES)).what
-    assert "needs the schema" in refusal(lambda: grouped.process(Counts(), schema="name", uid="p")).what  # type: ignore
+    assert "must be a pyarrow.Schema" in refusal(lambda: grouped.process(Counts(), schema="name", uid="p")).what  # type: ignore
 
 
 def test_a_process_without_group_by_is_refused_with_the_call_that_is_missing(flights: Stream) -> None:
@@ -557,7 +556,7 @@ def test_a_process_without_group_by_is_refused_with_the_call_that_is_missing(fli
         (lambda: map_state("a", {"k": pa.list_(pa.int64())}, {"n": pa.int64()}), "cannot be part of a map key"),
         (lambda: map_state("a", {"n": pa.int64()}, {"n": pa.int64()}), "two columns named 'n'"),
         (lambda: reducing_state("a", {"n": "summ"}), "did you mean 'sum'"),
-        (lambda: reducing_state("a", "sum"), "needs reductions"),
+        (lambda: reducing_state("a", "sum"), "must be a dict with at least one column"),
         (
             lambda: reducing_state("a", {"n": ("sum", pa.decimal128(10, 2))}),
             "'n' of type decimal128(10, 2) does not support 'sum'",
@@ -614,10 +613,10 @@ def test_a_side_output_that_is_not_declared_names_those_that_are(timed: Stream) 
 @pytest.mark.parametrize(
     ("declared", "what"),
     [
-        (["bad"], "side_outputs is a list"),
+        (["bad"], "side_outputs must be a dict of names and schemas, but is a list"),
         ({"main": AIRLINES}, "'main' is not a valid name"),
         ({"a b": AIRLINES}, "'a b' is not a valid name"),
-        ({"bad": {"line": "string"}}, "the side output 'bad' needs a schema, got dict"),
+        ({"bad": {"line": "string"}}, "the schema of side output 'bad' must be a pyarrow.Schema, but is a dict"),
         ({"bad": pa.schema([("a", pa.int8()), ("a", pa.int8())])}, "'a'"),
     ],
 )
@@ -630,7 +629,7 @@ def test_a_main_output_that_goes_nowhere_is_refused_though_a_side_output_is_read
     results = timed.group_by("carrier").window(tumbling("1 day")).agg(n=count(), uid="daily")
     results.side_output("late").write(Discard(), uid="late")
     error = refusal(lambda: p.build())
-    assert error.what == "nothing reads the records of this window"
+    assert error.what == "no operator or sink reads the records of the window"
     results.write(Discard(), uid="out")
     nodes = {node.uid: node for node in p.build().nodes}
     assert nodes["daily.late"].schema == timed.schema and nodes["daily.late"].kind == "side_output"
@@ -648,11 +647,14 @@ def test_exchanges_refuse_what_they_cannot_route_by(flights: Stream) -> None:
     ("given", "what"),
     [
         ({"uid": None}, "the map_async has no uid"),
-        ({"fn": "fetch"}, "map_async needs a function, got str"),
-        ({"schema": None}, "map_async needs the schema of its result, got NoneType"),
-        ({"capacity": 0}, "capacity is 0"),
-        ({"batch_rows": 2.5}, "batch_rows is 2.5"),
-        ({"timeout": 10}, "timeout is not a duration: 10"),
+        ({"fn": "fetch"}, "the argument of map_async(...) must be a function, but is a str"),
+        (
+            {"schema": None},
+            "schema= of map_async must be a pyarrow.Schema",
+        ),
+        ({"capacity": 0}, "capacity must be an integer above 0, but is 0"),
+        ({"batch_rows": 2.5}, "batch_rows must be an integer above 0, but is 2.5"),
+        ({"timeout": 10}, "timeout=10 is not a duration"),
         ({"timeout": "0 s"}, "timeout='0 s' is too short"),
         ({"on_timeout": "drop"}, "on_timeout='drop' is not supported"),
         ({"on_timeout": "side_output", "side_outputs": {"timed_out": AIRLINES}}, "two columns named 'timed_out'"),
@@ -666,11 +668,11 @@ def test_asynchronous_calls_that_cannot_be_made_are_refused(flights: Stream, giv
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"idle_after": 5}, "idle_after is not a duration: 5"),
+        ({"idle_after": 5}, "idle_after=5 is not a duration"),
         ({"idle_after": "0 s"}, "idle_after='0 s' is not positive"),
-        ({"group": "g"}, "group and max_drift belong together"),
-        ({"max_drift": "1 s"}, "group and max_drift belong together"),
-        ({"group": "a b", "max_drift": "1 s"}, "'a b' is not a valid name of a group"),
+        ({"group": "g"}, "group and max_drift must be set together"),
+        ({"max_drift": "1 s"}, "group and max_drift must be set together"),
+        ({"group": "a b", "max_drift": "1 s"}, "'a b' is not a valid name of an alignment group"),
         ({"group": "g", "max_drift": "0 s"}, "max_drift='0 s' is not positive"),
     ],
 )
@@ -689,5 +691,5 @@ def test_a_watermark_that_cannot_pause_its_source_cannot_align(p: Pipeline, flig
 
 @pytest.mark.parametrize("name", ["localtime", "Factory", "Europe/Berlinn"])
 def test_a_time_zone_that_is_none_everywhere_is_refused(name: str) -> None:
-    with pytest.raises(PipelineError, match="is not a time zone"):
+    with pytest.raises(PipelineError, match="the time zone .* is unknown"):
         tumbling("1 day", timezone=name)

@@ -51,16 +51,16 @@ def refused(call: Callable[[], Any]) -> PipelineError:
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ({"statefulProcessor": Nothing}, "statefulProcessor is the class Nothing"),
-        ({"statefulProcessor": object()}, "statefulProcessor is a object"),
+        ({"statefulProcessor": Nothing}, "statefulProcessor must be an instance, but is the class Nothing"),
+        ({"statefulProcessor": object()}, "statefulProcessor must be an instance, but is a object"),
         ({"outputStructType": "k STRIN"}, "outputStructType 'k STRIN' cannot be parsed"),
         ({"outputStructType": StructType([])}, "outputStructType is StructType"),
         ({"outputStructType": IntegerType()}, "outputStructType is a IntegerType"),
-        ({"outputMode": "Complete"}, "outputMode is 'Complete'"),
-        ({"outputMode": "complet"}, "outputMode is 'complet'"),
-        ({"timeMode": "event"}, "timeMode is 'event'"),
-        ({"timeMode": None}, "timeMode is None"),
-        ({"initialState": "rows"}, "initialState is a str"),
+        ({"outputMode": "Complete"}, "outputMode 'Complete' is not supported"),
+        ({"outputMode": "complet"}, "outputMode 'complet' is not supported"),
+        ({"timeMode": "event"}, "unknown timeMode 'event'"),
+        ({"timeMode": None}, "unknown timeMode None"),
+        ({"initialState": "rows"}, "initialState must be a grouped stream, but is a str"),
         ({"eventTimeColumnName": "nope"}, "there is no column 'nope'"),
         ({"eventTimeColumnName": "k"}, "column 'k' of type string cannot be event time"),
     ],
@@ -106,8 +106,8 @@ def fails(handle: StatefulProcessorHandle) -> None:
         (lambda handle: handle.getValueState("a:b", "n INT"), "'a:b' is not a valid name"),
         (lambda handle: handle.getValueState("a", "INT"), "the schema 'INT' cannot be parsed"),
         (lambda handle: handle.getValueState("a", None), "the schema is a NoneType"),
-        (lambda handle: handle.getValueState("a", "n INT", -5), "ttlDurationMs is -5"),
-        (lambda handle: handle.getValueState("a", "n INT", 5), "the state has a TTL"),
+        (lambda handle: handle.getValueState("a", "n INT", -5), "ttlDurationMs must be an integer above 0, but is -5"),
+        (lambda handle: handle.getValueState("a", "n INT", 5), "the state has ttlDurationMs"),
         (lambda handle: handle.getMapState("a", "n ARRAY<INT>", "n INT"), "cannot be part of a map key"),
         (lambda handle: handle.getValueState("a", "n INT").update((1,)), "update of a state is called in init"),
         (lambda handle: handle.registerTimer(5), "registerTimer is called in init"),
@@ -144,7 +144,7 @@ def test_an_initial_state_is_bounded_and_has_keys_of_the_same_types() -> None:
     def given(initial: GroupedStream[Stream]) -> PipelineError:
         return refused(lambda: stream.transform_with_state(Nothing(), "k STRING", "Append", "None", initial, uid="it"))
 
-    assert "initialState is unbounded" in given(read(p, "endless", rows=None).group_by("k")).what
+    assert "initialState is an unbounded stream" in given(read(p, "endless", rows=None).group_by("k")).what
     error = given(read(p, "numbers", schema=other).group_by("owner"))
     assert "grouped by owner (int64), but the stream by k (string)" in error.what
     assert "belong to two pipelines" in given(read(Pipeline()).group_by("k")).what

@@ -157,22 +157,22 @@ def test_a_join_is_bounded_when_both_sides_are(p: Pipeline) -> None:
 
 
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
-    "no keys": ({"on": None}, "has no key columns"),
-    "half of the keys": ({"on": None, "left_on": "order"}, "has no key columns"),
+    "no keys": ({"on": None}, "missing or incomplete"),
+    "half of the keys": ({"on": None, "left_on": "order"}, "missing or incomplete"),
     "keys twice": ({"left_on": "order", "right_on": "order"}, "both on and left_on or right_on"),
     "unequal keys": ({"on": None, "left_on": ["order"], "right_on": ["order", "country"]}, "1 key columns"),
     "missing": ({"on": "ordr"}, "no column 'ordr', did you mean 'order'?"),
     "types": ({"on": None, "left_on": "order", "right_on": "country"}, "'order' is int64 on the left"),
     "key twice": ({"on": ["order", "order"]}, "two columns named"),
     "kind": ({"how": "outer"}, "join does not support how='outer', did you mean 'full'?"),
-    "clash": ({"suffix": None}, "column 'country' is on both sides"),
-    "suffix": ({"suffix": 3}, "3 is not a suffix"),
-    "two bounds": ({"ttl": "1 h"}, "one bound on times, but got between and ttl"),
-    "no pair": ({"between": "1 h"}, "not a pair of durations"),
-    "turned round": ({"between": ("1 h", "-1 h")}, "between=('1 h', '-1 h') is empty"),
-    "no duration": ({"between": (1, 2)}, "between is not a duration"),
+    "clash": ({"suffix": None}, "both sides of the join have a column 'country'"),
+    "suffix": ({"suffix": 3}, "suffix must be a string, but is 3"),
+    "two bounds": ({"ttl": "1 h"}, "one bound on times, but the call has between and ttl"),
+    "no pair": ({"between": "1 h"}, "must be a pair of durations"),
+    "turned round": ({"between": ("1 h", "-1 h")}, "between=('1 h', '-1 h') contains no time"),
+    "no duration": ({"between": (1, 2)}, "between=1 is not a duration"),
     "negative ttl": ({"between": None, "ttl": "-1 h"}, "ttl='-1 h' is not positive"),
-    "no window": ({"between": None, "window": "1 h"}, "window needs a window"),
+    "no window": ({"between": None, "window": "1 h"}, "window= must be a window"),
     "clock": ({"between": None, "window": tumbling("1 h", time="processing")}, "windows over event time only"),
     "no condition": ({"where": pc.field("amount")}, "true or false"),
     "unknown column": ({"where": pc.field("amont") > 3}, "did you mean 'amount'?"),
@@ -260,10 +260,10 @@ def test_a_join_as_of_a_time_gives_the_version_beside_the_row(orders: Stream, pa
 
 AS_OF: dict[str, tuple[dict[str, Any], str]] = {
     "kind": ({"how": "full"}, "does not support how='full'"),
-    "tolerance": ({"tolerance": "-1 s"}, "tolerance='-1 s' excludes every version"),
-    "no duration": ({"tolerance": 3}, "tolerance is not a duration"),
-    "clash": ({"suffix": None}, "column 'country' is on both sides"),
-    "no keys": ({"on": None}, "has no key columns"),
+    "tolerance": ({"tolerance": "-1 s"}, "tolerance='-1 s' is negative"),
+    "no duration": ({"tolerance": 3}, "tolerance=3 is not a duration"),
+    "clash": ({"suffix": None}, "both sides of the join have a column 'country'"),
+    "no keys": ({"on": None}, "missing or incomplete"),
     "no uid": ({"uid": None}, "no uid"),
 }
 

@@ -100,7 +100,7 @@ def test_a_missing_argument_is_named(function: Callable[..., object]) -> None:
 def test_a_value_of_another_type_is_refused_with_the_argument(function: Callable[..., object]) -> None:
     for value in ("many", 1.5, True, None, [1]):
         error = refusal(function, {"flights": "x", "rows": value})
-        assert error.what == f"{value!r} is not of type int"
+        assert error.what == f"the value {value!r} is not of type int"
         assert error.where == "pipeline flows:build, argument 'rows'"
 
 
@@ -156,13 +156,13 @@ def by_annotation(type_: type) -> Callable[..., object]:
         (bool, 1, "true or false is needed"),
         (float, "fast", "could not convert"),
         (timedelta, 5, "duration"),
-        (Literal["a", "b"], "c", "it is none of a, b"),
-        (Mode, "slow", "it is none of fast, safe"),
+        (Literal["a", "b"], "c", "the value must be one of a, b"),
+        (Mode, "slow", "the value must be one of fast, safe"),
         (list[int], "1", "a list is needed"),
         (list[int], ["a"], "invalid literal"),
-        (dict[str, int], [1], "an object with names is needed"),
+        (dict[str, int], [1], "a mapping of names to values is needed"),
         (int | None, "x", "invalid literal"),
-        (str, 5, "it is of type int"),
+        (str, 5, "the value is of type int"),
     ],
     ids=str,
 )

@@ -48,7 +48,9 @@ def test_half_a_character_is_a_bad_record_and_the_next_is_read(tmp_path: Path) -
     write(tmp_path / "a.csv", text)
     found = read_all(Files(tmp_path, encoding="utf-16-le", on_bad_record="dead_letter"))
     assert found.rows == [{"s": "a"}, {"s": "b"}]
-    assert [(row["offset"], row["reason"].partition(";")[0]) for row in found.bad] == [(4, "it is not utf-16-le text")]
+    assert [(row["offset"], row["reason"].partition(";")[0]) for row in found.bad] == [
+        (4, "the record is not utf-16-le text")
+    ]
 
 
 def test_what_is_no_text_of_the_encoding_is_a_bad_record(tmp_path: Path) -> None:
@@ -77,7 +79,7 @@ def test_text_in_a_parquet_file_that_is_none_is_a_bad_record(tmp_path: Path) -> 
         ("a.jsonl", GOOD_JSON, "[1, 2]", "not a JSON object"),
         ("a.jsonl", GOOD_JSON, '{"n": 1, "s": "x"} null', "not a JSON object"),
         ("a.jsonl", GOOD_JSON, "this is no JSON", "not a JSON object"),
-        ("a.jsonl", GOOD_JSON, '{"d": ' + "[" * 1500 + "]" * 1500 + "}", "nested too deeply"),
+        ("a.jsonl", GOOD_JSON, '{"d": ' + "[" * 1500 + "]" * 1500 + "}", "levels of nested objects"),
         ("a.csv", GOOD_CSV, "1,x,more", "Expected 2 columns, got 3"),
         ("a.csv", GOOD_CSV, "1", "Expected 2 columns, got 1"),
         ("a.csv", GOOD_CSV, "one,x", "column 'n'.*invalid value 'one'"),

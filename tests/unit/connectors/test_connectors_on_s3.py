@@ -175,8 +175,8 @@ def test_an_object_that_was_replaced_by_one_of_its_size_is_refused_by_its_etag(
     assert source.unavailable_splits(splits) == []
     with fsspec.open(url, "wb", **{**options, "secret": "hidden"}) as file:
         file.write(b"n\n2\n")
-    assert "ETag was" in dict(source.unavailable_splits(splits))[splits[0].split_id]
+    assert "ETag of the file was" in dict(source.unavailable_splits(splits))[splits[0].split_id]
     reader = source.create_reader(SourceContext("files", 0, 1))
     reader.add_splits(splits)
-    with pytest.raises(PipelineError, match=r"changed after.*a\.csv.*ETag was"):
+    with pytest.raises(PipelineError, match=r"changed after.*a\.csv.*ETag of the file was"):
         reader.poll(0)

@@ -131,7 +131,8 @@ def test_a_rewind_behind_packed_markers_takes_back_the_same(url: str) -> None:
     content = filesystem.cat_file(taken)
     filesystem.rm_file(taken)
     with pytest.raises(
-        TidegateError, match=r"checkpoint 1.*1 files published after it were moved.*subtask 0, checkpoint 3"
+        TidegateError,
+        match=r"checkpoint 1.*1 files that were published after this checkpoint were moved.*subtask 0, checkpoint 3",
     ):
         sink.rewind_to(EVERYBODY, 1)
     sink.rewind_to(EVERYBODY, 3)()

@@ -111,7 +111,7 @@ def test_a_foreign_file_of_the_same_name_is_not_overwritten(tmp_path: Path) -> N
     handles = staged(writer, 1, 0, 3)
     foreign = tmp_path / "part-job-1--lineage-1--out--0--1--0.parquet"
     foreign.write_bytes(b"something else")
-    with pytest.raises(SinkConflictError, match="file of another origin"):
+    with pytest.raises(SinkConflictError, match="another file with this name exists"):
         writer.commit(handles)
     assert foreign.read_bytes() == b"something else"
     foreign.unlink()
@@ -291,7 +291,7 @@ def test_a_folder_that_cannot_be_used_is_refused_with_its_path(
 
 def test_a_path_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(PipelineError, match="the sink cannot use its path"):
+    with pytest.raises(PipelineError, match="the sink cannot use the folder"):
         Parquet(tmp_path / "file" / "out").check(SCHEMA)
 
 

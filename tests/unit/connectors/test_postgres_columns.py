@@ -68,7 +68,7 @@ def test_leading_columns_come_first_and_no_rows_are_no_text() -> None:
         (pa.timestamp("us"), column("timestamp", 3, category="D"), "would round"),
         (pa.timestamp("ns"), column("timestamp", category="D"), "has no counterpart"),
         (pa.list_(pa.int64()), column("_int8", category="A"), "has no counterpart"),
-        (pa.int64(), column("int8", always=True), "the database computes it"),
+        (pa.int64(), column("int8", always=True), "the database computes this column"),
     ],
 )
 def test_a_column_takes_a_type_only_when_no_value_is_lost(

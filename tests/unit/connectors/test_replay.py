@@ -212,7 +212,7 @@ def test_files_that_came_later_do_not_change_a_restored_replay(tmp_path: Path) -
 
 def test_a_time_column_that_is_missing_or_no_time_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"at": ["x"], "n": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(PipelineError, match=r"no time column 'when'.*columns are at, n"):
+    with pytest.raises(PipelineError, match=r"no column 'when', which time_column=.*columns are at, n"):
         Replay(tmp_path, time_column="when").schema()
     with pytest.raises(PipelineError, match="'at' has type string, which is not a time"):
         Replay(tmp_path, time_column="at").schema()

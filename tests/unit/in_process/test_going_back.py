@@ -280,7 +280,7 @@ def test_transactions_of_a_timeline_that_was_left_are_removed_and_never_committe
     job.snapshot()
     assert not left & (set(job.shown.staged) | set(job.shown.committed))
     job.run.crash()
-    with pytest.raises(OperatorFailure, match="transaction lost"):
+    with pytest.raises(OperatorFailure, match="transaction are lost"):
         job.back_to(2, "accept_duplicates")
 
 

@@ -167,7 +167,7 @@ def test_rows_for_a_side_output_that_nobody_reads_are_dropped_and_counted(sink: 
     [
         (
             SideOutput("other", pa.record_batch({"v": [1]})),
-            "rows for the undeclared side output 'other'; declared are ['bad']",
+            "rows were returned for the undeclared side output 'other'; declared are ['bad']",
         ),
         (SideOutput("bad", pa.record_batch({"v": [1]})), "side output 'bad': the columns are ['v']"),
     ],

@@ -250,7 +250,7 @@ def test_a_rewind_behind_a_collection_still_finds_what_readers_took(tmp_path: Pa
     known = set(packs.between(0, 99)["checkpoint_id"].to_pylist())
     assert known == {n for n in (1, 2, 3, 4) if n >= saved.checkpoint_id}
     next((tmp_path / "w" / "out").glob("part-*--4--0.parquet")).unlink()
-    with pytest.raises(SnapshotError, match=r"1 files published after it were moved or removed"):
+    with pytest.raises(SnapshotError, match=r"1 files that were published after this checkpoint were moved or removed"):
         world.restore(saved, "rewind")
 
 

@@ -179,7 +179,7 @@ def test_a_request_that_takes_too_long_fails_the_job_or_gives_its_rows_to_the_si
     harness.rows(1)
     assert harness.operator.next_processing_time_ms() == 1_100
     harness.clock.now = 1_100
-    with pytest.raises(TidegateError, match="twice has not answered for 1 rows"):
+    with pytest.raises(TidegateError, match="twice returned no answer for 1 rows"):
         harness.turn()
     harness = AsyncMapHarness(on_timeout="side_output", batch_rows=2)
     harness.rows(1, 2)
@@ -262,7 +262,7 @@ def test_what_the_function_raises_comes_out_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "cause"),
-    [(7, "it returned a int"), (rows(1), "columns are ['v']"), ([twice(rows(1)), 8], "it returned a int")],
+    [(7, "is a int"), (rows(1), "columns are ['v']"), ([twice(rows(1)), 8], "is a int")],
 )
 def test_an_answer_that_is_not_of_the_schema_is_refused_by_the_name_of_the_function(answer: Any, cause: str) -> None:
     harness = AsyncMapHarness(lambda batch: answer)

@@ -212,9 +212,11 @@ def test_another_slide_is_refused_with_what_changed() -> None:
     operator = opened(spec(slide=5))
     feed(operator, (1, 8))
     parts = operator.snapshot(1)()
-    with pytest.raises(SnapshotError, match=r"size, offset, slide in us were 10, 0, 5, now 10, 0, 2"):
+    with pytest.raises(SnapshotError, match=r"size, offset, slide in us were 10, 0, 5; in the pipeline, 10, 0, 2"):
         opened(spec(slide=2)).restore(parts)
-    with pytest.raises(SnapshotError, match=r"size, offset, slide in us were 10, 0, 5, now size, offset in us 10, 0"):
+    with pytest.raises(
+        SnapshotError, match=r"size, offset, slide in us were 10, 0, 5; in the pipeline, size, offset in us 10, 0"
+    ):
         opened(spec()).restore(parts)
 
 

@@ -116,7 +116,7 @@ def test_map_in_arrow_cuts_large_results(open_operator: Any) -> None:
         (pa.record_batch({"b": ["x"], "a": [1]}), r"columns are \['b', 'a'\]"),
         (pa.record_batch({"a": [1.5], "b": ["x"]}), "'a' is double, but int64 is declared.*Cast 'a'"),
         (pa.record_batch({"a": pa.array([None], pa.int64()), "b": ["x"]}), "'a' has nulls"),
-        ({"a": 1}, "returned a dict.*RecordBatch"),
+        ({"a": 1}, "the result is a dict.*RecordBatch"),
     ],
 )
 def test_map_in_arrow_refuses_what_was_not_declared_and_names_it(open_operator: Any, result: Any, message: str) -> None:

@@ -222,10 +222,10 @@ def owners(parallelism: int) -> list[int]:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"size_us": 20_000}, "size, offset in us were 10000, 0, now 20000, 0"),
-        ({"size_us": 5_000}, "size, offset in us were 10000, 0, now 5000, 0"),
-        ({"offset_us": 1_000}, "size, offset in us were 10000, 0, now 10000, 1000"),
-        ({"time_column": "v"}, "it was over processing time, now over event time"),
+        ({"size_us": 20_000}, "size, offset in us were 10000, 0; in the pipeline, 20000, 0"),
+        ({"size_us": 5_000}, "size, offset in us were 10000, 0; in the pipeline, 5000, 0"),
+        ({"offset_us": 1_000}, "size, offset in us were 10000, 0; in the pipeline, 10000, 1000"),
+        ({"time_column": "v"}, "the window is over processing time; in the pipeline, over event time"),
         ({"aggregates": AGGREGATES[:1]}, "'sum:total' is no longer declared"),
     ],
 )
@@ -241,7 +241,7 @@ def test_state_of_another_window_is_refused(change: dict[str, Any], text: str) -
 def test_state_of_event_time_windows_is_refused() -> None:
     """S5.5."""
     harness = WindowHarness(replace(SPEC, time_column="v"))
-    with pytest.raises(SnapshotError, match="it was over event time, now over processing time"):
+    with pytest.raises(SnapshotError, match="the window is over event time; in the pipeline, over processing time"):
         WindowHarness(restored=harness.state())
 
 

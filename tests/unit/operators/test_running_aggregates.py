@@ -205,7 +205,7 @@ def test_final_results_of_what_never_ends_are_refused_with_the_line() -> None:
     stream = p.read(td.DataGen(numbers, SCHEMA), uid="in")
     with pytest.raises(PipelineError, match=r"final aggregates of an unbounded stream.*test_running_aggregates.py:"):
         stream.group_by("k").agg(n=td.count(), output="final", uid="a")
-    with pytest.raises(PipelineError, match="'later' is not an output"):
+    with pytest.raises(PipelineError, match="output must be .*, but is 'later'"):
         stream.group_by("k").agg(n=td.count(), output="later", uid="a")  # type: ignore[arg-type]
-    with pytest.raises(PipelineError, match="top_n of 0 rows"):
+    with pytest.raises(PipelineError, match="top_n must be an integer above 0, but is 0"):
         stream.group_by("k").top_n(0, by="v", uid="a")

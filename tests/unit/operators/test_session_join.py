@@ -233,7 +233,7 @@ def test_state_of_another_gap_is_refused(scratches: Any) -> None:
     subtasks.feed(0, [(1, 0, 1)])
     subtasks.spec = session_spec(4)
     with pytest.raises(
-        SnapshotError, match="is inner in sessions, gap 3 s, the pipeline's is inner in sessions, gap 4 s"
+        SnapshotError, match="is inner in sessions, gap 3 s, the join of the pipeline is inner in sessions, gap 4 s"
     ):
         subtasks.restart(1)
 

@@ -191,7 +191,7 @@ def test_what_has_fired_is_known_after_a_restore_and_another_gap_is_refused() ->
     (again,) = restored(spec(lateness=20), [operator], 1)
     assert results(again.on_watermark(15)) == [(2, 4, 14, 1)]
     assert feed(again, (1, 3)) == [(1, 0, 13, 2)]
-    with pytest.raises(SnapshotError, match=r"gap in us were 10, now 11"):
+    with pytest.raises(SnapshotError, match=r"gap in us were 10; in the pipeline, 11"):
         restored(spec(gap=11), [operator], 1)
 
 

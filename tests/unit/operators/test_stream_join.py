@@ -257,7 +257,8 @@ def test_state_of_other_bounds_is_refused(scratches: Any) -> None:
     subtasks.feed(0, [(1, 0, 1)])
     subtasks.spec = join_spec(between=("-2 h", "1 h"))
     with pytest.raises(
-        SnapshotError, match="is inner between -3600 s and 3600 s, the pipeline's is inner between -7200 s and 3600"
+        SnapshotError,
+        match="is inner between -3600 s and 3600 s, the join of the pipeline is inner between -7200 s and 3600",
     ):
         subtasks.restart(1)
 

@@ -500,14 +500,14 @@ def test_a_row_behind_the_watermark_is_refused_where_its_time_counts() -> None:
 @pytest.mark.parametrize(
     ("give", "cause"),
     [
-        (lambda key: [("a", "b")], "it returned a tuple"),
+        (lambda key: [("a", "b")], "the result is a tuple"),
         (lambda key: [Row("a", "b")], "without names"),
         (lambda key: [Row(k=key, what=5)], "column 'what' is string"),
         (lambda key: 5, "returned a int"),
     ],
 )
 def test_rows_that_are_not_of_the_declared_type_are_refused(give: Callable[[str], Any], cause: str) -> None:
-    with pytest.raises(PipelineError, match="broke outputStructType") as refused:
+    with pytest.raises(PipelineError, match="does not match outputStructType") as refused:
         ProcessorHarness(Scripted(lambda self, key, rows, _: give(key))).feed(("a", 1, 1))
     assert cause in refused.value.cause
 
@@ -525,11 +525,11 @@ def test_nulls_where_none_are_declared_are_refused() -> None:
         (lambda self: self.handle.getValueState("new", "n INT"), "called outside init"),
         (lambda self: self.handle.deleteIfExists("n"), "called outside init"),
         (lambda self: self.handle.registerTimer(5), "with timeMode None"),
-        (lambda self: self.states["n"].update(("x",)), "refuses an invalid value"),
-        (lambda self: self.states["n"].update((1, 2)), "refuses an invalid value"),
-        (lambda self: self.states["n"].update(1), "refuses an invalid value"),
-        (lambda self: self.states["n"].update((True,)), "refuses an invalid value"),
-        (lambda self: self.states["n"].update((2**63,)), "refuses an invalid value"),
+        (lambda self: self.states["n"].update(("x",)), "the value does not fit"),
+        (lambda self: self.states["n"].update((1, 2)), "the value does not fit"),
+        (lambda self: self.states["n"].update(1), "the value does not fit"),
+        (lambda self: self.states["n"].update((True,)), "the value does not fit"),
+        (lambda self: self.states["n"].update((2**63,)), "the value does not fit"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_line_of_the_processor(use: Callable[[Any], Any], what: str) -> None:
@@ -559,7 +559,7 @@ def test_a_value_beyond_its_type_is_refused_with_state_key_and_value(use: Callab
         }
 
     harness = ProcessorHarness(Scripted(lambda self, key, rows, _: use(self) if key == "b" else [], states=intervals))
-    with pytest.raises(PipelineError, match=f"{state} refuses an invalid value") as refused:
+    with pytest.raises(PipelineError, match=f"the value does not fit {state}") as refused:
         harness.feed(("a", 1, 1), ("b", 2, 1))
     assert "key k='b'" in refused.value.where and "but got" in refused.value.cause
 

@@ -96,14 +96,18 @@ WRONG: dict[str, tuple[Use, str, str]] = {
         "value",
         "column 'n' is int64, but int32 is declared",
     ),
-    "table": (lambda c, k: c.value("value").put(k, pa.table(plain(3))), "value", "columns are a Table"),  # type: ignore[arg-type]
+    "table": (
+        lambda c, k: c.value("value").put(k, pa.table(plain(3))),
+        "value",
+        "columns must be a pyarrow.RecordBatch, but are a Table",
+    ),  # type: ignore[arg-type]
     "names": (
         lambda c, k: c.value("value").put(k, plain(3).rename_columns(["n", "x"])),
         "value",
         "['n', 'text'] are declared",
     ),
-    "short": (lambda c, k: c.value("value").put(k, plain(1)), "value", "1 rows for 3 keys"),
-    "long": (lambda c, k: c.value("value").put(k, plain(5)), "value", "5 rows for 3 keys"),
+    "short": (lambda c, k: c.value("value").put(k, plain(1)), "value", "1 rows, but there are 3 keys"),
+    "long": (lambda c, k: c.value("value").put(k, plain(5)), "value", "5 rows, but there are 3 keys"),
     "nulls": (
         lambda c, k: c.value("value").put(k, plain(3, text=["a", None, "b"])),
         "value",
@@ -115,13 +119,25 @@ WRONG: dict[str, tuple[Use, str, str]] = {
         "where is bool[1], but must be bool[3]",
     ),
     "numbers": (lambda c, k: c.value("value").clear(k, np.array([1, 0, 1])), "value", "where is int64[3]"),  # type: ignore[arg-type]
-    "append": (lambda c, k: c.list("list").append(k, k.rows, plain(1)), "list", "1 rows for 3 owners"),
+    "append": (lambda c, k: c.list("list").append(k, k.rows, plain(1)), "list", "1 rows, but there are 3 owners"),
     "owner": (lambda c, k: c.list("list").append(k, np.array([7]), plain(1)), "list", "owners are from 7 to 7"),  # type: ignore[arg-type]
     "floats": (lambda c, k: c.list("list").append(k, np.zeros(1), plain(1)), "list", "owners is float64[1]"),  # type: ignore[arg-type]
     "offsets": (lambda c, k: c.list("list").put(k, elements([0, 1], plain(1))), "list", "offsets is int64[2]"),
-    "falling": (lambda c, k: c.list("list").put(k, elements([0, 2, 1, 3], plain(3))), "list", "offsets do not ascend"),
-    "beyond": (lambda c, k: c.list("list").put(k, elements([0, 1, 2, 9], plain(3))), "list", "3 rows for 9 offsets"),
-    "batch": (lambda c, k: c.list("list").put(k, plain(3)), "list", "elements is a RecordBatch"),  # type: ignore[arg-type]
+    "falling": (
+        lambda c, k: c.list("list").put(k, elements([0, 2, 1, 3], plain(3))),
+        "list",
+        "offsets must begin with 0",
+    ),
+    "beyond": (
+        lambda c, k: c.list("list").put(k, elements([0, 1, 2, 9], plain(3))),
+        "list",
+        "3 rows, but there are 9 offsets",
+    ),
+    "batch": (
+        lambda c, k: c.list("list").put(k, plain(3)),
+        "list",
+        "elements must be an Elements, but is a RecordBatch",
+    ),  # type: ignore[arg-type]
     "map get": (lambda c, k: c.map("map").get(k, k.rows, of_map(3, pa.int32())), "map", "column 'm' is int32"),
     "map key": (
         lambda c, k: c.map("map").put(k, k.rows, of_map(1), plain(3)),
@@ -130,9 +146,13 @@ WRONG: dict[str, tuple[Use, str, str]] = {
     ),
     "map put": (lambda c, k: c.map("map").put(k, k.rows, of_map(3), plain(2)), "map", "columns have 2 rows"),
     "remove": (lambda c, k: c.map("map").remove(k, np.array([-1]), of_map(1)), "map", "owners are from -1"),  # type: ignore[arg-type]
-    "add": (lambda c, k: c.merging("sum").add(k, k.rows, only(1)), "sum", "1 rows for 3 owners"),
+    "add": (lambda c, k: c.merging("sum").add(k, k.rows, only(1)), "sum", "1 rows, but there are 3 owners"),
     "sum type": (lambda c, k: c.merging("sum").add(k, k.rows, only(3, pa.float64())), "sum", "column 'n' is double"),
-    "merged": (lambda c, k: c.merging("few").add(k, k.rows, only(3)), "few", "merged columns have 1 rows for 3 keys"),
+    "merged": (
+        lambda c, k: c.merging("few").add(k, k.rows, only(3)),
+        "few",
+        "merged columns have 1 rows, but there are 3 keys",
+    ),
     "merged type": (lambda c, k: c.merging("wide").add(k, k.rows, only(3)), "wide", "column 'n' is int64"),
 }
 

@@ -131,7 +131,11 @@ def test_a_file_that_the_pipeline_opens_is_missing_and_one_of_the_runtime_is_mad
 @pytest.mark.parametrize("away", [ConnectionResetError("reset"), TimeoutError("slow"), StoreError("503")])
 def test_what_an_outage_has_caused_may_go_well_whatever_it_was_made_of(away: Exception) -> None:
     """A pipeline that cannot be built, a file that cannot be listed, a lookup of the user's that fails."""
-    for made in (PipelineError("cannot list input files"), RuntimeError("lookup failed"), SnapshotError("unreadable")):
+    for made in (
+        PipelineError("the input files cannot be listed"),
+        RuntimeError("lookup failed"),
+        SnapshotError("unreadable"),
+    ):
         try:
             try:
                 raise away

@@ -22,14 +22,14 @@ function check(name, label, hint) {
 }
 
 const ON_TIMEOUT = [
-  ["keep_running", "give up the stop, the job continues"],
+  ["keep_running", "abandon the stop: the job continues"],
   ["suspend", "stop without firing windows"],
   ["cancel", "cancel the job"],
 ];
 
 const stopFields = (drains) => [
   h("label", {}, "Time limit", h("input", { name: "timeout", placeholder: "10 min (default: the job's stop_timeout)", autocomplete: "off" })),
-  select("on_timeout", "If it has not ended by then", drains ? ON_TIMEOUT : ON_TIMEOUT.filter(([v]) => v !== "suspend")),
+  select("on_timeout", "If the job has not ended within the time limit", drains ? ON_TIMEOUT : ON_TIMEOUT.filter(([v]) => v !== "suspend")),
 ];
 
 /** Verb on the page -> its texts. `fixed`: arguments; `fields`: inputs of the dialog; `danger`: warning colour. */
@@ -54,7 +54,7 @@ export const ACTIONS = {
     right: "control",
     danger: true,
     title: "Drain the job",
-    text: "The sources stop, every open window fires with its current rows, all output is committed, and the job ends. A later restore would emit those windows again.",
+    text: "The sources stop, every open window fires with its current rows, all output is committed, and the job ends. A later restore from the drain's savepoint emits those windows again.",
     fixed: { mode: "drain" },
     fields: () => stopFields(true),
     confirm: "Drain the job",
@@ -76,11 +76,11 @@ export const ACTIONS = {
     text: "A new submission of the same code, arguments and options starts from this snapshot.",
     fields: () => [
       select("on_committed_after", "If output was committed after the snapshot", [
-        ["refuse", "refuse"],
-        ["rewind", "let the sinks delete it"],
-        ["accept_duplicates", "accept that its rows are written again"],
+        ["refuse", "refuse the restore"],
+        ["rewind", "rewind: the sinks delete this output"],
+        ["accept_duplicates", "accept duplicates: its rows are written again"],
       ]),
-      check("allow_drained", "Allow the snapshot of a drain", "its windows fired early and emit again"),
+      check("allow_drained", "Allow the snapshot of a drain", "the drained windows fired early, and are emitted again"),
       check("allow_non_restored_state", "Drop state that the pipeline no longer uses"),
     ],
     confirm: "Restore",
@@ -90,7 +90,7 @@ export const ACTIONS = {
     label: "Commit…",
     right: "operate",
     title: "Publish the staged output",
-    text: "Approves this checkpoint and all earlier ones that wait. This cannot be revoked.",
+    text: "Approves this checkpoint and all earlier waiting checkpoints, and commits their output. An approval cannot be revoked.",
     confirm: "Commit",
     done: "Approved",
   },
@@ -99,12 +99,12 @@ export const ACTIONS = {
     right: "control",
     danger: true,
     title: "Reject the staged output",
-    text: "The output of this checkpoint and of all later ones is never published.",
+    text: "The staged output of this checkpoint and of all later checkpoints is never published.",
     fields: () => [
       select("then", "Then the job", [
         ["stop", "stops"],
-        ["replay", "restores the checkpoint before it and reads the input again"],
-        ["quarantine", "continues; the rows move to the quarantine"],
+        ["replay", "restores the checkpoint before this one and reads the input again"],
+        ["quarantine", "continues; the staged rows move to the quarantine folder of the job"],
       ]),
       h("label", {}, "Reason", h("input", { name: "reason", maxlength: 500, placeholder: "for the decision log", autocomplete: "off" })),
     ],
@@ -117,7 +117,7 @@ export const ACTIONS = {
 export function button(name, context, { more = {}, why = "", kind = "" } = {}) {
   const action = ACTIONS[name];
   const allowed = context.may[action.right];
-  const title = allowed ? why : "Your rights on the DAG that owns this job do not allow it";
+  const title = allowed ? why : "Your rights on the DAG that owns this job do not allow this action";
   return h(
     "button",
     {
@@ -212,5 +212,5 @@ async function follow(action, context, commandId, show) {
     }
     await new Promise((resolve) => setTimeout(resolve, ANSWER_POLL_MS));
   }
-  show("wait", "No answer yet", "The command remains in the job directory until it expires.");
+  show("wait", "The job has not answered yet", "The command stays in the job directory until the job answers or the command expires. Reload the page to see the job.");
 }

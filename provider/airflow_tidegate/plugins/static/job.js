@@ -100,15 +100,15 @@ function drawBanners(job) {
     const place = failure ? [failure.operator, failure.subtask === null ? null : `subtask ${failure.subtask}`].filter(Boolean).join(", ") : "";
     told.push(banner("failed", "The job has failed", job.reason || failure?.message || "", place ? h("p", { class: "where" }, place) : null));
   }
-  if (job.is_silent) told.push(banner("failed", "The driver gives no sign of life", `Neither its heartbeat nor its decision log has changed for ${duration(job.silent)}. A restore from the latest recovery point starts a new driver and fences this one.`));
+  if (job.is_silent) told.push(banner("failed", "The driver gives no sign of life", `Neither its heartbeat nor its decision log has changed for ${duration(job.silent)}. A restore from the latest recovery point starts a new driver. After that, the silent driver can no longer change the job.`));
   if (job.stop) told.push(banner(job.stop.stopped ? "success" : "warning", `Stop (${job.stop.mode}): ${String(job.stop.outcome).replaceAll("_", " ")}`, job.stop.meaning, job.stop.next, job.stop.remark, job.stop.path ? h("p", {}, path(job.stop.path)) : null));
   else if (job.status === "CANCELED") told.push(banner("quiet", "The job was cancelled", job.reason));
   else if (job.status === "STOPPED" && job.reason) told.push(banner("quiet", "The job has stopped", job.reason));
-  if (job.status === "WAITING_FOR_SLOTS" && job.slots.needed) told.push(banner("warning", `Waiting for slots: ${job.slots.registered ?? 0} of ${job.slots.needed} have registered`, "All slots start together."));
-  if (job.status === "CREATED") told.push(banner("quiet", "No driver has started yet", "The job has been submitted. If this does not change, start it again."));
+  if (job.status === "WAITING_FOR_SLOTS" && job.slots.needed) told.push(banner("warning", `Waiting for slots: ${job.slots.registered ?? 0} of ${job.slots.needed} have registered`, "The job starts when all slots have registered. If the number does not grow, check the free resources of the cluster."));
+  if (job.status === "CREATED") told.push(banner("quiet", "No driver has started yet", "The job is submitted, and waits for its driver. If no driver starts within some minutes, start the job again."));
   if (job.status === "RESTARTING") told.push(banner("warning", "The job is restarting", failure?.message ?? ""));
   if (job.no_restore) told.push(banner("quiet", "This page cannot restore the job", job.no_restore));
-  if (job.paused) told.push(banner("warning", "The sources are paused", `${job.waiting.length} checkpoints wait for a verdict, the most that max_uncommitted_checkpoints allows.`));
+  if (job.paused) told.push(banner("warning", "The sources are paused", `${job.waiting.length} checkpoints wait for a verdict, the largest number that max_uncommitted_checkpoints allows. Commit or reject them: until then the job reads no records.`));
   if (job.deletions) told.push(banner("warning", "Checkpoints wait for file deletions", job.deletions));
   return told;
 }
@@ -125,7 +125,7 @@ function drawFacts(job) {
     fact("Last snapshot", last ? milliseconds(last.duration_ms) : null, last ? [`${last.kind} ${last.id}, ${size(last.bytes) ?? "size unknown"}, `, since(last.completed_at)] : "none yet"),
     fact("Snapshots", count(job.statistics.completed), [plural(job.statistics.savepoints, "savepoint"), Object.values(job.statistics.aborted).length ? `, ${Object.values(job.statistics.aborted).reduce((a, b) => a + b, 0)} aborted` : ""].join("")),
     fact("Slots", job.slots.needed ? `${job.slots.registered ?? 0} of ${job.slots.needed}` : count(job.parallelism), `generation ${job.generation}`),
-    fact("Restarts", count(job.restarts), "of this submission"),
+    fact("Restarts", count(job.restarts), "since this submission started"),
   ];
 }
 
@@ -134,7 +134,7 @@ function drawGate(gate) {
   const newestWaiting = gate.waiting.at(-1);
   const ended = gate.is_terminal ? "The job has ended: give the verdict in a DAG (TidegateCommitCheckpointOperator, TidegateRejectCheckpointOperator) or with `tidegate commit-pending`" : "";
   return card("Waiting for a verdict",
-    h("p", { class: "sub" }, `Checkpoints ${gate.waiting.join(", ")} have staged rows. Readers do not see them before they are committed.`),
+    h("p", { class: "sub" }, `Checkpoints ${gate.waiting.join(", ")} have staged rows. Readers of the output see these rows only after you commit the checkpoint.`),
     gate.problem ? h("p", { class: "sub" }, gate.problem) : null,
     gate.staged.length ? table([["Sink", "name"], ["From checkpoint", "number"], ["Rows", "number"], ["Size", "number"], ["Where"]],
       gate.staged.map((s) => [h("code", {}, s.uid), `#${s.checkpoint_id}`, count(s.rows), size(s.bytes),
@@ -171,7 +171,7 @@ function outcome(s) {
 }
 
 function drawHistory({ history, total, statistics, all: whole }) {
-  if (!history.length) return card("Snapshots", h("p", { class: "sub" }, "None has been triggered yet."));
+  if (!history.length) return card("Snapshots", h("p", { class: "sub" }, "The job has not triggered a snapshot yet."));
   const shown = whole ? history : history.slice(0, few());
   const figures = statistics.duration_ms;
   return card("Snapshots",
@@ -184,7 +184,7 @@ function drawHistory({ history, total, statistics, all: whole }) {
 function drawPoints(job) {
   if (!job.points.length) return null;
   return card("Restore points",
-    h("p", { class: "sub" }, job.latest === null ? "" : `The latest recovery point is #${job.latest}; you can also restore any listed savepoint or checkpoint.`),
+    h("p", { class: "sub" }, job.latest === null ? "" : `The latest recovery point is #${job.latest}. You can restore it, or any other snapshot in this list.`),
     table([["Id", "number id"], ["Kind"], ["Completed"], ["Size", "number"], ["Path"], ["", "act"]],
       job.points.map((s) => [`#${s.id}`, s.kind, since(s.completed_at), size(s.bytes), path(s.path),
         button("restore", context(), { more: { checkpoint_id: s.id }, why: job.no_restore })]), "Restore points, newest first"));
@@ -207,7 +207,7 @@ function drawCounters({ counters, periods }) {
 function drawEvents(events) {
   if (!events.length) return null;
   return card("Decision log",
-    h("p", { class: "sub" }, "Decisions and who made them, without the checkpoints that the job takes by itself."),
+    h("p", { class: "sub" }, "Decisions about the job, and who made them. Periodic checkpoints are not listed here."),
     h("ol", { class: "events" }, events.map((e) => h("li", {}, since(e.at), h("span", {}, e.what), e.by ? h("em", {}, "by ", who(e.by)) : null))));
 }
 

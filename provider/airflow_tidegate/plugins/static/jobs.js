@@ -65,8 +65,8 @@ function draw() {
 
 function drawJobs({ jobs, none, several, connections }) {
   if (none) {
-    return h("div", { class: "empty" }, h("h2", {}, dag ? "This DAG has no job yet" : "No jobs yet"),
-      h("p", {}, `A task with TidegateStartJobOperator starts one. This page shows jobs of the connections ${connections.join(", ")} whose DAG you may read.`));
+    return h("div", { class: "empty" }, h("h2", {}, dag ? "This DAG has not started a job yet" : "No jobs yet"),
+      h("p", {}, `A task with TidegateStartJobOperator starts a job. This page shows jobs of the connections ${connections.join(", ")} whose DAG you may read.`));
   }
   if (jobs.length === 0) return h("div", { class: "empty" }, h("p", {}, "No job matches the filter."));
   const columns = [["Job", "name"], ["Status"], ["Throughput", "number"], ["Records in this run", "number"], ["Watermark"], ["Last checkpoint"], ["Restarts", "number"], ["Owner DAG"]];
@@ -88,7 +88,7 @@ function drawProblems({ problems: told, unreadable }) {
   if (told.length + unreadable === 0) return null;
   return h("div", { class: "banner warning" }, h("strong", {}, "Some jobs cannot be read"),
     h("ul", {}, told.map((p) => h("li", {}, h("code", {}, p.job_id ? `${p.conn_id} / ${p.job_id}` : p.conn_id), ` ${p.problem}`)),
-      unreadable ? h("li", {}, `${unreadable} more; ask a user who may edit the connection`) : null));
+      unreadable ? h("li", {}, `${unreadable} more connections or jobs; users who may edit the connection see which`) : null));
 }
 
 const live = new Live(read, (data) => {

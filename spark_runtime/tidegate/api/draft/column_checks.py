@@ -61,7 +61,7 @@ def refuse_duplicates(names: Iterable[str], where: str, *, remedy: str) -> None:
     """Raise PipelineError if a column name occurs twice."""
     twice = [name for name, n in Counter(names).items() if n > 1]
     if twice:
-        raise PipelineError(f"there would be two columns named {twice[0]!r}", where=where, remedy=remedy)
+        raise PipelineError(f"the result would have two columns named {twice[0]!r}", where=where, remedy=remedy)
 
 
 def checked_renames(renamed: Mapping[str, str] | None, names: Sequence[str], where: str) -> tuple[tuple[str, str], ...]:
@@ -98,9 +98,9 @@ def require_result_schema(schema: object, call: str, where: str) -> pa.Schema:
     twice."""
     if not isinstance(schema, pa.Schema):
         raise PipelineError(
-            f"{call} needs the schema of its result, got {type(schema).__name__}",
+            f"schema= of {call} must be a pyarrow.Schema, the columns of the result, but is a {type(schema).__name__}",
             where=where,
-            remedy='Pass one: schema=pa.schema([("name", pa.string())])',
+            remedy='Pass a schema: schema=pa.schema([("name", pa.string())])',
         )
     refuse_duplicates(schema.names, where, remedy="Use a different name for every column")
     return schema

@@ -30,7 +30,9 @@ def require_expression(value: object, where: str) -> pc.Expression:
     remedy = f"Write pc.field({value!r}) for the column" if isinstance(value, str) else f"Write pc.scalar({got})"
     if not isinstance(value, str | int | float):
         remedy = "Build it from pyarrow.compute: pc.field, pc.scalar and functions of them"
-    raise PipelineError(f"an expression of pyarrow.compute is needed, got {got}", where=where, remedy=remedy)
+    raise PipelineError(
+        f"an expression of pyarrow.compute is needed, but the value is {got}", where=where, remedy=remedy
+    )
 
 
 def result_fields(columns: Sequence[tuple[str, pc.Expression]], schema: pa.Schema, where: str) -> tuple[pa.Field, ...]:
@@ -54,7 +56,7 @@ def require_boolean(expression: pc.Expression, schema: pa.Schema, where: str) ->
     ((_, type_),) = ((f.name, f.type) for f in result_fields((("filter", expression),), schema, where))
     if not pt.is_boolean(type_):
         raise PipelineError(
-            f"a filter must be true or false, but {expression} is {type_}",
+            f"a filter must return true or false, but {expression} returns {type_}",
             where=where,
             remedy='Compare it with a value, as in pc.field("delay") > 0, or use .is_valid()',
         )
@@ -82,10 +84,10 @@ def _result_type(name: str, expression: pc.Expression, schema: pa.Schema, where:
     type_ = made.schema.field(0).type
     if pt.is_null(type_):
         raise PipelineError(
-            f"{expression} has no type",
+            f"the result of {expression} has no type",
             where=where,
-            cause="it is an untyped null",
-            remedy="Cast it to a type: pc.scalar(None).cast(pa.string())",
+            cause="every value is an untyped null",
+            remedy="Cast the null to a type: pc.scalar(None).cast(pa.string())",
         )
     return type_
 
@@ -99,10 +101,10 @@ def _explained(message: str, expression: pc.Expression, schema: pa.Schema, where
         if len(names) > 1:
             return _missing_member(names, schema, where)
         return PipelineError(
-            f"{expression} refers to no column",
+            f"the expression {expression} refers to a column that does not exist",
             where=where,
-            cause=f"there are {len(schema.names)} columns",
-            remedy="Refer to columns by name, as in pc.field('delay')",
+            cause=f"the columns are {', '.join(schema.names)}",
+            remedy="Refer to one of these columns by name, as in pc.field('delay')",
         )
     needed = _NARROW_DECIMAL.search(message)
     if needed is not None:
@@ -111,19 +113,19 @@ def _explained(message: str, expression: pc.Expression, schema: pa.Schema, where
         vector = next((name for name in _CALLED.findall(str(expression)) if _kind(name) == "vector"), None)
         if vector is not None:
             return PipelineError(
-                f"{expression} does not return a value per row",
+                f"the expression {expression} does not return one value for each row",
                 where=where,
-                cause=f"{vector} works on a whole column, and may return more or fewer values than it has rows",
-                remedy="Call it in a function of record batches: .map_in_arrow(function, schema=...)"
+                cause=f"{vector} works on a whole column, and may return more or fewer values than there are rows",
+                remedy=f"Call {vector} in a function of record batches: .map_in_arrow(function, schema=...)"
                 + (", with pc.list_parent_indices for the other columns" if vector == "list_flatten" else ""),
             )
         return PipelineError(
-            f"{expression} is an aggregate, not a value per row",
+            f"the expression {expression} is an aggregate, but one value for each row is needed",
             where=where,
             remedy="Aggregate with .group_by(...).window(...).agg(...)",
         )
     return PipelineError(
-        f"the expression {expression} does not fit the columns",
+        f"the expression {expression} does not fit the types of the columns",
         where=where,
         cause=message.splitlines()[0],
         remedy="Cast to types that fit, as in pc.field('delay').cast(pa.float64())",
@@ -142,16 +144,18 @@ def _too_narrow(needed: int, expression: pc.Expression, where: str) -> PipelineE
     target = next((m for m in _DECIMAL.finditer(str(expression)) if int(m["precision"]) < needed), None)
     if target is None:
         return PipelineError(
-            f"the decimal of {expression} is too narrow", where=where, remedy=f"Use at least {needed} digits"
+            f"the decimal type in {expression} has too few digits for the integers",
+            where=where,
+            remedy=f"Cast to a decimal with at least {needed} digits",
         )
     kind, precision, scale = target["kind"], target["precision"], target["scale"]
     wide = "decimal128" if needed <= MAX_DECIMAL128 else "decimal256"
     return PipelineError(
-        f"integers of this type may not fit {kind}({precision}, {scale}): {expression}",
+        f"the integers in {expression} may not fit {kind}({precision}, {scale})",
         where=where,
-        cause=f"the largest needs {needed} digits, {scale} of them after the point",
-        remedy=f"Cast to a wider decimal first, so that only values that do not fit are errors: "
-        f".cast(pa.{wide}({needed}, {scale})).cast(pa.{kind}({precision}, {scale})); or use {needed} digits",
+        cause=f"the largest integer of their type needs {needed} digits, {scale} of them after the point",
+        remedy=f"Use {needed} digits; or, if your values are smaller, cast twice: "
+        f".cast(pa.{wide}({needed}, {scale})).cast(pa.{kind}({precision}, {scale})). Then a larger value fails the job",
     )
 
 
@@ -165,8 +169,10 @@ def _missing_member(names: Sequence[str], schema: pa.Schema, where: str) -> Pipe
             return PipelineError(
                 f"column {path!r} has no member {name!r}" + (f", did you mean {near!r}?" if near else ""),
                 where=where,
-                cause=f"its type is {type_}",
-                remedy=f"Use one of {', '.join(members)}" if members else "Refer to a column of type struct",
+                cause=f"the type of {path!r} is {type_}",
+                remedy=f"Use one of {', '.join(members)}"
+                if members
+                else "Refer to a column of type struct, which has members",
             )
         type_, path = type_.field(name).type, f"{path}.{name}"
     return missing_column(schema, names[0], where)

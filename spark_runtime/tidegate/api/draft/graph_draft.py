@@ -86,8 +86,8 @@ class GraphDraft:
                 raise PipelineError(
                     f"the uid {node.uid!r} is used twice",
                     where=node.where,
-                    cause=f"it belongs to the {other.kind} at {other.location}",
-                    remedy="Use a different uid for every operator: snapshots find its state by it",
+                    cause=f"the {other.kind} at {other.location} has this uid, too",
+                    remedy="Use a different uid for every operator: snapshots find an operator's state by its uid",
                 )
         self._nodes.append(node)
         return len(self._nodes) - 1
@@ -149,18 +149,18 @@ class GraphDraft:
             for name, why in node.must_be_read.items():
                 if (node_id, name) not in sides:
                     raise PipelineError(
-                        f"nothing reads the side output {name!r} of this {node.kind}",
+                        f"no operator or sink reads the side output {name!r} of the {node.kind}",
                         where=node.where,
                         cause=why,
-                        remedy=f'Write it to a sink: stream.side_output("{name}").write(...), or choose "skip"',
+                        remedy=f'Write it: stream.side_output("{name}").write(sink, ...), or set on_bad_record="skip"',
                     )
         read = {edge.upstream for node in self._nodes for edge in node.inputs if edge.output == MAIN_OUTPUT}
         for node_id, node in enumerate(self._nodes):
             if node.sink is None and node_id not in read:
                 raise PipelineError(
-                    f"nothing reads the records of this {node.kind}",
+                    f"no operator or sink reads the records of the {node.kind}",
                     where=node.where,
-                    remedy="Write them to a sink (Discard() drops them), or remove the call",
+                    remedy="Write the records to a sink (Discard() drops them), or remove the call",
                 )
 
     def _uids(self) -> list[str]:

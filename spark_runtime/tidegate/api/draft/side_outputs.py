@@ -27,9 +27,9 @@ def checked_side_outputs(
         return ()
     if not isinstance(declared, Mapping):
         raise PipelineError(
-            f"side_outputs is a {type(declared).__name__}",
+            f"side_outputs must be a dict of names and schemas, but is a {type(declared).__name__}",
             where=where,
-            remedy='Pass names and schemas: side_outputs={"bad": pa.schema([("line", pa.string())])}',
+            remedy='Write it as in side_outputs={"bad": pa.schema([("line", pa.string())])}',
         )
     return tuple(_checked(name, schema, input_schema, event_time, where) for name, schema in declared.items())
 
@@ -41,14 +41,14 @@ def _checked(
         raise PipelineError(
             f"{name!r} is not a valid name of a side output",
             where=where,
-            cause=f"every operator has the output {MAIN_OUTPUT!r} already" if name == MAIN_OUTPUT else "",
+            cause=f"{MAIN_OUTPUT!r} is the name of the main output of every operator" if name == MAIN_OUTPUT else "",
             remedy='Use letters, digits and ._- , starting with a letter or digit, such as "bad"',
         )
     if not isinstance(schema, pa.Schema):
         raise PipelineError(
-            f"the side output {name!r} needs a schema, got {type(schema).__name__}",
+            f"the schema of side output {name!r} must be a pyarrow.Schema, but is a {type(schema).__name__}",
             where=where,
-            remedy=f'Pass one: side_outputs={{{name!r}: pa.schema([("line", pa.string())])}}',
+            remedy=f'Pass a schema: side_outputs={{{name!r}: pa.schema([("line", pa.string())])}}',
         )
     refuse_duplicates(schema.names, where, remedy="Use a different name for every column")
     return DraftOutput(name, schema, event_time.after_projection(same_columns(schema, input_schema), where))

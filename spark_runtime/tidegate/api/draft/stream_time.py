@@ -81,15 +81,15 @@ def common_event_time(times: Sequence[StreamEventTime], call: str) -> StreamEven
 def time_unit(field: pa.Field, unit: object, where: str) -> TimeUnit:
     """Return the unit of an event-time column: a timestamp's own, or the unit passed for an int64."""
     if unit is not None and unit not in UNITS:
-        raise PipelineError(f"{unit!r} is not a unit of time", where=where, remedy=f"Use one of {', '.join(UNITS)}")
+        raise PipelineError(f"unit={unit!r} is unknown", where=where, remedy=f"Use one of {', '.join(UNITS)}")
     type_ = field.type
     if pt.is_timestamp(type_):
         own: TimeUnit = type_.unit
         if unit is not None and unit != own:
             raise PipelineError(
-                f"column {field.name!r} is of type {type_}, not in {unit!r}",
+                f"unit={unit!r} does not fit column {field.name!r}, whose type is {type_}",
                 where=where,
-                remedy="Remove unit: a timestamp has its own",
+                remedy="Remove unit=: the type of a timestamp column has a unit",
             )
         return own
     if pt.is_int64(type_):
@@ -97,9 +97,9 @@ def time_unit(field: pa.Field, unit: object, where: str) -> TimeUnit:
             if unit == known:
                 return known
         raise PipelineError(
-            f"column {field.name!r} is int64 and its unit is not set",
+            f"column {field.name!r} is int64, and unit= is not set",
             where=where,
-            remedy=f'Set it: .with_watermark({field.name!r}, ..., unit="ms"), or cast the column to a timestamp',
+            remedy=f'Set unit=: .with_watermark({field.name!r}, ..., unit="ms"), or cast the column to a timestamp',
         )
     if pt.is_string(type_) or pt.is_large_string(type_):
         name = field.name

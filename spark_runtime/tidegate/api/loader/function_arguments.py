@@ -116,7 +116,7 @@ def _checked(
             raise PipelineError(
                 f"there is no argument {name!r}" + (f", did you mean {near!r}?" if near else ""),
                 where=where,
-                cause=f"its arguments are {all_names}",
+                cause=f"the function's arguments are {all_names}",
                 remedy="Correct the name of the argument, or remove it",
             )
     missing = [p for p in known if not p.default and p.name not in arguments]
@@ -124,7 +124,7 @@ def _checked(
         raise PipelineError(
             f"the argument {missing[0].name!r} is missing",
             where=where,
-            cause=f"its arguments are {all_names}",
+            cause=f"the function's arguments are {all_names}",
             remedy=f"Pass it: --arg {missing[0].name}=..., or in the arguments of the Airflow operator",
         )
     return {
@@ -140,10 +140,10 @@ def _converted(value: Any, type_: Any, where: str) -> Any:
     except (TypeError, ValueError, OptionError) as error:
         cause = error.cause or error.what if isinstance(error, OptionError) else str(error)
         raise PipelineError(
-            f"{value!r} is not of type {_type_text(type_)}",
+            f"the value {value!r} is not of type {_type_text(type_)}",
             where=where,
             cause=cause,
-            remedy="Pass a value of this type; --args-json accepts numbers and lists",
+            remedy=f"Pass a value of type {_type_text(type_)}; the option --args-json accepts numbers and lists",
         ) from error
 
 
@@ -163,16 +163,16 @@ def _convert(value: Any, type_: Any) -> Any:
         return _convert(value, inner[0])
     if (origin or type_) in _SEQUENCES:
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise TypeError("a list is needed")
+            raise TypeError(f"a list is needed, but the value is a {type(value).__name__}")
         if origin is tuple and Ellipsis not in inner:
             if len(value) != len(inner):
-                raise TypeError(f"{len(inner)} values are needed")
+                raise TypeError(f"a list of {len(inner)} values is needed, but it has {len(value)}")
             return tuple(_convert(v, item) for v, item in zip(value, inner, strict=True))
         item = inner[0] if inner else Any
         return _SEQUENCES[origin or type_]([_convert(v, item) for v in value])
     if (origin or type_) in _MAPPINGS:
         if not isinstance(value, Mapping):
-            raise TypeError("an object with names is needed")
+            raise TypeError(f"a mapping of names to values is needed, but the value is a {type(value).__name__}")
         return {name: _convert(v, inner[1] if len(inner) == 2 else Any) for name, v in value.items()}
     if isinstance(type_, type) and issubclass(type_, Enum):
         found = [member for member in type_ if value in (member.value, member.name)]
@@ -205,7 +205,7 @@ def _as_simple(value: Any, type_: Any) -> Any:
         return None
     if isinstance(type_, type) and isinstance(value, type_) and not (type_ is not bool and isinstance(value, bool)):
         return value
-    raise TypeError(f"it is of type {type(value).__name__}")
+    raise TypeError(f"the value is of type {type(value).__name__}")
 
 
 def _as_one_of(value: Any, choices: Sequence[Any]) -> Any:
@@ -222,7 +222,7 @@ def _as_one_of(value: Any, choices: Sequence[Any]) -> Any:
                 return _convert(value, choice)
             except (TypeError, ValueError, OptionError) as error:
                 errors.append(str(error))
-    raise TypeError(errors[0] if errors else "no type fits")
+    raise TypeError(errors[0] if errors else "the value fits none of the types")
 
 
 def _accepts(value: Any, choices: Sequence[Any]) -> bool:
@@ -234,7 +234,7 @@ def _is_choice(value: Any, choice: Any) -> bool:
 
 
 def _type_error(choices: Any) -> Any:
-    raise ValueError(f"it is none of {', '.join(str(getattr(c, 'value', c)) for c in choices)}")
+    raise ValueError(f"the value must be one of {', '.join(str(getattr(c, 'value', c)) for c in choices)}")
 
 
 def _type_text(type_: Any) -> str:

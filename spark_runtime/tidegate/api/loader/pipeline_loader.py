@@ -60,7 +60,8 @@ def load_pipeline(
     module_name, colon, function_name = target.partition(":")
     if not (colon and module_name and function_name):
         raise PipelineError(
-            f"{target!r} does not name a pipeline", remedy='Write "module:function", such as "flight_delays:build"'
+            f"the pipeline {target!r} is not of the form module:function",
+            remedy='Write the file without .py and the function, such as "flight_delays:build"',
         )
     check_unpacked(root_dir)
     with (
@@ -91,8 +92,8 @@ def _import(root_dir: str, module_name: str) -> ModuleType:
         raise PipelineError(
             f"a pipeline's file cannot be named {top!r}",
             where=where,
-            cause="a module of Python or of the runtime has this name",
-            remedy="Rename the file",
+            cause="a module of Python's standard library or of tidegate has the same name",
+            remedy="Give the file of the pipeline another name",
         )
     _prepend_to_path(root_dir, top, where)
     with _users_errors(root_dir, where, {}):
@@ -124,7 +125,7 @@ def _prepend_to_path(root_dir: str, top: str, where: str) -> None:
                 f"a pipeline's file cannot be named {top!r}",
                 where=where,
                 cause=f"an installed module has this name: {file}",
-                remedy="Rename the file",
+                remedy="Give the file of the pipeline another name",
             )
         for name in [n for n in sys.modules if n == top or n.startswith(top + ".")]:
             del sys.modules[name]
@@ -183,7 +184,9 @@ def _function(module: ModuleType, name: str) -> Callable[..., object]:
         )
     if not callable(found):
         raise PipelineError(
-            f"{name!r} is a {type(found).__name__}, not a function", where=file, remedy="Name a function"
+            f"{name!r} must be a function, but is a {type(found).__name__}",
+            where=file,
+            remedy="Name the function that returns the Pipeline",
         )
     return found
 

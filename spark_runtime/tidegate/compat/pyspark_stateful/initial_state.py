@@ -85,10 +85,10 @@ class InitialState:
         if self._spec.initial_schema is None:
             if any(part.table.num_rows for part in waiting):
                 raise SnapshotError(
-                    "the snapshot has rows that wait for an initial state, but the pipeline has none",
+                    "the snapshot has rows that wait for an initial state, but the pipeline has no initialState",
                     where=f"operator {self._uid!r}",
-                    cause="it was taken before the initial state was complete",
-                    remedy="Pass initialState again, or restore a later snapshot",
+                    cause="the snapshot was taken before the initial state was complete",
+                    remedy="Pass initialState again, or restore a snapshot with a complete initial state",
                 )
             return
         renamed = dict(self._spec.renamed)

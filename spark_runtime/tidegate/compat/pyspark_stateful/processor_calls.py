@@ -155,6 +155,6 @@ class OutputEventTime:
                 f"the processor {self._processor} returned a row of {early} in column {self._time.column!r}, but the "
                 f"watermark is {passed}",
                 where=self._where,
-                cause="it would be late for the operators downstream, and be dropped there; Spark refuses it too",
+                cause="operators downstream would drop such a row as late; Spark refuses it, too",
                 remedy="Return rows with times from the watermark on, or remove eventTimeColumnName",
             )

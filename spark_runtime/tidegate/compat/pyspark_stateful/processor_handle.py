@@ -36,7 +36,7 @@ class CurrentKey:
                 f"{call} is called while no key is processed",
                 where=f"{self._where}, {calling_line()}",
                 cause="states and timers belong to the key for which a handle... method is called",
-                remedy="Call it in handleInputRows, handleExpiredTimer or handleInitialState",
+                remedy=f"Call {call} in handleInputRows, handleExpiredTimer or handleInitialState",
             )
         return self.number
 
@@ -262,9 +262,9 @@ class ProcessorHandle(StatefulProcessorHandle):
 
     def _otherwise(self, name: str) -> PipelineError:
         return PipelineError(
-            f"init declares state {name!r} differently than when the pipeline was built",
+            f"init declares state {name!r} in another way than when the pipeline was built",
             where=self._where,
-            cause="the declarations in init depend on more than the processor",
+            cause="the declarations in init depend on something that differs between processes or calls",
             remedy="Declare the same states in every call of init",
         )
 
@@ -272,7 +272,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         return PipelineError(
             f"{call} failed: deleteIfExists has deleted state {name!r}",
             where=f"{self._where}, {calling_line()}",
-            remedy=f"Do not delete {name!r} in init, or do not use it; clear() empties a key's state",
+            remedy=f"Remove deleteIfExists({name!r}) from init. To empty the state of a key, call clear()",
         )
 
     def _require_init(self, call: str) -> None:
@@ -280,7 +280,7 @@ class ProcessorHandle(StatefulProcessorHandle):
             raise PipelineError(
                 f"{call} is called outside init",
                 where=f"{self._where}, {calling_line()}",
-                remedy="Declare all states in init, and keep what it returns: self.count = handle.getValueState(...)",
+                remedy="Declare all states in init, and keep the result: self.count = handle.getValueState(...)",
             )
 
     def _timers_of(self, call: str) -> tuple[int, TimerOverlay]:
@@ -295,9 +295,9 @@ class ProcessorHandle(StatefulProcessorHandle):
     def _time(self, time_ms: object) -> int:
         if isinstance(time_ms, bool) or not hasattr(time_ms, "__index__"):
             raise PipelineError(
-                f"{time_ms!r} is not a time for a timer",
+                f"the time {time_ms!r} of the timer is invalid",
                 where=f"{self._where}, {calling_line()}",
-                remedy="Pass milliseconds since the epoch: an integer",
+                remedy="Pass an integer: milliseconds since the epoch",
             )
         return min(max(int(time_ms.__index__()), MIN_MS), MOST_MS)
 

@@ -66,7 +66,10 @@ class ProcessorInput(ABC):
         self._rows = 0
         for field, array in zip(self._schema, batch.columns, strict=True):
             if not field.nullable and array.null_count:
-                raise self.refused(f"column {field.name!r} has nulls, but is declared not null", "Declare it nullable")
+                raise self.refused(
+                    f"column {field.name!r} has nulls, but is declared not null",
+                    f"Return a value, or declare {field.name!r} nullable",
+                )
         for start in range(0, batch.num_rows, MAX_BATCH_ROWS):
             yield batch.slice(start, MAX_BATCH_ROWS)
 
@@ -81,7 +84,7 @@ class ProcessorInput(ABC):
     def refused(self, cause: str, remedy: str) -> PipelineError:
         """Return the error for an invalid result."""
         return PipelineError(
-            f"{self._method} of the processor {self._processor} broke outputStructType",
+            f"a row that {self._method} of the processor {self._processor} returned does not match outputStructType",
             where=self._where,
             cause=cause,
             remedy=remedy,
@@ -127,12 +130,12 @@ class RowObjects(ProcessorInput):
 
     def _collect(self, result: Any) -> int:
         if not isinstance(result, Row):
-            raise self.refused(f"it returned a {type(result).__name__}", "Yield pyspark.sql.Row objects")
+            raise self.refused(f"the result is a {type(result).__name__}", "Yield pyspark.sql.Row objects")
         if self._flat and getattr(result, "__fields__", None) == self._names and len(result) == len(self._names):
             self._collected.append(result)
             return 1
         if not hasattr(result, "__fields__"):
-            raise self.refused("it returned a Row without names", "Name its values: Row(k=..., count=...)")
+            raise self.refused("the result is a Row without names", "Name the values of the Row: Row(k=..., count=...)")
         values = result.asDict(True)
         self._collected.append(tuple([values.get(name) for name in self._names]))
         return 1
@@ -182,7 +185,7 @@ class PandasFrames(ProcessorInput):
 
     def _collect(self, result: Any) -> int:
         if not isinstance(result, self._pandas.DataFrame):
-            raise self.refused(f"it returned a {type(result).__name__}", "Yield pandas.DataFrame objects")
+            raise self.refused(f"the result is a {type(result).__name__}", "Yield pandas.DataFrame objects")
         names = list(result.columns)
         if not len(result) and not names:
             return 0

@@ -69,7 +69,7 @@ class _Reader:
         while at < len(text.rstrip()):
             found = _TOKEN.match(text, at)
             if found is None:
-                raise self._wrong(f"{text[at:].strip()[:20]!r} is not valid here")
+                raise self._wrong(f"{text[at:].strip()[:20]!r} is not valid at this place")
             self._tokens.append(found.group().strip())
             at = found.end()
         self._at = 0
@@ -78,7 +78,7 @@ class _Reader:
         """Parse the whole text: names and types, separated by commas."""
         fields = self._fields("")
         if self._at < len(self._tokens):
-            raise self._wrong(f"{self._tokens[self._at]!r} is not valid here")
+            raise self._wrong(f"{self._tokens[self._at]!r} is not valid at this place")
         return st.StructType(fields)
 
     def _fields(self, end: str) -> list[st.StructField]:
@@ -88,7 +88,7 @@ class _Reader:
             if name.startswith("`"):
                 name = name[1:-1].replace("``", "`")
             elif not re.fullmatch(r"\w+", name):
-                raise self._wrong(f"a name is needed instead of {name!r}")
+                raise self._wrong(f"a column name is needed instead of {name!r}")
             if self._peek() == ":":
                 self._next()
             type_, nullable = self._type(), True

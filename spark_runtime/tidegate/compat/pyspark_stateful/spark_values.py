@@ -180,7 +180,10 @@ class SparkRowCodec:
             value = self._as_row(value)
         if len(value) != len(self._accept):
             names = ", ".join(self.schema.names)
-            raise self._refused(f"it has {len(value)} values", f"Pass a tuple with one value for each of: {names}")
+            raise self._refused(
+                f"the value has {len(value)} fields, but {len(self._accept)} are declared",
+                f"Pass a tuple with one value for each of: {names}",
+            )
         try:
             return tuple([accept(one) for accept, one in zip(self._accept, value, strict=True)])
         except _UNFIT:
@@ -190,7 +193,7 @@ class SparkRowCodec:
                 accept(one)
             except _UNFIT as error:
                 beyond = isinstance(error, ArithmeticError)
-                why = "it is outside the range of that type" if beyond else error
+                why = "the value is outside the range of that type" if beyond else error
                 raise self._refused(
                     f"column {name!r} is {self.schema.field(name).type}, but got {one!r}: {why}",
                     "Convert the value, or declare the column with another type",
@@ -204,7 +207,7 @@ class SparkRowCodec:
             return (value,)
         if hasattr(value, "__iter__") and not isinstance(value, str | bytes | bytearray | dict | set | frozenset):
             return tuple(value)
-        raise self._refused(f"it is a {type(value).__name__}", "Pass a tuple, such as (count,)")
+        raise self._refused(f"the value is a {type(value).__name__}, not a row", "Pass a tuple, such as (count,)")
 
     def accepted_list(self, values: Any) -> list[Kept]:
         """Convert several rows to kept form. Raises PipelineError if one does not match, or if there is none, as in
@@ -235,7 +238,7 @@ class SparkRowCodec:
 
     def _refused(self, cause: str, remedy: str) -> PipelineError:
         return PipelineError(
-            f"{self._what} refuses an invalid value",
+            f"the value does not fit {self._what}",
             where=f"{self._where}, {calling_line()}",
             cause=cause,
             remedy=remedy,
@@ -300,13 +303,13 @@ def _plain(value: Any, types: tuple[type, ...]) -> Any:
         converted = value.tolist()
         if isinstance(converted, types) and not (isinstance(converted, bool) and bool not in types):
             return converted
-    raise ValueTypeError(f"its type is {type(value).__name__}")
+    raise ValueTypeError(f"the value is of type {type(value).__name__}")
 
 
 def _whole(least: int, most: int, value: Any) -> int:
     number: int = value if type(value) is int else _plain(value, (int,))
     if not least <= number <= most:
-        raise ValueTypeError(f"it is not in {least}..{most}")
+        raise ValueTypeError(f"the value is not in {least}..{most}")
     return number
 
 
@@ -327,7 +330,7 @@ def _decimal(precision: int, step: decimal.Decimal, value: Any) -> decimal.Decim
     with decimal.localcontext(prec=76, rounding=decimal.ROUND_HALF_UP):
         number = number.quantize(step)
     if len(number.as_tuple().digits) > precision:
-        raise ValueTypeError(f"it has more than {precision} digits")
+        raise ValueTypeError(f"the number has more than {precision} digits")
     return number
 
 
@@ -382,7 +385,7 @@ def _interval(value: Any) -> dt.timedelta:
     Spark."""
     length: dt.timedelta = _plain(value, (dt.timedelta,))
     if not _SHORTEST <= length <= _LONGEST:
-        raise ValueTypeError("it exceeds 64 bits of microseconds, about 292,000 years")
+        raise ValueTypeError("the interval exceeds 64 bits of microseconds, about 292,000 years")
     return length
 
 
@@ -394,7 +397,7 @@ def _elements(value: Any) -> Any:
 def _map(key: Change, item: Change, value: Any) -> list[tuple[Any, Any]]:
     pairs = [(key(k), item(v)) for k, v in _plain(value, (dict,)).items()]
     if any(k is None for k, _ in pairs):
-        raise ValueTypeError("a key is null")
+        raise ValueTypeError("a key of the map is null")
     return pairs
 
 
@@ -403,7 +406,7 @@ def _struct(fields: dict[str, Change], value: Any) -> dict[str, Any]:
         return {name: accept(value.get(name)) for name, accept in fields.items()}
     values = _plain(value, (tuple, list))
     if len(values) != len(fields):
-        raise ValueTypeError(f"it has {len(values)} values for {len(fields)} fields")
+        raise ValueTypeError(f"the struct has {len(values)} values, but {len(fields)} fields")
     return {name: accept(one) for (name, accept), one in zip(fields.items(), values, strict=True)}
 
 

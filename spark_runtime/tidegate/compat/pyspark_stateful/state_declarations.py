@@ -109,12 +109,16 @@ def _time_to_live(ttl_ms: object, time_mode: str, where: str) -> TimeToLive | No
     if ttl_ms is None or ttl_ms == 0:
         return None
     if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms < 0:
-        raise PipelineError(f"ttlDurationMs is {ttl_ms!r}", where=where, remedy="Pass milliseconds: an integer above 0")
+        raise PipelineError(
+            f"ttlDurationMs must be an integer above 0, but is {ttl_ms!r}",
+            where=where,
+            remedy="Pass the time to live in milliseconds",
+        )
     if time_mode != "processingtime":
         raise PipelineError(
-            "the state has a TTL, but timeMode is not ProcessingTime",
+            "the state has ttlDurationMs, but timeMode is not ProcessingTime",
             where=where,
-            cause="a TTL is counted in processing time; Spark, too, supports it only with timeMode ProcessingTime",
+            cause="the time to live is counted in processing time; Spark has the same rule",
             remedy='Set timeMode="ProcessingTime", or remove ttlDurationMs',
         )
     return TimeToLive(ttl_ms)
@@ -168,17 +172,19 @@ class DeclaringHandle(StatefulProcessorHandle):
 
     def outside(self, call: str) -> PipelineError:
         """Return the error for a call that needs a key."""
-        return self._refused(f"{call} is called in init", "there is no key yet", "Call it in a handle... method")
+        return self._refused(
+            f"{call} is called in init", "init runs before any key is processed", f"Call {call} in a handle... method"
+        )
 
     def _declare(self, kind: KeyedKind, name: str, key: Schema | None, schema: Schema, ttl_ms: int | None) -> Any:
         if name in self.states:
             raise self._refused(
-                f"two states are named {name!r}", "snapshots find a state by its name", "Rename one of them"
+                f"two states are named {name!r}", "snapshots find a state by its name", "Rename one of the states"
             )
         if name in self.deleted:
             raise self._refused(
                 f"state {name!r} is both deleted and declared",
-                "Spark would empty it with every micro-batch",
+                "Spark would empty such a state with every micro-batch",
                 "Declare it, or delete it; clear() empties the state of a key",
             )
         self.states[name] = state_of(kind, name, key, schema, ttl_ms, self._time_mode, self._where)

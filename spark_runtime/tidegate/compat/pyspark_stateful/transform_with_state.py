@@ -188,7 +188,7 @@ class TransformWithState(StreamOperator):
             raise SnapshotError(
                 f"the snapshot has timers over {foreign} time, but timeMode is {spec.time_mode}",
                 where=self._where,
-                cause="these timers would never fire",
+                cause="with the new timeMode, the timers of the snapshot would never fire",
                 remedy="Restore with the former timeMode, or give the operator a new uid",
             )
 
@@ -248,7 +248,8 @@ class TransformWithState(StreamOperator):
         if self._initial.complete:
             if INITIAL_IGNORED not in self.ctx.counters:
                 logger.warning(
-                    "the operator was restored from a snapshot; its initial state is ignored and counted as %s",
+                    "the operator was restored from a snapshot, so rows of initialState are ignored and "
+                    "counted as %s; nothing to do",
                     INITIAL_IGNORED,
                     extra=context(operator=self.ctx.uid, subtask=self.ctx.subtask),
                 )

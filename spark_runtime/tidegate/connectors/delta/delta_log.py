@@ -74,7 +74,9 @@ def log_options(url: str, storage_options: Mapping[str, Any]) -> dict[str, str]:
         return {}
     if protocol not in S3_PROTOCOLS or "::" in url:
         raise PipelineError(
-            "the Delta sink can write only to local folders and S3", where=url, remedy="Use a path or s3://bucket/path"
+            "the Delta sink can write only to local folders and S3, but the URL is of another kind",
+            where=url,
+            remedy="Use a path or s3://bucket/path",
         )
     given = dict(resolve_secrets(storage_options))
     for inner, value in dict(given.pop("client_kwargs", None) or {}).items():
@@ -93,7 +95,8 @@ def log_options(url: str, storage_options: Mapping[str, Any]) -> dict[str, str]:
                 f"the Delta sink does not support the storage option {name!r}",
                 where=url,
                 cause=f"supported options: anon, {', '.join(_S3_NAMES)}",
-                remedy="Remove it, or set the matching AWS_... environment variable on the driver and the slots",
+                remedy=f"Remove {name!r} from storage_options, or set the matching AWS_... environment variable "
+                "on the driver and the slots",
             )
     if made.get("aws_endpoint_url", "").startswith("http://"):
         made["aws_allow_http"] = "true"
@@ -153,7 +156,7 @@ class DeltaLog:
         table = self.find()
         if table is not None:
             return table
-        problem = "it was removed immediately after its creation"
+        problem = "the table was removed immediately after its creation"
         try:
             DeltaTable.create(
                 self._location,
@@ -173,7 +176,7 @@ class DeltaLog:
                 "the Delta table cannot be created",
                 where=self._url,
                 cause=problem,
-                remedy="Check the rights to write in this folder",
+                remedy="Check that the user may write in the table's folder",
             )
         return table
 

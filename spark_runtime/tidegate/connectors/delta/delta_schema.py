@@ -141,7 +141,7 @@ def check_table(table: DeltaTable, stored: pa.Schema, partition_by: Sequence[str
     metadata = table.metadata()
     if list(metadata.partition_columns) != list(partition_by):
         raise PipelineError(
-            "the Delta table has other partition columns",
+            "the Delta table has other partition columns than the sink",
             where=url,
             cause=f"table: {list(metadata.partition_columns)}; partition_by={list(partition_by)}",
             remedy=remedy,
@@ -158,8 +158,8 @@ def check_table(table: DeltaTable, stored: pa.Schema, partition_by: Sequence[str
                 where=url,
                 cause="the records have no such column"
                 if ours is None
-                else "this column of the records may hold nulls",
-                remedy="Write a non-nullable column, or drop NOT NULL from the table's column",
+                else "the records may have nulls in this column",
+                remedy=f"Add a column {name!r} without nulls to the records, or drop NOT NULL from the table's column",
             )
     demands = [name for name in table.protocol().writer_features or [] if name not in _HARMLESS_FEATURES]
     demands += [

@@ -81,9 +81,9 @@ class Delta(Sink):
         files = [path for path in list_folder(filesystem, root)[0] if path.endswith(".parquet")]
         if log.find() is None and files:
             raise PipelineError(
-                "the folder holds Parquet files but is not a Delta table",
+                "the folder of the Delta sink holds Parquet files, but is not a Delta table",
                 where=files[0],
-                remedy="Write to another folder, or convert this one to a Delta table with "
+                remedy="Write to another folder, or convert the folder to a Delta table with "
                 "deltalake.convert_to_deltalake",
             )
 

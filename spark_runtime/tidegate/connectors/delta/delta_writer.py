@@ -110,7 +110,7 @@ class DeltaWriter(FileWriter):
                 f"the Delta table accepted no log entry in {COMMIT_ATTEMPTS} attempts",
                 where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {handle.transaction_id}",
                 cause=problem or "",
-                remedy="Check which other processes write to this table. The data stays staged, and the "
+                remedy="Check which other processes write to the table. The data stays staged, and the "
                 "next start repeats the commit",
             )
         self._mark(made, made.checkpoint_id)

@@ -146,7 +146,9 @@ class Connections:
                 if attempt == ATTEMPTS:
                     raise
                 logger.warning(
-                    "a transaction at %s is repeated: %s", self._database.place, self._database.error_text(e)
+                    "a transaction at the database %s failed, and is tried again: %s",
+                    self._database.place,
+                    self._database.error_text(e),
                 )
         raise AssertionError("unreachable")
 
@@ -193,7 +195,7 @@ def _parameters_of(dsn: str) -> dict[str, Any]:
     except psycopg.ProgrammingError:
         # libpq's message would quote the string, and a password in it.
         raise OptionError(
-            "the connection string is not valid",
+            "the connection string of Postgres cannot be parsed",
             where="Postgres(dsn=...)",
             remedy='Pass "host=... dbname=... user=..." or "postgresql://user@host/dbname"',
         ) from None
@@ -203,7 +205,7 @@ def _parameters_of(dsn: str) -> dict[str, Any]:
             f"the connection string contains a secret: {', '.join(secret)}",
             where="Postgres(dsn=...)",
             cause="every reader of the job directory can read pipelines and arguments",
-            remedy='Remove it, and pass password="secret:env/NAME" or "secret:file/PATH"',
+            remedy='Remove the secret from dsn, and pass password="secret:env/NAME" or "secret:file/PATH"',
         )
     return parameters
 

@@ -54,7 +54,7 @@ class TargetColumn:
 def problem_of(field: pa.Field, column: TargetColumn) -> str | None:
     """Return why the column cannot store the field's values unchanged; None if it can."""
     if column.always_filled:
-        return "the database computes it, so it accepts no values"
+        return "the database computes this column, so it accepts no values"
     taken = _taken_by(_plain(field.type))
     if taken is None:
         return f"type {field.type} has no counterpart in PostgreSQL; cast it, or leave it out with select()"
@@ -117,7 +117,7 @@ def _loss(kind: pa.DataType, column: TargetColumn) -> str | None:
     elif column.base in ("timestamp", "timestamptz", "time"):
         kept, needed = column.modifier, _UNIT_DIGITS[kind.unit]
     elif column.base == "interval":
-        return f"{column.sql_type} would cut parts of the values off; use interval"
+        return f"{column.sql_type} would cut parts of the values off; use a column of type interval"
     return f"{column.sql_type} would round values of type {kind}" if kept < needed else None
 
 

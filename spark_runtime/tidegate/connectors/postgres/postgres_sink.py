@@ -80,10 +80,16 @@ class Postgres(Sink):
         schema, _, name = table.rpartition(".")
         if not name or "." in schema or table.startswith("."):
             raise OptionError(
-                f"{table!r} is not a table name", where="Postgres(table=...)", remedy="Use table or schema.table"
+                f"the table name {table!r} is invalid",
+                where="Postgres(table=...)",
+                remedy='Use "table" or "schema.table"',
             )
         if not staging_schema:
-            raise OptionError("the staging schema has no name", where="Postgres(staging_schema=...)")
+            raise OptionError(
+                "staging_schema is empty",
+                where="Postgres(staging_schema=...)",
+                remedy="Pass the name of a schema for the staging tables, or omit staging_schema",
+            )
         self._database = Database(dsn, password)
         self._target = TargetTable(schema or "public", name, keys)
         self._staging = Staging(staging_schema)

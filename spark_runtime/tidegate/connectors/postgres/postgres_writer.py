@@ -109,10 +109,10 @@ class PostgresWriter(SinkWriter):
         names = self._ctx.schema.names
         if missing := [name for name in names if name not in there]:
             raise SinkConflictError(
-                "the table does not exist, or lacks columns of the records",
+                "the target table does not exist, or lacks columns of the records",
                 where=self._where(str(made)),
                 cause=f"missing columns: {', '.join(missing)}",
-                remedy="Create them again, then restore the job",
+                remedy="Create the table or the columns again, then restore the job",
             )
         return self._staging.staging_table(connection, self._target.name, [there[name] for name in names])
 
@@ -132,9 +132,10 @@ class PostgresWriter(SinkWriter):
                     first += chunk.num_rows
             if cursor.rowcount != rows.rows:
                 raise TidegateError(
-                    "the database copied another number of rows than were sent",
+                    "the database stored another number of rows than the sink sent",
                     where=self._where(str(made)),
-                    cause=f"sent {rows.rows}, copied {cursor.rowcount}",
+                    cause=f"sent {rows.rows} rows, stored {cursor.rowcount}",
+                    remedy="Check the staging tables for triggers that drop rows, then restore the job",
                 )
         # Last, so that the shared lock is held only briefly: a newer generation need not wait for the copy.
         self._hold_generation(connection)
@@ -165,11 +166,11 @@ class PostgresWriter(SinkWriter):
             if self._closing.wait(COMMIT_ORDER_POLL_S):
                 break
         raise OutageError(
-            "the upsert waits for rows of an older checkpoint, which another subtask has not committed",
+            "rows of an older checkpoint are not committed, so the upsert of this checkpoint cannot begin",
             where=self._where(where),
-            cause="transactions staged at another parallelism are still uncommitted after "
+            cause="other subtasks staged these rows at another parallelism, and have not committed them within "
             f"{COMMIT_ORDER_TIMEOUT_S:.0f} s",
-            remedy="Check why the other subtasks do not commit. The next start repeats the commit",
+            remedy="Check in the log why the other subtasks do not commit. The next start repeats the commit",
         )
 
     def _try_publish(
@@ -185,11 +186,10 @@ class PostgresWriter(SinkWriter):
                 self._move(connection, made, staged)
             elif not self._staging.is_marked(connection, made):
                 raise SnapshotError(
-                    "a pre-committed transaction is lost",
+                    "the rows of a pre-committed transaction are lost",
                     where=self._where(str(made)),
-                    cause=f"it has no commit marker, and schema {self._staging.schema!r} holds none of "
-                    "its rows; they were "
-                    "removed, or the database was restored from a backup",
+                    cause=f"the transaction has no commit marker, and schema {self._staging.schema!r} holds none of "
+                    "its rows; they were removed, or the database was restored from a backup",
                     remedy="Restore the sink's tables from a backup that holds the rows, or restore an "
                     "earlier snapshot",
                 )
@@ -198,16 +198,16 @@ class PostgresWriter(SinkWriter):
     def _move(self, connection: psycopg.Connection[Any], made: TransactionId, staged: StagedRows) -> None:
         if staged.target != self._target.name:
             raise SinkConflictError(
-                "a staged transaction is for another table than the sink's",
+                f"the staged rows are for table {staged.target}, but the sink writes to {self._target.name}",
                 where=self._where(str(made)),
-                cause=f"it is staged for {staged.target}",
-                remedy="Restore with that table in the sink, let the job commit, then change the table",
+                cause="the table of the sink was changed while a transaction was not committed",
+                remedy=f"Restore with table {staged.target} in the sink, let the job commit, then change the table",
             )
         self._staging.publish(connection, staged, self._target)
         found = self._staging.remove_rows(connection, staged)
         if found != staged.rows or not self._staging.mark(connection, made):
             raise SnapshotError(
-                "a staged transaction is damaged",
+                "the staged rows of a transaction are damaged",
                 where=self._where(str(made)),
                 cause=f"{staged.rows} rows were staged and {found} were found in "
                 f"{self._staging.schema}.{staged.staging}",
@@ -329,9 +329,9 @@ class PostgresWriter(SinkWriter):
 
     def _fenced_error(self) -> FencedError:
         return FencedError(
-            "a newer generation of the job writes to this table",
+            "a newer generation of the job writes to the target table",
             where=self._where(f"generation {self._ctx.generation}"),
-            remedy="Do nothing: this process belongs to an earlier run and has changed nothing",
+            remedy="Do nothing: this process belongs to an earlier generation and has changed no rows",
         )
 
     def _run(self, work: Callable[[psycopg.Connection[Any]], T], done: str, what: str) -> T:
@@ -348,10 +348,12 @@ class PostgresWriter(SinkWriter):
                 ) from None
             # Without its cause, because the server's detail quotes rows, which must not be logged.
             raise TidegateError(
-                f"rows could not be {done}" if done != "begun" else "the database refused to register this writer",
+                f"rows could not be {done}"
+                if done != "begun"
+                else "the database refused to register the writer of the sink",
                 where=self._where(what),
                 cause=self._database.error_text(e),
-                remedy="Fix the cause in the database; its server log has the details. The next start repeats the step",
+                remedy="Fix the cause in the database; its server log has the details. The next start tries again",
             ) from None
 
     def _where(self, what: str) -> str:

@@ -115,10 +115,12 @@ class Staging:
             may = connection.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
             if may and may[0]:
                 return []
-            return [f"the staging schema {self.schema!r} does not exist, and the user lacks CREATE on the database"]
+            return [
+                f"the staging schema {self.schema!r} does not exist, and the database user lacks CREATE on the database"
+            ]
         schema, *rights = row
         if not all(rights):
-            return [f"the user lacks USAGE or CREATE on the staging schema {self.schema!r}"]
+            return [f"the database user lacks USAGE or CREATE on the staging schema {self.schema!r}"]
         lacking = connection.execute(
             "SELECT relname::text FROM pg_class WHERE relnamespace = %s AND relname = ANY (%s)"
             " AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')"
@@ -126,7 +128,8 @@ class Staging:
             [schema, list(_SHARED_TABLES)],
         )
         return [
-            f"the user lacks rights on table {self.schema}.{name}, which belongs to another user" for (name,) in lacking
+            f"the database user lacks rights on table {self.schema}.{name}, which belongs to another user"
+            for (name,) in lacking
         ]
 
     def lock(self, connection: psycopg.Connection[Any], ctx: SinkContext, *, alone: bool) -> None:

@@ -42,7 +42,7 @@ def check_target(database: Database, target: TargetTable, staging: Staging, sche
         with connection, connection.transaction():
             problems = _problems(connection, target, staging, schema)
     except psycopg.Error as e:
-        remedy = "Check the server's log and the user's rights"
+        remedy = "Check the log of the database server, and the rights of the database user"
         raise refused(database, e, "the table cannot be checked", f"table {target.name}", remedy) from None
     if problems:
         raise PipelineError(
@@ -51,7 +51,8 @@ def check_target(database: Database, target: TargetTable, staging: Staging, sche
             else f"the table cannot store these records, for {len(problems)} reasons",
             where=f"{database.place}, table {target.name}",
             cause="; ".join(problems),
-            remedy="Change the table or the user's rights, or change the records with select() and with_columns()",
+            remedy="Change the table or the rights of the database user; or change the records with select() and "
+            "with_columns()",
         )
 
 
@@ -68,7 +69,7 @@ def _problems(
         return ["the table does not exist (names are case-sensitive)"]
     table, kind, *rights = row
     if kind not in ("r", "p"):
-        return ["it is not a table but a view, foreign table or similar object"]
+        return ["the target is not a table, but a view, foreign table or similar object"]
     found = found_columns(connection, table)
     return [
         *_problems_of_columns(schema, found, target),
@@ -86,12 +87,12 @@ def _problems_of_columns(schema: pa.Schema, found: dict[str, FoundColumn], targe
         if field.name in RESERVED_COLUMNS:
             problems.append(f"column name {field.name!r} is reserved for the sink; rename the column")
         elif field.name not in found:
-            problems.append(f"it has no column {field.name!r}; its columns are {', '.join(found)}")
+            problems.append(f"the table has no column {field.name!r}; its columns are {', '.join(found)}")
         elif problem := problem_of(field, found[field.name].column):
             problems.append(f"column {field.name!r}: {problem}")
     for name, there in found.items():
         if name not in schema.names and there.column.required and not there.column.filled:
-            problems.append(f"its column {name!r} is NOT NULL, has no default, and is missing in the records")
+            problems.append(f"column {name!r} of the table is NOT NULL, has no default, and is missing in the records")
     return problems
 
 
@@ -110,7 +111,7 @@ def _problems_of_key(
     if target.key and not problems:
         unique = [set(row[0]) for row in connection.execute(_UNIQUE_KEYS, [table])]
         if set(target.key) not in unique:
-            problems.append(f"it has no primary key or unique constraint on exactly {', '.join(target.key)}")
+            problems.append(f"the table has no primary key or unique constraint on exactly {', '.join(target.key)}")
     return problems
 
 
@@ -119,11 +120,11 @@ def _problems_of_rights(
 ) -> Sequence[str]:
     insert, update, select, usage = rights
     written = [found[name] for name in schema.names if name in found]
-    problems = [] if usage else [f"the user lacks USAGE on schema {target.schema!r}"]
+    problems = [] if usage else [f"the database user lacks the right USAGE on schema {target.schema!r}"]
     if not insert and not all(there.insert for there in written):
-        problems.append("the user lacks INSERT")
+        problems.append("the database user lacks the right INSERT")
     if target.key and not update and not all(t.update for t in written if t.column.name not in target.key):
-        problems.append("the user lacks UPDATE, which upsert needs")
+        problems.append("the database user lacks the right UPDATE, which mode=upsert needs")
     if target.key and not select and not all(there.select for there in written):
-        problems.append("the user lacks SELECT, which upsert needs")
+        problems.append("the database user lacks the right SELECT, which mode=upsert needs")
     return problems

@@ -88,8 +88,8 @@ def as_declared(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.Reco
             raise PipelineError(
                 f"column {field.name!r} of the DataFrame cannot be converted to {field.type}",
                 where=where,
-                cause=f"its type is {column.type}: {error}",
-                remedy="Declare this type in schema=, or cast it in the DataFrame",
+                cause=f"the column of the DataFrame is of type {column.type}: {error}",
+                remedy=f"Declare {column.type} for {field.name!r} in schema=, or cast the column in the DataFrame",
             ) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

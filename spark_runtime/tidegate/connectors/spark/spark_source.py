@@ -63,7 +63,7 @@ class SparkSource(Source):
         """
         raise TidegateError(
             f"{self.describe()} can only be read by a job on Spark",
-            cause="there is no Spark session here",
+            cause="this process has no Spark session",
             remedy="Submit the job to Spark, or use Files(...) instead",
         )
 

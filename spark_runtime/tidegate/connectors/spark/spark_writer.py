@@ -59,7 +59,9 @@ class SparkWriter(Sink):
                 f"mode={mode!r} is unknown", where="mode", remedy=f"Use one of {', '.join(get_args(SaveMode))}"
             )
         if path is not None and table is not None:
-            raise OptionError("SparkWriter accepts a path or a table, not both", where="path, table")
+            raise OptionError(
+                "SparkWriter has both a path and a table", where="path, table", remedy="Pass only one of path and table"
+            )
         check_no_plain_secrets(options, where="options")
         self._format, self._path, self._table, self._mode = format, path, table, mode
         self._options = dict(options or {})
@@ -74,18 +76,23 @@ class SparkWriter(Sink):
         missing = [name for name in self._partition_by if name not in schema.names]
         if missing:
             raise PipelineError(
-                f"partition_by names column {missing[0]!r}, which does not exist", where=self.describe()
+                f"partition_by names column {missing[0]!r}, which does not exist",
+                where=self.describe(),
+                cause=f"the columns are {', '.join(schema.names)}",
+                remedy="Name one of these columns",
             )
         if self._partition_by and not set(schema.names) - set(self._partition_by):
             raise PipelineError(
-                "partition_by names all columns, so that no column is left for the files", where=self.describe()
+                "partition_by names all columns, so that no column is left for the files",
+                where=self.describe(),
+                remedy="Remove at least one column from partition_by",
             )
         folded = [name.casefold() for name in schema.names]
         if twice := [name for name in schema.names if folded.count(name.casefold()) > 1]:
             raise PipelineError(
                 f"columns {', '.join(map(repr, twice))} have the same name in Spark, which ignores case",
                 where=self.describe(),
-                remedy="Rename them with select()",
+                remedy="Rename one of the columns with select()",
             )
         for field in schema:
             try:
@@ -97,7 +104,7 @@ class SparkWriter(Sink):
                     f"Spark has no type for column {field.name!r} of type {field.type}",
                     where=self.describe(),
                     cause=str(error),
-                    remedy="Cast it with with_columns(), or leave it out with select()",
+                    remedy="Cast the column with with_columns(), or leave it out with select()",
                 ) from error
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
@@ -127,7 +134,7 @@ class SparkWriter(Sink):
                 f"{self._table or self._path} already exists",
                 where=self.describe(),
                 cause='mode is "error", the default',
-                remedy='Remove it, or set mode="append" or "overwrite"',
+                remedy='Remove the existing data, or set mode="append" or "overwrite"',
             )
 
     def publish(self, rows: _StagedRows) -> None:

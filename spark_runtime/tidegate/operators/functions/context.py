@@ -48,8 +48,8 @@ class Rows:
         if self._time is None:
             raise PipelineError(
                 "the rows have no event time",
-                cause="there is no with_watermark upstream, or its column was dropped or changed after it",
-                remedy='Name the column that holds it: .with_watermark("time", "10 min")',
+                cause="there is no with_watermark upstream, or the event-time column was dropped or changed later",
+                remedy='Name the event-time column before the process: .with_watermark("time", "10 min")',
             )
         return self._time.microseconds(self.batch)
 

@@ -140,9 +140,8 @@ class ProcessContext(SubtaskContext):
         if descriptor.kind not in kinds:
             right = "merging" if descriptor.kind in ("reducing", "aggregating") else descriptor.kind
             raise PipelineError(
-                f"state {name!r} is of kind {descriptor.kind!r}",
+                f"ctx.{called}({name!r}) was called, but state {name!r} is of kind {descriptor.kind!r}",
                 where=where,
-                cause=f"ctx.{called} was called",
                 remedy=f"Call ctx.{right}({name!r})",
             )
         return state

@@ -94,10 +94,10 @@ class JoinState:
         for form in table.column("form").unique().to_pylist():
             if form != self._form:
                 raise SnapshotError(
-                    f"the join {self._ctx.uid!r} has changed and cannot use its state",
+                    f"the join {self._ctx.uid!r} has changed, so it cannot use its state in the snapshot",
                     where=f"state {FORM_STATE!r} of operator {self._ctx.uid!r}",
-                    cause=f"the snapshot's join is {form}, the pipeline's is {self._form}",
-                    remedy="Restore with the former kind and bounds, or give the operator a new uid",
+                    cause=f"the join of the snapshot is {form}, the join of the pipeline is {self._form}",
+                    remedy="Restore with the join of the snapshot, or give the operator a new uid",
                 )
 
 

@@ -36,9 +36,9 @@ class JoinTimes:
         if len(times) and (times.min() < MIN_TIME_US or times.max() > MAX_TIME_US):
             wrong = times[np.argmax((times < MIN_TIME_US) | (times > MAX_TIME_US))]
             raise DataError(
-                f"column {self._time.column!r} has an event time of {wrong} us since 1970",
+                f"column {self._time.column!r} has an event time that is out of range: {wrong} us since 1970",
                 where=where,
-                cause="the column's unit is not the declared one, or the value is a placeholder",
+                cause="the column has another unit than declared, or the value is a placeholder for a missing time",
                 remedy="Pass the right unit to with_watermark, or filter out such rows before it",
             )
         return times, ~valid_mask(array) if array.null_count else None

@@ -174,8 +174,8 @@ class _StateInput:
         numbers = np.asarray(owners)
         if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
             raise self._refused(
-                f"owners is {numbers.dtype}{list(numbers.shape)}, but must be one column of integers",
-                "Pass the number of its key for each row, such as rows.owners",
+                f"the argument owners is {numbers.dtype}{list(numbers.shape)}, but must be one column of integers",
+                "Pass for each row the number of its key, such as rows.owners",
             )
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < keys.size):
             raise self._refused(
@@ -191,14 +191,17 @@ class _StateInput:
         mask = np.asarray(where)
         if mask.dtype != np.bool_ or mask.shape != (keys.size,):
             raise self._refused(
-                f"where is {mask.dtype}{list(mask.shape)}, but must be bool[{keys.size}]", "Pass a boolean for each key"
+                f"the argument where is {mask.dtype}{list(mask.shape)}, but must be bool[{keys.size}]",
+                "Pass a boolean for each key",
             )
         return mask
 
     def elements(self, elements: object, keys: KeySet) -> Elements:
         """Return rows for each key, with the offsets that divide them."""
         if not isinstance(elements, Elements):
-            raise self._refused(f"elements is a {type(elements).__name__}", "Pass Elements(offsets, columns)")
+            raise self._refused(
+                f"elements must be an Elements, but is a {type(elements).__name__}", "Pass Elements(offsets, columns)"
+            )
         offsets = np.asarray(elements.offsets)
         if offsets.shape != (keys.size + 1,) or offsets.dtype.kind not in "iu":
             raise self._refused(
@@ -208,7 +211,8 @@ class _StateInput:
         offsets = offsets.astype(np.int64, copy=False)
         if offsets[0] != 0 or (np.diff(offsets) < 0).any():
             raise self._refused(
-                "offsets do not ascend from 0", "Set offsets so that key i has the rows offsets[i] to offsets[i + 1]"
+                "offsets must begin with 0 and not decrease",
+                "Set offsets so that key i has the rows offsets[i] to offsets[i + 1]",
             )
         return Elements(offsets, self.columns(elements.columns, int(offsets[-1]), "offsets, by the last of them"))
 
@@ -230,7 +234,11 @@ class _StateInput:
         self, batch: Any, schema: pa.Schema, what: str, rows: int, counted: str, line: str | None = None
     ) -> pa.RecordBatch:
         if not isinstance(batch, pa.RecordBatch):
-            raise self._refused(f"{what} are a {type(batch).__name__}", "Pass a pyarrow.RecordBatch", line)
+            raise self._refused(
+                f"{what} must be a pyarrow.RecordBatch, but are a {type(batch).__name__}",
+                "Pass a pyarrow.RecordBatch",
+                line,
+            )
         if batch.schema.names != schema.names:
             if sorted(batch.schema.names) != sorted(schema.names):
                 raise self._refused(
@@ -252,13 +260,13 @@ class _StateInput:
                 )
         if batch.num_rows != rows:
             raise self._refused(
-                f"{what} have {batch.num_rows} rows for {rows} {counted}", "Pass one row for each", line
+                f"{what} have {batch.num_rows} rows, but there are {rows} {counted}", "Pass as many rows", line
             )
         return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
     def _refused(self, cause: str, remedy: str, line: str | None = None) -> PipelineError:
         return PipelineError(
-            f"state {self._descriptor.name!r} refuses an invalid argument",
+            f"the argument does not fit state {self._descriptor.name!r}",
             where=f"{self._where}, {line or _calling_line()}",
             cause=cause,
             remedy=remedy,

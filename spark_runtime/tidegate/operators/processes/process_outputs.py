@@ -36,7 +36,7 @@ class ProcessOutputCheck:
             return
         if isinstance(results, pa.RecordBatch | SideOutput) or not isinstance(results, Iterable):
             raise self._refused(
-                method, results, f"it returned a {type(results).__name__}", "Yield pyarrow.RecordBatch objects"
+                method, results, f"the result is a {type(results).__name__}", "Yield pyarrow.RecordBatch objects"
             )
         for result in results:
             yield from check_outputs(
@@ -48,7 +48,7 @@ class ProcessOutputCheck:
 
     def _refused(self, method: str, results: object, cause: str, remedy: str) -> PipelineError:
         return PipelineError(
-            f"{method} of the process {type(self._process).__name__} broke the declared schema",
+            f"rows that {method} of process {type(self._process).__name__} returned do not match the declared schema",
             where=f"{self._where}, {_line(results, getattr(type(self._process), method))}",
             cause=cause,
             remedy=remedy,

@@ -80,10 +80,10 @@ class OwnStates:
             was, now = form_of(part.table.schema), form_of(descriptor.schema)
             if was != now:
                 raise SnapshotError(
-                    f"state {part.name!r} has another kind in the snapshot",
+                    f"state {part.name!r} is of another kind in the snapshot than in the pipeline",
                     where=f"operator {self._uid!r}",
                     cause=f"the snapshot has {was or part.kind}, the pipeline has {now}",
-                    remedy="Rename the state in the pipeline, or declare the former kind",
+                    remedy="Rename the state in the pipeline, or declare the kind of the snapshot",
                 )
             pieces[part.name] += raw_inputs(part)
         for name, found in pieces.items():

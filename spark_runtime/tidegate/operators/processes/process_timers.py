@@ -33,7 +33,7 @@ def count_dropped(ctx: OperatorContext, kind: TimerKind, timers: int) -> None:
     counter = EVENT_TIMERS_DROPPED if kind == "event" else PROCESSING_TIME_DROPPED
     if counter not in ctx.counters:
         logger.warning(
-            "the input has ended; remaining and new timers are dropped and counted as %s",
+            "the input has ended; timers that have not fired are dropped and counted as %s; nothing to do",
             counter,
             extra=context(operator=ctx.uid, subtask=ctx.subtask),
         )
@@ -93,9 +93,9 @@ class UserTimers:
         """
         if not self._answered:
             raise PipelineError(
-                "a process registers timers but has no method on_timers",
+                "the process registers timers, but has no method on_timers",
                 where=self._where,
-                cause="nothing would happen when they are due",
+                cause="on_timers is called when timers are due",
                 remedy="Write the method on_timers(self, due, ctx)",
             )
         owners, times_us = self._checked(keys, owners, times_us)

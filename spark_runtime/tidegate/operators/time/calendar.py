@@ -205,9 +205,10 @@ class CalendarTable:
                 raise SnapshotError(
                     f"the rules of time zone {self._calendar.timezone} differ from the snapshot's rules",
                     where=f"state {CALENDAR!r} of operator {uid!r}",
-                    cause=f"an open window was {_text(start_us, end_us)}, and is now {_text(*now)}",
-                    remedy="Restore with the tzdata of the snapshot, stop the job with drain and start it with the new "
-                    "tzdata; or give the operator a new uid",
+                    cause=f"an open window was {_text(start_us, end_us)}, and with the rules of this machine it is "
+                    f"{_text(*now)}",
+                    remedy="Restore with the tzdata version of the snapshot, stop the job with drain, and start it "
+                    "with the new tzdata version; or give the operator a new uid",
                 )
         self._load(starts)
 
@@ -237,10 +238,11 @@ def check_calendar_range(column: str, low_us: int, high_us: int, where: str) -> 
     """Raise DataError if times are not in `MIN_TIME_US`..`MAX_TIME_US`."""
     if low_us < MIN_TIME_US or high_us > MAX_TIME_US:
         raise DataError(
-            f"column {column!r} has an event time of {low_us if low_us < MIN_TIME_US else high_us} us since 1970",
+            f"column {column!r} has an event time that is out of range: "
+            f"{low_us if low_us < MIN_TIME_US else high_us} us since 1970",
             where=where,
-            cause="calendar windows exist for the years 1000 to 8999: the column's unit is not the declared one, or "
-            "the value is a placeholder",
+            cause="calendar windows support the years 1000 to 8999; the column has another unit than declared, or "
+            "the value is a placeholder for a missing time",
             remedy="Pass the right unit to with_watermark, or filter out such rows before it",
         )
 

@@ -30,9 +30,10 @@ def check_time_range(time: EventTimeColumn, times: Int64s, ctx: OperatorContext)
     low, high = time.to_us(int(times.min())), time.to_us(int(times.max()))
     if low < MIN_TIME_US or high > MAX_TIME_US:
         raise DataError(
-            f"column {time.column!r} has an event time of {low if low < MIN_TIME_US else high} us since 1970",
+            f"column {time.column!r} has an event time that is out of range: "
+            f"{low if low < MIN_TIME_US else high} us since 1970",
             where=f"operator {ctx.uid!r} subtask {ctx.subtask}",
-            cause="the column's unit is not the declared one, or the value is a placeholder",
+            cause="the column has another unit than declared, or the value is a placeholder for a missing time",
             remedy="Pass the right unit to with_watermark, or filter out such rows before it",
         )
 

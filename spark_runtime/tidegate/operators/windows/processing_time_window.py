@@ -125,7 +125,7 @@ class ProcessingWindowAggregate(StreamOperator):
             elif part.name == CALENDAR and self._grid.table is not None:
                 self._grid.table.restore(part.table, self.ctx.uid)
             elif part.name != PROCESSING_WINDOWS:
-                raise changed_window(self.ctx.uid, part.name, "it was over event time", "over processing time")
+                raise changed_window(self.ctx.uid, part.name, "the window is over event time", "over processing time")
         if len(rows) < len(parts):
             self._windows.restore_files([part for part in parts if part.format != "rows"])
         for part in rows:
@@ -176,7 +176,8 @@ class ProcessingWindowAggregate(StreamOperator):
             return
         self.ctx.count(PROCESSING_TIME_DROPPED, results)
         logger.warning(
-            "the input has ended; %d results of open windows are dropped, because processing_time_on_end='drop' is set",
+            "the input has ended; %d results of open windows are dropped, because processing_time_on_end='drop' "
+            "is set; nothing to do",
             results,
             extra=context(operator=self.ctx.uid, subtask=self.ctx.subtask),
         )

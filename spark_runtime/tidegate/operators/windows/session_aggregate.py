@@ -180,7 +180,8 @@ class ProcessingSessionAggregate(SessionAggregate):
         if dropped:
             self.ctx.count(PROCESSING_TIME_DROPPED, dropped)
             logger.warning(
-                "the input has ended; %d open sessions are dropped, because processing_time_on_end='drop' is set",
+                "the input has ended; %d open sessions are dropped, because processing_time_on_end='drop' is set; "
+                "nothing to do",
                 dropped,
                 extra=context(operator=self.ctx.uid, subtask=self.ctx.subtask),
             )

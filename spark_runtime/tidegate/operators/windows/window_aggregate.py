@@ -143,7 +143,7 @@ class WindowAggregate(StreamOperator):
             elif part.name == CALENDAR and self._grid.table is not None:
                 self._grid.table.restore(part.table, self.ctx.uid)
             elif part.name == PROCESSING_WINDOWS:
-                raise changed_window(self.ctx.uid, part.name, "it was over processing time", "over event time")
+                raise changed_window(self.ctx.uid, part.name, "the window is over processing time", "over event time")
         files = [part for part in parts if part.format != "rows"]
         if files:
             self._windows.restore_files(files)

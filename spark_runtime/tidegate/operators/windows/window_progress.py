@@ -134,7 +134,7 @@ def changed_window(uid: str, state: str, was: str, now: str) -> SnapshotError:
     return SnapshotError(
         f"the window of operator {uid!r} has changed",
         where=f"state {state!r} of operator {uid!r}",
-        cause=f"{was}, now {now}",
+        cause=f"in the snapshot, {was}; in the pipeline, {now}",
         remedy="Restore with the window of the snapshot, or give the operator a new uid",
     )
 

@@ -65,8 +65,8 @@ class ExistingOutput:
                 "the folder of the sink already holds files",
                 where=f"sink {self._ctx.uid!r}, {found}",
                 cause="the job starts fresh, so its rows would be added to the rows of an earlier job",
-                remedy='Write to another folder, or set if_exists="append", which keeps these files, or '
-                'if_exists="overwrite", which removes them with the first commit',
+                remedy='Write to another folder, or set if_exists="append", which keeps the existing files, or '
+                'if_exists="overwrite", which removes them at the first commit',
             )
 
     def begin(self) -> None:

@@ -54,8 +54,9 @@ class FileRewind:
             raise TidegateError(
                 f"the sink cannot rewind to checkpoint {self._checkpoint_id}",
                 where=f"job {self._ctx.job_id}, sink {self._ctx.uid!r}, {self._layout.root}",
-                cause=f"{len(gone)} files published after it were moved or removed: {gone[:NAMED_FILES]}",
-                remedy="Put these files back; or restore with on_committed_after=accept_duplicates, and remove "
+                cause=f"{len(gone)} files that were published after this checkpoint were moved or removed: "
+                f"{gone[:NAMED_FILES]}",
+                remedy="Put the files back; or restore with on_committed_after=accept_duplicates, and remove "
                 "duplicate rows yourself",
             )
 

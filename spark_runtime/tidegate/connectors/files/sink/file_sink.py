@@ -77,9 +77,9 @@ class FileSink(Sink):
         """
         if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
             raise PipelineError(
-                "column names are not unique",
+                "the records have several columns of the same name",
                 where=self._url,
-                cause=f"{twice}",
+                cause=f"repeated names: {', '.join(map(repr, twice))}",
                 remedy="Rename the columns with select()",
             )
         check_partition_columns(schema, self._partition_by, self._url)
@@ -134,9 +134,9 @@ class FileSink(Sink):
                 strange += files
             if strange:
                 raise PipelineError(
-                    "the folder of the sink is partitioned differently",
+                    "the files in the folder of the sink are partitioned differently",
                     where=strange[0],
-                    cause=f"partition_by={list(self._partition_by)}",
+                    cause=f"the sink has partition_by={list(self._partition_by)}, which does not match this path",
                     remedy=OTHER_FOLDER,
                 )
             if column is None:

@@ -239,10 +239,10 @@ class FileWriter(SinkWriter):
             is_staged = self._fs.exists(staged)
             if is_staged and (self._local or self._fs.size(staged) != self._fs.size(target)):
                 raise SinkConflictError(
-                    "a file of another origin has the name that a file of this transaction needs",
+                    "the transaction cannot publish a file, because another file with this name exists",
                     where=target,
-                    cause=f"transaction {transaction} has not published its file yet",
-                    remedy="Move that file away, then restore the job, which repeats the commit",
+                    cause=f"transaction {transaction} did not write the existing file",
+                    remedy="Move the existing file to another folder, then restore the job, which repeats the commit",
                 )
             return
         try:
@@ -256,10 +256,10 @@ class FileWriter(SinkWriter):
             # An error only if no other run has published the file.
             if not self._fs.exists(target):
                 raise TidegateError(
-                    "a pre-committed transaction is lost",
+                    "the staged file of a pre-committed transaction is lost",
                     where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {transaction}",
-                    cause=f"it has no commit marker, and neither {staged} nor {target} exists, so another process "
-                    "removed staged files",
+                    cause=f"the transaction has no commit marker, and neither its staged file {staged} nor its "
+                    f"published file {target} exists; another process probably removed it",
                     remedy="Put the staged file back, or restore an earlier snapshot",
                 ) from e
 

@@ -28,7 +28,7 @@ def partition_columns(given: str | Sequence[str], where: str) -> tuple[str, ...]
     """Return the columns of the user's `partition_by`, one name or several. Raises OptionError for a repeated name."""
     columns = (given,) if isinstance(given, str) else tuple(given)
     if len(set(columns)) < len(columns):
-        raise OptionError("a column is named twice", where=where, cause=f"{columns}", remedy="Name each column once")
+        raise OptionError(f"a column is named twice in {columns}", where=where, remedy="Name each column once")
     return columns
 
 
@@ -52,18 +52,20 @@ def check_partition_columns(schema: pa.Schema, columns: Sequence[str], url: str)
                 f"column {name!r} of type {kind} cannot be a partition column",
                 where=url,
                 cause="folder names can hold only strings, integers, booleans and dates",
-                remedy="Add such a column with with_columns(), or leave it out of partition_by=",
+                remedy="Add a column of such a type with with_columns(), or partition by other columns",
             )
         if name.startswith(("_", ".")):
             raise PipelineError(
                 f"column {name!r} cannot be a partition column",
                 where=url,
                 cause="readers skip folders whose names begin with _ or .",
-                remedy="Rename it with select()",
+                remedy="Rename the column with select()",
             )
     if columns and len(columns) == len(schema.names):
         raise PipelineError(
-            "all columns are partition columns", where=url, remedy="Leave at least one column out of partition_by="
+            "all columns are partition columns, so that no column is left for the files",
+            where=url,
+            remedy="Leave at least one column out of partition_by=",
         )
 
 
@@ -125,7 +127,7 @@ def _hive_name(column: str, value: str | None) -> str:
         raise DataError(
             f"a value of partition column {column!r} is too long for a folder name",
             where=f"{name[:80]}...",
-            cause=f"{len(name.encode()):,} bytes; a folder name has at most {MAX_NAME_BYTES}",
+            cause=f"{len(name.encode()):,} bytes; a folder name can have at most {MAX_NAME_BYTES}",
             remedy="Partition by a column with shorter values",
         )
     return name

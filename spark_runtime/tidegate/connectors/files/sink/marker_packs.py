@@ -110,7 +110,7 @@ class MarkerPacks:
         raise OutageError(
             f"the packed commit markers changed {LISTINGS} times while they were read",
             where=self._folder,
-            cause="several collections ran at once, or the store lists files that were removed",
+            cause="several runs of gc were active at once, or the store lists files that were removed",
             remedy="Run the command again",
         )
 
@@ -118,7 +118,7 @@ class MarkerPacks:
         with self._fs.open(path, "rb") as file:
             version = (pq.read_schema(file).metadata or {}).get(b"tidegate_markers", b"0")
             if int(version) > PACK_VERSION:
-                remedy = "Upgrade tidegate"
+                remedy = "Upgrade tidegate in this process to the version that wrote them, or a newer one"
                 raise EnvironmentProblemError(
                     "a newer version of tidegate wrote these commit markers", where=path, remedy=remedy
                 )

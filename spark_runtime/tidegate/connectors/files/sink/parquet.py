@@ -85,7 +85,7 @@ class Parquet(FileSink):
                     f"column {field.name!r} of type {field.type} cannot be written to Parquet",
                     where=self._url,
                     cause=str(e),
-                    remedy="Cast it with with_columns(), or leave it out with select()",
+                    remedy="Cast the column with with_columns(), or leave it out with select()",
                 ) from e
 
     def _check_same(self, filesystem: AbstractFileSystem, path: str, schema: pa.Schema) -> None:
@@ -94,14 +94,17 @@ class Parquet(FileSink):
                 there = pq.read_schema(file)
         except (pa.ArrowException, OSError) as e:
             raise PipelineError(
-                "a file in the sink's folder is not readable as Parquet", where=path, cause=str(e), remedy=OTHER_FOLDER
+                "an existing file in the sink's folder is not readable as Parquet",
+                where=path,
+                cause=str(e),
+                remedy=OTHER_FOLDER,
             ) from e
         ours, theirs = [(f.name, f.type) for f in _round_trip(schema)], [(f.name, f.type) for f in there]
         if ours != theirs:
             raise PipelineError(
-                "the folder of the sink holds files of another schema",
+                "an existing file in the sink's folder has another schema than the sink",
                 where=path,
-                cause=f"existing files: {_columns(theirs)}; this sink: {_columns(ours)}",
+                cause=f"the file has {_columns(theirs)}; the sink has {_columns(ours)}",
                 remedy=OTHER_FOLDER,
             )
 

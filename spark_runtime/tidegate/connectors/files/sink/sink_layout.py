@@ -135,7 +135,10 @@ def target_name(made: TransactionId, file: int, staged: str) -> str:
     name = parse_staged_name(staged)
     if name is None:
         raise SinkConflictError(
-            "not a staged file", where=staged, cause="the state of the sink is damaged, or another sink wrote it"
+            "the sink's state names a file that is not a staged file",
+            where=staged,
+            cause="the state of the sink is damaged, or another sink wrote it",
+            remedy="Restore an earlier snapshot, or give the sink a new uid",
         )
     parts = [
         file_name_token(made.job_id),

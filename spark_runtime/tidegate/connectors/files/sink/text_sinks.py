@@ -78,7 +78,7 @@ class TextSink(FileSink):
                     f"{type(self).__name__} cannot write column {field.name!r} of type {field.type}",
                     where=self._url,
                     cause=problem,
-                    remedy="Convert it to a string with map_in_arrow(), cast it, or leave it out with select()",
+                    remedy="Convert the column to a string with map_in_arrow(), cast it, or leave it out with select()",
                 )
 
 
@@ -116,13 +116,16 @@ class Csv(TextSink):
                 there = pa_csv.open_csv(stream).schema.names
         except (pa.ArrowException, OSError) as e:
             raise PipelineError(
-                "a file in the sink's folder is not readable as CSV", where=path, cause=str(e), remedy=OTHER_FOLDER
+                "an existing file in the sink's folder is not readable as CSV",
+                where=path,
+                cause=str(e),
+                remedy=OTHER_FOLDER,
             ) from e
         if there != schema.names:
             raise PipelineError(
-                "the folder of the sink holds files of another schema",
+                "an existing file in the sink's folder has other columns than the sink",
                 where=path,
-                cause=f"existing files: {', '.join(there)}; this sink: {', '.join(schema.names)}",
+                cause=f"the file has {', '.join(there)}; the sink has {', '.join(schema.names)}",
                 remedy=OTHER_FOLDER,
             )
 

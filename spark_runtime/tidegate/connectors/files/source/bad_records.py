@@ -54,7 +54,7 @@ def refused(file: str, record: BadRecord) -> PipelineError:
     raw = record.raw[:MAX_SHOWN_BYTES]
     shown = raw.decode("utf-8", "backslashreplace") + ("..." if len(record.raw) > len(raw) else "")
     return PipelineError(
-        "a record of this file cannot be read",
+        "a record of the input file cannot be read",
         where=f"{file}, offset {record.offset:,}",
         cause=f"{record.reason}; the record is {shown!r}",
         remedy='Correct the file or schema=, or set on_bad_record="skip" or "dead_letter"',

@@ -37,7 +37,7 @@ class CharacterEncoding:
             ends = False
         if not ends:
             raise OptionError(
-                f"encoding={name!r} is not a known text encoding",
+                f"the text encoding {name!r} is unknown",
                 where="encoding",
                 remedy='Use a name that Python knows, such as "cp1252"',
             )
@@ -67,7 +67,9 @@ class CharacterEncoding:
                 where = f" (byte 0x{text[error.start]:02x} at {error.start} of the record)"
         except UnicodeError:
             pass
-        return UndecodableRecordError(f"it is not {name} text{where}; set encoding= if the file has another encoding")
+        return UndecodableRecordError(
+            f"the record is not {name} text{where}; set encoding= if the file has another encoding"
+        )
 
 
 def _is_one_byte(code: int, encoding: str) -> bool:

@@ -27,15 +27,18 @@ def with_file_name(path: str) -> Iterator[None]:
         yield
     except EOFError as e:
         raise PipelineError(
-            "the compressed file is incomplete", where=path, cause=one_line(e), remedy="Copy the whole file again"
+            "the compressed input file is incomplete", where=path, cause=one_line(e), remedy="Copy the whole file again"
         ) from e
     except (zlib.error, lzma.LZMAError, zipfile.BadZipFile) as e:
         raise PipelineError(
-            "the compressed file is damaged", where=path, cause=one_line(e), remedy="Copy the file again"
+            "the compressed input file is damaged", where=path, cause=one_line(e), remedy="Copy the file again"
         ) from e
     except (pa.ArrowException, KeyError) as e:
         raise PipelineError(
-            "cannot read the file", where=path, cause=one_line(e), remedy="Check format=, schema= and columns="
+            "the input file cannot be read in the declared format",
+            where=path,
+            cause=one_line(e),
+            remedy="Check format=, schema= and columns= of the source",
         ) from e
     except OSError as e:
         raise as_os_error(path, e) from e
@@ -49,10 +52,10 @@ def as_os_error(path: str, error: OSError) -> PipelineError | OSError:
     is_plain = type(error) is OSError and error.errno is None  # decompressors raise such errors
     if is_plain or isinstance(error, _LASTING):
         return PipelineError(
-            "cannot open the file",
+            "the input file cannot be opened",
             where=path,
             cause=one_line(error),
-            remedy="Check that the file exists, is complete, and that this user may read it",
+            remedy="Check that the file exists, that it is complete, and that the user of the process may read it",
         )
     return OSError(error.errno or errno.EIO, f"{type(error).__name__}: {one_line(error)}", path)
 
@@ -67,6 +70,6 @@ def truncated_file_error(path: str, there: int, read: int) -> PipelineError:
     return PipelineError(
         "the input file is shorter than when it was read before",
         where=path,
-        cause=f"it ends at position {there:,}, but {read:,} had been read",
-        remedy="Put the original file back, or start without the snapshot",
+        cause=f"the file ends at position {there:,}, but the snapshot has read it to position {read:,}",
+        remedy="Put the original file back, or start the job without the snapshot",
     )

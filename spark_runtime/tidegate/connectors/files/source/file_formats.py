@@ -169,10 +169,10 @@ class ParquetFormat:
             if unlike.types:
                 name, there, here = unlike.types[0]
                 raise PipelineError(
-                    "the columns of the file have other types than the schema",
+                    "a column of the input file has another type than in the schema",
                     where=path,
                     cause=f"column {name!r} has type {there} in the file and {here} in the schema",
-                    remedy="Pass a schema= that fits all files, or read them as two sources",
+                    remedy="Pass a schema= that fits all files, or read files of different types as two sources",
                 )
             if groups is None or groups[0] == 0:  # once per file
                 on_difference(path, missing=unlike.missing, new=unlike.new)
@@ -266,7 +266,9 @@ class CsvFormat:
                     try:
                         return header_names(decode(line)), block.offset + last
                     except UndecodableRecordError as error:
-                        raise refused(path, BadRecord(block.offset + first, line, f"its header: {error}")) from None
+                        raise refused(
+                            path, BadRecord(block.offset + first, line, f"the header of the file: {error}")
+                        ) from None
         return [], 0
 
 
@@ -308,7 +310,7 @@ class JsonLinesFormat:
         lines = [line for line in text.splitlines(keepends=True) if line.strip()]
         other = lines[min(row, len(lines) - 1)]
         if self.policy.stops_at_bad:
-            why = f"{one_line(error).removeprefix('JSON parse error: ')} of the file; schema= can declare the type"
+            why = f"{one_line(error).removeprefix('JSON parse error: ')} of the file; declare the type in schema="
             raise refused(path, BadRecord(begin + text.index(other), other.strip(), why)) from None
         return b"".join(lines[: min(row, len(lines) - 1)])
 

@@ -39,14 +39,16 @@ class FoundFile:
         """Return how a file with these fsspec details differs from the listed one; "": it does not."""
         now = pinned(self.given, self.path, details)
         if now.size_bytes != self.size_bytes:
-            return f"it had {self.size_bytes:,} bytes when the job started and has {now.size_bytes:,} now"
+            return f"the file had {self.size_bytes:,} bytes when the job started and has {now.size_bytes:,} now"
         if self.etag is not None and now.etag is not None:
             return (
-                "" if self.etag == now.etag else f"its ETag was {self.etag} when the job started and is {now.etag} now"
+                ""
+                if self.etag == now.etag
+                else f"the ETag of the file was {self.etag} when the job started and is {now.etag} now"
             )
         if self.mtime is not None and now.mtime is not None and self.mtime != now.mtime:
             return (
-                f"when the job started, it was last written at {_for_people(self.mtime)}; now, at "
+                f"when the job started, the file was last written at {_for_people(self.mtime)}; now, at "
                 f"{_for_people(now.mtime)}"
             )
         return ""
@@ -94,16 +96,16 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any]) -> list[
             listed = _list_one(filesystem, path)
         except OSError as e:
             raise PipelineError(
-                "cannot list input files",
+                "the input files cannot be listed",
                 where=url,
                 cause=str(e),
-                remedy="Check that the path exists and that this user may read it",
+                remedy="Check that the path exists and that the user of the process may read it",
             ) from e
         if not listed:
             raise PipelineError(
                 "no input file matches the path",
                 where=url,
-                remedy="Check the path. Hidden and empty files are ignored",
+                remedy="Check the path, and that it has files which are neither hidden nor empty",
             )
         for name, details in sorted(listed.items()):
             if (filesystem.to_json(), name) not in seen:

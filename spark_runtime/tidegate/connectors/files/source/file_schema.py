@@ -50,9 +50,9 @@ class FilePolicy:
     def __post_init__(self) -> None:
         if isinstance(self.null_values, str):
             raise OptionError(
-                "null_values must be a list of texts, not one text",
+                f"null_values must be a list of texts, but is the text {self.null_values!r}",
                 where="null_values",
-                remedy="Write the text in a list: [...]",
+                remedy=f"Write it as a list: null_values=[{self.null_values!r}]",
             )
         for name, known in _CHOICES.items():
             value = getattr(self, name)
@@ -146,10 +146,10 @@ def _named(names: Sequence[str]) -> str:
 def missing_columns(path: str, against: str, names: Sequence[str]) -> PipelineError:
     """Return the error for a file that lacks required columns."""
     return PipelineError(
-        f"the file has no column {names[0]!r}",
+        f"the input file has no column {names[0]!r}",
         where=f"{path}, compared with {against}",
         cause=f"missing columns: {_named(names)}",
-        remedy='Set on_missing_field="null" to read it as null, or leave the column out with columns=',
+        remedy='Set on_missing_field="null" to read missing columns as null, or leave them out with columns=',
     )
 
 
@@ -158,18 +158,18 @@ def refuse_doubled(path: str, names: Sequence[str], wanted: Sequence[str]) -> No
     for name in wanted:
         if names.count(name) > 1:
             raise PipelineError(
-                f"{names.count(name)} columns are named {name!r}",
+                f"the input file has {names.count(name)} columns named {name!r}",
                 where=path,
                 cause=f"the columns are {', '.join(names)}",
-                remedy="Give each column its own name, or leave this one out with columns=",
+                remedy=f"Give each column of the file its own name, or leave {name!r} out with columns=",
             )
 
 
 def new_columns(path: str, against: str, names: Sequence[str]) -> PipelineError:
     """Return the error for a file with unknown columns, if they are not allowed."""
     return PipelineError(
-        f"the file has a new column {names[0]!r}" if names else "the file has a new column",
+        f"the input file has a new column {names[0]!r}" if names else "the input file has a new column",
         where=f"{path}, compared with {against}",
         cause=f"new columns: {_named(names)}",
-        remedy='Set on_new_field="ignore" to skip it, or declare it in schema=',
+        remedy='Set on_new_field="ignore" to skip new columns, or declare them in schema=',
     )

@@ -84,7 +84,7 @@ class FileSet:
         given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         if not given:
             raise OptionError(
-                "the list of paths is empty", where="paths", remedy="Pass a file, a folder, a glob or a URL"
+                "the source has an empty list of paths", where="paths", remedy="Pass a file, a folder, a glob or a URL"
             )
         if format is not None and format not in _FORMATS:
             raise OptionError(
@@ -92,9 +92,9 @@ class FileSet:
             )
         if isinstance(columns, str):
             raise OptionError(
-                "columns must be a list of names, not one text",
+                f"columns must be a list of names, but is the text {columns!r}",
                 where="columns",
-                remedy="Write the name in a list: [...]",
+                remedy=f"Write it as a list: columns=[{columns!r}]",
             )
         if columns is not None and not columns:
             raise OptionError(
@@ -174,9 +174,9 @@ class FileSet:
         names = self.format(listed[0].path).fields(*self._at(listed[0]))
         if names is None:
             raise PipelineError(
-                "no file has a record, so the schema is unknown",
+                "no input file has a record, so the schema is unknown",
                 where=listed[0].path,
-                remedy="Declare schema=, or start the job when there is data",
+                remedy="Declare schema=, or start the job when a file has records",
             )
         return FoundSchema(names, listed[0].path)
 
@@ -186,9 +186,9 @@ class FileSet:
             bad = self.format(file.path).first_bad(*self._at(file))
             if bad is not None:
                 return PipelineError(
-                    "no file has a readable record, so the schema is unknown",
+                    "no input file has a readable record, so the schema is unknown",
                     where=f"{file.path}, offset {bad.offset:,}",
-                    cause=f"the first bad record: {bad.reason}",
+                    cause=f"the first unreadable record: {bad.reason}",
                     remedy="Correct the file, check format= and encoding=, or declare schema=",
                 )
         return None
@@ -199,7 +199,7 @@ class FileSet:
 
     def must_be_read(self) -> Mapping[str, str]:
         """See `Source.required_side_outputs`."""
-        return dict.fromkeys(self.side_outputs(), 'on_bad_record="dead_letter" sends bad records there')
+        return dict.fromkeys(self.side_outputs(), 'on_bad_record="dead_letter" sends bad records to this side output')
 
     def files(self) -> Sequence[FoundFile]:
         """Return all files that exist now, each checked to have the schema.
@@ -233,7 +233,7 @@ class FileSet:
                 "files of one source have different schemas",
                 where=f"{file.path}, compared with {self._from}",
                 cause=f"column {name!r} has type {other} in this file, but {own} is expected",
-                remedy="Read them as two sources, or pass schema= or columns= that fit both",
+                remedy="Read the files as two sources, or pass schema= or columns= that fit both files",
             )
         self._report(file.path, missing=unlike.missing, new=unlike.new)
 
@@ -252,7 +252,7 @@ class FileSet:
             for path, kind in kinds.items():
                 if kind is None or kind != first:
                     raise PipelineError(
-                        "the format of the file is unknown"
+                        "the format of the input file is unknown"
                         if kind is None
                         else "files of one source have different formats",
                         where=path if kind is None else f"{path}, compared with {listed[0].path}",
@@ -337,7 +337,7 @@ def _refused(filesystem: AbstractFileSystem, file: FoundFile) -> PipelineError |
             "an input file is missing",
             where=file.path,
             cause=str(e),
-            remedy="Put the file back, or start without the snapshot",
+            remedy="Put the file back, or start the job without the snapshot",
         )
     except OSError as e:
         raise as_os_error(file.path, e) from e
@@ -347,5 +347,5 @@ def _refused(filesystem: AbstractFileSystem, file: FoundFile) -> PipelineError |
         "an input file was changed after the job had started",
         where=file.path,
         cause=change,
-        remedy="Put the original file back, or start without the snapshot. Write new data to new files",
+        remedy="Put the original file back, or start the job without the snapshot. Write new data to new files",
     )

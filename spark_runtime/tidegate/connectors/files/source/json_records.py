@@ -174,9 +174,8 @@ class JsonParser:
             for name, kind, value in members(loads(line), list(self.schema)):
                 if pa.types.is_floating(kind) and isinstance(value, Number) and loses_digits(value):
                     raise UndecodableRecordError(
-                        f"field {name!r}: {str(value)!r} would lose digits as a number; declare the field "
-                        "as a string in "
-                        "schema="
+                        f"field {name!r}: {str(value)!r} has more digits than a float can store; declare the field "
+                        "as a string in schema="
                     )
 
 
@@ -338,7 +337,7 @@ def _refuse_other_values(text: bytes) -> int:
     opened = np.searchsorted(np.flatnonzero((data | 32) == 123), np.append(begins, len(data)))
     for place in np.flatnonzero(np.diff(opened) > _MAX_DEPTH).tolist():
         if _depth(text[begins[place] : ends[place]]) > _MAX_DEPTH:
-            raise UndecodableRecordError(f"it is nested too deeply: more than {_MAX_DEPTH} levels of objects and lists")
+            raise UndecodableRecordError(f"the record has more than {_MAX_DEPTH} levels of nested objects and lists")
     first = data[begins]
     blank = (first == 10) | (first == 13)
     odd = ~blank & (first != 123)
@@ -347,7 +346,7 @@ def _refuse_other_values(text: bytes) -> int:
     lines = list(nonblank_lines(text))
     for line in lines:
         if not line.startswith(b"{"):
-            raise UndecodableRecordError("it is not a JSON object; each line must hold one object")
+            raise UndecodableRecordError("the record is not a JSON object; each line must hold one object")
     return len(lines)
 
 
@@ -368,7 +367,7 @@ def _refuse_others_beside(text: bytes) -> None:
             except ValueError as error:
                 raise UndecodableRecordError(str(error)) from error
             if not isinstance(value, dict):
-                raise UndecodableRecordError("it is not a JSON object; each line must hold one object")
+                raise UndecodableRecordError("the record is not a JSON object; each line must hold one object")
             rest = rest[end:].lstrip()
 
 

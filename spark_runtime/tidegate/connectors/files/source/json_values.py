@@ -126,12 +126,12 @@ def _time_text(number: str, kind: pa.DataType, is_text: IsText) -> str:
     Only for a declared type: in a column of dates that was inferred from texts, 20240601 is not a number of days.
     """
     if pa.types.is_timestamp(kind) or is_text is is_found_text:
-        raise UndecodableRecordError(f"the number {number} is not a {kind}; write it as ISO 8601 text")
+        raise UndecodableRecordError(f"the number {number} cannot be read as {kind}; write it as ISO 8601 text")
     try:
         counted = pa.array([int(number)], pa.int32() if kind.bit_width == 32 else pa.int64())
         return str(counted.cast(kind).cast(pa.string())[0])
     except (ValueError, OverflowError, pa.ArrowException) as error:
-        raise UndecodableRecordError(f"{number} is not a {kind}: {error}") from error
+        raise UndecodableRecordError(f"the number {number} cannot be read as {kind}: {error}") from error
 
 
 def is_string(kind: pa.DataType) -> bool:

@@ -119,5 +119,5 @@ def _none(parser: TextParser) -> pa.RecordBatch:
 
 def _split_error(block: RecordBlock) -> BadRecord:
     limit = MAX_RECORD_BYTES // 2**20
-    why = f"it has no end: a quotation mark is not closed, or the record is longer than {limit} MiB"
+    why = f"the record has no end: a quotation mark is not closed, or the record is longer than {limit} MiB"
     return BadRecord(block.offset, block.data.rstrip(b"\r\n"), why)
