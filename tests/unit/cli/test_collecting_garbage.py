@@ -84,7 +84,7 @@ def test_gc_of_a_root_goes_on_behind_a_job_that_it_cannot_read(tidegate: Caller,
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("nothing",), 5, "no job of this id"),
+        (("nothing",), 5, "no job with the id"),
         (("flights", "--keep", "0"), 2, "at least one recovery point must stay"),
     ],
 )

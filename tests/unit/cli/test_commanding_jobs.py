@@ -192,7 +192,7 @@ def test_a_job_that_has_ended_takes_no_command(tidegate: Caller, driver: Driver,
 @pytest.mark.parametrize("verb", ["checkpoint", "savepoint", "stop", "cancel", "status", "checkpoints", "logs"])
 def test_a_job_that_is_not_there_is_exit_code_five(tidegate: Caller, verb: str) -> None:
     answer = tidegate(verb, "flihgts")
-    assert answer.code == 5 and "there is no job of this id [job flihgts" in answer.err
+    assert answer.code == 5 and "there is no job with the id 'flihgts' [job flihgts" in answer.err
 
 
 def test_a_driver_that_falls_silent_ends_the_wait(tidegate: Caller, driver: Driver) -> None:

@@ -71,7 +71,7 @@ def test_status_of_what_has_finished_behind_a_gate_tells_what_to_do(tidegate: Ca
     driver = tidegate.submitted("gated", options={"commit": "on_request"})
     driver.complete(1, "final")
     driver.status("FINISHED_COMMIT_PENDING", reason="checkpoints 1")
-    assert "  next: Approve or reject it with `tidegate commit-pending`" in tidegate("status", "gated").out
+    assert "  next: Approve or reject the output with `tidegate commit-pending`" in tidegate("status", "gated").out
 
 
 def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: Caller) -> None:

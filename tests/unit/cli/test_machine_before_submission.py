@@ -59,7 +59,7 @@ def test_a_start_without_the_right_java_is_refused_before_it_is_submitted(
 def test_more_parallelism_than_slots_of_a_local_master_is_refused(here: Caller, master: str, there: int) -> None:
     answer = start(here, "--master", master, "--option", "parallelism=3")
     assert answer.code == 9
-    assert f"master {master} has {there} of 3 slots that parallelism 3 needs" in answer.err
+    assert f"master {master} has {there} slots, but parallelism 3 needs 3" in answer.err
     assert f"Use master local[3], or lower parallelism to {there}" in answer.err
     assert nothing_was_submitted(here)
 

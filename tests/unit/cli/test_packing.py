@@ -189,7 +189,7 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path, pipeline: str, capsys:
 
 def test_a_file_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(b"not a zip")
-    with pytest.raises(PipelineError, match="the file is not an artifact, or is damaged"):
+    with pytest.raises(PipelineError, match="the file is not a packed pipeline, or is damaged"):
         resolve_pipeline(str(tmp_path / "a.zip"))
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
         archive.writestr("a.py", "")

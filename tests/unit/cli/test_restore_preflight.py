@@ -263,4 +263,4 @@ def test_people_read_what_is_wrong_and_what_to_do(case: Case) -> None:
     answer = case.tidegate(*words, "--args-json", json.dumps(case.arguments), root=False)
     assert answer.code == 10 and "does not fit" in answer.out.splitlines()[0]
     assert "refused: the pipeline has no operator for the state of 'hourly'" in answer.out
-    assert "Set the operator's uid back to the old one" in answer.out
+    assert "Give the operator the uid 'hourly' again" in answer.out

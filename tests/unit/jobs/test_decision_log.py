@@ -386,17 +386,20 @@ def test_a_missing_entry_is_named() -> None:
     store = MemoryStore(name())
     long_log(store, 5)
     store.delete(LAYOUT.decision(3))
-    with pytest.raises(RecordError, match=r"entry 3 .*decisions/00000003.json.*missing, but entry 5 exists"):
+    with pytest.raises(RecordError, match=r"entry 3 .*decisions/00000003.json.*missing, but the later entry 5 exists"):
         log_on(store).read()
 
 
 @pytest.mark.parametrize(
     ("forged", "reason"),
     [
-        (Decision(3, "status", 1, "", NOW, "x"), "its number is 3"),
-        (Decision(2, "status", 2, "", NOW, "x"), "generation 2 wrote it, but the current generation is 1"),
+        (Decision(3, "status", 1, "", NOW, "x"), "the entry has the number 3"),
+        (Decision(2, "status", 2, "", NOW, "x"), "generation 2 wrote the entry, but the current generation is 1"),
         (Decision(2, "fence", 3, "", NOW, "x", {"spec": 1, "launch": 1}), "begins generation 3 after generation 1"),
-        (Decision(2, "fence", 2, "", NOW, "x", {}), "it is a fence without submission and launch"),
+        (
+            Decision(2, "fence", 2, "", NOW, "x", {}),
+            "the entry begins a generation, but names no submission and launch",
+        ),
     ],
 )
 def test_an_entry_that_cannot_follow_the_one_before_is_not_believed(forged: Decision, reason: str) -> None:

@@ -127,7 +127,7 @@ def test_a_living_job_cannot_be_submitted_again(
     driver.checkpoint(1)
     beating(clock, driver)
     for restore in (None, RestoreFrom("latest")):
-        with pytest.raises(JobExistsError, match="a job of this id is RUNNING.*Stop it first"):
+        with pytest.raises(JobExistsError, match="job 'flights' is RUNNING.*Stop the job first"):
             client.submit(pipeline=pipeline, restore=restore)
     assert len(client.specs()) == 1
 
@@ -298,7 +298,7 @@ def test_damaged_metadata_is_refused_before_anything_starts(client: JobClient, d
 
 def test_a_spec_in_anothers_place_is_not_believed(root: str, client: JobClient, spec: Spec) -> None:
     client.store.create(client.layout.spec(2), client.store.read(client.layout.spec(1)))
-    with pytest.raises(RecordError, match="the file of a submission contains another submission"):
+    with pytest.raises(RecordError, match="the file of submission 2 of job flights contains submission 1"):
         JobClient(root, "flights").specs()
 
 
@@ -310,7 +310,7 @@ def test_jobs_are_listed_by_their_submissions(client: JobClient, spec: Spec) -> 
 
 
 def test_an_unknown_job_is_named_with_its_root(client: JobClient) -> None:
-    with pytest.raises(JobNotFoundError, match=rf"no job of this id \[job flights, root {client.root}\]"):
+    with pytest.raises(JobNotFoundError, match=rf"no job with the id .flights. \[job flights, root {client.root}\]"):
         client.view()
     with pytest.raises(JobNotFoundError, match="no submission 3"):
         client.spec(3)
@@ -398,7 +398,7 @@ def test_a_retry_after_the_jobs_end_finds_its_command_and_answer(client: JobClie
 
 def test_another_verb_under_a_used_id_is_a_conflict(client: JobClient, driver: ScriptedDriver) -> None:
     client.send("savepoint", command_id="task-1", issued_by="alice")
-    with pytest.raises(RecordError, match="exists already, as 'savepoint'"):
+    with pytest.raises(RecordError, match="by the command 'savepoint', not 'stop'"):
         client.send("stop", command_id="task-1", issued_by="alice")
 
 

@@ -50,8 +50,8 @@ def test_a_local_driver_needs_an_interpreter() -> None:
     assert "No module named 'tidegate'. Set \"python\" to" in check("local", answer=lacking)[1][0]
     nameless = Answer(1, "the package numba is not installed\n")
     assert check("local", python="/x/python", answer=nameless)[1] == [
-        "python: /x/python has no runtime for a driver: the package numba is not installed. "
-        'Set "python" to an interpreter with tidegate[spark], or run there: pip install "tidegate[spark]"'
+        "python: /x/python cannot run a driver: the package numba is not installed. "
+        'Set "python" to an interpreter with tidegate[spark], or run with it: pip install "tidegate[spark]"'
     ]
     missing = EnvironmentProblemError("/x/python cannot be run")
     assert check("local", answer=missing)[1] == ["python: /x/python cannot be run"]

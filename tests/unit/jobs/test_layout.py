@@ -52,7 +52,7 @@ def test_the_paths_are_those_of_the_specification() -> None:
 
 
 def test_an_artifact_that_is_no_hash_is_refused() -> None:
-    with pytest.raises(OptionError, match="is not an artifact"):
+    with pytest.raises(OptionError, match="is not the SHA-256 of pinned code"):
         LAYOUT.artifact("../../etc")
 
 

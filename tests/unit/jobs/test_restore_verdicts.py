@@ -93,7 +93,7 @@ def test_a_new_operator_with_state_is_told() -> None:
         (state([*KEYED[:1], ["key:k", "int64", True], *KEYED[2:]]), "changes", "'key:k' was int32, now int64"),
         (state([*KEYED[:1], ["key:k", "string", True], *KEYED[2:]]), "refused", "'key:k' was int32, now string"),
         (state(KEYED[:2]), "refused", "'count:n' is no longer declared"),
-        (state(kind="list"), "refused", "its kind was keyed, now list"),
+        (state(kind="list"), "refused", "the state's kind was keyed, now list"),
         (state(form="map"), "refused", "it was value, now map"),
     ],
 )

@@ -78,7 +78,7 @@ def test_objects_have_no_local_path(options: dict[str, Any]) -> None:
 
 
 def test_a_missing_bucket_is_named(options: dict[str, Any]) -> None:
-    with pytest.raises(StoreError, match="the bucket does not exist.*nowhere"):
+    with pytest.raises(StoreError, match="the S3 bucket of the root does not exist.*nowhere"):
         open_store("s3://nowhere/root", options).probe()
 
 

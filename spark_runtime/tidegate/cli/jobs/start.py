@@ -181,7 +181,7 @@ def restore(args: argparse.Namespace, around: CliEnvironment) -> int:
     before = client.spec(client.view().followed) if client.specs() else None
     if before is None and args.pipeline is None:
         raise JobNotFoundError(
-            "there is no job of this id",
+            f"there is no job with the id {client.job_id!r}",
             where=f"job {client.job_id}, root {client.root}",
             remedy=job_remedy(
                 client.store,
