@@ -96,7 +96,7 @@ def test_a_timeout_names_the_command_and_undoes_nothing(tidegate: Caller, driver
     tidegate.script = lambda driver: driver.beat()
     answer = tidegate("savepoint", "flights", "--timeout", "5 s")
     (command,) = driver.waiting_commands()
-    assert answer.code == 8 and command.command_id in answer.err and "Nothing was undone" in answer.err
+    assert answer.code == 8 and command.command_id in answer.err and "The command stays valid" in answer.err
 
 
 def test_stop_waits_for_two_tries_of_the_jobs_stop_timeout_and_restarts(tidegate: Caller) -> None:

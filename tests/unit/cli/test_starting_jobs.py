@@ -79,12 +79,12 @@ def test_a_restore_keeps_the_log_format_unless_it_names_one(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--job-id", "../x"], 2, "'../x' is not a job id"),
+        (["--job-id", "../x"], 2, "'../x' is not a valid job id"),
         (["--job-id", "j", "--option", "paralelism=2"], 2, "Did you mean 'parallelism'?"),
         (["--job-id", "j", "--option", "checkpoint_interval=10"], 2, "'10' is not a duration"),
-        (["--job-id", "j", "--option", "parallelism"], 2, "'parallelism' is not name=value"),
+        (["--job-id", "j", "--option", "parallelism"], 2, "'parallelism' does not have the form name=value"),
         (["--job-id", "j", "--args-json", "{rows: 1}"], 2, "--args-json, line 1, column 2"),
-        (["--job-id", "j", "--arg", "a=1", "--arg", "a=2"], 2, "'a' is given twice"),
+        (["--job-id", "j", "--arg", "a=1", "--arg", "a=2"], 2, "'a' is passed twice"),
         (["--job-id", "j", "--options", "/nowhere.json"], 2, "--options /nowhere.json"),
         (["--job-id", "j", "--timeout", "soon"], 2, "--timeout"),
         (["--job-id", "j", "--arg", "column=kk"], 3, "'kk'"),

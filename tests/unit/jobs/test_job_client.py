@@ -67,7 +67,7 @@ def test_submitters_at_once_under_one_id_make_one_submission(root: str, pipeline
 
 @pytest.mark.parametrize("wrong", ["../x", "a/b"])
 def test_a_bad_job_id_is_refused_before_anything_is_written(tmp_path: Path, wrong: str) -> None:
-    with pytest.raises(OptionError, match="is not a job id"):
+    with pytest.raises(OptionError, match="is not a valid job id"):
         JobClient(str(tmp_path / "root"), wrong)
     assert not (tmp_path / "root").exists()
 

@@ -35,7 +35,7 @@ def test_a_wait_that_takes_too_long_says_what_the_job_is_doing(client: JobClient
     driver = ScriptedDriver(client, spec)
     beating(clock, driver)
     with pytest.raises(
-        WaitTimeoutError, match=r"status RUNNING.*60 s.*WAITING_FOR_SLOTS, 1 of 2 slots.*Nothing was undone"
+        WaitTimeoutError, match=r"status RUNNING.*60 s.*WAITING_FOR_SLOTS, 1 of 2 slots.*Only the wait has ended"
     ):
         client.wait_status({"RUNNING"}, "1 min")
     assert 60.0 <= clock.seconds < 61.0

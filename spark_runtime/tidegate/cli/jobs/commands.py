@@ -176,7 +176,8 @@ def send_command(
             error.what,
             where=f"{error.where}, command {command.command_id}",
             cause=error.cause,
-            remedy="Nothing was undone: the driver may still execute it. See `tidegate status` and `tidegate logs`",
+            remedy="The command stays valid, and the driver may still execute it. See `tidegate status` and `tidegate "
+            "logs`",
         ) from error
     outcome = str(result.data.get("outcome", result.code))
     return result.raise_if_refused(where=f"job {client.job_id}", remedy=next_action(outcome))

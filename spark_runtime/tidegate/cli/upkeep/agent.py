@@ -90,5 +90,5 @@ def make_agent(args: argparse.Namespace, around: CliEnvironment) -> Agent:
 
 def _restarts(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise OptionError(f"{text!r} is not a number of relaunches", where="--restarts", remedy="Give 0 or more")
+        raise OptionError(f"{text!r} is not a whole number of relaunches", where="--restarts", remedy="Pass 0 or more")
     return int(text)

@@ -44,7 +44,8 @@ def stop_result(
 def uncommitted_text(uncommitted: Sequence[int]) -> str:
     """Return the text about uncommitted checkpoints of a job that ended with a commit gate."""
     ids = ", ".join(map(str, uncommitted))
-    return f"not committed, because they wait for a verdict or were approved too late: checkpoints {ids}"
+    return "output not committed, because its checkpoints wait for approval or were approved too late: checkpoints "
+    f"{ids}"
 
 
 def job_ended(pending: Iterable[SnapshotRequest], waiting: Iterable[SnapshotRequest]) -> list[Action]:
