@@ -94,8 +94,8 @@ def test_a_changed_message_has_a_new_version() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"type": "Farewell"}, "no known type"),
-        ({"type": None}, "no known type"),
+        ({"type": "Farewell"}, "unknown type"),
+        ({"type": None}, "unknown type"),
         ({"checkpoint_id": None}, "Trigger is damaged.*'checkpoint_id' is None"),
         ({"checkpoint_id": True}, "'checkpoint_id' is True"),
         ({"kind": "snapshot"}, "'kind' is 'snapshot'"),

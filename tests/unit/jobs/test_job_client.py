@@ -292,7 +292,7 @@ def test_damaged_metadata_is_refused_before_anything_starts(client: JobClient, d
     """S9.3."""
     client.store.create("broken/_metadata", b"{")
     driver.status("STOPPED")
-    with pytest.raises(SnapshotError, match="metadata of broken is damaged"):
+    with pytest.raises(SnapshotError, match="broken is damaged"):
         client.submit(restore=RestoreFrom("savepoint", "broken"))
 
 

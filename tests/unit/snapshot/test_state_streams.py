@@ -84,7 +84,7 @@ def test_key_groups_of_a_newer_hash_ask_for_an_upgrade(monkeypatch: pytest.Monke
     monkeypatch.setattr(streams, "KEY_BYTES_VERSION", 2)
     data = encode_parts([KEYED])
     monkeypatch.undo()
-    with pytest.raises(SnapshotError, match="version 2 of the key bytes.*Upgrade"):
+    with pytest.raises(SnapshotError, match="keys in the snapshot have format version 2.*Upgrade"):
         decode_parts(data)
 
 

@@ -147,7 +147,7 @@ def test_rows_of_other_columns_are_refused_and_change_nothing() -> None:
     for write in (offsets.append, offsets.put):
         with pytest.raises(PipelineError, match="the state has n int64, tags.*the rows have n int64"):
             write(pa.record_batch({"n": pa.array([1])}))
-        with pytest.raises(PipelineError, match="they are a list"):
+        with pytest.raises(PipelineError, match="the rows are a list"):
             write([1])
     assert numbers(offsets.get()) == [1]
 
