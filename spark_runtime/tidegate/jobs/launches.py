@@ -133,7 +133,7 @@ def refuse_if_superseded(store: Store, layout: JobLayout, spec: int, attempt: in
     else:
         return
     raise FencedError(
-        f"launch {attempt} of submission {spec} was replaced before its driver began",
+        f"launch {attempt} of submission {spec} was replaced by a newer one before its driver began",
         where=f"job {layout.job_id}",
         cause=f"the newer {cause} is recorded",
         remedy=remedy,

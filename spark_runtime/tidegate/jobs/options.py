@@ -210,7 +210,7 @@ class JobOptions:
             )
         if self.checkpoint_mode == "off" and self.commit == "on_request":
             raise OptionError(
-                "commit='on_request' waits for a verdict on checkpoints, but checkpoint_mode is 'off'",
+                "commit='on_request' waits for the approval of checkpoints, but checkpoint_mode is 'off'",
                 where="option commit",
                 remedy="Leave commit at its default, or set checkpoint_mode to exactly_once or at_least_once",
             )

@@ -129,7 +129,7 @@ def test_rejected_after_the_end_and_read_in_quarantine(tidegate: Caller, stopped
     """S7.8: where it was staged it is no more; a note says whose word it was."""
     waits = stopped.client.staged(2)
     answer = tidegate("commit-pending", "flights", "--quarantine", "2", "--reason", "wrong prices")
-    assert answer.code == 0 and "waiting for a verdict: 1; in quarantine: 2, 3\n" in answer.out, answer.err
+    assert answer.code == 0 and "waiting for approval or rejection: 1; in quarantine: 2, 3\n" in answer.out, answer.err
     assert "  in quarantine: 2, 3\n" in tidegate("status", "flights").out
     assert tidegate("commit-pending", "flights", "--approve").code == 0
     kept = [data for n in (2, 3) for data in stopped.client.staged(n)]

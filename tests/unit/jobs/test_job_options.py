@@ -177,7 +177,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         JobOptions(unaligned_checkpoints=True, checkpoint_mode="at_least_once")
     with pytest.raises(OptionError, match="only exactly_once holds channels back"):
         JobOptions(unaligned_checkpoints=True, checkpoint_mode="off")
-    with pytest.raises(OptionError, match="waits for a verdict.*Leave commit at its default"):
+    with pytest.raises(OptionError, match="waits for the approval of checkpoints.*Leave commit at its default"):
         JobOptions(commit="on_request", checkpoint_mode="off")
     with pytest.raises(OptionError, match="checkpoint_mode is 'off'.*checkpoint_interval=none"):
         JobOptions(checkpoint_interval="1 s", checkpoint_mode="off")

@@ -130,7 +130,9 @@ def cancel(args: argparse.Namespace, around: CliEnvironment) -> int:
     view = client.view()
     if view.is_terminal and view.status is not JobStatus.CANCELED:
         raise CommandRefusedError(
-            f"the job is {view.status}", where=f"job {client.job_id}", remedy="There is nothing to cancel"
+            f"the job cannot be cancelled: it is {view.status}",
+            where=f"job {client.job_id}",
+            remedy="Nothing has to be done: the job has ended",
         )
     around.output.progress(f"{client.job_id}: looking for its driver")
     command_id: str | None = None

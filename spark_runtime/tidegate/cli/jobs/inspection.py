@@ -149,7 +149,7 @@ def logs(args: argparse.Namespace, around: CliEnvironment) -> int:
         raise OptionError(
             f"{args.generation} is not the number of a driver (generation), which is 1 or more",
             where="--generation",
-            remedy="Pass a number from the file names of `tidegate logs`, or leave --generation out",
+            remedy="Pass 1 or more; `tidegate status` shows the newest generation",
         )
     if args.follow:
         _refuse_json(args, "--follow")

@@ -23,7 +23,8 @@ WITHIN = "1 h"
 def add_agent(parser: Parser) -> None:
     """Add the arguments of `tidegate agent`."""
     parser.description = (
-        "Launches drivers until you end it. The drivers keep running then. Several agents may supervise one root."
+        "Launches drivers until you end this command. Drivers that run continue to run. Several agents may supervise "
+        "one root."
     )
     arguments.add_root(parser)
     kinds = launcher_registry.kinds()

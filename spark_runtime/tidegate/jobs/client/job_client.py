@@ -162,7 +162,8 @@ class JobClient(JobDirectory):
                         "Use `tidegate commit-pending`, or restore the job with commit=on_request and send the command "
                         "then"
                     )
-                raise CommandRefusedError(f"the job is {view.status}", where=f"job {self.job_id}", remedy=remedy)
+                what = f"the command {verb!r} cannot be sent: the job is {view.status}"
+                raise CommandRefusedError(what, where=f"job {self.job_id}", remedy=remedy)
             now = self.now()
             command = Command(
                 command_id=command_id,

@@ -29,7 +29,11 @@ class MemoryStore(Store):
         key = self._key(path)
         with _lock:
             if key in _objects:
-                raise AlreadyExistsError("an object with this path exists already", where=f"{self.url}/{path}")
+                raise AlreadyExistsError(
+                    "an object with this path exists already",
+                    where=f"{self.url}/{path}",
+                    remedy="Repeat the command: another process was faster",
+                )
             _objects[key] = bytes(data)
 
     def replace(self, path: str, data: bytes) -> None:

@@ -44,7 +44,11 @@ class LocalStore(Store):
                 # a link fails when the target exists; a rename would replace it
                 os.link(temporary, target)
             except FileExistsError:
-                raise AlreadyExistsError("a file with this path exists already", where=target) from None
+                raise AlreadyExistsError(
+                    "a file with this path exists already",
+                    where=target,
+                    remedy="Repeat the command: another process was faster",
+                ) from None
             _fsync_folder(os.path.dirname(target))
 
     def replace(self, path: str, data: bytes) -> None:

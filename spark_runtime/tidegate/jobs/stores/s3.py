@@ -61,7 +61,9 @@ class S3Store(Store):
                         if self._writer_of(key) == writer:
                             return
                         raise AlreadyExistsError(
-                            "an object with this key exists already", where=f"s3://{key}"
+                            "an object with this key exists already",
+                            where=f"s3://{key}",
+                            remedy="Repeat the command: another process was faster",
                         ) from None
                     if code == "NoSuchUpload" and self._writer_of(key) == writer:
                         return  # the upload was completed and the answer lost; s3fs then finds nothing to abort

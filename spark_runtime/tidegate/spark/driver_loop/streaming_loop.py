@@ -271,7 +271,11 @@ class StreamingLoop:
         try:
             job.delete_checkpoints()
         except (SnapshotError, StoreError) as error:
-            logger.warning("not all checkpoints in %s could be deleted: %s", job.layout.checkpoints, error)
+            logger.warning(
+                "not all checkpoints in %s could be deleted; delete the rest yourself: %s",
+                job.layout.checkpoints,
+                error,
+            )
 
     # ------------------------------------------------------------ one run
 
