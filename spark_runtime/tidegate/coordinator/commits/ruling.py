@@ -93,7 +93,7 @@ def _quarantine_verdict(
         )
         return _refuse(ruling, "cannot_quarantine", text)
     if closing:
-        text = f"the job is ending. When it has ended, run `tidegate commit-pending --quarantine {wanted}`"
+        text = f"the job is ending. When it has ended, run `tidegate commit-pending --quarantine {wanted}` to reject it"
         return _refuse(ruling, "job_ends", text)
     rejected = tuple(n for n in verdicts.waiting if n >= wanted)
     after = max((n for n in verdicts.line if n < wanted), default=verdicts.begins_after)

@@ -188,7 +188,7 @@ def _check_sinks(
         )
     unable = [f"{uid!r} ({type(sink).__name__})" for uid, sink in sinks.items() if not isinstance(sink, SupportsRewind)]
     if unable:
-        cause = "a sink of this kind cannot delete output that it has published"
+        cause = "a sink of this kind cannot delete output that it has committed"
         raise _unsupported_sinks_error(spec, f"sinks {', '.join(unable)} do not support rewind", cause, other_ways)
     for uid, described in rewound_sinks(entries, passed).items():
         if uid not in sinks:

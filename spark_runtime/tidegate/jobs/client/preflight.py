@@ -116,7 +116,9 @@ def metadata_body(client: JobClient, path: str) -> Mapping[str, Any]:
         )
     if hashlib.sha256(canonical(body).rstrip(b"\n")).hexdigest() != sha256:
         raise SnapshotError(
-            f"the metadata of {path} does not match its checksum", where=path, remedy="Restore another snapshot"
+            f"the metadata of snapshot {path} was changed after it was written: its checksum differs",
+            where=path,
+            remedy="Name another snapshot",
         )
     return dict(body)
 

@@ -58,7 +58,7 @@ class CommandPoller:
             self._poll()
         except TidegateError as error:
             logger.warning(
-                "commands that arrived at the end of the job could not be read, and stay unanswered: %s", error
+                "commands that arrived at the end of the job could not be read, and stay without an answer: %s", error
             )
 
     def _work(self) -> None:
