@@ -72,7 +72,7 @@ def test_an_interpreter_without_the_runtime_is_named_before_anything_is_submitte
     python.chmod(0o755)
     root = replace(start().job_root(), python=str(python))
     monkeypatch.setattr(TidegateStartJobOperator, "job_root", lambda _: root)
-    with pytest.raises(AirflowException, match=rf'{python} has no runtime .* Set "python" to .*tidegate\[spark\]'):
+    with pytest.raises(AirflowException, match=rf'{python} cannot run a driver.* Set "python" to .*tidegate\[spark\]'):
         start().execute(job.context())
     assert job.client.specs() == () and job.launches == []
 
