@@ -297,9 +297,7 @@ def test_restore_of_a_job_that_never_was_says_so(job: Job) -> None:
 def test_wrong_names_of_arguments_fail_for_good_before_anything_is_submitted(job: Job) -> None:
     """S9.3: told from the pipeline's source, since Airflow has not what importing it needs."""
     (job.dag_file.parent / "typed.py").write_text("import pyspark_or_so\n\n\ndef build(out: str, late: int = 5): ...\n")
-    with pytest.raises(
-        AirflowFailException, match=r"the pipeline's function has no argument 'lat', did you mean 'late'\?.*typed.py:4"
-    ):
+    with pytest.raises(AirflowFailException, match=r"there is no argument 'lat', did you mean 'late'\?.*typed.py:4"):
         start(pipeline="typed.py:build", arguments={"out": "o", "lat": 7}).execute(job.context())
     assert job.client.specs() == () and job.launches == []
 

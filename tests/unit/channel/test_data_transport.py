@@ -385,7 +385,7 @@ def test_a_sender_beyond_its_credit_is_detected(resources: ExitStack) -> None:
 
 
 def test_credit_for_nothing_is_detected(resources: ExitStack) -> None:
-    assert "but only 0 are outstanding" in Impostor(resources).failure_after(wire_format.credit_frame(1, 1))
+    assert "but only 0 bytes were sent" in Impostor(resources).failure_after(wire_format.credit_frame(1, 1))
 
 
 def test_credit_for_an_unknown_channel_is_detected(resources: ExitStack) -> None:
@@ -402,7 +402,7 @@ def test_two_slots_that_send_on_one_channel_are_detected(resources: ExitStack) -
     outputs[0].send(rows(1))
     assert slots.wait(target.poll).equals(rows(1))
     outputs[1].send(rows(1))
-    assert "slots 0 and 1 both send [channel 0]" in str(slots.failure(2))
+    assert "slots 0 and 1 both send to one channel [channel 0]" in str(slots.failure(2))
 
 
 def test_a_frame_beyond_its_bound_is_refused_before_its_payload(resources: ExitStack) -> None:

@@ -185,7 +185,7 @@ def test_a_second_cancel_succeeds(tidegate: Caller, driver: Driver) -> None:
 def test_a_job_that_has_ended_takes_no_command(tidegate: Caller, driver: Driver, verb: str) -> None:
     driver.status("FINISHED")
     answer = tidegate(verb, "flights")
-    assert answer.code == 7 and "the job is FINISHED" in answer.err
+    assert answer.code == 7 and "is FINISHED" in answer.err
     assert driver.waiting_commands() == []
 
 

@@ -193,7 +193,7 @@ def test_a_file_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
         resolve_pipeline(str(tmp_path / "a.zip"))
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
         archive.writestr("a.py", "")
-    with pytest.raises(PipelineError, match=f"the file has no {DESCRIPTION}"):
+    with pytest.raises(PipelineError, match=f"it has no {DESCRIPTION}"):
         pack(str(tmp_path / "b.zip"))
 
 

@@ -223,7 +223,7 @@ def test_an_outage_is_no_refusal_of_the_restore(
     monkeypatch.setattr(Files, "unavailable_splits", away)
     job.check_sources(*found)
     (record,) = caplog.records
-    assert record.message.startswith("positions in the snapshot cannot be checked before the run")
+    assert record.message.startswith("the source's positions in the snapshot cannot be checked before the run")
     assert "operator=rows" in TextFormatter({}).format(record)
 
 

@@ -218,7 +218,7 @@ def test_what_was_taken_back_is_never_restored(to: int) -> None:
     decisions = log("f1", 1, 2, "s3", 4, "f2", "r1", 5, "f3")
     specs = [spec(1), spec(2, back_to(1, **REWIND)), spec(3, back_to(to, **REWIND))]
     with pytest.raises(
-        SnapshotError, match=f"snapshot chk-{to} cannot be restored: sinks have deleted.*a restore of 1"
+        SnapshotError, match=f"snapshot chk-{to} cannot be restored: sinks have deleted.*from the earlier snapshot 1"
     ):
         way_back(decisions, *specs, to=to)
     view = derive(specs[:2], decisions[:-1], None)

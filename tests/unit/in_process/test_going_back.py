@@ -253,7 +253,7 @@ def test_who_was_refused_is_told_what_to_restore_by_its_id() -> None:
     newest = job.snapshot()
     job.run.crash()
     for way in (lambda: job.back_to(one), lambda: job.job.submit(RestoreFrom("latest"))):
-        with pytest.raises(SnapshotError, match=f"Restore {newest}, or set on_committed_after=rewind"):
+        with pytest.raises(SnapshotError, match=f"Restore snapshot {newest}, or set on_committed_after=rewind"):
             way()
     job.back_to(newest)
     job.to_end()

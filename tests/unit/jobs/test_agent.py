@@ -385,4 +385,4 @@ def test_the_pauses_grow_while_nothing_happens_and_a_root_that_is_away_is_told_o
     monkeypatch.setattr(agents, "job_ids", away)
     world.agent.run(over)
     assert pauses == [2, 4, 8, 1, 2, 4, 8, 15, 15]
-    assert world.said[1:] == ["agent: the root cannot be read: away"]
+    assert world.said[1:] == ["agent: the root cannot be read, and is read again in up to 15 s: away"]

@@ -110,9 +110,7 @@ def test_the_error_names_the_place_the_nearest_and_all(tmp_path: Path) -> None:
     with pytest.raises(PipelineError) as refused:
         check_argument_names(pipeline, str(tmp_path), {"sales": "s", "out": "o", "latte": 3})
     said = str(refused.value)
-    assert (
-        "the pipeline's function has no argument 'latte', did you mean 'late'?" in said and "sales, out, late" in said
-    )
+    assert "there is no argument 'latte', did you mean 'late'?" in said and "sales, out, late" in said
     assert f"{tmp_path}/pipe.py:15" in said
 
 

@@ -214,7 +214,7 @@ def test_a_file_outside_of_the_code_root_is_refused(package: Path, tmp_path: Pat
 
 def test_a_file_that_cannot_be_imported_is_refused(tmp_path: Path) -> None:
     (tmp_path / "my-flights.py").write_text("")
-    with pytest.raises(PipelineError, match="cannot be imported"):
+    with pytest.raises(PipelineError, match="is not a module name that Python can import"):
         resolve_pipeline(f"{tmp_path}/my-flights.py:build")
 
 

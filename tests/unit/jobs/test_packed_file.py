@@ -100,5 +100,5 @@ def test_names_that_leave_the_folder_or_come_twice_are_refused(tmp_path: Path) -
             archive.writestr(DESCRIPTION, encode(DESCRIBED))
         with pytest.raises(PipelineError, match=says):
             read_packed(str(file))
-    with pytest.raises(PipelineError, match=f"{DESCRIPTION}' occurs twice"):
+    with pytest.raises(PipelineError, match=f"have the path '{DESCRIPTION}'"):
         pack_pipeline(DESCRIBED, (*FILES, (DESCRIPTION, b"{}")))

@@ -92,7 +92,7 @@ def test_an_endpoint_that_does_not_answer_gives_a_clear_error(options: dict[str,
     store = open_store(f"s3://{BUCKET}", unreachable)
     assert isinstance(store, S3Store)
     store._files.retries = 1
-    with pytest.raises(StoreError, match="the root cannot be used: a request to S3 failed"):
+    with pytest.raises(StoreError, match="the root cannot be used for jobs: a request to S3 failed"):
         store.probe()
 
 

@@ -117,12 +117,15 @@ def test_writes_after_a_freeze_are_not_in_it() -> None:
 @pytest.mark.parametrize(
     ("later", "says"),
     [
-        (OperatorDescriptor("offsets", "union", COLUMNS), r"'offsets'.*the snapshot has list, the pipeline union"),
+        (
+            OperatorDescriptor("offsets", "union", COLUMNS),
+            r"'offsets'.*the snapshot has list, but the pipeline declares union",
+        ),
         (
             OperatorDescriptor("offsets", "list", pa.schema([("n", pa.string())])),
             r"'n' was int64, now string",
         ),
-        (OperatorDescriptor("other", "list", COLUMNS), r"'offsets'.*Declare 'offsets' again"),
+        (OperatorDescriptor("other", "list", COLUMNS), r"'offsets'.*Declare state 'offsets' again"),
     ],
     ids=["kind", "columns", "unknown"],
 )

@@ -119,8 +119,7 @@ def _refusal_reason(wanted: int, verdicts: Verdicts) -> tuple[str, str]:
     if view.status == "aborted":
         return "aborted", f"checkpoint {wanted} was aborted; its output is part of the next checkpoint{waiting}"
     if view.kind == "savepoint":
-        return "savepoint", f"snapshot {wanted} is a savepoint, and savepoints commit nothing. Name a "
-        "checkpoint{waiting}"
+        return "savepoint", f"snapshot {wanted} is a savepoint, which commits nothing. Name a checkpoint{waiting}"
     return "abandoned", f"checkpoint {wanted} is not among the snapshots that this submission continues{waiting}"
 
 

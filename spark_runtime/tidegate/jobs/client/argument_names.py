@@ -51,7 +51,7 @@ def _check(taken: Names, arguments: Mapping[str, object], where: str, *, open_en
         if name not in taken and not open_ended:
             near = difflib.get_close_matches(name, taken, 1)
             raise PipelineError(
-                f"the pipeline's function has no argument {name!r}" + (f", did you mean {near[0]!r}?" if near else ""),
+                f"there is no argument {name!r}" + (f", did you mean {near[0]!r}?" if near else ""),
                 where=where,
                 cause=cause,
                 remedy="Correct the name, or leave the argument out",
@@ -59,10 +59,10 @@ def _check(taken: Names, arguments: Mapping[str, object], where: str, *, open_en
     missing = [name for name, optional in taken.items() if not optional and name not in arguments]
     if missing:
         raise PipelineError(
-            f"the argument {missing[0]!r} of the pipeline's function is missing",
+            f"the argument {missing[0]!r} is missing",
             where=where,
             cause=cause,
-            remedy=f"Pass it: --arg {missing[0]}=..., or arguments={{{missing[0]!r}: ...}} of the Airflow operator",
+            remedy=f"Pass it: --arg {missing[0]}=..., or in the arguments of the operator",
         )
 
 

@@ -188,7 +188,7 @@ class Agent:
                 watch.given_up = desired  # nothing was recorded: this submission cannot be launched at all
             raise
         place = f"process {launch.pid}" if launch.pid is not None else launch.external_id
-        self._say(f"{job.job_id}: launched a driver for submission {spec.number}, launch {attempt}: {place} ({why})")
+        self._say(f"{job.job_id}: submission {spec.number}, launch {attempt}: {place} ({why})")
         return True
 
     def _report(self, job_id: str, problem: str) -> None:

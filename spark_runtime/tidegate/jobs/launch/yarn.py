@@ -91,7 +91,9 @@ class YarnLauncher(ClusterLauncher):
         checks = [fits_launcher(self.kind, master == "yarn", master), check_spark_submit(self._settings)]
         program, problems = self._settings.value(YARN), []
         if shutil.which(program) is None:
-            what = f"yarn: the program {program}, which finds running drivers, does not exist. Set {YARN} to its path"
+            what = (
+                f"yarn: {program} does not exist, so running drivers could not be found. Name the path of the program"
+            )
             problems.append(Check(False, what))
         if not world.environment.get("HADOOP_CONF_DIR") and not world.environment.get("YARN_CONF_DIR"):
             what = "yarn: Spark finds no configuration of the cluster. Set HADOOP_CONF_DIR or YARN_CONF_DIR"
