@@ -70,7 +70,7 @@ def test_one_job_survives_the_death_of_its_airflow_worker_and_then_of_its_driver
     second.trigger({"job_id": "survivor"})
     assert run_to_end(second)["start"] == "failed"
     refusal = second.log("start", second.tasks()["start"]["try_number"])
-    assert "a job of this id is RUNNING" in refusal and "survivor" in refusal, refusal[-3000:]
+    assert " is RUNNING" in refusal and "survivor" in refusal, refusal[-3000:]
     assert len(client.specs()) == 1, "the refused start left a submission behind"
 
     driver = find_local_driver(client.store, client.layout, client.spec(1).number)

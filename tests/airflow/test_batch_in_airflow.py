@@ -26,5 +26,5 @@ def test_a_source_without_an_end_fails_the_task_by_its_name(airflow: Standalone,
     run.trigger({"job_id": "without-end"})
     assert run_to_end(run) == {"run": "failed"}
     log = run.log("run")
-    assert "batch mode reads bounded input only" in log and "source 'numbers'" in log
+    assert "batch mode reads only bounded sources" in log and "source 'numbers'" in log
     assert client_of("without-end").view().status.value == "FAILED"

@@ -161,6 +161,6 @@ def test_without_an_interpreter_for_drivers_one_line_says_so(
     airflow = Airflow(slim_airflow, tmp_path / "home", pipeline, python=None)
     succeeded, words = airflow.run(job_id="digits", out=str(tmp_path / "out"), by="digit")
     assert not succeeded
-    (line,) = {line for line in words.splitlines() if line.startswith("airflow") and "has no runtime" in line}
+    (line,) = {line for line in words.splitlines() if line.startswith("airflow") and "cannot run a driver" in line}
     assert slim_airflow.python in line and 'Set "python" to an interpreter with tidegate[spark]' in line
     assert not airflow.root.exists() or not list(airflow.root.rglob("specs/*"))

@@ -24,6 +24,6 @@ def test_driver_and_slots_log_json_with_their_place_and_no_secret(
     assert all((line["job"], line["generation"]) == ("counting", 1) for line in lines)
     statuses = [line["message"] for line in lines if line["message"].startswith("status ")]
     assert statuses[-2:] == ["status RUNNING", "status FINISHED"]
-    assert {line["slot"] for line in lines if line["message"].startswith("slot of run ")} == {0, 1}
+    assert {line["slot"] for line in lines if line["message"].startswith("started the slot of run ")} == {0, 1}
     others = [line for line in text.splitlines() if "tidegate." in line and not line.startswith("{")]
     assert others == [], "tidegate logs in no other format"

@@ -121,5 +121,5 @@ def test_a_submitted_driver_killed_at_once_is_known_dead_and_one_given_up_before
     late = driver.launcher.launch(job.client, spec)
     record_launch(job.client.store, job.client.layout, spec.number, launcher="spark-submit")
     job.until_gone(RunningDriver(late, driver.launcher))
-    assert "launch 2 of submission 1 was replaced before its driver began" in driver.launcher.log(late)
+    assert "launch 2 of submission 1 was replaced by a newer one before its driver began" in driver.launcher.log(late)
     assert job.client.view().generation == 1

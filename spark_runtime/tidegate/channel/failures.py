@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tidegate.errors import TidegateError
 
+SAME_VERSION = "Check that the driver and all executors have the same version of tidegate. If so, report this error"
+
 
 class ChannelError(TidegateError):
     """A connection of this run cannot be used as requested."""
@@ -15,6 +17,9 @@ class ProtocolError(ChannelError):
     """The other side is authenticated, but violated the wire format. The run must fail."""
 
     code = "protocol"
+
+    def __init__(self, what: str, *, where: str = "", cause: str = "", remedy: str = SAME_VERSION) -> None:
+        super().__init__(what, where=where, cause=cause, remedy=remedy)
 
 
 class PeerLostError(ChannelError, ConnectionError):
@@ -32,5 +37,7 @@ class HandshakeError(ChannelError, ConnectionError):
     code = "handshake"
 
     def __init__(self, reason: str, *, where: str = "", remedy: str = "") -> None:
-        super().__init__("the handshake failed", where=where, cause=reason, remedy=remedy)
+        super().__init__(
+            "the connection between two processes of the job was refused", where=where, cause=reason, remedy=remedy
+        )
         self.reason = reason

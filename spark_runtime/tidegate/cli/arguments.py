@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
             return
         near = difflib.get_close_matches(word, self.verbs, n=1)
         raise OptionError(
-            f"there is no verb {word!r}",
+            f"tidegate has no verb {word!r}",
             where=self.prog,
             remedy=f"Did you mean {near[0]!r}?" if near else f"The verbs are: {', '.join(self.verbs)}",
         )
@@ -53,9 +53,11 @@ def pairs(given: Sequence[str] | None, flag: str) -> dict[str, str]:
     for word in given or ():
         name, equals, value = word.partition("=")
         if not equals or not name.strip():
-            raise OptionError(f"{word!r} is not name=value", where=flag, remedy=f"Write {flag} name=value")
+            raise OptionError(
+                f"{word!r} does not have the form name=value", where=flag, remedy=f"Write {flag} name=value"
+            )
         if name.strip() in found:
-            raise OptionError(f"{name.strip()!r} is given twice", where=flag, remedy="Pass each name once")
+            raise OptionError(f"{name.strip()!r} is passed twice", where=flag, remedy="Pass each name once")
         found[name.strip()] = value
     return found
 
@@ -66,12 +68,12 @@ def json_object(text: str, where: str) -> dict[str, Any]:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise OptionError(
-            f"not JSON: {error.msg}",
+            f"the text is not valid JSON: {error.msg}",
             where=f"{where}, line {error.lineno}, column {error.colno}",
             remedy="Correct the JSON text",
         ) from error
     if not isinstance(document, dict):
-        raise OptionError("not a JSON object", where=where, remedy='Write {"name": value, ...}')
+        raise OptionError("the JSON text is not an object", where=where, remedy='Write {"name": value, ...}')
     return document
 
 
@@ -82,7 +84,10 @@ def json_file(path: str, flag: str) -> dict[str, Any]:
             return json_object(file.read(), f"{flag} {path}")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(
-            "the file cannot be read", where=f"{flag} {path}", cause=str(error), remedy="Check the path"
+            "the JSON file cannot be read",
+            where=f"{flag} {path}",
+            cause=str(error),
+            remedy="Correct the path of the file",
         ) from error
 
 
@@ -103,7 +108,7 @@ def root(args: argparse.Namespace, environment: Mapping[str, str]) -> str:
     found: str | None = args.root or environment.get(ROOT_VARIABLE)
     if not found:
         raise OptionError(
-            "no root is given",
+            "the root of the jobs is not set",
             where="--root",
             cause="the root is the folder or URL that holds the job directories",
             remedy=f"Pass --root, or set {ROOT_VARIABLE}",

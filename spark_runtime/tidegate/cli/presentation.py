@@ -113,8 +113,8 @@ def _verdict_lines(view: JobView) -> list[str]:
     """Return lines about checkpoints that wait for a verdict, are approved, or are in quarantine (S7.8)."""
     lines = []
     if view.waiting:
-        pause = "; sources pause until a verdict" if view.sources_paused else ""
-        lines.append(f"waiting for a verdict: {_ids(view.waiting)}{pause}")
+        pause = "; sources pause until then" if view.sources_paused else ""
+        lines.append(f"waiting for approval or rejection: {_ids(view.waiting)}{pause}")
     if approved := [c.checkpoint_id for c in view.checkpoints if c.verdict == "approved" and not c.committed]:
         lines.append(f"approved, not committed yet: {_ids(approved)}")
     if gone := [c.checkpoint_id for c in view.checkpoints if c.verdict == "quarantined"]:

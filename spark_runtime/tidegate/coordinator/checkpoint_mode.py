@@ -44,7 +44,7 @@ def check_checkpoint_mode(graph: JobGraph, options: JobOptions) -> None:
     sinks = [node.uid for node in graph.nodes if node.sink is not None and node.sink.two_phase]
     if sinks:
         raise PipelineError(
-            "checkpoint_mode is off, but the pipeline has sinks that commit with a snapshot",
+            "checkpoint_mode is 'off', but the pipeline has sinks that commit with a snapshot",
             where=f"sinks {', '.join(sinks)}",
             cause="without snapshots their output never becomes visible",
             remedy="Use checkpoint_mode exactly_once or at_least_once, or sinks that write immediately",
@@ -61,7 +61,7 @@ def check_commit(graph: JobGraph, options: JobOptions) -> None:
         raise PipelineError(
             "commit is 'on_request', but no sink of the pipeline commits in two phases",
             where=f"sinks {', '.join(node.uid for node in graph.nodes if node.sink is not None)}",
-            cause="these sinks write immediately, before any verdict",
+            cause="these sinks write immediately, before output can be approved or rejected",
             remedy="Use a sink that stages its output, such as Parquet, or leave commit at its default",
         )
 
@@ -79,7 +79,9 @@ def check_sink_modes(graph: JobGraph, options: JobOptions) -> None:
         return
     gated = options.execution_mode == "batch"
     raise PipelineError(
-        "these sinks cannot wait for a verdict" if gated else "these sinks work in batch mode only",
+        "sinks that Spark writes cannot wait for approval or rejection (commit='on_request')"
+        if gated
+        else "sinks that Spark writes work in batch mode only",
         where=", ".join(f"sink {node.uid!r} at {node.location}" for node in sinks),
         remedy="Leave commit at its default, or use a sink such as Parquet"
         if gated

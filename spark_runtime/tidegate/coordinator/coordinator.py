@@ -198,7 +198,7 @@ class Coordinator:
                 actions = self._on_durable(checkpoint_id, log_number, now_ms)
             case ev.CompletionFailed(checkpoint_id, reason):
                 pending = self._pending.get(checkpoint_id)
-                actions = self._abort(pending, "io", f"could not be completed: {reason}", now_ms)
+                actions = self._abort(pending, "io", f"the snapshot could not be completed: {reason}", now_ms)
             case SubtaskCommitted(subtask, checkpoint_id):
                 actions = self._shelf.committed(subtask, checkpoint_id)
             case ev.CheckpointApproved() | ev.CheckpointQuarantined():
@@ -294,7 +294,7 @@ class Coordinator:
     def _on_finished(self, subtask: Subtask, now_ms: int) -> list[Action]:
         self._subtasks.set(subtask, "finished")
         actions = self._note_source_end(subtask[0]) + self._shelf.finished(subtask)
-        reason = f"subtask {subtask} finished before it could take part"
+        reason = f"subtask {subtask} finished before it could take part in the snapshot"
         for pending in [p for p in self._pending.values() if p.waits_for(subtask)]:
             final = "; the job takes another final snapshot" if pending.request.kind == "final" else ""
             actions += self._abort(pending, "subtask_finished", reason + final, now_ms)
@@ -394,7 +394,7 @@ class Coordinator:
 
     def _enqueue(self, request: SnapshotRequest) -> list[Action]:
         fell_out = self._queue.add(request)
-        text = f"the queue of snapshot requests is full: max_queued_requests={self._options.max_queued}"
+        text = f"the request was dropped, because the queue is full: max_queued_requests={self._options.max_queued}"
         return [] if fell_out is None else self._refuse(fell_out, RefuseRequest("too_many_requests", text))
 
     def _refuse(self, request: SnapshotRequest, refusal: RefuseRequest) -> list[Action]:

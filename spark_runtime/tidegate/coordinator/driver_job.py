@@ -288,7 +288,8 @@ class DriverJob:
         place = open_location(self.store, self.spec, point.location)
         positions = restore.moved_splits or self._positions(restore, *place)
         for uid, why in check_positions(self.graph, restore, positions).items():
-            logger.warning("cannot check the positions of the source: %s", why, extra=self.log_context(operator=uid))
+            what = "the source's positions in the snapshot cannot be checked before the run; the run checks them: %s"
+            logger.warning(what, why, extra=self.log_context(operator=uid))
 
     def _positions(self, restore: RestoreState, store: Store, folder: str) -> Splits:
         sources = {node.uid for node in self.graph.nodes if node.source is not None}
@@ -427,7 +428,11 @@ class DriverJob:
         except UnclearAnswerError:
             raise
         except (StoreError, SnapshotError) as error:
-            logger.warning("output to be quarantined stays staged: %s", error, extra=self.log_context())
+            logger.warning(
+                "rejected output could not be moved to quarantine/ and stays staged: %s",
+                error,
+                extra=self.log_context(),
+            )
         pinned = {verdicts.views[n].path for n in verdicts.pinned}
         for folder in sorted(self._checkpoint_folders() - pinned):
             self.generation_log.check()
@@ -448,7 +453,7 @@ class DriverJob:
                 if store.exists(self.layout.metadata(folder)):
                     found.add(location)
             except StoreError as error:
-                what = "claimed savepoint %s is not deleted because its store is not reachable: %s"
+                what = "claimed savepoint %s is not deleted: its store does not answer; the next driver tries again: %s"
                 logger.warning(what, location, error, extra=self.log_context())
         return found
 

@@ -134,7 +134,9 @@ def _record_status(job: DriverJob, verdicts: Verdicts) -> None:
             job.delete_checkpoints()
         except (StoreError, SnapshotError) as error:
             place = context(job=job.spec.job_id, generation=job.generation_log.generation)
-            logger.warning("some checkpoints of the finished job were not deleted: %s", error, extra=place)
+            logger.warning(
+                "some checkpoints of the finished job were not deleted; delete them yourself: %s", error, extra=place
+            )
 
 
 def status_after_commit(
@@ -307,8 +309,8 @@ def _as_store_error(job_id: str, uid: str) -> Iterator[None]:
             "a sink could not commit approved output, or could not move rejected output",
             where=f"job {job_id}, sink {uid!r}",
             cause=f"{type(error).__name__}: {error}",
-            remedy="Fix the cause, then run `tidegate commit-pending` again. Verdicts stay recorded, and finished "
-            "steps are not repeated",
+            remedy="Fix the cause, then run `tidegate commit-pending` again. Approvals and rejections stay "
+            "recorded, and finished steps are not repeated",
         ) from error
 
 

@@ -66,18 +66,18 @@ def decode(data: bytes, record_type: type[R], path: str = "") -> R:
     try:
         document = json.loads(data.decode())
     except (ValueError, UnicodeDecodeError) as error:
-        raise _unreadable(record_type, path, f"it is not JSON ({error})") from error
+        raise _unreadable(record_type, path, f"the content is not JSON ({error})") from error
     return from_document(document, record_type, path)
 
 
 def from_document(document: Any, record_type: type[R], path: str = "") -> R:
     """Build a record from a JSON document. Otherwise as `decode`."""
     if not isinstance(document, dict) or document.get("record") != record_type.RECORD:
-        raise _unreadable(record_type, path, "it is another kind of record or no record")
+        raise _unreadable(record_type, path, f"the content is not a record of the kind {record_type.RECORD!r}")
     version = document.get("v")
     newest = record_type.VERSION
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise _unreadable(record_type, path, f"its version is {version!r}")
+        raise _unreadable(record_type, path, f"its version is {version!r}, not a number from 1")
     if version > newest:
         raise RecordError(
             f"the record {record_type.RECORD!r} has version {version}, but this tidegate reads versions up to {newest}",
@@ -91,7 +91,7 @@ def from_document(document: Any, record_type: type[R], path: str = "") -> R:
             f"{newest}",
             where=path,
             cause="a much older tidegate wrote it",
-            remedy="Read it with a release in between",
+            remedy=f"Use a tidegate release that reads version {version}",
         )
     if version < newest:
         upgrade = getattr(record_type, "upgrade", None)
@@ -108,7 +108,8 @@ def _unreadable(record_type: type[DurableRecord], path: str, cause: str) -> Reco
         f"the record {record_type.RECORD!r} cannot be read",
         where=path,
         cause=cause,
-        remedy="Something other than tidegate changed the job directory. Restore the file, or use another job id",
+        remedy="A program other than tidegate may have changed this file. Restore it from a backup, or use another job "
+        "id",
     )
 
 
@@ -134,7 +135,7 @@ def _inside_a_record(value: Any) -> dict[str, Any]:
         return _by_name(value)
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is not a JSON value")
+    raise TypeError(f"JSON has no value for the type {type(value).__name__}: {value!r}")
 
 
 _RECORDS = _canonical_encoder(default=_inside_a_record)
@@ -223,6 +224,6 @@ def _checked(name: str, holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if holds(value):
             return value
-        raise TypeError(f"field {name!r} is {value!r}")
+        raise TypeError(f"field {name!r} has the value {value!r}, which has a wrong type or is not allowed")
 
     return check

@@ -101,7 +101,9 @@ class DecisionLog:
                 fresh.append(entry)
             self._extend(fresh)
             if listed > len(self._entries):
-                raise self._contradiction(len(self._entries) + 1, f"it is missing, but entry {listed} exists")
+                raise self._contradiction(
+                    len(self._entries) + 1, f"this entry is missing, but the later entry {listed} exists"
+                )
             self._opened = True
             return self._entries
 
@@ -132,9 +134,9 @@ class DecisionLog:
                     self._write_snapshot(self._without_snapshot.pop())
                 return GenerationLog(self, self._layout.job_id, generation)
         raise StoreError(
-            "other drivers keep starting for this job, and fence this driver off",
+            f"other drivers of job {self._layout.job_id} keep starting, so this driver cannot begin",
             where=self._layout.decisions,
-            remedy="Find the process that keeps starting drivers; check for a second DAG run, CLI session or agent",
+            remedy="Look for a second DAG run, CLI session or agent that starts drivers of the job, and end it",
         )
 
     def _read_snapshots(self, ends: set[int], listed: int) -> None:
@@ -205,11 +207,11 @@ class DecisionLog:
                 unclear = str(error)
         else:
             raise UnclearAnswerError(
-                f"the store did not report whether it wrote entry {number}, {kind!r}",
+                f"the store did not report whether it wrote entry {number} ({kind!r}) of the decision log",
                 where=path,
                 cause=unclear,
-                remedy="No data is lost, but this driver must end. Restore the job from its latest recovery point: the "
-                "new driver reads in the log whether the entry exists, and continues from there",
+                remedy="No data is lost, but this driver ends. Restore the job from its latest recovery point: the new "
+                "driver reads from the log whether the entry exists",
             )
         self._entries += (entry,)
         if number % SNAPSHOT_ENTRIES == 0:
@@ -234,10 +236,11 @@ class DecisionLog:
 
     def _contradiction(self, number: int, problem: str) -> RecordError:
         return RecordError(
-            f"entry {number} of the decision log cannot be trusted",
+            f"entry {number} of the decision log contradicts the entries before it",
             where=self._layout.decision(number),
             cause=problem,
-            remedy="Something other than tidegate changed the job directory. Restore the file, or use another job id",
+            remedy="A program other than tidegate may have changed this file. Restore it from a backup, or use another "
+            "job id",
         )
 
 
@@ -286,7 +289,9 @@ class GenerationLog:
                 raise
             except AlreadyExistsError:
                 self.check()
-                raise log._contradiction(number, f"generation {self.generation} did not write it") from None
+                raise log._contradiction(
+                    number, f"the entry exists already, but generation {self.generation} did not write it"
+                ) from None
 
     def check(self) -> None:
         """Raise FencedError when a newer generation exists, UnclearAnswerError after an append with unknown result.
@@ -330,22 +335,22 @@ def reason_it_cannot_follow(entry: Decision, number: int, generation: int) -> st
     """Return why `entry` cannot follow entry `number - 1` of `generation`; None when it can. Checked before each write
     and after each read."""
     if entry.number != number:
-        return f"its number is {entry.number}"
+        return f"the entry has the number {entry.number}"
     if entry.kind == "fence":
         if entry.generation != generation + 1:
-            return f"it begins generation {entry.generation} after generation {generation}"
+            return f"the entry begins generation {entry.generation} after generation {generation}"
         fence = (entry.data.get("spec"), entry.data.get("launch"))
         if not all(isinstance(value, int) for value in fence):
-            return "it is a fence without submission and launch"
+            return "the entry begins a generation, but names no submission and launch"
     elif entry.generation != generation:
-        return f"generation {entry.generation} wrote it, but the current generation is {generation}"
+        return f"generation {entry.generation} wrote the entry, but the current generation is {generation}"
     return None
 
 
 def fenced_error(job_id: str, who: str, fence: Decision) -> FencedError:
     """Return the error for a driver or launch `who` that finds the newer `fence`."""
     return FencedError(
-        f"{who} was replaced",
+        f"{who} was replaced by a newer driver",
         where=f"job {job_id}",
         cause=f"generation {fence.generation}, of submission {fence.data['spec']}, launch {fence.data['launch']}, "
         f"began at {fence.at}",

@@ -104,9 +104,9 @@ def record_launch(
             continue
         return launch
     raise StoreError(
-        "other processes keep launching this submission",
+        f"other processes keep launching submission {spec_number}",
         where=layout.launches,
-        remedy="Find the process that launches it; check for a second DAG run, CLI session or agent",
+        remedy="Look for a second DAG run, CLI session or agent that launches drivers of the job, and end it",
     )
 
 
@@ -126,13 +126,16 @@ def refuse_if_superseded(store: Store, layout: JobLayout, spec: int, attempt: in
     if newest > (spec, attempt):
         cause, remedy = f"launch {newest[1]} of submission {newest[0]}", "Do nothing: the newer launch runs the job"
     elif store.exists(layout.spec(spec + 1)):
-        cause, remedy = f"submission {spec + 1}", "Do nothing: the newer submission replaces it when it is launched"
+        cause, remedy = (
+            f"submission {spec + 1}",
+            "Do nothing: a driver of the newer submission runs the job once it is launched",
+        )
     else:
         return
     raise FencedError(
-        f"launch {attempt} of submission {spec} was replaced before its driver began",
+        f"launch {attempt} of submission {spec} was replaced by a newer one before its driver began",
         where=f"job {layout.job_id}",
-        cause=f"{cause} is recorded",
+        cause=f"the newer {cause} is recorded",
         remedy=remedy,
     )
 

@@ -33,7 +33,7 @@ def check_job_id(job_id: str) -> str:
     if isinstance(job_id, str) and JOB_ID_PATTERN.fullmatch(job_id) and ".." not in job_id:
         return job_id
     raise OptionError(
-        f"{job_id!r} is not a job id",
+        f"{job_id!r} is not a valid job id",
         where="job_id",
         cause="a job id is the name of a folder below the root",
         remedy="Use 1 to 128 letters, digits, '.', '_' and '-', starting with a letter or digit, without '..'",
@@ -52,9 +52,10 @@ def check_command_id(command_id: str) -> str:
     if well_formed and not command_id.endswith((_RESULT, _WITHDRAWN)):
         return command_id
     raise OptionError(
-        f"{command_id!r} is not a command id",
+        f"{command_id!r} is not a valid command id",
         where="command_id",
-        remedy="Use letters, digits, '.', '_' and '-', at most 192; `stable_id` makes a valid id from any texts",
+        remedy="Use letters, digits, '.', '_' and '-', at most 192 characters; the function `stable_id` makes a valid "
+        "id from any texts",
     )
 
 
@@ -113,7 +114,9 @@ class JobLayout:
         """Folder of one artifact. Raises OptionError when `sha256` is not a SHA-256."""
         if not SHA256_PATTERN.fullmatch(sha256):
             raise OptionError(
-                f"{sha256!r} is not an artifact", where=f"job {self.job_id}", cause="it is not a SHA-256 in hexadecimal"
+                f"internal error: {sha256!r} is not the SHA-256 of pinned code, in hexadecimal",
+                where=f"job {self.job_id}",
+                remedy="Report this error: a submission record of the job names no valid code",
             )
         return f"{self.artifacts}/{sha256}"
 

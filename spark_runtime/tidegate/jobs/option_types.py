@@ -58,7 +58,7 @@ class OptionType(Generic[T, G]):
     def refuse(self, value: object, allowed: str) -> OptionError:
         """Make the error for a wrong value."""
         return OptionError(
-            f"{value!r} is not a value of {self.name}", where=f"option {self.name}", remedy=f"Give {allowed}"
+            f"option {self.name} cannot have the value {value!r}", where=f"option {self.name}", remedy=f"Give {allowed}"
         )
 
 

@@ -189,9 +189,9 @@ class JobOptions:
             )
         if self.heartbeat_timeout <= self.heartbeat_interval:
             raise OptionError(
-                "heartbeat_timeout must be longer than heartbeat_interval",
+                f"heartbeat_timeout {format_duration(self.heartbeat_timeout)} is not longer than heartbeat_interval",
                 where="option heartbeat_timeout",
-                remedy=f"Give a duration longer than {format_duration(self.heartbeat_interval)}",
+                remedy=f"Give heartbeat_timeout a duration longer than {format_duration(self.heartbeat_interval)}",
             )
         if self.state_memory is not None and self.state_memory >= self.slot_memory:
             raise OptionError(
@@ -210,7 +210,7 @@ class JobOptions:
             )
         if self.checkpoint_mode == "off" and self.commit == "on_request":
             raise OptionError(
-                "commit='on_request' waits for a verdict on checkpoints, but checkpoint_mode is 'off'",
+                "commit='on_request' waits for the approval of checkpoints, but checkpoint_mode is 'off'",
                 where="option commit",
                 remedy="Leave commit at its default, or set checkpoint_mode to exactly_once or at_least_once",
             )
@@ -224,35 +224,38 @@ class JobOptions:
             raise OptionError(
                 f"unaligned_checkpoints cannot be used with checkpoint_mode={self.checkpoint_mode!r}",
                 where="option unaligned_checkpoints",
-                cause="only exactly_once blocks channels, so only there can a barrier overtake",
-                remedy="Leave one of the two at its default",
+                cause="only exactly_once holds channels back until all barriers have arrived, which unaligned "
+                "checkpoints avoid",
+                remedy="Leave unaligned_checkpoints or checkpoint_mode at its default",
             )
         if self.aligned_checkpoint_timeout and not self.unaligned_checkpoints:
             raise OptionError(
                 "aligned_checkpoint_timeout limits the alignment of checkpoints, but unaligned_checkpoints is off",
                 where="option aligned_checkpoint_timeout",
-                remedy="Set unaligned_checkpoints=true, or leave the timeout out",
+                remedy="Set unaligned_checkpoints=true, or leave aligned_checkpoint_timeout out",
             )
 
     def _check_restarts(self) -> None:
         if self.restart_strategy == "exponential_delay" and not timedelta(0) < self.restart_delay:
             raise OptionError(
-                "exponential_delay cannot begin with restart_delay 0 s",
+                "restart_strategy=exponential_delay needs a restart_delay above 0 s",
                 where="option restart_delay",
-                cause="every delay would be 0 s",
-                remedy="Give the first delay, such as 1 s, or set restart_strategy=fixed_delay",
+                cause="the strategy multiplies the delay, so every delay would be 0 s",
+                remedy="Set restart_delay to the first delay, such as 1 s, or set restart_strategy=fixed_delay",
             )
         if self.restart_strategy == "exponential_delay" and self.restart_delay > self.restart_max_delay:
             raise OptionError(
-                f"restart_delay is longer than restart_max_delay {format_duration(self.restart_max_delay)}",
+                f"restart_max_delay {format_duration(self.restart_max_delay)} is shorter than restart_delay",
                 where="option restart_max_delay",
-                remedy=f"Give at least {format_duration(self.restart_delay)}, or set restart_strategy=fixed_delay",
+                remedy=f"Set restart_max_delay to at least {format_duration(self.restart_delay)}, or set "
+                "restart_strategy=fixed_delay",
             )
         if self.restart_strategy == "failure_rate" and self.restart_attempts is None:
             raise OptionError(
-                "failure_rate needs restart_attempts, the number of failures allowed in an interval",
+                "restart_strategy=failure_rate needs restart_attempts, the number of failures allowed in an interval",
                 where="option restart_attempts",
-                remedy="Give a number, or use fixed_delay with restart_attempts=none for restarts without limit",
+                remedy="Set restart_attempts to a number. For restarts without limit, set "
+                "restart_strategy=fixed_delay and restart_attempts=none",
             )
 
     @property
@@ -307,7 +310,7 @@ class JobOptions:
             if name not in names:
                 near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
                 raise OptionError(
-                    f"there is no option {name!r}",
+                    f"there is no job option {name!r}",
                     where="options",
                     remedy=f"Did you mean {near[0]!r}?" if near else f"The options are: {', '.join(names)}",
                 )

@@ -63,8 +63,8 @@ def check_no_plain_secrets(values: Mapping[str, Any] | None, *, where: str, stor
             raise OptionError(
                 f"{name!r} holds a secret in plain text",
                 where=where,
-                cause="it would be written to the job directory, where every reader of the root sees it",
-                remedy="Give a reference: secret:env/NAME or secret:file/PATH",
+                cause="the secret would be written to the job directory, where every reader of the root sees it",
+                remedy="Write a reference to the secret instead: secret:env/NAME or secret:file/PATH",
             )
 
 
@@ -95,15 +95,17 @@ def _resolved(value: Any, name: str) -> Any:
             with open(path, encoding="utf-8") as file:
                 return file.read().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise _missing(name, value, f"{path} cannot be read ({type(error).__name__})", "Mount the file") from error
+            raise _missing(
+                name, value, f"{path} cannot be read ({type(error).__name__})", f"Make {path} readable"
+            ) from error
     raise OptionError(
-        f"{value!r} is not a reference to a secret", where=name, remedy="Use secret:env/NAME or secret:file/PATH"
+        f"{value!r} is not a reference to a secret", where=name, remedy="Write secret:env/NAME or secret:file/PATH"
     )
 
 
 def _missing(name: str, reference: str, cause: str, remedy: str) -> OptionError:
     return OptionError(
-        f"the secret {reference} is missing", where=name, cause=cause, remedy=f"{remedy} where this process runs"
+        f"the secret {reference} cannot be read", where=name, cause=cause, remedy=f"{remedy} where this process runs"
     )
 
 

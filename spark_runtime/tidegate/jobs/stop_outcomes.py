@@ -57,29 +57,30 @@ STOP_OUTCOMES: Mapping[str, StopOutcome] = MappingProxyType(
         COMMITTED: StopOutcome(
             True,
             "the job has stopped, and the output before its savepoint is committed",
-            "Nothing is left to do; restore the savepoint to resume the job",
+            "Nothing has to be done. To resume the job, restore the savepoint",
         ),
         COMMITS_PENDING: StopOutcome(
             True,
             "the job has stopped with its savepoint; output that waits for a verdict is not committed",
-            "Approve or reject it with `tidegate commit-pending`, which needs no running job. Or restore the savepoint "
-            "with commit=on_request, and approve or reject it in that run",
+            "Approve or reject the output with `tidegate commit-pending`, which needs no running job. Or restore the "
+            "savepoint with commit=on_request, and approve or reject the output in that run",
         ),
         SAVEPOINT_OK: StopOutcome(
             False,
             "the savepoint is complete and valid, but the output before it is not committed yet",
-            "Fix the cause that held up the commit. If the job has not ended by then, cancel it. Then restore it from "
-            "this savepoint, which commits the output, or only commit the output with `tidegate commit-pending`",
+            "Fix the cause that held up the commit. If the job has not ended by then, cancel the job. Then restore the "
+            "job from this savepoint, which commits the output. To commit without a run, use "
+            "`tidegate commit-pending`",
         ),
         SAVEPOINT_FAILED: StopOutcome(
             False,
             "there is no savepoint, and the stop committed nothing; the job continues",
-            "The job continues as before. Fix the cause or allow more time, then stop it again",
+            "The job continues as before. Fix the cause or allow more time, then stop the job again",
         ),
         CANCELED_IN_STOP: StopOutcome(
             False,
             "there is no savepoint; the job was cancelled because of on_timeout=cancel, and its checkpoints stay",
-            "Restore the job from the latest checkpoint to resume it. If there is none, start it again",
+            "To resume the job, restore it from the latest checkpoint. If there is no checkpoint, start the job again",
         ),
     }
 )
@@ -99,7 +100,9 @@ def stop_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
         limit = parse_duration(data["timeout"], where="timeout")
         if limit < timedelta(milliseconds=1):
             raise OptionError(
-                "the timeout of a stop is shorter than 1 ms", where="timeout", remedy='Give more time, such as "10 min"'
+                "the timeout of a stop is shorter than 1 ms",
+                where="timeout",
+                remedy='Set timeout to more time, such as "10 min"',
             )
         data["timeout"] = format_duration(limit)
     return data
@@ -122,11 +125,15 @@ def stop_warning(data: Mapping[str, Any]) -> str:
     asked, mode = data.get("asked_mode"), data.get("mode")
     parts = []
     if asked is not None:
-        what = f"{mode} instead of {asked}" if asked != mode else f"{mode} at the second attempt"
+        what = (
+            f"the stop ended with mode {mode} instead of {asked}"
+            if asked != mode
+            else f"the stop (mode {mode}) took two attempts"
+        )
         parts.append(f"{what}: {data.get('reason', 'the first attempt did not end in time')}")
     if data.get("outcome") == COMMITS_PENDING:
         ids = ", ".join(map(str, data.get("uncommitted", ())))
-        parts.append(f"not committed: checkpoints {ids}. {STOP_OUTCOMES[COMMITS_PENDING].next_action}")
+        parts.append(f"the output of checkpoints {ids} is not committed. {STOP_OUTCOMES[COMMITS_PENDING].next_action}")
     return "; ".join(parts)
 
 

@@ -197,10 +197,10 @@ def _refuse_unbounded(graph: JobGraph) -> None:
     endless = [node for node in graph.nodes if node.source is not None and node.source.boundedness == "unbounded"]
     if endless:
         raise PipelineError(
-            "batch mode reads bounded input only",
+            "batch mode reads only bounded sources",
             where=", ".join(f"source {node.uid!r} at {node.location}" for node in endless),
             cause="the source never ends",
-            remedy="Limit it, for example DataGen(rows=...), or run with execution_mode=streaming",
+            remedy="Limit the source, for example DataGen(rows=...), or run with execution_mode=streaming",
         )
 
 
@@ -209,8 +209,8 @@ def _refuse_mode_dependent(graph: JobGraph) -> None:
     dependent = [(node, why) for node, why in found if why]
     if dependent:
         raise PipelineError(
-            "these operators may emit other rows in batch than in streaming",
+            "some operators may emit other rows in batch mode than in streaming mode",
             where="; ".join(f"{node.kind} {node.uid!r} at {node.location}" for node, _ in dependent),
             cause="; ".join(f"{node.uid!r}: {why}" for node, why in dependent),
-            remedy="Read docs/modes.md; allow_mode_dependent=true runs them anyway",
+            remedy="Read docs/modes.md. To run these operators anyway, set allow_mode_dependent=true",
         )

@@ -153,9 +153,9 @@ def make_execution_plan(graph: JobGraph, parallelism: int, max_parallelism: int)
     """
     if not 1 <= parallelism <= max_parallelism:
         raise OptionError(
-            f"parallelism {parallelism} is not in 1..{max_parallelism}",
+            f"parallelism {parallelism} is not between 1 and max_parallelism {max_parallelism}",
             cause="each subtask needs at least one of the max_parallelism key groups",
-            remedy="Lower parallelism; max_parallelism can be raised only for a new job",
+            remedy=f"Set parallelism to 1..{max_parallelism}; max_parallelism can be raised only for a new job",
         )
     members = _cut_chains(graph)
     _refuse_alignment_without_source(graph, members)
@@ -175,7 +175,7 @@ def make_execution_plan(graph: JobGraph, parallelism: int, max_parallelism: int)
             next_channel += _channel_count(edge.exchange, parallelism)
     if next_channel > MAX_CHANNELS:
         raise PipelineError(
-            f"the job needs {next_channel} channels, but only {MAX_CHANNELS} are possible",
+            f"the job needs {next_channel} channels between subtasks, but only {MAX_CHANNELS} are possible",
             cause=f"every exchange between {parallelism} subtasks needs {parallelism * parallelism} channels",
             remedy="Lower parallelism, or divide the pipeline into two jobs",
         )
@@ -213,10 +213,11 @@ def _refuse_alignment_without_source(graph: JobGraph, members: Sequence[tuple[in
         for node in (graph.nodes[n] for n in nodes if graph.nodes[nodes[0]].source is None):
             if isinstance(node.spec, WatermarkSpec) and node.spec.group is not None:
                 raise PipelineError(
-                    f"the watermark of group {node.spec.group.name!r} is not at its source",
+                    f"the watermark with alignment group {node.spec.group.name!r} does not follow its source directly",
                     where=f"{node.kind} {node.uid!r} at {node.location}",
-                    cause="an exchange, a second input or a second reader of the source's records is in between",
-                    remedy="Call with_watermark directly on the result of p.read(...), and branch after it",
+                    cause="an exchange, a second input or a second reader of the source's records is between the two",
+                    remedy="Call with_watermark directly on the result of p.read(...), and branch the stream after "
+                    "with_watermark",
                 )
 
 

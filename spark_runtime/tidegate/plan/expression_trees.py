@@ -137,7 +137,7 @@ def _tree(token: tuple[bytes, bytes], tokens: Iterator[tuple[bytes, bytes]], val
     if kind == b"literal":
         return Literal(values.column(int(what))[0])
     if kind != b"call":
-        raise ValueError(f"a node {kind!r}")
+        raise ValueError(f"the expression has a part of the unknown kind {kind!r}")
     arguments: list[Tree] = []
     options: pa.StructScalar | None = None
     while (token := next(tokens))[0] != b"end":
@@ -166,7 +166,7 @@ def _expression(tree: Tree) -> pc.Expression:
         return function(*arguments, value_set=options["value_set"].values, skip_nulls=skip_nulls)
     if tree.function == "is_null":
         return function(*arguments, nan_is_null=options["nan_is_null"].as_py())
-    raise ValueError(f"options of {tree.function}")
+    raise ValueError(f"the options of the function {tree.function} cannot be read")
 
 
 def target_type(cast: Call) -> pa.DataType:

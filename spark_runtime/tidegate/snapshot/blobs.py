@@ -97,9 +97,18 @@ class BlobFile:
             name = None if document.get("name") is None else checked_name(document["name"])
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
             where = str(document)[:200]
-            raise SnapshotError("a file of blobs is not readable", where=where, cause=repr(error)) from error
+            raise SnapshotError(
+                "the metadata of the snapshot has a damaged entry for a state file",
+                where=where,
+                cause=repr(error),
+                remedy="Restore another snapshot",
+            ) from error
         if (name is None) == (data is None):
-            raise SnapshotError("a file of blobs has neither a name nor bytes", where=str(document)[:200])
+            raise SnapshotError(
+                "the metadata of the snapshot must have either a name or the content of a state file",
+                where=str(document)[:200],
+                remedy="Restore another snapshot",
+            )
         return cls(name, data, shared, size_bytes, blobs)
 
 

@@ -136,10 +136,10 @@ def _checked_input(
     given = inputs.get(index)
     if given is None or not given.may_replay:
         change = "the pipeline no longer has" if given is None else "is a forward or broadcast input in the pipeline"
-        raise _schema_mismatch(f"records in flight to its input {index}, which {change}", where)
+        raise _schema_mismatch(f"records in flight to input {index} of the operator, which {change}", where)
     if isinstance(element, pa.RecordBatch) and not _same_columns(element.schema, given.schema):
         raise _schema_mismatch(
-            f"records in flight to its input {index} with other columns ({element.schema.names})", where
+            f"records in flight to input {index} of the operator with other columns ({element.schema.names})", where
         )
     return given
 
@@ -164,7 +164,7 @@ def _schema_mismatch(what: str, where: str) -> SnapshotError:
         f"the snapshot holds {what}",
         where=where,
         cause="an unaligned checkpoint holds records that were in flight between the operators of the old pipeline",
-        remedy="Take a savepoint with the old pipeline and restore it: savepoints hold no records in flight",
+        remedy="Take a savepoint with the old pipeline and restore the savepoint, which holds no records in flight",
     )
 
 
@@ -180,4 +180,9 @@ def _decode(data: bytes, where: str) -> pa.RecordBatch:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             return reader.read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise SnapshotError("a record batch in flight cannot be read", where=where, cause=str(error)) from error
+        raise SnapshotError(
+            "a record batch in flight in the snapshot cannot be read",
+            where=where,
+            cause=str(error),
+            remedy="Restore another snapshot",
+        ) from error

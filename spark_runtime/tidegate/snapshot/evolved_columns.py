@@ -58,12 +58,15 @@ def evolve_part(
             remedy="Restore with the pipeline that took the snapshot, or give the operator a new uid",
         )
     if how.dropped:
-        logger.warning("%s: dropping columns that the pipeline no longer declares: %s", where, ", ".join(how.dropped))
+        logger.warning(
+            "%s: the restore drops columns that the pipeline no longer declares: %s", where, ", ".join(how.dropped)
+        )
     if part.table.schema.names == wanted.names and part.table.schema.types == wanted.types:
         return part
     if part.format != "rows":
         raise SnapshotError(
-            f"the columns of state {part.name!r} have changed, but the snapshot stores it as {part.format} files",
+            f"the columns of state {part.name!r} have changed, but the snapshot stores the state as {part.format} "
+            "files",
             where=where,
             cause="; ".join(how.changes) or "the order of its columns has changed",
             remedy="Take a savepoint with the former pipeline and restore the savepoint: it stores states as rows",

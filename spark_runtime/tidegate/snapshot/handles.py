@@ -89,9 +89,18 @@ class StateHandle:
             formats = tuple(document.get("formats", ()))
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
             where = str(document)[:200]
-            raise SnapshotError("a state handle is not readable", where=where, cause=repr(error)) from error
+            raise SnapshotError(
+                "the metadata of the snapshot has a damaged entry for the state of a subtask",
+                where=where,
+                cause=repr(error),
+                remedy="Restore another snapshot",
+            ) from error
         if (path is None) == (data is None):
-            raise SnapshotError("a state handle has neither a path nor inline data", where=str(document)[:200])
+            raise SnapshotError(
+                "the metadata of the snapshot must have either the path or the content of a subtask's state",
+                where=str(document)[:200],
+                remedy="Restore another snapshot",
+            )
         return cls(
             None if path is None else checked_name(path), data, size_bytes, sha256, kinds, staged, files, formats
         )
@@ -197,7 +206,9 @@ class SnapshotStreams:
         def read(blob_id: str) -> bytes:
             if blob_id not in found:
                 raise SnapshotError(
-                    f"the state refers to blob {blob_id}, which the metadata does not list", where=where
+                    f"the state needs the piece {blob_id}, which the metadata of the snapshot does not list",
+                    where=where,
+                    remedy="Restore another snapshot",
                 )
             return self.load_blob(*found[blob_id])
 
@@ -252,9 +263,9 @@ class SnapshotStreams:
             return self._store, self._folder
         if self._shared is None:
             raise SnapshotError(
-                "the snapshot has files in a shared folder, but there is no such folder",
+                "the checkpoint needs files in the shared folder of its job, but that folder does not exist",
                 where=self._folder,
-                cause="a checkpoint's folder was copied without the job's shared folder",
+                cause="the folder of the checkpoint was copied without the shared folder",
                 remedy="Restore a savepoint instead: savepoints can be copied",
             )
         return self._shared()
@@ -269,7 +280,7 @@ class SnapshotStreams:
             raise SnapshotError(
                 f"the state file {name} is missing",
                 where=path,
-                cause="it was deleted, or the snapshot's folder was copied only in part",
+                cause="the file was deleted, or the snapshot's folder was copied only in part",
                 remedy="Restore another snapshot",
             ) from error
 
@@ -284,6 +295,6 @@ def _checked(data: bytes, size_bytes: int, checksum: str, name: str, where: str)
     raise SnapshotError(
         f"the {name} is damaged: it {what}",
         where=where,
-        cause="it was changed after it was written",
+        cause="the data was changed after it was written",
         remedy="Restore another snapshot",
     )

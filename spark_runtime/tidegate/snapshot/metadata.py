@@ -170,7 +170,7 @@ def decode_metadata(data: bytes, *, where: str = "") -> SnapshotMetadata:
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged("is not readable as JSON", where) from error
     if record != "snapshot" or not isinstance(version, int) or version < 1:
-        raise _damaged("is not a snapshot's metadata", where)
+        raise _damaged("has the content of another kind of file", where)
     if version > METADATA_VERSION:
         raise SnapshotError(
             f"the snapshot's metadata has version {version}, but this tidegate reads only up to {METADATA_VERSION}",

@@ -176,10 +176,10 @@ class SnapshotReader:
         native = self._native.get(part.format)
         if native is None:
             raise SnapshotError(
-                f"state {part.name!r} is stored in {part.format} files, which cannot be read here",
+                f"state {part.name!r} is stored in {part.format} files, which are not readable here",
                 where=where,
-                cause="a checkpoint stores state in the format of its backend",
-                remedy="Read a savepoint instead: it stores states as rows with every backend",
+                cause="a checkpoint stores state in the format of the option state_backend of its run",
+                remedy="Read a savepoint instead: a savepoint stores states as rows with every back end",
             )
         yield from native.tables(part, state, self.metadata.max_parallelism)
 

@@ -151,10 +151,10 @@ def _next_from(first: int, replicas: Sequence[int], place: Rescale) -> int:
 def _merged(name: str, found: Sequence[StatePart], place: Rescale, where: str) -> list[StatePart]:
     kinds = {part.kind for part in found}
     if len(kinds) > 1:
-        raise _mixed(name, f"its kinds are {', '.join(sorted(kinds))}", where)
+        raise _mixed(name, f"the kinds are {', '.join(sorted(kinds))}", where)
     formats = {part.format for part in found}
     if len(formats) > 1:
-        raise _mixed(name, f"its formats are {', '.join(sorted(formats))}", where)
+        raise _mixed(name, f"the formats are {', '.join(sorted(formats))}", where)
     if formats != {"rows"}:
         return list(found)
     kind = kinds.pop()

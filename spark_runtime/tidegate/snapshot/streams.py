@@ -144,7 +144,7 @@ def decode_parts(data: bytes, *, where: str = "", read_blob: Callable[[str], byt
     expected = start + sum(header.size_bytes for header in headers)
     if len(data) != expected:
         what = "is truncated" if len(data) < expected else "has bytes after its end"
-        raise _damaged(f"a state stream {what}: {len(data)} bytes instead of {expected}", where)
+        raise _damaged(f"the state data of a subtask {what}: {len(data)} bytes instead of {expected}", where)
     view = memoryview(data)
     payloads: list[memoryview] = []
     for header in headers:
@@ -187,7 +187,11 @@ def _is_in_pieces(part: StatePart) -> bool:
 
 
 def _unreadable(where: str, blob_id: str) -> bytes:
-    raise SnapshotError(f"blob {blob_id} of a state stream cannot be read here", where=where)
+    raise SnapshotError(
+        f"internal error: the piece {blob_id} of a subtask's state was not loaded",
+        where=where,
+        remedy="Report this error",
+    )
 
 
 def _decode_part(header: PartHeader, payload: memoryview, where: str, read: Callable[[str], bytes]) -> StatePart:
@@ -206,13 +210,13 @@ def _decode_part(header: PartHeader, payload: memoryview, where: str, read: Call
 
 def _header(data: bytes | memoryview, where: str) -> tuple[tuple[PartHeader, ...], int]:
     if len(data) < _PREFIX.size:
-        raise _damaged(f"a state stream is truncated: {len(data)} bytes", where)
+        raise _damaged(f"the state data of a subtask is truncated: {len(data)} bytes", where)
     magic, version, length, crc32 = _PREFIX.unpack_from(data)
     if magic != MAGIC:
-        raise _damaged("the data is not a state stream", where)
+        raise _damaged("the data is not the state of a subtask", where)
     if version > STREAM_VERSION:
         raise SnapshotError(
-            f"a state stream has version {version}, but this tidegate reads only up to {STREAM_VERSION}",
+            f"the state data of a subtask has version {version}, but this tidegate reads only up to {STREAM_VERSION}",
             where=where,
             cause="a newer tidegate wrote it",
             remedy="Upgrade tidegate, or restore an older snapshot",
@@ -220,11 +224,12 @@ def _header(data: bytes | memoryview, where: str) -> tuple[tuple[PartHeader, ...
     start = _PREFIX.size + length
     text = bytes(memoryview(data)[_PREFIX.size : start])
     if version < 1 or len(text) < length or zlib.crc32(text) != crc32:
-        raise _damaged("the header of a state stream is damaged or truncated", where)
+        raise _damaged("the header of a subtask's state data is damaged or truncated", where)
     document = json.loads(text)
     if document["key_bytes"] > KEY_BYTES_VERSION:
         raise SnapshotError(
-            f"key groups use version {document['key_bytes']} of the key bytes, this tidegate reads {KEY_BYTES_VERSION}",
+            f"the keys in the snapshot have format version {document['key_bytes']}, but this tidegate reads up to "
+            f"{KEY_BYTES_VERSION}",
             where=where,
             remedy="Upgrade tidegate, or restore an older snapshot",
         )

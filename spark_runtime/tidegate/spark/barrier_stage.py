@@ -70,7 +70,7 @@ def first_line(error: BaseException) -> str:
     if "Could not recover from a failed barrier ResultStage" in text:
         python = os.environ.get("PYSPARK_PYTHON", "python3")
         return (
-            "a Python worker ended before it could report an error. See its error report in the driver's log, and "
+            "a Python worker ended before it could report an error. See the worker's output in the driver's log, and "
             f"check that tidegate is installed for {python} on every worker machine"
         )
     for line in text.splitlines():

@@ -109,7 +109,12 @@ class Driver:
         refuse_if_superseded(self._store, self._layout, self._spec.number, self._launch)
         generation_log = log.begin_generation(spec=self._spec.number, launch=self._launch)
         set_up(options.log_format, job=self._spec.job_id, generation=generation_log.generation)
-        logger.info("generation %d of job %s, spec %d", generation_log.generation, self._spec.job_id, self._spec.number)
+        logger.info(
+            "started generation %d of job %s, submission %d",
+            generation_log.generation,
+            self._spec.job_id,
+            self._spec.number,
+        )
         interval_s = options.heartbeat_interval.total_seconds()
         hint = HintWriter(self._store, self._layout, generation_log.generation, interval_s, now_iso)
         hint.start()
@@ -128,10 +133,10 @@ class Driver:
         except Exception as error:
             trace = traceback.format_exc()
             self._record_failure(generation_log, desk, f"internal error: {type(error).__name__}: {error}", trace)
-            logger.exception("internal error")
+            logger.exception("internal error of tidegate; the job fails. Report this error")
             return EXIT_BUG
         except _TerminatedError:
-            self._record_failure(generation_log, desk, termination_message("before the pipeline was built"), "")
+            self._record_failure(generation_log, desk, termination_message("the pipeline was not built yet"), "")
             return EXIT_TERMINATED
         finally:
             desk.close()
@@ -195,7 +200,7 @@ class Driver:
             try:
                 return schemas_in_effect(self._store, self._layout, self._spec, client.specs(), log)
             except StoreError as error:
-                logger.warning("the restore point cannot be read; next attempt in %d s: %s", delay_s, error)
+                logger.warning("the snapshot to restore cannot be read; next attempt in %d s: %s", delay_s, error)
             if self._terminated.wait(delay_s):
                 raise _TerminatedError
         return schemas_in_effect(self._store, self._layout, self._spec, client.specs(), log)
@@ -247,7 +252,7 @@ class Driver:
 
     def _listen_to_signals(self) -> None:
         def on_signal(number: int, _frame: FrameType | None) -> None:
-            logger.warning("signal %s", signal.Signals(number).name)
+            logger.warning("received signal %s; the driver stops the job", signal.Signals(number).name)
             self._terminated.set()
             if self._is_building:
                 raise _TerminatedError
@@ -268,7 +273,7 @@ class Driver:
         except TidegateError as error:
             if isinstance(error, FencedError | UnclearAnswerError):
                 desk.abandon()
-            logger.error("the failure could not be recorded: %s", error)
+            logger.error("the failure of the job could not be recorded in the decision log; the driver ends: %s", error)
 
 
 if __name__ == "__main__":

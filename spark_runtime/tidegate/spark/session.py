@@ -66,10 +66,10 @@ def spark_settings(spec: Spec, options: JobOptions, *, reads_frames: bool = Fals
         return _with_defaults(spec, options, {**BATCH_CONF, **given, **FIXED_BATCH_CONF})
     if given.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
         raise OptionError(
-            "spark.dynamicAllocation.enabled=true is not supported",
+            "spark.dynamicAllocation.enabled=true is not supported in streaming mode",
             where=f"job {spec.job_id}, spark_conf",
             cause="Spark does not support barrier stages with dynamic allocation",
-            remedy="Remove the setting. The driver waits for slots up to slots_timeout",
+            remedy="Remove spark.dynamicAllocation.enabled. The driver waits for slots up to slots_timeout",
         )
     for key, value in FIXED_CONF.items():
         if given.get(key, value) != value:
@@ -77,7 +77,7 @@ def spark_settings(spec: Spec, options: JobOptions, *, reads_frames: bool = Fals
                 f"{key}={given[key]} is not supported",
                 where=f"job {spec.job_id}, spark_conf",
                 cause=f"the barrier stage depends on {key}={value}",
-                remedy="Remove the setting",
+                remedy=f"Remove {key} from spark_conf",
             )
     idle = {} if reads_frames else IDLE_JVM
     return _with_defaults(spec, options, {**idle, **given, **FIXED_CONF})
@@ -129,7 +129,7 @@ def start_session(spec: Spec, options: JobOptions, *, reads_frames: bool = False
             f"Spark could not be started on master {spec.master}",
             where=f"job {spec.job_id}",
             cause=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            remedy="Run `tidegate doctor`, which checks Java and Python, and check the master's address",
+            remedy="Run `tidegate doctor`, which checks Java and Python, and check the address of the master",
         ) from error
     session.sparkContext.setLogLevel("WARN")
     return session

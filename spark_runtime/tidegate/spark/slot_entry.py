@@ -158,7 +158,7 @@ def slot_main(parameters: SlotParameters, _partition: Iterable[int]) -> Iterator
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     set_up(parameters.log_format, job=parameters.job_id, generation=parameters.generation, slot=index)
-    logger.info("slot of run %s on %s, process %d", parameters.run_id, socket.gethostname(), os.getpid())
+    logger.info("started the slot of run %s on %s, process %d", parameters.run_id, socket.gethostname(), os.getpid())
     process = SlotRuntime(parameters, index, host)
     try:
         process.run()
@@ -242,10 +242,11 @@ class SlotRuntime:
         execution = make_execution_plan(graph, self._options.parallelism, self._options.max_parallelism)
         if execution.digest != self._parameters.digest:
             raise PipelineError(
-                "this slot builds a different pipeline than the driver",
+                "a slot builds a different pipeline than the driver",
                 where=f"job {self._parameters.job_id}, slot {self._index}",
                 cause="build() does not depend on its arguments alone, or the machines have different package versions",
-                remedy="Make build() depend on its arguments alone, and install the same versions everywhere",
+                remedy="Make build() depend on its arguments alone, and install the same package versions on all "
+                "machines",
             )
         return graph, execution
 
@@ -326,7 +327,10 @@ class SlotRuntime:
     def _on_control_lost(self, reason: str) -> None:
         """End the process: without its driver, a slot is a zombie."""
         if not self._over.is_set():
-            logger.error("the control connection to the driver was lost (%s): the slot ends", reason)
+            logger.error(
+                "the control connection to the driver was lost (%s): the slot ends. A living driver restarts the job",
+                reason,
+            )
             self._scratch.remove()
             os._exit(70)
 
@@ -388,7 +392,7 @@ def _heartbeat(resident: int, slot: Slot | None) -> Heartbeat:
         return Heartbeat(resident, rounds, slot.metrics())
     # a source's `progress` failed, or the loop changed the metrics meanwhile: heartbeats must continue
     except Exception:
-        logger.exception("the metrics for the heartbeat could not be collected")
+        logger.exception("the metrics of the slot could not be collected; this heartbeat is sent without them")
         return Heartbeat(resident, rounds)
 
 

@@ -22,7 +22,7 @@ def check_versions(driver: Mapping[str, str], slot: Mapping[str, str], where: st
     different = [name for name in driver if slot.get(name) != driver[name]]
     if different:
         raise EnvironmentProblemError(
-            "this slot has different package versions than the driver",
+            "a slot has different package versions than the driver",
             where=where,
             cause=", ".join(
                 f"{name} {slot.get(name, 'unknown')} in the slot, {driver[name]} in the driver" for name in different

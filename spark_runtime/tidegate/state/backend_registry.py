@@ -30,7 +30,7 @@ def new_backend(name: str) -> KeyedStateBackend:
     """
     if name not in BACKENDS:
         raise OptionError(
-            f"there is no state back end {name!r}",
+            f"{name!r} is not the name of a state back end",
             where="option state_backend",
             remedy=f"Use one of {', '.join(map(repr, BACKENDS))}",
         )
@@ -41,7 +41,7 @@ def new_backend(name: str) -> KeyedStateBackend:
         raise OptionError(
             f"the state back end {name!r} cannot be loaded ({error})",
             where="option state_backend",
-            cause="a package that it needs is not installed here",
+            cause="a package that the back end needs is not installed on this machine",
             remedy=f"Run `{installation(name)}` on the driver and every executor, or use 'heap'",
         ) from error
     backend: KeyedStateBackend = found()

@@ -144,7 +144,9 @@ class BroadcastMap:
 
     def _fitting(self, batch: object, wanted: pa.Schema, what: str, *, by_name: bool) -> list[pa.Array]:
         if not isinstance(batch, pa.RecordBatch):
-            raise self._refused(f"{what} are a {type(batch).__name__}", "Pass a pyarrow.RecordBatch")
+            raise self._refused(
+                f"the {what} are a {type(batch).__name__}, not a RecordBatch", "Pass a pyarrow.RecordBatch"
+            )
         given: Any = batch
         if by_name and sorted(batch.schema.names) == sorted(wanted.names):
             given = batch.select(wanted.names)
@@ -152,7 +154,7 @@ class BroadcastMap:
         if not names_fit or given.schema.types != wanted.types:
             raise self._refused(
                 f"expected columns {_columns_text(wanted)}; the {what} have {_columns_text(batch.schema)}",
-                "Pass these columns" + ("" if by_name else ", in this order, such as rows.batch.select([...])"),
+                "Pass the expected columns" + ("" if by_name else ", in this order, such as rows.batch.select([...])"),
             )
         for field, array in zip(wanted, given.columns, strict=True):
             if not field.nullable and array.null_count:
@@ -164,13 +166,14 @@ class BroadcastMap:
     def _require_writable(self, call: str) -> None:
         if not self.writable:
             raise self._refused(
-                f"{call} was called for a record that only some subtasks receive, so their states would differ",
+                f"{call} was called for a record that only some subtasks receive, so the states of the subtasks would "
+                "differ",
                 "Write broadcast state only in process_broadcast",
             )
 
     def _refused(self, cause: str, remedy: str) -> PipelineError:
         return PipelineError(
-            f"the operation on broadcast state {self.name!r} failed",
+            f"an operation on broadcast state {self.name!r} was refused",
             where=f"state {self.name!r}",
             cause=cause,
             remedy=remedy,

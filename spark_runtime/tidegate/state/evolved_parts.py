@@ -64,7 +64,7 @@ def evolved_parts(
             raise SnapshotError(
                 f"state {part.name!r} of operator {uid!r} has another kind in the snapshot",
                 where=f"operator {uid!r}, state {part.name!r}",
-                cause=f"the snapshot has {was}, the pipeline {now}",
+                cause=f"the snapshot has {was}, but the pipeline declares {now}",
                 remedy="Use another name for the state, or restore with the former declaration",
             )
         out.append(evolve_part(part, declared, uid, renamed.get(part.name, keys), fills=fills, drops=drops))

@@ -75,7 +75,7 @@ class OperatorListState:
     def _require(self, rows: Any, *types: type[pa.RecordBatch | pa.Table]) -> None:
         wanted = self.descriptor.columns
         if type(rows) not in types:
-            raise self._refused(f"they are a {type(rows).__name__}", f"Pass a pyarrow.{types[-1].__name__}")
+            raise self._refused(f"the rows are a {type(rows).__name__}", f"Pass a pyarrow.{types[-1].__name__}")
         if rows.schema.names != wanted.names or rows.schema.types != wanted.types:
             cause = f"the state has {_columns_text(wanted)}; the rows have {_columns_text(rows.schema)}"
             raise self._refused(
@@ -89,7 +89,7 @@ class OperatorListState:
 
     def _refused(self, cause: str, remedy: str) -> PipelineError:
         where = f"state {self.descriptor.name!r}"
-        return PipelineError("rows do not have the columns of the state", where=where, cause=cause, remedy=remedy)
+        return PipelineError("the rows for the state do not have its columns", where=where, cause=cause, remedy=remedy)
 
 
 class UnionState(OperatorListState):
@@ -224,7 +224,7 @@ class OperatorStates:
                 raise SnapshotError(
                     f"state {part.name!r} has another kind in the snapshot",
                     where=f"operator {self._uid!r}",
-                    cause=f"the snapshot has {was}, the pipeline {now}",
+                    cause=f"the snapshot has {was}, but the pipeline declares {now}",
                     remedy="Use another name for the state, or declare the former kind",
                 )
             changed = evolve_part(part, declared.schema, self._uid, declared.renamed)
@@ -237,10 +237,10 @@ class OperatorStates:
             return state
         declared = ", ".join(f"{n} ({s.descriptor.kind})" for n, s in self._states.items())
         raise PipelineError(
-            f"there is no {kind.__name__} {name!r}",
+            f"the operator has no {kind.__name__} {name!r}",
             where=f"operator {self._uid!r}",
             cause=f"the operator declares these states: {declared or 'none'}",
-            remedy="Declare the state, or use the method of its kind",
+            remedy="Declare the state, or call the method for the declared kind of the state",
         )
 
 

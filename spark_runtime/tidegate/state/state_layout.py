@@ -102,7 +102,8 @@ def require_same_columns(name: str, found: pa.Schema, declared: pa.Schema, uid: 
     raise SnapshotError(
         f"state {name!r} differs from the state of this name in the snapshot",
         where=f"operator {uid!r}",
-        cause=f"the snapshot has {theirs} ({_columns_text(found)}), the pipeline {mine} ({_columns_text(declared)})",
+        cause=f"the snapshot has {theirs} ({_columns_text(found)}); the pipeline declares {mine} "
+        f"({_columns_text(declared)})",
         remedy="Use another name for the state, or restore with the former declaration",
     )
 
@@ -112,8 +113,8 @@ def unknown_state(name: str, uid: str) -> SnapshotError:
     return SnapshotError(
         f"the snapshot holds a state {name!r} that the operator does not declare",
         where=f"operator {uid!r}",
-        cause="it was removed or renamed in the pipeline",
-        remedy=f"Declare {name!r} again, or restore a savepoint with allow_non_restored_state to drop it",
+        cause="the state was removed or renamed in the pipeline",
+        remedy=f"Declare state {name!r} again, or restore a savepoint with allow_non_restored_state to drop it",
     )
 
 
@@ -128,8 +129,8 @@ def foreign_format_error(part: StatePart, states: Sequence[str], uid: str) -> Sn
         f"this state back end cannot read the {part.format} files of the snapshot",
         where=f"operator {uid!r}, state {names}",
         cause=f"the checkpoint was written with state_backend={part.format!r}; only that back end reads its files",
-        remedy=f"Restore with state_backend={part.format!r}, or take a savepoint with it and restore the "
-        "savepoint, which any back end reads",
+        remedy=f"Restore with state_backend={part.format!r}, or take a savepoint in that run and restore "
+        "the savepoint, which every back end reads",
     )
 
 

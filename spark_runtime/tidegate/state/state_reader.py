@@ -89,7 +89,7 @@ def state_batches(reader: SnapshotReader, uid: str, state: str) -> pa.RecordBatc
                 raise SnapshotError(
                     f"state {state!r} has different columns in the subtasks of the snapshot",
                     where=f"snapshot {reader.path}, operator {uid!r}",
-                    cause=f"{table.schema} and {first.schema}",
+                    cause=f"the columns are {table.schema} and {first.schema}",
                     remedy="Read another snapshot",
                 )
             yield from table.to_batches()

@@ -219,7 +219,10 @@ class BarrierAligner:
         """Process a cancel marker, which may come before or after barriers of its id (S3.4)."""
         if self._is_over(checkpoint_id):
             return []
-        return [*self._drop(checkpoint_id), *self._report(checkpoint_id, "an upstream subtask could not take part")]
+        return [
+            *self._drop(checkpoint_id),
+            *self._report(checkpoint_id, "an upstream subtask could not take part in the snapshot"),
+        ]
 
     def abort(self, checkpoint_id: int) -> list[AlignmentAction]:
         """Abort `checkpoint_id` for the coordinator. The id is remembered, and channels are unblocked (S2.2)."""
@@ -287,7 +290,9 @@ class BarrierAligner:
         for n, alignment in list(self._current.items()):
             newer = alignment.overtaken_by
             if newer is not None:
-                actions += self._abort(n, f"barrier {newer} arrived before all barriers {n}")
+                actions += self._abort(
+                    n, f"a barrier of checkpoint {newer} arrived before all barriers of checkpoint {n}"
+                )
         due_ms = self.due_ms
         if due_ms is None or now_ms < due_ms:
             return actions
@@ -365,7 +370,9 @@ class BarrierAligner:
         if self._exactly_once and len(self._current) > 1:
             for m, older in list(self._current.items()):
                 if m < checkpoint_id and (older.phase == "aligning" or channel not in older.on_barrier_queued):
-                    actions += self._abort(m, f"barrier {checkpoint_id} arrived before all barriers {m}")
+                    actions += self._abort(
+                        m, f"a barrier of checkpoint {checkpoint_id} arrived before all barriers of checkpoint {m}"
+                    )
         return actions
 
     def _is_over(self, checkpoint_id: int) -> bool:

@@ -48,20 +48,22 @@ def _checked_targets(given: object, rows: int, parallelism: int, partitioner: Pa
     if isinstance(given, pa.Array):
         if given.null_count:
             raise _partitioner_error(
-                partitioner, f"it returned {given.null_count} nulls", "Return a subtask for every row"
+                partitioner,
+                f"the partitioner returned {given.null_count} nulls",
+                "Return the number of a subtask for every row",
             )
         given = given.to_numpy(zero_copy_only=False)
     numbers = np.asarray(given)
     if numbers.shape != (rows,) or (rows and numbers.dtype.kind not in "iu"):
         raise _partitioner_error(
             partitioner,
-            f"it returned an array of shape {numbers.shape} and type {numbers.dtype} for {rows} rows",
+            f"the partitioner returned an array of shape {numbers.shape} and type {numbers.dtype} for {rows} rows",
             "Return an integer for each row, such as batch['k'].to_numpy() % n",
         )
     if rows and (numbers.min() < 0 or numbers.max() >= parallelism):
         raise _partitioner_error(
             partitioner,
-            f"it returned subtasks {numbers.min()}..{numbers.max()}, but there are {parallelism}",
+            f"the partitioner returned subtasks {numbers.min()}..{numbers.max()}, but there are {parallelism}",
             f"Return numbers from 0 to n - 1. n is the second argument, here {parallelism}",
         )
     return numbers.astype(np.uint16)

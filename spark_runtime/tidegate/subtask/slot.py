@@ -282,7 +282,7 @@ class Slot:
 
         def failed(error: Exception) -> None:
             place = context(checkpoint=checkpoint_id, operator=",".join(uid for uid, _ in parts), subtask=subtask[1])
-            logger.error("the snapshot could not be written", exc_info=error, extra=place)
+            logger.error("the snapshot could not be written, and is aborted", exc_info=error, extra=place)
             self.decline(subtask, checkpoint_id, f"state could not be written: {type(error).__name__}: {error}")
             self.post(partial(over, checkpoint_id))
 
@@ -363,7 +363,9 @@ class Slot:
             case Cancel():
                 self._cancelled = True
             case Deploy() | Start():
-                raise AssertionError(f"{type(message).__name__} must arrive before the loop starts")
+                raise AssertionError(
+                    f"internal error: the message {type(message).__name__} arrived after the slot's loop had started"
+                )
             case _:
                 assert_never(message)
 
@@ -446,7 +448,10 @@ class Slot:
             try:
                 subtask.close()
             except Exception:
-                logger.exception("closing a subtask failed", extra=context(subtask=subtask.subtask[1]))
+                logger.exception(
+                    "closing a subtask failed; the result of the run does not change",
+                    extra=context(subtask=subtask.subtask[1]),
+                )
 
     def metrics(self) -> SlotMetrics:
         """Return the metrics for the heartbeat."""

@@ -176,6 +176,6 @@ class SourceInput:
         return SnapshotError(
             f"{type(self._reader).__name__} of source {self.uid!r} cannot continue from split {self._restored!r}",
             where=f"source {self.uid!r} subtask {self._subtask}",
-            cause=f"another source class or version may have written it: {type(error).__name__}: {error}",
-            remedy="Restore with the source class that wrote it, or give the source a new uid",
+            cause=f"another source class or version may have written the position: {type(error).__name__}: {error}",
+            remedy="Restore with the source class that wrote the position, or give the source a new uid",
         )

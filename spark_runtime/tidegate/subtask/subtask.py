@@ -347,7 +347,7 @@ class Subtask:
                 port.ended = True
                 self._lifecycle.end_of_partition(index)
                 return self._on_alignment(self._aligner.end_of_partition(index))
-        raise AssertionError(f"unknown element {element!r}")
+        raise AssertionError(f"internal error: a subtask received {element!r}, which is neither records nor an event")
 
     def _on_progress(self, advanced_us: int | None) -> Iterator[Emitted]:
         """Process a channel's new time or idleness: pass the consequences to the chain and downstream (S4.4)."""

@@ -122,7 +122,7 @@ def test_a_graph_may_lie_in_a_file(job: Job, driver: ScriptedDriver, tmp_path: P
     file = tmp_path / "graph.json"
     file.write_bytes(encode(PinnedGraph(0, 1, 128, graph(WINDOWS), NOW)))
     assert check(graph=str(file)).execute(job.context())["spec"] == 0
-    with pytest.raises(AirflowFailException, match="no such graph"):
+    with pytest.raises(AirflowFailException, match="graph does not exist"):
         check(graph=str(tmp_path / "gone.json")).execute(job.context())
 
 

@@ -133,7 +133,7 @@ def test_a_wait_that_takes_too_long_withdraws_its_command(job: Job, driver: Scri
 
 
 def test_asking_a_job_that_never_was_says_so(job: Job) -> None:
-    with pytest.raises(AirflowException, match="no job of this id"):
+    with pytest.raises(AirflowException, match="no job with the id"):
         savepoint().execute(job.context("save"))
 
 

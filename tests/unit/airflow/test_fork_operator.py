@@ -63,7 +63,7 @@ def test_a_retry_finds_its_fork_and_a_fresh_clear_forks_anew(job: Job, original:
         ({"arguments": None}, AirflowFailException, "same code and arguments"),
         ({"job_id": "j1"}, AirflowFailException, "its own job id"),
         ({"from_": 7}, AirflowException, "no checkpoint 7"),
-        ({"from_job": "nobody"}, AirflowException, "no job of this id"),
+        ({"from_job": "nobody"}, AirflowException, "no job with the id"),
         ({"allow_drained": "x"}, AirflowFailException, "allow_drained"),
     ],
     ids=str,

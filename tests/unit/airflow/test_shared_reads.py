@@ -320,7 +320,7 @@ def test_an_observer_that_breaks_ends_alone(job: Job, driver: ScriptedDriver) ->
 
 def test_a_job_that_is_not_there_is_told_at_once(job: Job) -> None:
     [answer] = first(job, Ask(), job_id="nobody")
-    assert "no job of this id" in str(answer)
+    assert "no job with the id" in str(answer)
 
 
 def test_a_wait_that_comes_while_looks_are_rare_is_served_at_once(job: Job, driver: ScriptedDriver) -> None:

@@ -56,7 +56,7 @@ def test_start_returns_once_the_job_runs(job: Job, between_looks: list[Any]) -> 
 def test_what_this_host_lacks_is_said_before_anything_is_submitted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection's master is local[2]."""
     monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.require_driver_machine", require_driver_machine)
-    with pytest.raises(AirflowException, match=r"local\[2\] has 2 of 3 slots that parallelism 3 needs"):
+    with pytest.raises(AirflowException, match=r"local\[2\] has 2 slots, but parallelism 3 needs 3"):
         start(options={"parallelism": 3}).execute(job.context())
     monkeypatch.setenv("JAVA_HOME", str(job.root))
     with pytest.raises(AirflowException, match="cannot be run; Spark needs Java 17 or newer"):
@@ -72,7 +72,7 @@ def test_an_interpreter_without_the_runtime_is_named_before_anything_is_submitte
     python.chmod(0o755)
     root = replace(start().job_root(), python=str(python))
     monkeypatch.setattr(TidegateStartJobOperator, "job_root", lambda _: root)
-    with pytest.raises(AirflowException, match=rf'{python} has no runtime .* Set "python" to .*tidegate\[spark\]'):
+    with pytest.raises(AirflowException, match=rf'{python} cannot run a driver.* Set "python" to .*tidegate\[spark\]'):
         start().execute(job.context())
     assert job.client.specs() == () and job.launches == []
 

@@ -210,7 +210,8 @@ def test_the_process_that_commits_tells_its_refusal_in_its_own_words(job: Job) -
     driver.checkpoint(1)
     driver.status("FINISHED")
     with pytest.raises(
-        AirflowException, match=r"this job commits by itself, and no checkpoint waits for a verdict \[job j1\]"
+        AirflowException,
+        match=r"the job commits without approval, and no checkpoint waits for approval or rejection \[job j1\]",
     ):
         commit(checkpoint_id=1).execute(job.context("publish"))
 

@@ -686,7 +686,7 @@ def test_a_watermark_that_cannot_pause_its_source_cannot_align(p: Pipeline, flig
     flights.filter(pc.field("seats") > 0).write(Discard(), uid="raw")
     flights.with_watermark("time", "0 s", group="g", max_drift="1 s").write(Discard(), uid="out")
     error = refusal(lambda: make_execution_plan(p.build(), 2, 128))
-    assert "group 'g' is not at its source" in error.what
+    assert "group 'g' does not follow its source" in error.what
 
 
 @pytest.mark.parametrize("name", ["localtime", "Factory", "Europe/Berlinn"])

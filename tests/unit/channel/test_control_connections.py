@@ -119,13 +119,13 @@ def test_what_a_slot_sent_before_it_closed_is_heard_before_its_loss(driver: Driv
     assert client.flush(WAIT_S)
     client.close()
     assert driver.heard.get(timeout=WAIT_S) == (2, Over())
-    assert driver.heard.get(timeout=WAIT_S)[1] == "connection closed"
+    assert driver.heard.get(timeout=WAIT_S)[1] == "the other process closed the connection"
 
 
 def test_a_slot_learns_that_its_driver_is_gone_and_sends_into_the_void(driver: Driver) -> None:
     client, heard = driver.connect(2)
     driver.server.close()
-    assert heard.get(timeout=WAIT_S) == "connection closed"
+    assert heard.get(timeout=WAIT_S) == "the other process closed the connection"
     client.send(Heartbeat(1))
     assert client.flush(0)
 
@@ -135,7 +135,7 @@ def test_a_server_that_closes_sends_what_is_queued_and_reports_no_loss(driver: D
     driver.server.send(2, Cancel())
     driver.server.close()
     assert heard.get(timeout=WAIT_S) == Cancel()
-    assert heard.get(timeout=WAIT_S) == "connection closed"
+    assert heard.get(timeout=WAIT_S) == "the other process closed the connection"
     assert driver.heard.empty()
 
 
@@ -143,7 +143,7 @@ def test_a_second_connection_for_a_slot_is_refused_and_the_first_goes_on(driver:
     first, _ = driver.connect(4)
     with pytest.raises(HandshakeError):
         driver.connect(4)
-    assert driver.server.refused == {"this slot is connected already": 1}
+    assert driver.server.refused == {"the slot is connected already": 1}
     first.send(Heartbeat(1))
     assert driver.heard.get(timeout=WAIT_S) == (4, Heartbeat(1))
 
@@ -151,9 +151,9 @@ def test_a_second_connection_for_a_slot_is_refused_and_the_first_goes_on(driver:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"secret": b"t" * 32}, "wrong proof"),
-        ({"generation": 2}, "older generation"),
-        ({"run_id": "run-6"}, "another run"),
+        ({"secret": b"t" * 32}, "the other process does not know the secret of this run"),
+        ({"generation": 2}, "the other process belongs to an older generation"),
+        ({"run_id": "run-6"}, "the other process belongs to another run"),
     ],
     ids=["secret", "generation", "run"],
 )
@@ -161,7 +161,7 @@ def test_a_zombie_or_stranger_is_closed_counted_and_never_heard(
     driver: Driver, changes: dict[str, Any], reason: str
 ) -> None:
     """S9.2."""
-    with pytest.raises(HandshakeError, match="refused by the other side"):
+    with pytest.raises(HandshakeError, match="the other process refused the connection"):
         driver.connect(1, **changes)
     assert driver.server.refused == {reason: 1}
     driver.connect(1)[0].send(Deployed())
@@ -172,7 +172,7 @@ def test_a_stranger_that_talks_http_is_closed_without_an_answer(driver: Driver) 
     with socket.create_connection((driver.host, driver.port), timeout=WAIT_S) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: driver\r\n\r\n".ljust(88, b" "))
         assert stranger.recv(100) == b""
-    assert driver.server.refused == {"not tidegate": 1}
+    assert driver.server.refused == {"the other process is not tidegate": 1}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_slot_that_breaks_the_protocol_is_lost(driver: Driver, data: bytes) ->
     connection.sendall(data)
     slot, reason = driver.heard.get(timeout=WAIT_S)
     assert slot == 6
-    assert "control message" in reason
+    assert "message between driver and slot" in reason
     assert connection.recv(1) == b""
 
 

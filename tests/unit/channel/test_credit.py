@@ -63,14 +63,14 @@ def test_sending_without_credit_is_a_bug() -> None:
 def test_a_receiver_refuses_a_sender_that_exceeds_its_credit() -> None:
     receiver = ReceiverCredit(10)
     receiver.arrived(15)
-    with pytest.raises(ProtocolError, match="exceeds its credit"):
+    with pytest.raises(ProtocolError, match="more bytes than the receiver has allowed"):
         receiver.arrived(1)
 
 
 def test_a_sender_refuses_credit_for_what_it_never_sent() -> None:
     sender = SenderCredit(10)
     sender.sent(5)
-    with pytest.raises(ProtocolError, match="6 bytes, but only 5 are outstanding"):
+    with pytest.raises(ProtocolError, match="6 consumed bytes, but only 5 bytes were sent"):
         sender.granted(6)
 
 
@@ -105,5 +105,5 @@ def test_the_overdraft_is_allowed_by_the_receiver_and_not_a_byte_more() -> None:
     receiver.arrived(10)
     with pytest.raises(AssertionError, match="without credit"):
         sender.sent(1)
-    with pytest.raises(ProtocolError, match="exceeds its credit"):
+    with pytest.raises(ProtocolError, match="more bytes than the receiver has allowed"):
         receiver.arrived(1)

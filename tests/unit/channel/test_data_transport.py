@@ -292,7 +292,7 @@ def test_all_slots_may_flush_and_close_at_once(resources: ExitStack) -> None:
 def test_sending_to_a_slot_that_has_ended_is_an_error(resources: ExitStack) -> None:
     slots = start_slots(resources, 2, {0: (0, 1)}, 2**20)
     slots.transports[1].flush(WAIT_S)
-    with pytest.raises(ProtocolError, match="an element was sent to slot 1, which has ended"):
+    with pytest.raises(ProtocolError, match="records were sent to slot 1, which has ended"):
         slots.channels[0][0].send(rows(1))
 
 
@@ -302,7 +302,7 @@ def test_a_flush_names_the_slot_that_does_not_take_what_was_sent(resources: Exit
     peers = {0: first.listen("127.0.0.1"), 1: second.listen("127.0.0.1")}
     in_parallel([lambda: first.connect(peers, WAIT_S), lambda: second.connect(peers, WAIT_S)])
     first.start()
-    with pytest.raises(PeerLostError, match=r"slots \[1\] did not receive all in 0.05 s"):
+    with pytest.raises(PeerLostError, match=r"slots \[1\] did not confirm within 0.05 s"):
         first.flush(timeout_s=0.05)
 
 
@@ -361,7 +361,7 @@ class Impostor:
 def test_a_gap_in_the_sequence_of_a_channel_is_detected(resources: ExitStack) -> None:
     """S3.1."""
     slot = Impostor(resources)
-    assert "element 2 arrived instead of element 1 [channel 0 from slot 0]" in slot.failure_after(
+    assert "message 2 of a channel arrived instead of message 1 [channel 0 from slot 0]" in slot.failure_after(
         slot.batch(0), slot.batch(2)
     )
 
@@ -369,27 +369,27 @@ def test_a_gap_in_the_sequence_of_a_channel_is_detected(resources: ExitStack) ->
 def test_an_element_that_comes_twice_is_detected(resources: ExitStack) -> None:
     """S3.1."""
     slot = Impostor(resources)
-    assert "element 0 arrived instead of element 1" in slot.failure_after(slot.batch(0), slot.batch(0))
+    assert "message 0 of a channel arrived instead of message 1" in slot.failure_after(slot.batch(0), slot.batch(0))
 
 
 def test_a_frame_for_an_unknown_channel_is_detected(resources: ExitStack) -> None:
     slot = Impostor(resources)
-    assert "an element arrived for an unknown channel [5 from slot 0]" in slot.failure_after(
+    assert "records arrived for an unknown channel [channel 5 from slot 0]" in slot.failure_after(
         slot.batch(0, channel_id=5)
     )
 
 
 def test_a_sender_beyond_its_credit_is_detected(resources: ExitStack) -> None:
     slot = Impostor(resources, capacity_bytes=1)
-    assert "exceeds its credit" in slot.failure_after(slot.batch(0), slot.batch(1))
+    assert "more bytes than the receiver has allowed" in slot.failure_after(slot.batch(0), slot.batch(1))
 
 
 def test_credit_for_nothing_is_detected(resources: ExitStack) -> None:
-    assert "but only 0 are outstanding" in Impostor(resources).failure_after(wire_format.credit_frame(1, 1))
+    assert "but only 0 bytes were sent" in Impostor(resources).failure_after(wire_format.credit_frame(1, 1))
 
 
 def test_credit_for_an_unknown_channel_is_detected(resources: ExitStack) -> None:
-    assert "credit for an unknown channel" in Impostor(resources).failure_after(wire_format.credit_frame(0, 1))
+    assert "consumed bytes of an unknown channel" in Impostor(resources).failure_after(wire_format.credit_frame(0, 1))
 
 
 def test_two_slots_that_send_on_one_channel_are_detected(resources: ExitStack) -> None:
@@ -402,16 +402,16 @@ def test_two_slots_that_send_on_one_channel_are_detected(resources: ExitStack) -
     outputs[0].send(rows(1))
     assert slots.wait(target.poll).equals(rows(1))
     outputs[1].send(rows(1))
-    assert "slots 0 and 1 both send [channel 0]" in str(slots.failure(2))
+    assert "slots 0 and 1 both send to one channel [channel 0]" in str(slots.failure(2))
 
 
 def test_a_frame_beyond_its_bound_is_refused_before_its_payload(resources: ExitStack) -> None:
     header = wire_format.pack_header(Kind.BATCH, 0, 0, wire_format.MAX_FRAME_BYTES + 1)
-    assert "BATCH frame claims" in Impostor(resources).failure_after(header)
+    assert "BATCH message between slots states" in Impostor(resources).failure_after(header)
 
 
 def test_an_answer_to_no_farewell_is_detected(resources: ExitStack) -> None:
-    assert "no CLOSE was sent" in Impostor(resources).failure_after(wire_format.close_frame(Kind.CLOSE_ACK))
+    assert "without CLOSE" in Impostor(resources).failure_after(wire_format.close_frame(Kind.CLOSE_ACK))
 
 
 def test_frames_cut_anywhere_by_the_network_arrive_whole(resources: ExitStack) -> None:
@@ -430,9 +430,9 @@ def test_frames_cut_anywhere_by_the_network_arrive_whole(resources: ExitStack) -
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"secret": b"t" * 32}, "wrong proof"),
-        ({"generation": 2}, "older generation"),
-        ({"run_id": "run-6"}, "another run"),
+        ({"secret": b"t" * 32}, "the other process does not know the secret of this run"),
+        ({"generation": 2}, "the other process belongs to an older generation"),
+        ({"run_id": "run-6"}, "the other process belongs to another run"),
     ],
     ids=["secret", "generation", "run"],
 )
@@ -460,7 +460,7 @@ def test_a_second_connection_of_a_slot_and_one_the_wrong_way_round_are_refused(r
     for slot in (0, 2):
         with pytest.raises(HandshakeError):
             dial(host, port, DiallerHandshake(credentials, slot, 1), WAIT_S, "slot 1")
-    assert target.refused == {"this slot is connected already": 1, "the lower slot dials": 1}
+    assert target.refused == {"the slot is connected already": 1, "only slots with a lower number may connect": 1}
     assert [t.failure for t in slots.transports] == [None, None]
 
 
@@ -501,7 +501,7 @@ def test_one_that_says_nothing_is_closed_in_time_and_holds_nobody_up(resources: 
         for _, todo in thread.later:
             thread.call(todo)
         assert silent.recv(1) == b""
-    assert acceptor.refused == {"no answer in time": 1}
+    assert acceptor.refused == {"the other process did not answer in time": 1}
 
 
 def test_a_slot_that_is_not_there_is_named(resources: ExitStack) -> None:
@@ -593,4 +593,4 @@ def test_a_sender_that_overdraws_where_nobody_may_is_a_failure_of_the_run(resour
     while output.has_capacity():
         output.send(rows(100))
     assert isinstance(slots.failure(1), ProtocolError)
-    assert "exceeds its credit" in str(slots.failure(1))
+    assert "more bytes than the receiver has allowed" in str(slots.failure(1))

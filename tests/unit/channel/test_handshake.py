@@ -30,11 +30,11 @@ def test_two_sides_of_one_run_accept_each_other() -> None:
 @pytest.mark.parametrize(
     ("theirs", "reason"),
     [
-        (replace(OURS, secret=b"t" * 32), "wrong proof"),
+        (replace(OURS, secret=b"t" * 32), "does not know the secret"),
         (replace(OURS, generation=2), "older generation"),
         (replace(OURS, generation=4), "newer generation"),
         (replace(OURS, run_id="run-6"), "another run"),
-        (replace(OURS, role=Role.CONTROL), "another role"),
+        (replace(OURS, role=Role.CONTROL), "another kind of connection"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -46,7 +46,7 @@ def test_a_listener_refuses_a_dialler_that_differs(theirs: Credentials, reason: 
 
 
 def test_a_listener_refuses_a_dialler_that_looks_for_somebody_else() -> None:
-    with pytest.raises(HandshakeError, match="another target"):
+    with pytest.raises(HandshakeError, match="meant for another slot"):
         shake(DiallerHandshake(OURS, 1, DRIVER), ListenerHandshake(OURS, 2))
 
 
@@ -65,7 +65,7 @@ def test_a_hello_changed_on_its_way_breaks_the_proof(position: int) -> None:
             return message
         return message[:position] + bytes([message[position] ^ 1]) + message[position + 1 :]
 
-    with pytest.raises(HandshakeError, match="wrong proof"):
+    with pytest.raises(HandshakeError, match="does not know the secret"):
         shake(DiallerHandshake(OURS, 1, 2), ListenerHandshake(OURS, 2), tamper)
 
 
@@ -73,7 +73,7 @@ def test_a_dialler_refuses_a_listener_without_the_secret() -> None:
     dialler = DiallerHandshake(OURS, 1, 2)
     impostor = ListenerHandshake(replace(OURS, secret=b"t" * 32), 2)
     proof = dialler.receive(impostor.receive(dialler.hello))
-    with pytest.raises(HandshakeError, match="wrong proof"):
+    with pytest.raises(HandshakeError, match="does not know the secret"):
         dialler.receive(proof)  # the best a listener without the secret has: our own proof, sent back
     with pytest.raises(HandshakeError, match="no tidegate"):
         DiallerHandshake(OURS, 1, 2).receive(b"HTTP" + bytes(36))
@@ -84,7 +84,7 @@ def test_a_proof_overheard_earlier_is_worth_nothing() -> None:
     proof = dialler.receive(ListenerHandshake(OURS, 2).receive(dialler.hello))
     again = ListenerHandshake(OURS, 2)
     again.receive(dialler.hello)
-    with pytest.raises(HandshakeError, match="wrong proof"):
+    with pytest.raises(HandshakeError, match="does not know the secret"):
         again.receive(proof)
 
 
@@ -95,7 +95,7 @@ def test_a_listener_asks_admit_only_when_the_proof_is_right() -> None:
         asked.append(slot)
         return "no place"
 
-    with pytest.raises(HandshakeError, match="wrong proof"):
+    with pytest.raises(HandshakeError, match="does not know the secret"):
         shake(DiallerHandshake(replace(OURS, secret=b"t" * 32), 1, 2), ListenerHandshake(OURS, 2, admit))
     assert asked == []
     with pytest.raises(HandshakeError, match="no place"):

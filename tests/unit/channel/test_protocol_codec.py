@@ -94,13 +94,16 @@ def test_a_changed_message_has_a_new_version() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"type": "Farewell"}, "no known type"),
-        ({"type": None}, "no known type"),
-        ({"checkpoint_id": None}, "Trigger is damaged.*'checkpoint_id' is None"),
-        ({"checkpoint_id": True}, "'checkpoint_id' is True"),
-        ({"kind": "snapshot"}, "'kind' is 'snapshot'"),
-        ({"subtasks": [[0, 0, 0]]}, r"'subtasks' is \[0, 0, 0\]"),
-        ({"subtasks": [["0", 0]]}, "'subtasks' is '0'"),
+        ({"type": "Farewell"}, "unknown type"),
+        ({"type": None}, "unknown type"),
+        (
+            {"checkpoint_id": None},
+            "Trigger between driver and slot has wrong fields.*'checkpoint_id' has the value None",
+        ),
+        ({"checkpoint_id": True}, "'checkpoint_id' has the value True"),
+        ({"kind": "snapshot"}, "'kind' has the value 'snapshot'"),
+        ({"subtasks": [[0, 0, 0]]}, r"'subtasks' has the value \[0, 0, 0\]"),
+        ({"subtasks": [["0", 0]]}, "'subtasks' has the value '0'"),
     ],
 )
 def test_a_damaged_message_is_refused_with_the_field(changes: dict[str, Any], said: str) -> None:

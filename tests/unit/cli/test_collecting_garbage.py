@@ -84,8 +84,8 @@ def test_gc_of_a_root_goes_on_behind_a_job_that_it_cannot_read(tidegate: Caller,
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("nothing",), 5, "no job of this id"),
-        (("flights", "--keep", "0"), 2, "at least one recovery point must stay"),
+        (("nothing",), 5, "no job with the id"),
+        (("flights", "--keep", "0"), 2, "would delete all recovery points"),
     ],
 )
 def test_gc_refuses_what_makes_no_sense(

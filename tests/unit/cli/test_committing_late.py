@@ -86,7 +86,7 @@ def test_approved_after_the_end_and_committed_by_the_pinned_code(tidegate: Calle
     answer = tidegate("commit-pending", "flights", "--approve", "2")
     assert (answer.code, answer.out) == (
         0,
-        "flights: STOPPED; committed up to checkpoint 2; waiting for a verdict: 3\n",
+        "flights: STOPPED; committed up to checkpoint 2; waiting for approval or rejection: 3\n",
     ), answer.err
     two = stopped.shown()
     assert two and two == list(range(len(two)))
@@ -129,7 +129,7 @@ def test_rejected_after_the_end_and_read_in_quarantine(tidegate: Caller, stopped
     """S7.8: where it was staged it is no more; a note says whose word it was."""
     waits = stopped.client.staged(2)
     answer = tidegate("commit-pending", "flights", "--quarantine", "2", "--reason", "wrong prices")
-    assert answer.code == 0 and "waiting for a verdict: 1; in quarantine: 2, 3\n" in answer.out, answer.err
+    assert answer.code == 0 and "waiting for approval or rejection: 1; in quarantine: 2, 3\n" in answer.out, answer.err
     assert "  in quarantine: 2, 3\n" in tidegate("status", "flights").out
     assert tidegate("commit-pending", "flights", "--approve").code == 0
     kept = [data for n in (2, 3) for data in stopped.client.staged(n)]
@@ -148,7 +148,7 @@ def test_a_job_whose_driver_is_alive_is_left_alone(tidegate: Caller) -> None:
     driver.status("RUNNING")
     driver.complete(1, "checkpoint")
     answer = tidegate("commit-pending", "flights", "--approve")
-    assert answer.code == 7 and "the driver is alive" in answer.err
+    assert answer.code == 7 and "the job's driver is alive" in answer.err
     assert not [d for d in driver.client.decisions() if d.kind == "approve"]
 
 
@@ -223,7 +223,7 @@ def test_a_job_without_a_gate_takes_no_verdict(tidegate: Caller) -> None:
     """S7.8."""
     tidegate.submitted().status("STOPPED")
     answer = tidegate("commit-pending", "flights", "--approve")
-    assert answer.code == 7 and "commits by itself" in answer.err and "Leave out the verdict" in answer.err
+    assert answer.code == 7 and "commits without approval" in answer.err and "Leave out --approve" in answer.err
     answer = tidegate("commit-pending", "flights")
     assert (answer.code, answer.out) == (0, "flights: STOPPED; nothing is committed\n"), answer.err
 

@@ -71,7 +71,7 @@ def test_status_of_what_has_finished_behind_a_gate_tells_what_to_do(tidegate: Ca
     driver = tidegate.submitted("gated", options={"commit": "on_request"})
     driver.complete(1, "final")
     driver.status("FINISHED_COMMIT_PENDING", reason="checkpoints 1")
-    assert "  next: Approve or reject it with `tidegate commit-pending`" in tidegate("status", "gated").out
+    assert "  next: Approve or reject the output with `tidegate commit-pending`" in tidegate("status", "gated").out
 
 
 def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: Caller) -> None:
@@ -81,9 +81,11 @@ def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: 
     tidegate.script = lambda driver: driver.beat()
     for n in (3, 4):
         driver.complete(n, "checkpoint")
-    assert "  waiting for a verdict: 3, 4; sources pause until a verdict" in tidegate("status", "gated").out
+    assert "  waiting for approval or rejection: 3, 4; sources pause until then" in tidegate("status", "gated").out
     driver.generation_log.append("approve", {"checkpoint_id": 3, "by": "anna"})
-    assert "  waiting for a verdict: 4\n  approved, not committed yet: 3\n" in tidegate("status", "gated").out
+    assert (
+        "  waiting for approval or rejection: 4\n  approved, not committed yet: 3\n" in tidegate("status", "gated").out
+    )
     document = tidegate("status", "gated", "--json").document
     assert (document["waiting"], document["uncommitted"], document["sources_paused"]) == ([4], [3, 4], False)
     assert [row.split()[-2] for row in tidegate("checkpoints", "gated").out.splitlines()[1:3]] == [

@@ -177,10 +177,10 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path, pipeline: str, capsys:
     file = packed_to(tmp_path, pipeline)
     (tmp_path / "bad.txt").write_text("--no-index\nno-such-package==1\n")
     for words, code, says in (
-        ([f"{pipeline}:build", "-o", "p.tar"], 2, "is not a .zip file"),
-        ([f"{pipeline}:build", "-o", "p.zip", "-r", "none.txt"], 2, "there is no such file"),
-        ([str(file), "-o", str(tmp_path / "q.zip")], 2, "packed already"),
-        ([str(tmp_path / "none.zip"), "-o", str(tmp_path / "q.zip")], 3, "there is no such file"),
+        ([f"{pipeline}:build", "-o", "p.tar"], 2, "does not end in .zip"),
+        ([f"{pipeline}:build", "-o", "p.zip", "-r", "none.txt"], 2, "the requirements file does not exist"),
+        ([str(file), "-o", str(tmp_path / "q.zip")], 2, "packed pipeline already"),
+        ([str(tmp_path / "none.zip"), "-o", str(tmp_path / "q.zip")], 3, "the packed pipeline does not exist"),
         ([f"{pipeline}:build", "-o", str(tmp_path / "q.zip"), "-r", str(tmp_path / "bad.txt")], 3, "no-such-package"),
     ):
         assert main(["pack", *words]) == code
@@ -189,11 +189,11 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path, pipeline: str, capsys:
 
 def test_a_file_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(b"not a zip")
-    with pytest.raises(PipelineError, match="the file is not an artifact, or is damaged"):
+    with pytest.raises(PipelineError, match="the file is not a packed pipeline, or is damaged"):
         resolve_pipeline(str(tmp_path / "a.zip"))
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
         archive.writestr("a.py", "")
-    with pytest.raises(PipelineError, match=f"the file has no {DESCRIPTION}"):
+    with pytest.raises(PipelineError, match=f"it has no {DESCRIPTION}"):
         pack(str(tmp_path / "b.zip"))
 
 

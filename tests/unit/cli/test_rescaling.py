@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused_before_the_job_is_stopped(
 ) -> None:
     """S5.1."""
     answer = tidegate("rescale", "flights", "--parallelism", parallelism)
-    assert answer.code == 2 and "Give 1 to 8" in answer.err
+    assert answer.code == 2 and "Pass a number from 1 to 8" in answer.err
     assert driver.waiting_commands() == [] and tidegate.launched == []
 
 
@@ -73,5 +73,5 @@ def test_what_cannot_be_is_refused_before_the_job_is_stopped(
 def test_a_job_that_ended_otherwise_is_not_suspended(tidegate: Caller, driver: Driver, status: str) -> None:
     driver.status(status)
     answer = tidegate("rescale", "flights", "--parallelism", "4")
-    assert answer.code == 7 and f"the job is {status}, not suspended" in answer.err
+    assert answer.code == 7 and f"it is {status}, not suspended" in answer.err
     assert tidegate.launched == []

@@ -223,7 +223,7 @@ def test_an_outage_is_no_refusal_of_the_restore(
     monkeypatch.setattr(Files, "unavailable_splits", away)
     job.check_sources(*found)
     (record,) = caplog.records
-    assert record.message.startswith("cannot check the positions of the source")
+    assert record.message.startswith("the source's positions in the snapshot cannot be checked before the run")
     assert "operator=rows" in TextFormatter({}).format(record)
 
 
@@ -263,4 +263,4 @@ def test_people_read_what_is_wrong_and_what_to_do(case: Case) -> None:
     answer = case.tidegate(*words, "--args-json", json.dumps(case.arguments), root=False)
     assert answer.code == 10 and "does not fit" in answer.out.splitlines()[0]
     assert "refused: the pipeline has no operator for the state of 'hourly'" in answer.out
-    assert "Set the operator's uid back to the old one" in answer.out
+    assert "Give the operator the uid 'hourly' again" in answer.out

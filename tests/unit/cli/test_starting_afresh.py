@@ -35,7 +35,7 @@ def test_a_second_start_is_refused_with_the_choices(tidegate: Caller, pipeline: 
     driver.status("RUNNING")
     driver.status("FINISHED")
     answer = tidegate("start", pipeline, "--job-id", "flights", "--detach")
-    assert answer.code == 4 and "a job of this id is FINISHED already" in answer.err
+    assert answer.code == 4 and "job 'flights' exists, and is FINISHED" in answer.err
     assert "tidegate restore" in answer.err and "another job id" in answer.err and "--fresh" in answer.err
     assert not tidegate.launched
 
@@ -49,8 +49,8 @@ def test_a_second_fork_is_refused_with_the_choices(tidegate: Caller) -> None:
     tidegate.driver.status("RUNNING")
     tidegate.driver.status("FINISHED")
     refused = tidegate(*words, "--pipeline", "no_such_file.py:build")
-    assert refused.code == 4 and "a job of this id is FINISHED already" in refused.err
-    for choice in ("tidegate restore", "another job id", "fork it with --fresh"):
+    assert refused.code == 4 and " exists, and is FINISHED" in refused.err
+    for choice in ("tidegate restore", "another job id", "fork with --fresh"):
         assert choice in refused.err
     assert len(tidegate.launched) == 1
     assert tidegate(*words, "--submission-id", "s1").code == 0

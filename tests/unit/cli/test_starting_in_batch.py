@@ -45,7 +45,7 @@ BATCH = ("--job-id", "j", "--option", "execution_mode=batch")
         (["--arg", "rows=10", "--arg", "clock=true"], "its windows are over processing time"),
         (
             ["--arg", "rows=10", "--arg", "orc=true", "--option", "commit=on_request"],
-            "these sinks cannot wait for a verdict",
+            "sinks that Spark writes cannot wait for approval",
         ),
     ],
 )
@@ -67,4 +67,4 @@ def test_options_of_checkpoints_are_passed_over_and_sinks_of_batch_taken(tidegat
 
 def test_a_sink_of_batch_is_refused_in_streaming(tidegate: Caller, words: list[str]) -> None:
     answer = tidegate(*words, "--job-id", "j", "--arg", "rows=10", "--arg", "orc=true")
-    assert answer.code == 3 and "these sinks work in batch mode only" in answer.err
+    assert answer.code == 3 and "sinks that Spark writes work in batch mode only" in answer.err

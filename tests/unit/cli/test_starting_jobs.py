@@ -79,12 +79,12 @@ def test_a_restore_keeps_the_log_format_unless_it_names_one(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--job-id", "../x"], 2, "'../x' is not a job id"),
+        (["--job-id", "../x"], 2, "'../x' is not a valid job id"),
         (["--job-id", "j", "--option", "paralelism=2"], 2, "Did you mean 'parallelism'?"),
         (["--job-id", "j", "--option", "checkpoint_interval=10"], 2, "'10' is not a duration"),
-        (["--job-id", "j", "--option", "parallelism"], 2, "'parallelism' is not name=value"),
+        (["--job-id", "j", "--option", "parallelism"], 2, "'parallelism' does not have the form name=value"),
         (["--job-id", "j", "--args-json", "{rows: 1}"], 2, "--args-json, line 1, column 2"),
-        (["--job-id", "j", "--arg", "a=1", "--arg", "a=2"], 2, "'a' is given twice"),
+        (["--job-id", "j", "--arg", "a=1", "--arg", "a=2"], 2, "'a' is passed twice"),
         (["--job-id", "j", "--options", "/nowhere.json"], 2, "--options /nowhere.json"),
         (["--job-id", "j", "--timeout", "soon"], 2, "--timeout"),
         (["--job-id", "j", "--arg", "column=kk"], 3, "'kk'"),
@@ -103,7 +103,7 @@ def test_a_wrong_word_is_one_clear_message_and_leaves_nothing_behind(
 
 @pytest.mark.parametrize(
     ("pipeline_word", "said"),
-    [("nowhere.py:build", "there is no such Python file"), ("nowhere.py", "Write path/to/file.py:build")],
+    [("nowhere.py:build", "the pipeline's Python file does not exist"), ("nowhere.py", "Write path/to/file.py:build")],
 )
 def test_a_missing_file_or_colon_is_a_pipeline_error(tidegate: Caller, pipeline_word: str, said: str) -> None:
     answer = tidegate("start", pipeline_word, "--job-id", "j")
@@ -119,7 +119,7 @@ def test_a_function_that_is_not_there_names_the_nearest(tidegate: Caller, pipeli
 def test_a_running_job_of_the_same_id_is_left_alone(tidegate: Caller, pipeline: str) -> None:
     tidegate.submitted().status("RUNNING")
     answer = tidegate("start", pipeline, "--job-id", "flights")
-    assert answer.code == 4 and "a job of this id is RUNNING" in answer.err
+    assert answer.code == 4 and "job 'flights' is RUNNING" in answer.err
     assert not tidegate.launched
 
 
@@ -301,7 +301,7 @@ def test_a_fork_that_is_asked_for_again_is_found_though_its_snapshot_is_gone(tid
     [
         (["flights", "--job-id", "backfill"], 2, "same code and arguments"),
         (["flights", "--job-id", "flights", "--arg", "n=2"], 2, "its own job id"),
-        (["nobody", "--job-id", "backfill", "--arg", "n=2"], 5, "no job of this id"),
+        (["nobody", "--job-id", "backfill", "--arg", "n=2"], 5, "no job with the id"),
         (["flights", "--job-id", "backfill", "--arg", "n=2", "--from", "9"], 10, "no checkpoint 9"),
         (["flights", "--arg", "n=2"], 2, "no job is named"),
     ],

@@ -77,7 +77,7 @@ def test_a_not_finished_operator_in_front_of_a_finished_one_is_refused_by_name()
 def test_a_chain_of_finished_and_running_operators_is_refused_by_name() -> None:
     """S6.4."""
     pipeline = graph(("a", []), ("b", [(0, "forward")]), ("out", [(1, "forward")]))
-    with pytest.raises(SnapshotError, match="'b', which has not finished, runs in one chain with 'a'"):
+    with pytest.raises(SnapshotError, match="'b', which has not finished, is in one chain with 'a'"):
         checked(snapshot({"a": "finished", "b": "running", "out": "running"}), pipeline)
 
 
@@ -86,7 +86,7 @@ def test_all_to_all_into_a_partially_finished_operator_is_refused_by_name(exchan
     """S6.4."""
     pipeline = graph(("a", []), ("new", []), ("b", [(0, "hash"), (1, exchange)]), ("out", [(2, "hash")]))
     status: dict[str, Status] = {"a": "finished", "b": "partially_finished", "out": "running"}
-    with pytest.raises(SnapshotError, match=f"'new', which has not finished, feeds by {exchange}.*'b'"):
+    with pytest.raises(SnapshotError, match=f"'new', which has not finished, sends rows by {exchange}.*'b'"):
         checked(snapshot(status), pipeline)
     untouched = graph(("a", []), ("b", [(0, "hash")]), ("out", [(1, "hash")]))
     checked(snapshot(status), untouched)

@@ -250,7 +250,7 @@ def test_a_submission_cannot_begin_with_what_was_rejected() -> None:
     """S7.8."""
     log = Log().fence(1).complete(1).complete(2).add("reject", checkpoint_id=1, by="anna", then="stop").fence(2)
     specs = [spec(1), spec(2, RestoreFrom("checkpoint", checkpoint_id=2))]
-    with pytest.raises(SnapshotError, match="checkpoint 2 was rejected, or follows"):
+    with pytest.raises(SnapshotError, match="checkpoint 2 was rejected, or was taken after"):
         choose_restore_point(log.entries, specs, 2)
 
 
@@ -259,7 +259,7 @@ def test_what_never_was_is_not_taken_for_rejected(restore: RestoreFrom) -> None:
     """S7.8, S9.3: a verdict elsewhere does not make a restore a fresh start, which would read everything again."""
     log = Log().fence(1).complete(1).add("reject", checkpoint_id=1, by="anna", then="stop").fence(2).fence(3)
     specs = [spec(1), spec(2), spec(3, restore)]
-    with pytest.raises(SnapshotError, match="the log has no record of"):
+    with pytest.raises(SnapshotError, match="the decision log of the job has no record of"):
         choose_restore_point(log.entries, specs, 3)
     assert choose_restore_point(log.entries, [spec(1), spec(2, RestoreFrom("latest"))], 2) is None
 

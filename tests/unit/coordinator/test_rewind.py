@@ -170,7 +170,7 @@ def test_a_rewind_is_decided_where_every_sink_can_do_it() -> None:
 def test_sinks_that_cannot_take_rows_back_are_named() -> None:
     """S9.3: a table's rows do not say for which checkpoint they came."""
     sinks = {"files": Parquet("/x"), "table": Postgres("host=db", "t")}
-    with pytest.raises(SnapshotError, match=r"sinks 'table' \(Postgres\) cannot be rewound.*accept_duplicates"):
+    with pytest.raises(SnapshotError, match=r"sinks 'table' \(Postgres\) do not support rewind.*accept_duplicates"):
         way_back(log("f1", 1, 2, "f2"), spec(1), spec(2, back_to(1, **REWIND)), to=1, sinks=sinks)
 
 
@@ -218,7 +218,7 @@ def test_what_was_taken_back_is_never_restored(to: int) -> None:
     decisions = log("f1", 1, 2, "s3", 4, "f2", "r1", 5, "f3")
     specs = [spec(1), spec(2, back_to(1, **REWIND)), spec(3, back_to(to, **REWIND))]
     with pytest.raises(
-        SnapshotError, match=f"snapshot chk-{to} cannot be restored: sinks have deleted.*a restore of 1"
+        SnapshotError, match=f"snapshot chk-{to} cannot be restored: sinks have deleted.*from the earlier snapshot 1"
     ):
         way_back(decisions, *specs, to=to)
     view = derive(specs[:2], decisions[:-1], None)
@@ -232,7 +232,7 @@ def test_a_rewind_that_was_begun_must_end_before_another_way_is_taken() -> None:
     begun = log("f1", 1, 2, 3, "f2", "r2", "f3")
     specs = [spec(1), spec(2, back_to(2, **REWIND))]
     for mode in ({}, ACCEPT):
-        with pytest.raises(SnapshotError, match="a rewind to snapshot 2 was begun.*Restore 2"):
+        with pytest.raises(SnapshotError, match="a rewind to snapshot 2 has begun.*Restore snapshot 2"):
             way_back(begun, *specs, spec(3, back_to(1, **mode)), to=1)
     found = way_back(begun, *specs, spec(3, back_to(1, **REWIND)), to=1)
     assert found == RewindPlan(1, (2, 3), True, False, ("out",))

@@ -104,7 +104,7 @@ def test_a_stop_that_was_not_triggered_ends_nothing_when_it_is_given_up() -> Non
     (answer,) = run.send(GIVE_UP)
     assert (answer.ok, answer.code) == (False, SAVEPOINT_FAILED)
     assert "operator win -> out, subtask 1 (has not started yet)" in answer.message
-    assert "no data had ended, the job continues" in answer.message
+    assert "no source had stopped, and the job continues" in answer.message
     assert of(run.send(SubtaskRunning(ALL[3])), ev.ClaimCheckpoint) == []
     assert of(run.ask("savepoint", "sp"), Trigger)
 
@@ -288,7 +288,7 @@ def test_the_second_try_has_as_much_time_from_when_its_run_is_up_and_there_is_no
     stopped.told()
     stopped.feed(GIVEN_UP, SlotsAvailable())
     (told,) = chosen(stopped.feed(RunStarted("r3")), AnswerCommand)
-    assert told.answer.code == SAVEPOINT_FAILED and "the first try failed: held up by out" in told.answer.message
+    assert told.answer.code == SAVEPOINT_FAILED and "the first attempt failed: held up by out" in told.answer.message
 
 
 def test_a_run_that_lives_gets_the_second_try_at_once() -> None:

@@ -565,7 +565,7 @@ def test_sigterm_between_savepoint_and_commit_names_the_savepoint() -> None:
     assert farewell(actions, "stop", "stop").code == SAVEPOINT_OK
 
 
-@pytest.mark.parametrize(("phase", "reason"), [("waiting", "before the job ran"), ("pausing", "boom")])
+@pytest.mark.parametrize(("phase", "reason"), [("waiting", "no run of the job had started"), ("pausing", "boom")])
 def test_sigterm_without_a_run_ends_the_job_with_a_status(phase: str, reason: str) -> None:
     actions = PHASES[phase](Driven()).feed(Terminated())
     assert statuses(actions) == ["FAILED"] and actions[-1] == EndDriver(143)

@@ -255,7 +255,7 @@ def test_an_unbounded_source_is_refused_by_name() -> None:
         p.read(DataGen(numbers, EVENTS), uid="endless").write(CollectSink("x"), uid="out")
         return p
 
-    with pytest.raises(PipelineError, match=r"bounded input only \[source 'endless' at .*test_batch_jobs.py:\d+\]"):
+    with pytest.raises(PipelineError, match=r"only bounded sources \[source 'endless' at .*test_batch_jobs.py:\d+\]"):
         run_batch(build)
 
 

@@ -454,12 +454,12 @@ def test_the_gate_cannot_be_got_around_by_a_submission_without_one() -> None:
     job.checkpoint()
     job.stop()
     job.job.options = {"parallelism": 2}
-    with pytest.raises(SnapshotError, match="wait for a verdict.*on_request"):
+    with pytest.raises(SnapshotError, match="wait for approval or rejection.*on_request"):
         job.job.submit(RestoreFrom("latest"))
 
 
 @pytest.mark.parametrize("restored", [False, True])
-@pytest.mark.parametrize(("commit", "said"), [("automatic", "wait for a verdict"), ("on_request", "was rejected")])
+@pytest.mark.parametrize(("commit", "said"), [("automatic", "wait for approval"), ("on_request", "was rejected")])
 def test_a_copy_of_a_snapshot_is_no_way_around_a_verdict(commit: str, said: str, restored: bool) -> None:
     """S7.8: the log knows its id, wherever the folder lies, and what it comes from, of earlier submissions too."""
     job = Gated()
@@ -564,7 +564,7 @@ def test_a_savepoint_whose_staged_data_was_abandoned_may_not_be_restored() -> No
     job.checkpoint()
     job.run.crash()
     with pytest.raises(
-        SnapshotError, match=r"checkpoint 2 refers to staged output of checkpoints \[2\], which has been deleted"
+        SnapshotError, match=r"checkpoint 2 needs the staged output of checkpoints \[2\], which has been deleted"
     ):
         job.again(RestoreFrom("savepoint", checkpoint_id=2))
 
@@ -637,7 +637,7 @@ def test_a_savepoint_is_no_back_door() -> None:
     job.run.crash()
     shown = job.shown
     job.job.options = {**job.job.options, "commit": "automatic"}
-    with pytest.raises(SnapshotError, match=r"checkpoints \[2\] wait for a verdict"):
+    with pytest.raises(SnapshotError, match=r"checkpoints \[2\] wait for approval"):
         job.again(RestoreFrom("savepoint", checkpoint_id=2))
     assert job.shown == shown
     job.job.options = {**job.job.options, "commit": "on_request"}

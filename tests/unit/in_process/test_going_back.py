@@ -148,7 +148,9 @@ def test_a_rewind_that_failed_half_way_is_repeated_by_whoever_comes_next(who: st
     job.snapshot()
     job.run.crash()
     failing.failures = 1
-    with pytest.raises(StoreError, match="'copy' was not rewound to snapshot 1: OSError: the disk is full"):
+    with pytest.raises(
+        StoreError, match="'copy' could not delete its output after snapshot 1 .*OSError: the disk is full"
+    ):
         job.back_to(one, "rewind")
     assert len(collected(first).rows()) < len(collected(second).rows())
     again = {
@@ -251,7 +253,7 @@ def test_who_was_refused_is_told_what_to_restore_by_its_id() -> None:
     newest = job.snapshot()
     job.run.crash()
     for way in (lambda: job.back_to(one), lambda: job.job.submit(RestoreFrom("latest"))):
-        with pytest.raises(SnapshotError, match=f"Restore {newest}, or set on_committed_after=rewind"):
+        with pytest.raises(SnapshotError, match=f"Restore snapshot {newest}, or set on_committed_after=rewind"):
             way()
     job.back_to(newest)
     job.to_end()

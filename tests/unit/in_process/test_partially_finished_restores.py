@@ -89,7 +89,7 @@ def test_a_running_operator_before_finished_subtasks_is_refused_by_both_names(bu
     """S6.4: also by forward. Rows would come to subtask 1 of "seen", whose state is dropped."""
     finishing = partially_finished()
     finishing.job.build = lambda: build(finishing)  # type: ignore[operator]
-    said = f"operator '{sender}', which has not finished, feeds.*subtasks of 'seen' that have"
+    said = f"operator '{sender}', which has not finished, sends rows.*subtasks of 'seen' that have"
     with pytest.raises(SnapshotError, match=said) as refused:
         finishing.job.submit(RestoreFrom("checkpoint", checkpoint_id=2))
     assert "Restore a snapshot from before the end" in refused.value.remedy

@@ -112,7 +112,7 @@ def test_a_damaged_snapshot_of_what_was_rejected_is_named_with_what_to_do(
     assert "[2] cannot be moved to quarantine/" in said and f"snapshot {folder}" in said
     assert "was changed or truncated" in said or "damaged" in said
     assert "Restore another snapshot" not in said
-    assert "delete the snapshot and discard the output; then start again" in refused.value.remedy
+    assert "delete the snapshot, which discards the output; then start the job again" in refused.value.remedy
     assert rows_of(job, "staged"), "nothing has been cleaned up"
     job.job.store.delete_folder(folder)
     job.run = job.job.relaunch()
@@ -158,7 +158,7 @@ def test_what_a_sink_had_staged_that_the_pipeline_has_no_more_is_told(caplog: py
     job.job.build = lambda: renamed(job.sink)
     go_back(job)
     said = caplog.text
-    assert "sink 'out' staged output for checkpoints [2]" in said and "It stays staged" in said
+    assert "sink 'out' staged output for checkpoints [2]" in said and "The output stays staged" in said
     assert rows_of(job, "staged") and not rows_of(job, "quarantined")
 
 

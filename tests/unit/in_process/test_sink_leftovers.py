@@ -226,7 +226,8 @@ def test_a_savepoint_that_is_not_in_its_place_keeps_all_that_it_may_hold(tmp_pat
     shutil.move(tmp_path / "w" / "root" / view.path, tmp_path / "kept" / "sp")
     told = world.collect()
     assert world.staged == held and told.kept == (
-        f"lineage lineage-1: savepoint {view.checkpoint_id} is not in its location, and a copy may be restored",
+        f"lineage lineage-1: savepoint {view.checkpoint_id} was moved or deleted, and a moved copy may still need the "
+        "data",
     )
     world.job.store.create(f"{view.path}/_metadata", b"{")
     assert "cannot be read" in world.collect().kept[0] and world.staged == held
@@ -292,7 +293,9 @@ def test_what_a_run_takes_over_while_it_is_collected_stays(tmp_path: Path) -> No
 
     told = world.collect(begun=restart)
     assert set(held) <= set(world.staged)
-    assert told.kept == ("lineage lineage-1: a run has begun in it during the collection. Repeat the command later",)
+    assert told.kept == (
+        "lineage lineage-1: a run of this lineage has begun during the collection. Repeat the command later",
+    )
 
 
 def test_snapshots_are_read_again_when_a_run_completes_one_meanwhile(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ def test_a_changed_pipeline_is_refused_over_in_flight_data_and_taken_over_a_save
     run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     run.crash()
     a_job.build = lambda: wider(sink)
-    with pytest.raises(SnapshotError, match="in flight to its input 0 with other columns.*savepoint"):
+    with pytest.raises(SnapshotError, match="in flight to input 0 of the operator with other columns.*savepoint"):
         a_job.submit(RestoreFrom("latest"))
     run = a_job.submit(RestoreFrom("savepoint", path=a_job.answers["sp"].data["path"]))
     run.to_end()

@@ -137,7 +137,10 @@ def test_a_dead_driver_is_launched_anew_at_the_second_look_and_not_beyond_the_bu
         assert world.launches[-1] == (1, attempt)
         world.agent.round()
     assert world.launches == [(1, 1), (1, 2), (1, 3)]
-    assert "no more relaunches: its driver is dead, and was relaunched 2 times within 3600 s" in world.said[-1]
+    assert (
+        "the agent stops relaunching the driver: the driver is dead, and was relaunched 2 times within 3600 s"
+        in world.said[-1]
+    )
     said = len(world.said)
     for _ in range(3):
         assert not world.agent.round()
@@ -287,7 +290,7 @@ def test_a_launch_that_fails_is_told_here_and_in_the_jobs_log_and_tried_within_t
         world.clock.sleep(LAUNCH_GRACE_S)
         world.agent.round()
     assert world.launches == [(1, 1), (1, 2), (1, 3)]
-    assert "no more relaunches" in world.said[-1]
+    assert "stops relaunching" in world.said[-1]
 
 
 def test_a_submission_that_cannot_be_launched_so_is_given_up_at_once(world: World) -> None:
@@ -382,4 +385,4 @@ def test_the_pauses_grow_while_nothing_happens_and_a_root_that_is_away_is_told_o
     monkeypatch.setattr(agents, "job_ids", away)
     world.agent.run(over)
     assert pauses == [2, 4, 8, 1, 2, 4, 8, 15, 15]
-    assert world.said[1:] == ["agent: the root cannot be read: away"]
+    assert world.said[1:] == ["agent: the root cannot be read, and is read again in up to 15 s: away"]

@@ -141,12 +141,12 @@ def test_too_much_is_refused_with_the_limit(tmp_path: Path, monkeypatch: pytest.
         pack(str(tmp_path / "code"))
     monkeypatch.setattr(artifact, "MAX_FILES", 10)
     monkeypatch.setattr(artifact, "MAX_BYTES", 250)
-    with pytest.raises(PipelineError, match="too large to be pinned"):
+    with pytest.raises(PipelineError, match="too large to be stored with the job"):
         pack(str(tmp_path / "code"))
 
 
 def test_nothing_to_pack_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="no such file or folder"):
+    with pytest.raises(PipelineError, match="file or folder does not exist"):
         pack(str(tmp_path / "missing"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(PipelineError, match="contains no files"):
@@ -198,11 +198,11 @@ def test_a_pipeline_without_function_is_refused_with_the_form(pipeline: str) -> 
 
 def test_a_missing_file_or_module_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PipelineError, match=rf"no such Python file \[{tmp_path}/nowhere.py\]"):
+    with pytest.raises(PipelineError, match=rf"Python file does not exist \[{tmp_path}/nowhere.py\]"):
         resolve_pipeline("nowhere.py:build")
-    with pytest.raises(PipelineError, match="there is no module 'nowhere.at_all'"):
+    with pytest.raises(PipelineError, match="there is no Python module 'nowhere.at_all'"):
         resolve_pipeline("nowhere.at_all:build")
-    with pytest.raises(PipelineError, match="code root is not a folder"):
+    with pytest.raises(PipelineError, match="code root, .* does not exist"):
         resolve_pipeline("nowhere:build", str(tmp_path / "missing"))
 
 
@@ -214,7 +214,7 @@ def test_a_file_outside_of_the_code_root_is_refused(package: Path, tmp_path: Pat
 
 def test_a_file_that_cannot_be_imported_is_refused(tmp_path: Path) -> None:
     (tmp_path / "my-flights.py").write_text("")
-    with pytest.raises(PipelineError, match="cannot be imported"):
+    with pytest.raises(PipelineError, match="is not a module name that Python can import"):
         resolve_pipeline(f"{tmp_path}/my-flights.py:build")
 
 
@@ -222,5 +222,5 @@ def test_a_module_in_a_folder_that_is_no_package_is_refused(tmp_path: Path, monk
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "flights.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PipelineError, match="is not a package.*plain/flights.py:"):
+    with pytest.raises(PipelineError, match="is not a Python package.*plain/flights.py:"):
         resolve_pipeline("plain.flights:build")

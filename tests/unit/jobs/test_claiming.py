@@ -31,10 +31,10 @@ def test_a_named_snapshot_of_the_job_may_be_claimed_and_the_spec_says_so(
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ({"kind": "latest"}, "no snapshot to claim"),
-        ({"kind": "savepoint", "path": SAVEPOINT, "fork_of": "other"}, "no snapshot to claim"),
-        ({"kind": "savepoint", "path": "elsewhere/moved"}, "cannot be claimed"),
-        ({"kind": "checkpoint", "checkpoint_id": 4, "claim_mode": "own"}, "claim_mode='own' is unknown"),
+        ({"kind": "latest"}, "names no such snapshot"),
+        ({"kind": "savepoint", "path": SAVEPOINT, "fork_of": "other"}, "names no such snapshot"),
+        ({"kind": "savepoint", "path": "elsewhere/moved"}, "cannot take over snapshot"),
+        ({"kind": "checkpoint", "checkpoint_id": 4, "claim_mode": "own"}, "claim_mode='own' is not one of"),
     ],
 )
 def test_anything_else_is_refused(client: JobClient, driver: ScriptedDriver, wanted: dict[str, Any], says: str) -> None:

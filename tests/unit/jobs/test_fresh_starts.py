@@ -18,7 +18,7 @@ def test_a_start_under_the_id_of_a_job_that_is_over_is_refused(
     driver.status(end)
     with pytest.raises(JobExistsError) as caught:
         client.submit(pipeline=pipeline)
-    assert f"a job of this id is {end} already" in str(caught.value)
+    assert f"job 'flights' exists, and is {end}" in str(caught.value)
     for choice in ("tidegate restore", "another job id", "--fresh (fresh=True)", "if_exists"):
         assert choice in str(caught.value)
     assert len(client.specs()) == 1
@@ -54,7 +54,7 @@ def test_a_job_whose_every_submission_was_refused_starts_again(client: JobClient
     ran.status("RUNNING")
     ran.generation_log.append("failure", {"message": "boom", "code": ""})
     ran.status("FAILED")
-    with pytest.raises(JobExistsError, match="a job of this id is FAILED already"):
+    with pytest.raises(JobExistsError, match="job 'flights' exists, and is FAILED"):
         client.submit(pipeline=pipeline)
 
 
@@ -66,5 +66,5 @@ def test_a_job_that_was_refused_after_one_that_ran_is_refused(
     refused = ScriptedDriver(client, client.submit(pipeline=pipeline, fresh=True))
     refused.generation_log.append("failure", {"message": "there is no such file", "code": PipelineError.code})
     refused.status("FAILED")
-    with pytest.raises(JobExistsError, match="a job of this id is FAILED already"):
+    with pytest.raises(JobExistsError, match="job 'flights' exists, and is FAILED"):
         client.submit(pipeline=pipeline)

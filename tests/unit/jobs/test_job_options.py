@@ -129,7 +129,7 @@ def test_attempts_that_are_left_open_follow_what_a_restore_changes(
     ],
 )
 def test_a_wrong_name_is_refused_with_the_nearest_right_one(name: str, nearest: str) -> None:
-    with pytest.raises(OptionError, match=f"there is no option '{name}'.*Did you mean '{nearest}'"):
+    with pytest.raises(OptionError, match=f"there is no job option '{name}'.*Did you mean '{nearest}'"):
         JobOptions.from_mapping({name: 1})
 
 
@@ -173,11 +173,11 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         JobOptions(state_memory="2 GiB")
     with pytest.raises(OptionError, match="longer than heartbeat_interval"):
         JobOptions(heartbeat_interval="30 s")
-    with pytest.raises(OptionError, match="only there can a barrier overtake"):
+    with pytest.raises(OptionError, match="only exactly_once holds channels back"):
         JobOptions(unaligned_checkpoints=True, checkpoint_mode="at_least_once")
-    with pytest.raises(OptionError, match="only there can a barrier overtake"):
+    with pytest.raises(OptionError, match="only exactly_once holds channels back"):
         JobOptions(unaligned_checkpoints=True, checkpoint_mode="off")
-    with pytest.raises(OptionError, match="waits for a verdict.*Leave commit at its default"):
+    with pytest.raises(OptionError, match="waits for the approval of checkpoints.*Leave commit at its default"):
         JobOptions(commit="on_request", checkpoint_mode="off")
     with pytest.raises(OptionError, match="checkpoint_mode is 'off'.*checkpoint_interval=none"):
         JobOptions(checkpoint_interval="1 s", checkpoint_mode="off")

@@ -49,9 +49,9 @@ def test_a_launch_that_an_agent_could_not_make_is_told_in_the_agents_words(clien
 
 
 def test_a_job_that_waits_for_an_agent_says_so(client: JobClient, spec: Spec) -> None:
-    assert lost_driver_report(client, spec) == ("no launch of it is recorded", "")
+    assert lost_driver_report(client, spec) == ("no launch of the submission is recorded", "")
     request_running(client, spec, by="airflow")
-    assert "check that `tidegate agent` supervises this root" in lost_driver_report(client, spec)[0]
+    assert "check that `tidegate agent` supervises the job's root" in lost_driver_report(client, spec)[0]
 
 
 def test_a_store_that_is_away_is_no_second_error(

@@ -112,5 +112,5 @@ def test_the_latest_of_a_lineage_that_was_not_there_at_the_submission_is_refused
     second = client.submit(pipeline=pipeline, fresh=True)
     third = client.submit(restore=RestoreFrom("latest"))
     ScriptedDriver(client, second).checkpoint(2)
-    with pytest.raises(SnapshotError, match="belongs to another lineage than when this was submitted"):
+    with pytest.raises(SnapshotError, match="belongs to another lineage than at the time of the submission"):
         choose_restore_point(client.decisions(), client.specs(), third.number)

@@ -45,13 +45,13 @@ def check(
 
 
 def test_a_local_driver_needs_an_interpreter() -> None:
-    assert check("local", python="/x/python") == (["/x/python has the runtime"], [])
+    assert check("local", python="/x/python") == (["python: /x/python has the packages for a driver"], [])
     lacking = Answer(1, "No module named 'tidegate'\n")
     assert "No module named 'tidegate'. Set \"python\" to" in check("local", answer=lacking)[1][0]
     nameless = Answer(1, "the package numba is not installed\n")
     assert check("local", python="/x/python", answer=nameless)[1] == [
-        "python: /x/python has no runtime for a driver: the package numba is not installed. "
-        'Set "python" to an interpreter with tidegate[spark], or run there: pip install "tidegate[spark]"'
+        "python: /x/python cannot run a driver: the package numba is not installed. "
+        'Set "python" to an interpreter with tidegate[spark], or run with it: pip install "tidegate[spark]"'
     ]
     missing = EnvironmentProblemError("/x/python cannot be run")
     assert check("local", answer=missing)[1] == ["python: /x/python cannot be run"]
@@ -113,7 +113,7 @@ def test_kubernetes_needs_its_api_server_and_an_image(master: str, place: str) -
 
 def test_an_agent_needs_nothing_here() -> None:
     well, wrong = check("agent", "k8s://https://host:6443", refuses={"host:6443": "no"})
-    assert wrong == [] and "an agent beside the cluster" in well[0]
+    assert wrong == [] and "`tidegate agent` beside the cluster" in well[0]
 
 
 def test_a_port_that_nobody_listens_at_is_told() -> None:

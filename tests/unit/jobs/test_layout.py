@@ -17,7 +17,7 @@ LAYOUT = JobLayout("flights")
     "job_id", ["../x", "a/b", "", ".", "..", "a..b", "-a", "_a", ".a", "a b", "a\n", "é", "a" * 129]
 )
 def test_a_bad_job_id_is_refused_with_what_is_allowed(job_id: str) -> None:
-    with pytest.raises(OptionError, match="is not a job id.*letters, digits"):
+    with pytest.raises(OptionError, match="is not a valid job id.*letters, digits"):
         JobLayout(job_id)
 
 
@@ -52,7 +52,7 @@ def test_the_paths_are_those_of_the_specification() -> None:
 
 
 def test_an_artifact_that_is_no_hash_is_refused() -> None:
-    with pytest.raises(OptionError, match="is not an artifact"):
+    with pytest.raises(OptionError, match="is not the SHA-256 of pinned code"):
         LAYOUT.artifact("../../etc")
 
 
@@ -74,7 +74,7 @@ def test_commands_without_answer_and_withdrawal_are_open() -> None:
 
 @pytest.mark.parametrize("command_id", ["../x", "a/b", "", "x.result", "x.withdrawn", "_bell", "a" * 193])
 def test_a_command_id_that_would_name_another_file_is_refused(command_id: str) -> None:
-    with pytest.raises(OptionError, match="is not a command id"):
+    with pytest.raises(OptionError, match="is not a valid command id"):
         check_command_id(command_id)
 
 

@@ -44,7 +44,7 @@ def test_too_much_is_refused_when_it_is_packed_and_when_it_is_read(
     monkeypatch.setattr(packed_pipeline, "MAX_PACKED_FILES", 2)
     with pytest.raises(PipelineError, match="the pipeline is too large for one artifact"):
         pack_pipeline(DESCRIBED, FILES)
-    with pytest.raises(PipelineError, match="exceeds the limits of an artifact"):
+    with pytest.raises(PipelineError, match="the packed pipeline has over"):
         read_packed(str(GOLDEN))
 
 
@@ -58,7 +58,7 @@ def test_a_damaged_file_is_refused_by_name_wherever_the_damage_is(tmp_path: Path
             read_packed(str(file))
         except TidegateError as error:
             found.add(error.what)
-    assert "the file is not an artifact, or is damaged" in found
+    assert "the file is not a packed pipeline, or is damaged" in found
 
 
 def test_what_could_expand_without_a_limit_is_refused(tmp_path: Path) -> None:
@@ -88,10 +88,10 @@ def test_a_size_that_the_archive_lies_about_is_found_out_before_more_is_expanded
 def test_names_that_leave_the_folder_or_come_twice_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "p.zip"
     for names, says in (
-        (["../x.py"], "not an artifact"),
-        (["/etc/x.py"], "not an artifact"),
-        (["m.py", "m.py"], "'m.py' occurs twice"),
-        (["m.py", "m.py/x.py"], "'m.py' occurs twice"),
+        (["../x.py"], "not a packed pipeline"),
+        (["/etc/x.py"], "not a packed pipeline"),
+        (["m.py", "m.py"], "have the path 'm.py'"),
+        (["m.py", "m.py/x.py"], "have the path 'm.py'"),
     ):
         with warnings.catch_warnings(), zipfile.ZipFile(file, "w") as archive:
             warnings.simplefilter("ignore")
@@ -100,5 +100,5 @@ def test_names_that_leave_the_folder_or_come_twice_are_refused(tmp_path: Path) -
             archive.writestr(DESCRIPTION, encode(DESCRIBED))
         with pytest.raises(PipelineError, match=says):
             read_packed(str(file))
-    with pytest.raises(PipelineError, match=f"{DESCRIPTION}' occurs twice"):
+    with pytest.raises(PipelineError, match=f"have the path '{DESCRIPTION}'"):
         pack_pipeline(DESCRIBED, (*FILES, (DESCRIPTION, b"{}")))

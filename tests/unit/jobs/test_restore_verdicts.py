@@ -93,8 +93,8 @@ def test_a_new_operator_with_state_is_told() -> None:
         (state([*KEYED[:1], ["key:k", "int64", True], *KEYED[2:]]), "changes", "'key:k' was int32, now int64"),
         (state([*KEYED[:1], ["key:k", "string", True], *KEYED[2:]]), "refused", "'key:k' was int32, now string"),
         (state(KEYED[:2]), "refused", "'count:n' is no longer declared"),
-        (state(kind="list"), "refused", "its kind was keyed, now list"),
-        (state(form="map"), "refused", "it was value, now map"),
+        (state(kind="list"), "refused", "the state's kind was keyed, now list"),
+        (state(form="map"), "refused", "the state was value, now map"),
     ],
 )
 def test_a_changed_state_is_told_with_its_columns(new: Any, verdict: str, told: str) -> None:
@@ -117,7 +117,7 @@ def test_files_of_a_back_end_need_that_back_end() -> None:
     assert judged(OLD, native()).fits and judged(OLD, native(), state_backend="rocksdb").fits
     found = only(judged(OLD, native(), state_backend="heap"))
     assert found[:3] == ("format", "refused", "daily")
-    assert "files of rocksdb" in found[3] and "Restore with state_backend='rocksdb', or take a savepoint" in found[3]
+    assert "files of rocksdb" in found[3] and "Restore with state_backend='rocksdb'" in found[3]
     assert judged(OLD, native(), state_backend="heap", commit_only=True).fits
     ended = native()
     ended["operators"][1]["status"] = "finished"

@@ -68,7 +68,7 @@ def test_an_old_snapshot_is_refused_and_nothing_is_submitted(
     clock.seconds += 3 * 3600
     with pytest.raises(SnapshotError, match=f"{name} is 3 h .*old") as caught:
         submission.submit(stopped, request(restore))
-    assert "nothing was submitted" in str(caught.value) and "greater age" in str(caught.value)
+    assert "Nothing was submitted" in str(caught.value) and "greater age" in str(caught.value)
     assert len(stopped.specs()) == 1
     assert submission.submit(stopped, request(restore, max_snapshot_age=4 * HOUR)).number == 2
 

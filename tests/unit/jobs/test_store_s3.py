@@ -78,7 +78,7 @@ def test_objects_have_no_local_path(options: dict[str, Any]) -> None:
 
 
 def test_a_missing_bucket_is_named(options: dict[str, Any]) -> None:
-    with pytest.raises(StoreError, match="the bucket does not exist.*nowhere"):
+    with pytest.raises(StoreError, match="the S3 bucket of the root does not exist.*nowhere"):
         open_store("s3://nowhere/root", options).probe()
 
 
@@ -92,7 +92,7 @@ def test_an_endpoint_that_does_not_answer_gives_a_clear_error(options: dict[str,
     store = open_store(f"s3://{BUCKET}", unreachable)
     assert isinstance(store, S3Store)
     store._files.retries = 1
-    with pytest.raises(StoreError, match="the root cannot be used: a request to S3 failed"):
+    with pytest.raises(StoreError, match="the root cannot be used for jobs: a request to S3 failed"):
         store.probe()
 
 

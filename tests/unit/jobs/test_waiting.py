@@ -35,7 +35,7 @@ def test_a_wait_that_takes_too_long_says_what_the_job_is_doing(client: JobClient
     driver = ScriptedDriver(client, spec)
     beating(clock, driver)
     with pytest.raises(
-        WaitTimeoutError, match=r"status RUNNING.*60 s.*WAITING_FOR_SLOTS, 1 of 2 slots.*Nothing was undone"
+        WaitTimeoutError, match=r"status RUNNING.*60 s.*WAITING_FOR_SLOTS, 1 of 2 slots.*Only the wait has ended"
     ):
         client.wait_status({"RUNNING"}, "1 min")
     assert 60.0 <= clock.seconds < 61.0
@@ -68,7 +68,7 @@ def test_a_silent_driver_ends_the_wait_after_its_heartbeat_timeout(
 ) -> None:
     path = driver.checkpoint(1)
     beating(clock, driver, until=20.0)
-    with pytest.raises(DriverLostError, match=rf"no heartbeat for 30 s.*Restore from .*{path}"):
+    with pytest.raises(DriverLostError, match=rf"no heartbeat for 30 s.*Restore the job from .*{path}"):
         client.wait_status({"FINISHED"})
     assert 50.0 <= clock.seconds < 53.0
 
@@ -85,7 +85,7 @@ def test_a_newer_submission_ends_a_wait_for_the_older(
 ) -> None:
     driver.checkpoint(1)
     clock.at(1.0, lambda: client.submit(restore=RestoreFrom("latest")))
-    with pytest.raises(CommandRefusedError, match="submission 1 has ended.*submission 2 took over"):
+    with pytest.raises(CommandRefusedError, match="submission 1 has ended.*submission 2 has replaced it"):
         client.wait_status({"FINISHED"}, spec=1)
 
 
@@ -125,5 +125,5 @@ def test_a_command_to_a_dead_driver_does_not_hang(client: JobClient, clock: Fake
 
 
 def test_a_wait_for_an_unknown_command_is_refused(client: JobClient, driver: ScriptedDriver) -> None:
-    with pytest.raises(JobNotFoundError, match="no command nope"):
+    with pytest.raises(JobNotFoundError, match="no command with the id nope"):
         client.wait_result("nope")

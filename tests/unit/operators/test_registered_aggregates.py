@@ -93,7 +93,7 @@ def test_an_aggregate_of_another_package_names_itself_in_errors() -> None:
     ("name", "says"),
     [
         ("medain", "there is no aggregate 'medain', did you mean 'median'"),
-        ("mode", "'shop_aggregates:MEDIAN' is not the aggregate 'mode'.*it is 'median'"),
+        ("mode", "'mode' does not lead to an aggregate.*'shop_aggregates:MEDIAN' is 'median'"),
         ("quantile", "'quantile' cannot be loaded from 'shop_aggregates:QUANTILE'.*QUANTILE"),
     ],
 )

@@ -84,7 +84,7 @@ def test_key_groups_of_a_newer_hash_ask_for_an_upgrade(monkeypatch: pytest.Monke
     monkeypatch.setattr(streams, "KEY_BYTES_VERSION", 2)
     data = encode_parts([KEYED])
     monkeypatch.undo()
-    with pytest.raises(SnapshotError, match="version 2 of the key bytes.*Upgrade"):
+    with pytest.raises(SnapshotError, match="keys in the snapshot have format version 2.*Upgrade"):
         decode_parts(data)
 
 
@@ -111,7 +111,7 @@ def test_ids_of_blobs_and_their_format_come_back_and_their_bytes_are_read_on_dem
     assert (db.format, v.format, db.table) == ("rocksdb", "rows", files)
     assert asked == []
     assert [blob.read() for blob in (*db.blobs, *v.blobs)] == [b"f1", b"f2", b"c1"]
-    with pytest.raises(SnapshotError, match="blob f1"):
+    with pytest.raises(SnapshotError, match="piece f1"):
         decode_parts(data)[0].blobs[0].read()
 
 

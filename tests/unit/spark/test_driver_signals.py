@@ -33,6 +33,6 @@ def test_sigterm_while_the_pipeline_is_built_ends_the_driver_at_once_with_a_stat
     assert Driver(client.root, "slow", spec_number=1, launch=1, storage_options={}).run() == 143
     view = client.view()
     assert view.status.value == "FAILED"
-    assert "SIGTERM" in view.reason and "before the pipeline was built" in view.reason
+    assert "SIGTERM" in view.reason and "the pipeline was not built yet" in view.reason
     result = client.result(command.command_id)
     assert result is not None and result.code == "job_failed"

@@ -72,7 +72,7 @@ def test_the_driver_ends_with_its_own_code_and_answers_nothing(
     monkeypatch.setattr(driver_module, "StreamingLoop", DeafSupervision)
     code = driver_module.main(["--root", client.root, "--job", "small", "--spec", "1", "--launch", "1"])
     said = capsys.readouterr().err
-    assert code == 14 and "entry 2, 'status'" in said and "the new driver reads in the log" in said
+    assert code == 14 and "entry 2 ('status')" in said and "the new driver reads from the log" in said
     assert client.result(command.command_id) is None
     assert [entry.kind for entry in client.log.read()] == ["fence", "status"]
     assert not client.view().is_terminal

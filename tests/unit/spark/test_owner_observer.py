@@ -56,7 +56,10 @@ def test_a_silent_owner_gives_one_command_that_says_why(client: JobClient, spec:
     assert observed.look(TIMEOUT_MS - 1) == []
     (command,) = observed.look(1)
     assert (command.verb, command.spec) == (verb, 1)
-    assert command.issued_by == f"on_owner_lost={policy}: its owner has shown no sign of life for 1 min"
+    assert (
+        command.issued_by
+        == f"on_owner_lost={policy}: the Airflow run that owns the job has shown no sign of life for 1 min"
+    )
     assert observed.look(1) == [command]
 
 

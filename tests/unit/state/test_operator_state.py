@@ -117,12 +117,15 @@ def test_writes_after_a_freeze_are_not_in_it() -> None:
 @pytest.mark.parametrize(
     ("later", "says"),
     [
-        (OperatorDescriptor("offsets", "union", COLUMNS), r"'offsets'.*the snapshot has list, the pipeline union"),
+        (
+            OperatorDescriptor("offsets", "union", COLUMNS),
+            r"'offsets'.*the snapshot has list, but the pipeline declares union",
+        ),
         (
             OperatorDescriptor("offsets", "list", pa.schema([("n", pa.string())])),
             r"'n' was int64, now string",
         ),
-        (OperatorDescriptor("other", "list", COLUMNS), r"'offsets'.*Declare 'offsets' again"),
+        (OperatorDescriptor("other", "list", COLUMNS), r"'offsets'.*Declare state 'offsets' again"),
     ],
     ids=["kind", "columns", "unknown"],
 )
@@ -147,7 +150,7 @@ def test_rows_of_other_columns_are_refused_and_change_nothing() -> None:
     for write in (offsets.append, offsets.put):
         with pytest.raises(PipelineError, match="the state has n int64, tags.*the rows have n int64"):
             write(pa.record_batch({"n": pa.array([1])}))
-        with pytest.raises(PipelineError, match="they are a list"):
+        with pytest.raises(PipelineError, match="the rows are a list"):
             write([1])
     assert numbers(offsets.get()) == [1]
 

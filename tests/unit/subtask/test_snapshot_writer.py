@@ -248,7 +248,7 @@ def test_a_damaged_or_missing_blob_is_named_when_it_is_read(slot: Slot) -> None:
 def test_a_blob_that_the_metadata_does_not_name_is_an_error(slot: Slot) -> None:
     written = slot.write(1, [slot.blob("a", rows(1))])
     bare = WrittenSnapshot({"op": replace(written.handles["op"], files=())}, {})
-    with pytest.raises(SnapshotError, match="refers to blob 0-r1-a"):
+    with pytest.raises(SnapshotError, match="needs the piece 0-r1-a"):
         slot.values(bare, location(1))
 
 

@@ -203,7 +203,7 @@ def test_a_newer_barrier_on_a_channel_without_the_older_one_gives_the_older_up()
     assert aligner.due_ms == 0
     actions = aligner.due_action(1)
     assert kinds(actions) == ["AlignmentAborted", "ForwardCancel", "TakeUnaligned"]
-    assert actions[0] == AlignmentAborted(1, "barrier 2 arrived before all barriers 1")
+    assert actions[0] == AlignmentAborted(1, "a barrier of checkpoint 2 arrived before all barriers of checkpoint 1")
     assert actions[1:] == [ForwardCancel(1), TakeUnaligned(barrier(2), 1)]
     assert aligner.barrier(0, barrier(1), 2) == []
 
@@ -224,7 +224,9 @@ def test_what_was_given_up_does_not_take_a_still_older_one_with_it() -> None:
         taken(aligner, n)
     aligner.on_barrier_queued(1, barrier(1), 1)
     aligner.on_barrier_queued(1, barrier(3), 2)
-    assert aligner.due_action(2)[0] == AlignmentAborted(2, "barrier 3 arrived before all barriers 2")
+    assert aligner.due_action(2)[0] == AlignmentAborted(
+        2, "a barrier of checkpoint 3 arrived before all barriers of checkpoint 2"
+    )
     assert aligner.on_barrier_queued(2, barrier(1), 3) == [CaptureQueued(1, 2), CaptureComplete(1)]
 
 

@@ -359,7 +359,7 @@ def test_a_checkpoint_that_would_keep_too_much_in_memory_is_declined(monkeypatch
     harness.send(1, barrier(1))
     harness.pump()
     assert [(n, code) for n, _, code in harness.host.declined] == [(1, "failed")]
-    assert "before its last barrier" in harness.host.declined[0][1]
+    assert "before the last barrier" in harness.host.declined[0][1]
     assert harness.host.written == {}
     harness.send(0, barrier(2))
     harness.send(1, barrier(2))
@@ -374,7 +374,9 @@ def test_a_checkpoint_that_a_newer_one_passed_over_is_reported_and_cancelled_dow
     harness.pump()
     harness.send(1, batch(9), barrier(2))
     harness.pump()
-    assert harness.host.declined == [(1, "barrier 2 arrived before all barriers 1", "alignment_aborted")]
+    assert harness.host.declined == [
+        (1, "a barrier of checkpoint 2 arrived before all barriers of checkpoint 1", "alignment_aborted")
+    ]
     assert harness.out() == [barrier(1), CancelBarrier(1), barrier(2), [9]]
     harness.send(0, barrier(2))
     harness.pump()

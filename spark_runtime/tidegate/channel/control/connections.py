@@ -101,7 +101,9 @@ class _ControlEndpoint:
         except (OSError, TidegateError) as error:
             self._on_disconnect(error)
         except Exception as error:
-            logger.exception("a control message could not be handled; the connection is closed")
+            logger.exception(
+                "internal error: a message between driver and slot could not be processed; the run fails, and restarts"
+            )
             self._on_disconnect(error)
 
     def _write(self) -> None:
@@ -169,7 +171,7 @@ class ControlServer:
         return ListenerHandshake(self._credentials, DRIVER, self._admit)
 
     def _admit(self, slot: int) -> str | None:
-        return "this slot is connected already" if slot in self._ends else None
+        return "the slot is connected already" if slot in self._ends else None
 
     def _on_authenticated(self, connection: socket.socket, slot: int) -> None:
         end = _ControlEndpoint(
@@ -271,4 +273,6 @@ class ControlClient:
 
 
 def _log_error(error: BaseException) -> None:
-    logger.error("a callback of the control connection failed", exc_info=error)
+    logger.error(
+        "internal error: an event of the connection between driver and slot could not be processed", exc_info=error
+    )

@@ -33,10 +33,10 @@ def encode_message(message: Message) -> bytes:
     body = json.dumps(message_document(message), separators=(",", ":")).encode()
     if len(body) > MAX_MESSAGE_BYTES:
         raise ChannelError(
-            f"a control message of {len(body):,} bytes is too long",
+            f"a message between slot and driver is too long: {len(body):,} bytes",
             where=f"type {type(message).__name__}",
-            cause=f"at most {MAX_MESSAGE_BYTES:,} bytes are allowed, including inline state",
-            remedy="Lower state_size_threshold, so that state is written to files",
+            cause=f"at most {MAX_MESSAGE_BYTES:,} bytes are allowed, including small states of a snapshot",
+            remedy="Lower the option state_size_threshold, so that more states are written to files",
         )
     return _LENGTH.pack(len(body)) + body
 
@@ -74,7 +74,9 @@ class MessageConnection:
             except BlockingIOError:
                 if sum(map(len, tuple(self._outgoing))) > MAX_QUEUED_BYTES:
                     raise PeerLostError(
-                        f"the peer does not read: more than {MAX_QUEUED_BYTES:,} bytes are waiting"
+                        "the process at the other end of the connection between driver and slot does not read: more "
+                        f"than {MAX_QUEUED_BYTES:,} bytes wait to be sent",
+                        remedy="Check the logs of the driver and the slot: one of them may hang",
                     ) from None
                 return False
             if self._sent == len(data):
@@ -94,14 +96,17 @@ class MessageConnection:
         except BlockingIOError:
             return
         if not piece:
-            raise ConnectionResetError("connection closed")
+            raise ConnectionResetError("the other process closed the connection")
         self._incoming += piece
         start = 0
         try:
             while len(self._incoming) - start >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(self._incoming, start)
                 if length > MAX_MESSAGE_BYTES:
-                    raise ProtocolError(f"a control message claims {length:,} bytes, more than {MAX_MESSAGE_BYTES:,}")
+                    raise ProtocolError(
+                        f"internal error: a message between driver and slot states a length of {length:,} bytes, more "
+                        f"than {MAX_MESSAGE_BYTES:,}"
+                    )
                 end = start + _LENGTH.size + length
                 if len(self._incoming) < end:
                     break
@@ -117,5 +122,7 @@ def _decode(body: bytes) -> Message:
     try:
         document = json.loads(body)
     except ValueError as error:
-        raise ProtocolError("a control message is not JSON", cause=str(error)) from error
+        raise ProtocolError(
+            "internal error: a message between driver and slot is not JSON", cause=str(error)
+        ) from error
     return message_of(document)

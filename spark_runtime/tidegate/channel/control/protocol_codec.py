@@ -32,11 +32,13 @@ def message_of(document: Any) -> Message:
     """
     kind = _CLASSES.get(str(document.get(_TYPE))) if isinstance(document, dict) else None
     if kind is None:
-        raise ProtocolError("a control message has no known type")
+        raise ProtocolError("internal error: a message between driver and slot has an unknown type")
     try:
         message: Message = build(kind, document)
     except (TypeError, ValueError) as error:
-        raise ProtocolError(f"a control message {kind.__name__} is damaged", cause=str(error)) from error
+        raise ProtocolError(
+            f"internal error: a message {kind.__name__} between driver and slot has wrong fields", cause=str(error)
+        ) from error
     return message
 
 

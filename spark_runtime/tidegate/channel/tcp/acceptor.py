@@ -62,7 +62,7 @@ class Acceptor:
         except (BlockingIOError, ConnectionError):
             return
         except OSError:
-            self.refused["no file descriptor"] += 1
+            self.refused["the process has no free file descriptor"] += 1
             self._thread.unwatch(self._listener)
             self._thread.call_later(ACCEPT_PAUSE_S, self.open)
             return
@@ -83,7 +83,7 @@ class Acceptor:
             self._refuse(connection, error.reason)
             return
         except OSError:
-            self._refuse(connection, "lost during the handshake")
+            self._refuse(connection, "the connection was lost before it was authenticated")
             return
         if done:
             self._forget(connection)
@@ -92,7 +92,7 @@ class Acceptor:
 
     def _expire(self, connection: socket.socket) -> None:
         if connection in self._pending:
-            self._refuse(connection, "no answer in time")
+            self._refuse(connection, "the other process did not answer in time")
 
     def _refuse(self, connection: socket.socket, reason: str) -> None:
         self.refused[reason] += 1
@@ -119,11 +119,11 @@ class _PendingHandshake:
         """Read available bytes, at most as many as the message needs. Return True when authenticated."""
         piece = connection.recv(self.handshake.needed - len(self._received))
         if not piece:
-            raise HandshakeError("lost during the handshake")
+            raise HandshakeError("the connection was lost before it was authenticated")
         self._received += piece
         if len(self._received) == self.handshake.needed:
             message, self._received = self._received, b""
             answer = self.handshake.receive(message)
             if connection.send(answer) != len(answer):
-                raise HandshakeError("lost during the handshake")
+                raise HandshakeError("the connection was lost before it was authenticated")
         return self.handshake.needed == 0

@@ -49,7 +49,10 @@ class SenderCredit:
     def granted(self, size_bytes: int) -> None:
         """Record that the receiver has consumed this many more bytes."""
         if size_bytes > self.outstanding_bytes:
-            raise ProtocolError(f"credit for {size_bytes:,} bytes, but only {self.outstanding_bytes:,} are outstanding")
+            raise ProtocolError(
+                f"internal error: a slot reports {size_bytes:,} consumed bytes, but only {self.outstanding_bytes:,} "
+                "bytes were sent and not consumed"
+            )
         self._granted_bytes += size_bytes
 
 
@@ -71,7 +74,10 @@ class ReceiverCredit:
     def arrived(self, size_bytes: int) -> None:
         """Record an arrived batch. Checks the sender's credit again, as if the sender always overdrew."""
         if self._arrived_bytes - self._granted_bytes >= self._limit_bytes:
-            raise ProtocolError("the sender exceeds its credit", where=f"at most {self._limit_bytes:,} bytes")
+            raise ProtocolError(
+                "internal error: a slot sent more bytes than the receiver has allowed",
+                where=f"at most {self._limit_bytes:,} bytes",
+            )
         self._arrived_bytes += size_bytes
 
     def consumed(self, size_bytes: int) -> int:

@@ -67,7 +67,8 @@ class TcpOutputChannel:
         """
         if self.link.peer_has_ended:
             raise ProtocolError(
-                f"an element was sent to slot {self.link.slot}, which has ended", where=f"channel {self.channel_id}"
+                f"internal error: records were sent to slot {self.link.slot}, which has ended",
+                where=f"channel {self.channel_id}",
             )
         sequence = self._sequence
         if isinstance(element, pa.RecordBatch):
@@ -143,13 +144,14 @@ class TcpInputChannel:
             self._link = link
         elif self._link is not link:
             raise ProtocolError(
-                f"slots {self._link.slot} and {link.slot} both send", where=f"channel {self.channel_id}"
+                f"internal error: slots {self._link.slot} and {link.slot} both send to one channel",
+                where=f"channel {self.channel_id}",
             )
         if header.sequence != self._sequence:
             raise ProtocolError(
-                f"element {header.sequence} arrived instead of element {self._sequence}",
+                f"internal error: message {header.sequence} of a channel arrived instead of message {self._sequence}",
                 where=f"channel {self.channel_id} from slot {link.slot}",
-                cause="an element was lost, or arrived twice",
+                cause="a message was lost, or arrived twice",
             )
         self._sequence = (self._sequence + 1) % SEQUENCES
         if header.kind is Kind.BATCH:
@@ -266,7 +268,9 @@ class DataTransport:
                 raise PeerLostError(
                     f"slots {missing} did not connect in {timeout_s:g} s",
                     where=f"slot {self._slot}",
-                    cause=f"refused here: {self.refused}" if self.refused else "no connection of theirs arrived here",
+                    cause=f"slot {self._slot} refused connections: {dict(self.refused)}"
+                    if self.refused
+                    else f"no connection from these slots arrived at slot {self._slot}",
                     remedy="Check the logs of these slots, and that the network lets executors reach each other",
                 )
 
@@ -302,7 +306,8 @@ class DataTransport:
             raise self._failure
         if not flushed:
             raise PeerLostError(
-                f"slots {[link.slot for link in links if not link.is_flushed]} did not receive all in {timeout_s:g} s",
+                f"slots {[link.slot for link in links if not link.is_flushed]} did not confirm within {timeout_s:g} s "
+                "that all records have arrived",
                 where=f"slot {self._slot}",
                 remedy="Check the logs of these slots: their processes or the network may hang",
             )
@@ -330,8 +335,8 @@ class DataTransport:
 
     def _admit(self, slot: int) -> str | None:
         if slot >= self._slot:
-            return "the lower slot dials"
-        return "this slot is connected already" if self._link(slot).is_connected else None
+            return "only slots with a lower number may connect"
+        return "the slot is connected already" if self._link(slot).is_connected else None
 
     def _attach(self, connection: socket.socket, slot: int) -> None:
         self._link(slot).attach(connection, reads=self._started)
@@ -348,13 +353,17 @@ class DataTransport:
         if header.kind is Kind.CREDIT:
             output = self._outputs.get(header.channel_id)
             if output is None or output.link is not link:
-                raise ProtocolError("credit for an unknown channel", where=f"{header.channel_id} from slot {link.slot}")
+                raise ProtocolError(
+                    "internal error: a slot reports consumed bytes of an unknown channel",
+                    where=f"channel {header.channel_id} from slot {link.slot}",
+                )
             output.credit.granted(decode_credit(payload))
         else:
             channel = self._inputs.get(header.channel_id)
             if channel is None:
                 raise ProtocolError(
-                    "an element arrived for an unknown channel", where=f"{header.channel_id} from slot {link.slot}"
+                    "internal error: records arrived for an unknown channel",
+                    where=f"channel {header.channel_id} from slot {link.slot}",
                 )
             channel.take(link, header, payload)
 

@@ -105,15 +105,15 @@ class DiallerHandshake:
         if not self._challenge:
             magic, version, _, _ = _CHALLENGE.unpack(data)
             if magic != MAGIC:
-                raise HandshakeError("no tidegate at this address")
+                raise HandshakeError("no tidegate process listens at this address")
             if version != WIRE_VERSION:
-                raise HandshakeError("another version of tidegate")
+                raise HandshakeError("the other process has another version of tidegate")
             self._challenge = data
             self.needed = PROOF_BYTES
             return self._credentials.proof(_DIALLER_LABEL, self.hello, data)
         expected = self._credentials.proof(_LISTENER_LABEL, self.hello, self._challenge)
         if not hmac.compare_digest(expected, data):
-            raise HandshakeError("wrong proof")
+            raise HandshakeError("the other process does not know the secret of this run")
         self.needed = 0
         return b""
 
@@ -155,7 +155,7 @@ class ListenerHandshake:
             return self._challenge
         expected = self._credentials.proof(_DIALLER_LABEL, self._hello, self._challenge)
         if not hmac.compare_digest(expected, data):
-            raise HandshakeError("wrong proof")
+            raise HandshakeError("the other process does not know the secret of this run")
         slot = _HELLO.unpack(self._hello)[5]
         refusal = self._admit(slot)
         if refusal is not None:
@@ -168,14 +168,18 @@ class ListenerHandshake:
         magic, version, role, _, generation, _, target, run_digest, _ = _HELLO.unpack(hello)
         own = self._credentials
         if magic != MAGIC:
-            raise HandshakeError("not tidegate")
+            raise HandshakeError("the other process is not tidegate")
         if version != WIRE_VERSION:
-            raise HandshakeError("another version of tidegate")
+            raise HandshakeError("the other process has another version of tidegate")
         if role != own.role:
-            raise HandshakeError("another role")
+            raise HandshakeError("the other process requests another kind of connection")
         if generation != own.generation:
-            raise HandshakeError("older generation" if generation < own.generation else "newer generation")
+            raise HandshakeError(
+                "the other process belongs to an older generation"
+                if generation < own.generation
+                else "the other process belongs to a newer generation"
+            )
         if run_digest != own.run_digest():
-            raise HandshakeError("another run")
+            raise HandshakeError("the other process belongs to another run")
         if target != self._own:
-            raise HandshakeError("another target")
+            raise HandshakeError("the connection is meant for another slot")

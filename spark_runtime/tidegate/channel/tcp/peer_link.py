@@ -166,7 +166,7 @@ class PeerLink:
             except BlockingIOError:
                 return
             if size == 0:
-                raise ConnectionResetError("connection closed")
+                raise ConnectionResetError("the other process closed the connection")
             budget -= size
             wanted = (payload.nbytes if self._frame else 0) + header.nbytes
             self._take(size)
@@ -201,7 +201,10 @@ class PeerLink:
             self.outbox.put_urgent(close_frame(Kind.CLOSE_ACK))
         elif header.kind is Kind.CLOSE_ACK:
             if not self._farewell_sent:
-                raise ProtocolError("CLOSE_ACK arrived, but no CLOSE was sent", where=f"slot {self.slot}")
+                raise ProtocolError(
+                    "internal error: a slot confirms an end of records that was not sent (CLOSE_ACK without CLOSE)",
+                    where=f"slot {self.slot}",
+                )
             self._farewell_answered = True
         else:
             self._owner.on_frame(self, header, payload)

@@ -60,7 +60,7 @@ def dial(host: str, port: int, handshake: DiallerHandshake, timeout_s: float, wh
             f"{who} cannot be reached",
             where=where,
             cause=str(error),
-            remedy="Check its log for why it ended, and that the network lets executors and driver reach each other",
+            remedy=f"Check the log of {who}, and that the network lets executors and driver reach each other",
         ) from error
     try:
         tune(connection)
@@ -78,9 +78,11 @@ def dial(host: str, port: int, handshake: DiallerHandshake, timeout_s: float, wh
     except OSError as error:
         connection.close()
         raise HandshakeError(
-            "no answer in time" if isinstance(error, TimeoutError) else "refused by the other side",
+            "the other process did not answer in time"
+            if isinstance(error, TimeoutError)
+            else "the other process refused the connection",
             where=where,
-            remedy="Check its log: it may have ended, or belong to another run or generation of the job",
+            remedy=f"Check the log of {who}: its process may have ended, or may belong to another run of the job",
         ) from error
 
 
@@ -90,6 +92,6 @@ def _receive_exactly(connection: socket.socket, size: int, deadline: float) -> b
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         piece = connection.recv(size - len(received))
         if not piece:
-            raise ConnectionResetError("closed during the handshake")
+            raise ConnectionResetError("the other process closed the connection before it was authenticated")
         received += piece
     return received

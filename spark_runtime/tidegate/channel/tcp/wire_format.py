@@ -89,10 +89,16 @@ def unpack_header(data: Any) -> Header:
     kind_number, flags, reserved, channel_id, sequence, length = _HEADER.unpack(data)
     kind = _KINDS.get(kind_number)
     if kind is None or reserved:
-        raise ProtocolError("a frame has an unknown kind", where=f"kind {kind_number}, reserved {reserved}")
+        raise ProtocolError(
+            "internal error: a message between slots has an unknown kind",
+            where=f"kind {kind_number}, reserved {reserved}",
+        )
     bound = MAX_FRAME_BYTES if kind is Kind.BATCH else MAX_EVENT_BYTES
     if length > bound:
-        raise ProtocolError(f"a {kind.name} frame claims {length:,} bytes", cause=f"at most {bound:,} are allowed")
+        raise ProtocolError(
+            f"internal error: a {kind.name} message between slots states a length of {length:,} bytes",
+            cause=f"at most {bound:,} bytes are allowed",
+        )
     return Header(kind, flags, channel_id, sequence, length)
 
 
@@ -115,7 +121,7 @@ def event_frame(event: Event, channel_id: int, sequence: int) -> bytes:
         case EndOfPartition():
             kind, payload = Kind.END_OF_PARTITION, b""
         case other:
-            raise AssertionError(f"unknown event {other!r}")
+            raise AssertionError(f"internal error: {other!r} is not an event that can be sent to another slot")
     return pack_header(kind, channel_id, sequence, len(payload)) + payload
 
 
@@ -141,8 +147,10 @@ def decode_event(header: Header, payload: Any) -> Event:
             case Kind.END_OF_PARTITION if not payload:
                 return EndOfPartition()
     except (struct.error, IndexError) as error:
-        raise ProtocolError(f"a {header.kind.name} frame is damaged", cause=str(error)) from error
-    raise ProtocolError(f"a {header.kind.name} frame is not an event")
+        raise ProtocolError(
+            f"internal error: a {header.kind.name} message between slots cannot be decoded", cause=str(error)
+        ) from error
+    raise ProtocolError(f"internal error: a {header.kind.name} message between slots contains no event")
 
 
 def _decode_flag(payload: Any) -> bool:
@@ -159,7 +167,9 @@ def decode_credit(payload: Any) -> int:
     try:
         return int(_CREDIT.unpack(payload)[0])
     except struct.error as error:
-        raise ProtocolError("a CREDIT frame is damaged", cause=str(error)) from error
+        raise ProtocolError(
+            "internal error: a CREDIT message between slots cannot be decoded", cause=str(error)
+        ) from error
 
 
 def close_frame(kind: Kind) -> bytes:
@@ -185,7 +195,7 @@ def encode_batch(batch: pa.RecordBatch) -> tuple[int, pa.Buffer]:
             f"a record batch of {payload.size:,} bytes is too large for a channel",
             where=f"{batch.num_rows:,} rows, columns {', '.join(batch.schema.names)}",
             cause=f"one batch may have at most {MAX_FRAME_BYTES:,} bytes",
-            remedy="Emit smaller batches, of about 64k rows each",
+            remedy="Emit smaller batches from the operator, of about 64k rows each",
         )
     return flags, payload
 
@@ -202,7 +212,9 @@ def decode_batch(flags: int, payload: pa.Buffer, schema: pa.Schema) -> pa.Record
         return pa.ipc.read_record_batch(payload, schema)
     except (pa.ArrowException, OSError, StopIteration) as error:
         raise ProtocolError(
-            "a record batch cannot be read", where=f"{payload.size:,} bytes", cause=str(error)
+            "internal error: a record batch from another slot cannot be decoded",
+            where=f"{payload.size:,} bytes",
+            cause=str(error),
         ) from error
 
 

@@ -130,7 +130,9 @@ def cancel(args: argparse.Namespace, around: CliEnvironment) -> int:
     view = client.view()
     if view.is_terminal and view.status is not JobStatus.CANCELED:
         raise CommandRefusedError(
-            f"the job is {view.status}", where=f"job {client.job_id}", remedy="There is nothing to cancel"
+            f"the job cannot be cancelled: it is {view.status}",
+            where=f"job {client.job_id}",
+            remedy="Nothing has to be done: the job has ended",
         )
     around.output.progress(f"{client.job_id}: looking for its driver")
     command_id: str | None = None
@@ -176,7 +178,8 @@ def send_command(
             error.what,
             where=f"{error.where}, command {command.command_id}",
             cause=error.cause,
-            remedy="Nothing was undone: the driver may still execute it. See `tidegate status` and `tidegate logs`",
+            remedy="The command stays valid, and the driver may still execute it. See `tidegate status` and `tidegate "
+            "logs`",
         ) from error
     outcome = str(result.data.get("outcome", result.code))
     return result.raise_if_refused(where=f"job {client.job_id}", remedy=next_action(outcome))

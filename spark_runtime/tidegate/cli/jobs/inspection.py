@@ -146,7 +146,11 @@ def logs(args: argparse.Namespace, around: CliEnvironment) -> int:
     client = job_of(JobDirectory, args, around)
     client.view()
     if args.generation is not None and args.generation < 1:
-        raise OptionError(f"{args.generation} is not a generation", where="--generation", remedy="Give 1 or more")
+        raise OptionError(
+            f"{args.generation} is not the number of a driver (generation), which is 1 or more",
+            where="--generation",
+            remedy="Pass 1 or more; `tidegate status` shows the newest generation",
+        )
     if args.follow:
         _refuse_json(args, "--follow")
         _follow(client, around, args.generation)

@@ -64,7 +64,7 @@ def rescale(args: argparse.Namespace, around: CliEnvironment) -> int:
     )
     job = same_job_arguments(args, client.job_id)
     back = f"tidegate restore {job} --option parallelism={before.options['parallelism']}"
-    around.output.note(f"if the job does not start: {back}")
+    around.output.note(f"if the job does not start, restore it with the old parallelism: {back}")
     return run_submission(args, around, client, spec, timeout)
 
 
@@ -80,9 +80,9 @@ def _suspended(args: argparse.Namespace, around: CliEnvironment, client: JobClie
     stop = view.stop or {}
     if view.status is not JobStatus.STOPPED or stop.get("mode") != "suspend" or not stop.get("path"):
         raise CommandRefusedError(
-            f"the job is {view.status}, not suspended",
+            f"the job cannot be rescaled: it is {view.status}, not suspended",
             where=f"job {client.job_id}",
-            remedy=f"Restore it: tidegate restore {client.job_id} --option parallelism={args.parallelism}",
+            remedy=f"Restore the job: tidegate restore {client.job_id} --option parallelism={args.parallelism}",
         )
     return str(stop["path"])
 
@@ -95,5 +95,5 @@ def _check(parallelism: int, options: JobOptions) -> None:
         f"parallelism {parallelism} is not between 1 and the job's max_parallelism, {options.max_parallelism}",
         where="--parallelism",
         cause="keyed state is divided into max_parallelism key groups, and their number never changes",
-        remedy=f"Give 1 to {options.max_parallelism}",
+        remedy=f"Pass a number from 1 to {options.max_parallelism}",
     )

@@ -181,7 +181,7 @@ def restore(args: argparse.Namespace, around: CliEnvironment) -> int:
     before = client.spec(client.view().followed) if client.specs() else None
     if before is None and args.pipeline is None:
         raise JobNotFoundError(
-            "there is no job of this id",
+            f"there is no job with the id {client.job_id!r}",
             where=f"job {client.job_id}, root {client.root}",
             remedy=job_remedy(
                 client.store,
@@ -303,7 +303,7 @@ def restore_from(
         return make("checkpoint", checkpoint_id=int(source), **more)
     if not source.strip():
         raise OptionError(
-            "no snapshot is named", where="--from", remedy="Give latest, a checkpoint's number, or a path"
+            "--from names no snapshot", where="--from", remedy="Pass latest, a checkpoint's number, or a path"
         )
     path = os.path.expanduser(source).rstrip("/") or source
     if "://" not in path and os.path.isfile(os.path.join(path, "_metadata")):
@@ -352,7 +352,7 @@ def _succeeded(client: JobClient, view: JobView) -> JobView:
             "the job was cancelled",
             where=f"job {client.job_id}",
             cause=view.reason,
-            remedy="Restore it to resume it",
+            remedy="To resume the job, restore it (`tidegate restore`)",
         )
     return view
 

@@ -81,7 +81,7 @@ def _of_source(reader: SnapshotReader, uid: str, source: Source) -> Iterator[Res
         finding = judge_source(uid, source, current_splits(reader, uid) or ())
     except (OSError, StoreError, OutageError) as error:
         yield RestoreFinding(
-            "source", "refused", f"source {uid!r} cannot be reached now", str(error), "Check again later", uid
+            "source", "refused", f"source {uid!r} cannot be reached now", str(error), "Repeat the check later", uid
         )
         return
     if finding is not None:
@@ -93,4 +93,9 @@ def _write(path: str, data: bytes) -> None:
         with open(path, "wb") as file:
             file.write(data)
     except OSError as error:
-        raise OptionError("the file cannot be written", where=f"--write-graph {path}", cause=str(error)) from error
+        raise OptionError(
+            "the file of the pipeline's graph cannot be written",
+            where=f"--write-graph {path}",
+            cause=str(error),
+            remedy="Name another file",
+        ) from error

@@ -68,7 +68,11 @@ def _add_check(parser: Parser) -> None:
     _add_path(parser)
     parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
     add_pipeline_settings(parser)
-    parser.add_argument("--allow-non-restored-state", action="store_true", help="accept state without an operator")
+    parser.add_argument(
+        "--allow-non-restored-state",
+        action="store_true",
+        help="accept state of operators that the pipeline does not have",
+    )
     parser.add_argument("--allow-drained", action="store_true", help="accept a savepoint that a drain took")
     parser.add_argument(
         "--write-graph", metavar="FILE.json", help="write the pipeline's graph to a file, for an Airflow preflight"

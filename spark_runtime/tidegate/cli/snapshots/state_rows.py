@@ -35,7 +35,7 @@ Write = Callable[[str, pa.Schema, Iterator[pa.RecordBatch]], int]
 def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Show rows, or write them to a file. Returns the exit code."""
     if args.limit is not None and args.limit < 0:
-        raise OptionError("the limit is negative", where="--limit", remedy="Give 0 or more")
+        raise OptionError(f"the limit of rows, {args.limit}, is negative", where="--limit", remedy="Pass 0 or more")
     write = None if args.out is None else _writer_of(args.out)
     batches = state_batches(reader_of(args, around), args.uid, args.state)
     shows_some = args.out is None and args.format == "table"
@@ -109,7 +109,11 @@ def _writer_of(out: str) -> Write:
     writers: dict[str, Write] = {".parquet": _write_parquet, ".arrow": _write_arrow}
     found = writers.get(os.path.splitext(out)[1])
     if found is None:
-        raise OptionError(f"{out!r} has no known format", where="--out", remedy="Let it end in .parquet or .arrow")
+        raise OptionError(
+            f"the name {out!r} shows no known file format",
+            where="--out",
+            remedy="Use a name that ends in .parquet or .arrow",
+        )
     return found
 
 
@@ -131,7 +135,7 @@ def _file_errors(out: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            "the file cannot be written", where=out, cause=str(error), remedy="Name another file"
+            "the file of the rows cannot be written", where=f"--out {out}", cause=str(error), remedy="Name another file"
         ) from error
 
 

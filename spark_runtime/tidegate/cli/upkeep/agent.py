@@ -23,7 +23,8 @@ WITHIN = "1 h"
 def add_agent(parser: Parser) -> None:
     """Add the arguments of `tidegate agent`."""
     parser.description = (
-        "Launches drivers until you end it. The drivers keep running then. Several agents may supervise one root."
+        "Launches drivers until you end this command. Drivers that run continue to run. Several agents may supervise "
+        "one root."
     )
     arguments.add_root(parser)
     kinds = launcher_registry.kinds()
@@ -90,5 +91,5 @@ def make_agent(args: argparse.Namespace, around: CliEnvironment) -> Agent:
 
 def _restarts(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise OptionError(f"{text!r} is not a number of relaunches", where="--restarts", remedy="Give 0 or more")
+        raise OptionError(f"{text!r} is not a whole number of relaunches", where="--restarts", remedy="Pass 0 or more")
     return int(text)

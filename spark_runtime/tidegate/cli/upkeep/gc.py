@@ -15,7 +15,7 @@ def add_gc(parser: Parser) -> None:
         "Deletes files that no job needs: checkpoints and savepoints that never completed, checkpoints that are no "
         "longer needed, shared files that no checkpoint uses, rows of DataFrames at which no snapshot has positions, "
         "and code of no submission. With JOB it cleans one job, without JOB every job below the root. Completed "
-        "savepoints stay, and so does everything that a job can still use. Jobs may run meanwhile."
+        "savepoints stay, and so does everything that a job can still use. Jobs may run at the same time."
     )
     arguments.add_job(parser)
     parser.add_argument(

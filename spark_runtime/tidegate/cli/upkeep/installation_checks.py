@@ -39,7 +39,7 @@ def check_python(version: tuple[int, int], executable: str) -> CheckResult:
     detail = f"{version[0]}.{version[1]} at {executable}"
     if MIN_PYTHON <= version <= MAX_PYTHON:
         return CheckResult("python", True, detail)
-    return CheckResult("python", False, detail, "Use Python 3.11, 3.12, 3.13 or 3.14")
+    return CheckResult("python", False, f"{detail} is not supported", "Use Python 3.11, 3.12, 3.13 or 3.14")
 
 
 def check_pyspark(installed: Mapping[str, str | None], has_jars: bool) -> CheckResult:
@@ -85,7 +85,7 @@ def check_slot_python(named: str | None, said: str | None, version: tuple[int, i
         return CheckResult("PYSPARK_PYTHON", False, f"{named} cannot be run", remedy)
     if said != own:
         problem = (
-            f"is Python {said}, the driver's is {own}"
+            f"is Python {said}, but the driver has Python {own}"
             if re.fullmatch(r"\d+\.\d+", said)
             else f"cannot import a package: {said}"
         )
@@ -166,7 +166,7 @@ def _kernel_cache(environment: Mapping[str, str]) -> CheckResult:
         with tempfile.TemporaryFile(dir=base):
             return CheckResult("kernel cache", True, f"{base} is writable")
     except OSError as error:
-        remedy = f"Set {KERNEL_CACHE_VARIABLE} to a writable folder of this user"
+        remedy = f"Set {KERNEL_CACHE_VARIABLE} to a folder that this process can write"
         return CheckResult("kernel cache", False, f"{base} is not writable: {error.strerror}", remedy)
 
 
@@ -179,5 +179,5 @@ def _root(root: str | None, storage_options: Mapping[str, Any]) -> CheckResult:
         store.probe()
     except TidegateError as error:
         detail = f"{error.what}{f' [{error.where}]' if error.where else ''}{f': {error.cause}' if error.cause else ''}"
-        return CheckResult("root", False, detail, error.remedy or "Use another root")
-    return CheckResult("root", True, f"{store.url}: create-only writes, reads, listings and deletes work")
+        return CheckResult("root", False, detail, error.remedy or "Use another root for the jobs")
+    return CheckResult("root", True, f"{store.url}: objects can be created, read, listed and deleted")

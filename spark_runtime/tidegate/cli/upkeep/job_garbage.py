@@ -31,7 +31,9 @@ def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     the first error.
     """
     if args.keep is not None and args.keep < 1:
-        raise OptionError("at least one recovery point must stay", where="--keep", remedy="Give 1 or more")
+        raise OptionError(
+            f"--keep={args.keep} would delete all recovery points", where="--keep", remedy="Pass 1 or more"
+        )
     older_than = arguments.duration(args.older_than, "--older-than") or timedelta()
     if args.job is not None or args.job_id is not None:
         client = job_of(JobDirectory, args, around)
@@ -87,10 +89,10 @@ def _of_job(
         for line in table(("path", "why", "size"), rows, right=frozenset({"size"})):
             around.output.print(line)
     too_young, freed_bytes = found.too_young + sinks.too_young, found.size_bytes + sinks.size_bytes
-    young = f"; {too_young} more were written within {args.older_than}" if too_young else ""
+    young = f"; {too_young} more stay, because they were written within {args.older_than}" if too_young else ""
     around.output.print(f"{client.job_id}: {size_text(freed_bytes)} {_verb(args)}{young}")
     if found.kept_back:
-        around.output.note(f"shared files stay: {found.kept_back}; call again later")
+        around.output.note(f"shared files stay: {found.kept_back}; run `tidegate gc` again later")
     if found.rows_kept:
         around.output.note(f"rows of DataFrames stay: {found.rows_kept}")
     for problem in found.savepoints_kept:

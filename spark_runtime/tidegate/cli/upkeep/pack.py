@@ -48,10 +48,16 @@ def add_pack(parser: Parser) -> None:
 def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Write the file and print its hash."""
     if not args.output.endswith(SUFFIX):
-        raise OptionError(f"{args.output} is not a {SUFFIX} file", where="--output", remedy="Write -o pipeline.zip")
+        raise OptionError(
+            f"the name {args.output!r} does not end in {SUFFIX}", where="--output", remedy="Write -o pipeline.zip"
+        )
     path, target = resolve_pipeline(args.pipeline, args.code_root)
     if path.endswith(SUFFIX):
-        raise OptionError("the pipeline is packed already", where=path, remedy="Name the pipeline's source file")
+        raise OptionError(
+            "the file is a packed pipeline already",
+            where=path,
+            remedy="Name the Python file of the pipeline: path/to/file.py:build",
+        )
     around.output.progress("packing")
     data, names = packed_pipeline(path, target, args.requirements)
     with open(args.output, "wb") as file:
@@ -82,7 +88,9 @@ def packed_pipeline(
 
 def _packages(requirements: str, install: Install) -> tuple[Files, list[str]]:
     if not os.path.isfile(requirements):
-        raise OptionError("there is no such file", where=f"--requirements {requirements}", remedy="Check the path")
+        raise OptionError(
+            "the requirements file does not exist", where=f"--requirements {requirements}", remedy="Correct the path"
+        )
     with tempfile.TemporaryDirectory(prefix="tidegate-pack-") as folder:
         constraints, target = os.path.join(folder, "constraints.txt"), os.path.join(folder, SITE_PACKAGES)
         with open(constraints, "w", encoding="utf-8") as file:
@@ -141,20 +149,22 @@ def run_pip(words: Sequence[str]) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise PipelineError(
-            f"pip did not end within {INSTALL_LIMIT_S:g} s", remedy="Check that the package index can be reached"
+            f"pip did not install the requirements within {INSTALL_LIMIT_S:g} s",
+            remedy="Check that this host can reach the package index",
         ) from error
     if done.returncode == 0:
         return
     if "No module named pip" in done.stderr:
         raise EnvironmentProblemError(
-            "pip is not installed",
-            cause=f"{sys.executable} cannot import it",
-            remedy="Run `python -m ensurepip`",
+            "pip is not installed for this Python, but `tidegate pack` needs it",
+            cause=f"{sys.executable} cannot import pip",
+            remedy=f"Run `{sys.executable} -m ensurepip`",
         )
     raise PipelineError(
         "pip could not install the requirements",
         cause=done.stderr[-TAIL:].strip(),
-        remedy=f"Correct the file; {', '.join(RUNTIMES_OWN[:6])} and their requirements keep the versions here",
+        remedy=f"Correct the requirements file. It cannot change the versions of {', '.join(RUNTIMES_OWN[:6])} and "
+        "their requirements, which stay as installed on this machine",
     )
 
 

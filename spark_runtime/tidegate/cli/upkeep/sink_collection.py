@@ -61,7 +61,7 @@ def collect_sinks(
     with tempfile.TemporaryDirectory(prefix="tidegate-gc-") as scratch:
         sinks = list(_sinks(client, [s for s in reversed(specs) if s.number in {*ran, newest}], scratch, kept))
         unsupported = [
-            f"sink {ctx.uid!r} cannot list what it keeps"
+            f"sink {ctx.uid!r} ({type(sink).__name__} does not support the collection of leftovers)"
             for sink, ctx in sinks
             if not isinstance(sink, CollectsLeftovers)
         ]
@@ -81,10 +81,10 @@ def collect_sinks(
             raise
         except Exception as error:
             raise TidegateError(
-                "leftovers of sinks cannot be collected",
+                "data that failed runs left at the targets of sinks cannot be deleted",
                 where=f"job {client.job_id}",
                 cause=f"{type(error).__name__}: {error}",
-                remedy="Fix the cause, and call `tidegate gc --sinks` again: it does not repeat finished work",
+                remedy="Fix the cause, and run `tidegate gc --sinks` again, which continues",
             ) from error
     return SinkLeftovers(found.found, found.too_young, (*found.kept, *unsupported, *kept))
 

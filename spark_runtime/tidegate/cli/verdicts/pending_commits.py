@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     result = commit_pending(client, ruling)
     view = client.view()
     committed = f"committed up to checkpoint {result.committed}" if result.committed else "nothing is committed"
-    waiting = f"; waiting for a verdict: {', '.join(map(str, result.waiting))}" if result.waiting else ""
+    waiting = f"; waiting for approval or rejection: {', '.join(map(str, result.waiting))}" if result.waiting else ""
     gone = f"; in quarantine: {', '.join(map(str, result.quarantined))}" if result.quarantined else ""
     around.output.print(f"{client.job_id}: {view.status}; {committed}{waiting}{gone}")
     around.output.document({"job_id": client.job_id, "status": str(view.status), **dataclasses.asdict(result)})
@@ -84,10 +84,11 @@ def commit_pending(client: JobDirectory, ruling: Verdict | None = None) -> LateC
     spec = client.spec(verdicts.spec)  # not the newest: another may have been submitted since
     if ruling is not None and not verdicts.gated:
         raise CommandRefusedError(
-            "this job commits by itself, and no checkpoint waits for a verdict",
+            "the job commits without approval, and no checkpoint waits for approval or rejection",
             where=f"job {client.job_id}",
-            cause="its option commit is 'automatic'",
-            remedy="Leave out the verdict: the output before the newest snapshot is then committed",
+            cause="the job's option commit is 'automatic'",
+            remedy="Leave out --approve, --reject and --quarantine: the output before the newest snapshot is then "
+            "committed",
         )
     due: object = [n for n in verdicts.uncommitted if n <= verdicts.approved]
     if not verdicts.gated:
@@ -139,18 +140,18 @@ def _checked(client: JobDirectory) -> Verdicts:
     beyond = sorted(set(view.uncommitted) - set(verdicts.uncommitted if verdicts.gated else ()))
     if view.is_terminal and view.followed != spec.number and beyond:
         raise CommandRefusedError(
-            f"checkpoints {beyond} belong to submission {view.followed}",
+            f"checkpoints {beyond} belong to submission {view.followed}, not to the newest submission {spec.number}",
             where=where,
-            cause=f"the newer submission {spec.number} was refused before it ran, and does not have them",
+            cause=f"submission {spec.number} was refused before it ran, so it does not continue these checkpoints",
             remedy="Restore the latest recovery point with `tidegate restore --option commit=on_request`, "
-            "and approve or reject them in that run",
+            "and approve or reject the checkpoints in that run",
         )
     if not view.is_terminal and (
         client.is_alive() or find_local_driver(client.store, client.layout, spec.number) is not None
     ):
         remedy = "Use `tidegate approve` or `tidegate reject`, or wait until the job has ended"
-        raise CommandRefusedError("the driver is alive", where=where, remedy=remedy)
+        raise CommandRefusedError("the job's driver is alive, and commits itself", where=where, remedy=remedy)
     if not view.is_terminal and not view.is_active:
-        remedy = "Start it with `tidegate restore`, or end it with `tidegate cancel`"
-        raise CommandRefusedError("the driver has not started yet", where=where, remedy=remedy)
+        remedy = "Start the driver with `tidegate restore`, or end the job with `tidegate cancel`"
+        raise CommandRefusedError("the job's driver has not started yet", where=where, remedy=remedy)
     return verdicts

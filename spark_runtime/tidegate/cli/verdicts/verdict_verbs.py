@@ -27,7 +27,12 @@ def add_approve(parser: Parser) -> None:
     """Add the arguments of `tidegate approve`."""
     parser.description = "Approves a checkpoint and all earlier ones that wait, and waits until sinks have committed."
     arguments.add_job(parser)
-    parser.add_argument("--checkpoint", type=int, metavar="ID", help="id of it (default: the newest that waits)")
+    parser.add_argument(
+        "--checkpoint",
+        type=int,
+        metavar="ID",
+        help="id of the checkpoint (default: the newest that waits for approval)",
+    )
     arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
     parser.set_defaults(run=approve)
 
@@ -53,7 +58,13 @@ def add_staged(parser: Parser) -> None:
     """Add the arguments of `tidegate staged`."""
     parser.description = "Shows the output that an approval would publish, and where to read it until then."
     arguments.add_job(parser)
-    parser.add_argument("checkpoint", nargs="?", type=int, metavar="ID", help="default: the newest that waits")
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        type=int,
+        metavar="ID",
+        help="id of the checkpoint (default: the newest that waits for approval)",
+    )
     parser.set_defaults(run=staged)
 
 

@@ -49,7 +49,7 @@ def union_state_problem(complete: CompleteCheckpoint, topology: Topology) -> str
             if 0 < len(some) < len(mine):
                 return (
                     f"operator {uid!r} has union state, and {len(some)} of its {len(mine)} subtasks {what}: no "
-                    f"snapshot can complete until all have"
+                    f"snapshot can complete until all of them {what}"
                 )
     return None
 

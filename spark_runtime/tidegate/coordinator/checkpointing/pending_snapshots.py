@@ -94,7 +94,7 @@ class PendingCheckpoint:
     def expiry_message(self, now_ms: int) -> str:
         """Return the reason for an expiry. It names subtasks that have not acknowledged."""
         missing = sorted(self.plan.wait_for - self.acks.keys())[:NAMED_SUBTASKS]
-        return f"expired after {now_ms - self.triggered_ms} ms; no acknowledgement from subtasks {missing}"
+        return f"the snapshot expired after {now_ms - self.triggered_ms} ms; no acknowledgement from subtasks {missing}"
 
     def metrics(self, now_ms: int) -> dict[str, float]:
         """Return metrics over all subtasks: sums of bytes, maxima of times (milliseconds), duration, counts (S2.5)."""

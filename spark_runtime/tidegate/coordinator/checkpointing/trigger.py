@@ -27,11 +27,12 @@ _MESSAGES: dict[RefusalCode, str] = {
     "job_ended": "the job has stopped, and this run only commits its remaining output",
     "checkpointing_off": "checkpoint_mode is off, so this job takes no snapshots. Cancel the job, or submit it again "
     "with checkpoint_mode exactly_once or at_least_once",
-    "periodic_off": "the periodic scheduler is off",
+    "periodic_off": "periodic checkpoints are off",
     "periodic_queued": "another periodic checkpoint is already waiting",
-    "too_many_uncommitted": "max_uncommitted_checkpoints is reached: this many checkpoints wait for a verdict. Approve "
-    "or reject one, then repeat the request",
-    "not_all_required_subtasks_running": "some of the required subtasks are not running",
+    "too_many_uncommitted": "as many checkpoints wait for approval or rejection as max_uncommitted_checkpoints allows. "
+    "Approve or reject one of them, then repeat the request",
+    "not_all_required_subtasks_running": "some of the subtasks that the snapshot needs are not running. Repeat the "
+    "request later",
 }
 
 

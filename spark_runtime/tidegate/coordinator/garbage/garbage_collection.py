@@ -133,7 +133,7 @@ def plan_collection(
     """
     fence = next((d for d in reversed(decisions) if d.kind == "fence"), None)
     if fence is None:
-        return CollectionPlan({}, 0, (), "no driver has ever run" if files else "")
+        return CollectionPlan({}, 0, (), "no driver of the job has ever run" if files else "")
     spec = next(spec for spec in specs if spec.number == fence.data["spec"])
     is_over = has_ended(decisions)
     generation = fence.generation + 1 if is_over else fence.generation
@@ -157,7 +157,7 @@ def plan_collection(
     except SnapshotError as error:
         return CollectionPlan(found, too_young, (), f"a checkpoint that is kept cannot be read: {error}")
     unused, held = split_deletable(files, used, {}, pending)
-    waits = f"pending checkpoints {sorted(pending)} may use {len(held)} of them" if held else ""
+    waits = f"pending checkpoints {sorted(pending)} may use {len(held)} of these files" if held else ""
     return CollectionPlan(found, too_young, tuple(unused), waits)
 
 
@@ -276,7 +276,7 @@ class _Sweep:
         kept_back = ""
         for location, why in planned.items():
             if location in _referenced_now(self._read_log(), self._read_specs()):
-                kept_back = f"a new submission starts from {location}, and may use them"
+                kept_back = f"a new submission starts from {location}, and may use these files"
                 continue
             where, folder = savepoints.opened(location)
             self.collected.append(CollectedItem(location, why, _size_bytes(where, where.walk(folder))))

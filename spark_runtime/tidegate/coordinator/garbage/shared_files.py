@@ -123,7 +123,9 @@ class SharedFiles:
                 self._reported.add(str(error))
                 place = context(job=self._layout.job_id, generation=self._generation)
                 logger.warning(
-                    "shared files are not deleted because a checkpoint cannot be read: %s", error, extra=place
+                    "unused shared files are not deleted, because a checkpoint that may use them cannot be read: %s",
+                    error,
+                    extra=place,
                 )
 
     def _sweep(self) -> None:

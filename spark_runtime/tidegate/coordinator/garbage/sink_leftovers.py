@@ -140,7 +140,9 @@ def referenced_transactions(
             if not holder.exists(JobLayout.metadata(folder)):
                 if view.kind not in SAVEPOINT_KINDS or view.path in owned:
                     continue  # a driver deleted it. The job owned it, so that there is no copy
-                return ReferencedTransactions({}, kept=f"{name} is not in its location, and a copy may be restored")
+                return ReferencedTransactions(
+                    {}, kept=f"{name} was moved or deleted, and a moved copy may still need the data"
+                )
             held = sink_handles(view.path, read_metadata(holder, folder), SnapshotStreams(holder, folder))
         except (SnapshotError, StoreError) as error:
             return ReferencedTransactions({}, kept=f"{name} cannot be read: {error}")
@@ -172,7 +174,7 @@ def stable_referenced_transactions(
     for _ in range(MAX_READ_ATTEMPTS):
         if current.goes_on and not lineage.goes_on:
             return ReferencedTransactions(
-                {}, kept="a run has begun in it during the collection. Repeat the command later"
+                {}, kept="a run of this lineage has begun during the collection. Repeat the command later"
             )
         answer = ask(current)
         before, current = current, as_it_is()
@@ -180,7 +182,8 @@ def stable_referenced_transactions(
             return answer
     return ReferencedTransactions(
         {},
-        kept=f"{MAX_READ_ATTEMPTS} times a snapshot completed while its snapshots were read. Repeat the command later",
+        kept=f"new snapshots completed during each of {MAX_READ_ATTEMPTS} attempts to read all of them. Repeat the "
+        "command later",
     )
 
 

@@ -77,7 +77,9 @@ def find_unread_rows(
         needed |= read or set()
     stay = sorted(there & moved.keys() - needed)
     kept = ", ".join(f"{layout.materialised(n)} for savepoint {moved[n]}" for n in stay)
-    kept += ", which is not in its location. Delete the folder when no copy of the savepoint is left" if stay else ""
+    kept += (
+        ", which was moved or deleted. Delete the folder yourself when no copy of the savepoint is left" if stay else ""
+    )
     unread = [layout.materialised(n) for n in sorted(there - needed - moved.keys())]
     strays = [path for n in sorted(needed - {running_spec} | {*stay}) for path in _unrecorded_files(store, layout, n)]
     return UnreadRows((*unread, *strays), frozenset(strays), kept)

@@ -42,9 +42,9 @@ def check_fork(
         raise PipelineError(
             f"a fork needs bounded sources, but these sources are unbounded: {', '.join(unbounded)}",
             where=where,
-            cause="a fork processes a part of the input and ends",
-            remedy="Use a bounded source, such as Files. With the same uid it resumes from its position in the "
-            "snapshot, with a new uid it reads from the beginning",
+            cause="a fork processes a limited part of the input, and then ends",
+            remedy="Use a bounded source, such as Files. With the same uid the source resumes from its position in the "
+            "snapshot; with a new uid it reads from the beginning",
         )
     for uid, sink in two_phase_sinks(graph).items():
         own = sink.identity()
@@ -53,7 +53,7 @@ def check_fork(
             raise PipelineError(
                 f"sink {uid!r} of the fork writes to the same place as sink {taken!r} of the original job",
                 where=f"{where}, {sink.describe()}",
-                cause=f"its rows would mix with the rows of {live[taken]}",
+                cause=f"rows of the fork would mix with the rows of {live[taken]}",
                 remedy="Configure another place for the fork. A custom sink class names its place in identity()",
             )
 

@@ -55,5 +55,5 @@ def check_fresh_start(graph: JobGraph, job_id: str, lineage: str = "", generatio
                 "the target of a sink is not reachable",
                 where=f"sink {node.uid!r}, {node.sink.describe()}",
                 cause=f"{type(error).__name__}: {error}",
-                remedy="Check the path and its access rights",
+                remedy="Check the path of the sink's target, and the access rights of this process",
             ) from error

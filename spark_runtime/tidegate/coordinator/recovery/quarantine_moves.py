@@ -125,14 +125,15 @@ def _unknown_error(
         where=f"snapshot {', '.join(unreadable)}",
         cause=f"these checkpoints were rejected with then=quarantine, and the snapshot that holds the output is not "
         f"readable: {why}",
-        remedy=f"{again}Restore the snapshot's files, or delete the snapshot and discard the output; then start again",
+        remedy=f"{again}Put the snapshot's files back, or delete the snapshot, which discards the output; then start "
+        "the job again",
     )
 
 
 def _abandoned_error(lost: Sequence[int]) -> str:
     return (
         f"checkpoints {list(lost)} were rejected with then=quarantine, but every snapshot that records their staged "
-        "output has been deleted; output that is not in quarantine/ yet is discarded"
+        "output has been deleted; the part of the output that is not in quarantine/ yet is discarded"
     )
 
 
@@ -143,7 +144,8 @@ def _sinks_removed_error(
     able = {uid for uid, (sink, _) in sinks.items() if isinstance(sink, SupportsQuarantine)}
     return [
         f"sink {uid!r} staged output for checkpoints {list(withheld.checkpoints)}, which were rejected with "
-        "then=quarantine. It stays staged: the pipeline has no sink with this uid that can move it"
+        "then=quarantine. The output stays staged and uncommitted: the pipeline has no sink with this uid that can "
+        "move output to quarantine/"
         for uid, handles in held.items()
         if uid not in able and _withheld_of(withheld, handles)
     ]

@@ -64,9 +64,9 @@ def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], s
     if found is None:
         what = "any completed checkpoint" if wanted.checkpoint_id is None else f"checkpoint {wanted.checkpoint_id}"
         raise SnapshotError(
-            f"the log has no record of {what}",
+            f"the decision log of the job has no record of {what}",
             where=f"job {spec.job_id}",
-            remedy="List the snapshots that can be restored with `tidegate checkpoints`",
+            remedy="Restore a snapshot that `tidegate checkpoints` lists",
         )
     _refuse_other_lineage(specs, spec, found)
     known = completes.get(found.checkpoint_id)
@@ -101,10 +101,11 @@ def _refuse_other_lineage(specs: Sequence[Spec], spec: Spec, found: CheckpointVi
     taken_by = next((s for s in specs if s.number == found.spec), spec)
     if spec.restore is not None and spec.restore.kind == "latest" and taken_by.lineage != spec.lineage:
         raise SnapshotError(
-            f"the latest snapshot is now {found.path}, which belongs to another lineage than when this was submitted",
+            f"the latest snapshot is now {found.path}, which belongs to another lineage than at the time of the "
+            "submission",
             where=f"job {spec.job_id}, submission {spec.number}",
-            cause=f"submission {taken_by.number} has run since",
-            remedy="Submit the restore again; otherwise the output that the snapshot staged would not be committed",
+            cause=f"submission {taken_by.number} has run since then, and took this snapshot",
+            remedy="Submit the restore again, so that the output that the snapshot staged is committed",
         )
 
 
@@ -135,9 +136,11 @@ def check_verdicts(
     if not waiting:
         return
     raise SnapshotError(
-        f"checkpoints {waiting} wait for a verdict, and this submission would commit their staged output without one",
+        f"checkpoints {waiting} wait for approval or rejection, and submission {spec.number} would commit their output "
+        "without it",
         where=f"job {spec.job_id}, sinks {', '.join(sinks)}",
-        cause="its option commit is 'automatic', but the previous submission used 'on_request'",
+        cause=f"the option commit of submission {spec.number} is 'automatic', but the previous submission used "
+        "'on_request'",
         remedy="Restore with commit=on_request, then approve or reject these checkpoints",
     )
 
@@ -162,7 +165,10 @@ def check_discarded_verdicts(
     entries = entries_by_submission(decisions)
     if _passed_over(entries, checkpoint_id):
         raise _missing_checkpoint_error(
-            spec, checkpoint_id, [checkpoint_id], "the run after the one that took it started from an older snapshot"
+            spec,
+            checkpoint_id,
+            [checkpoint_id],
+            "after the run that took the checkpoint, the next run started from an older snapshot",
         )
     points, ran = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False)), may_have_run(entries)
     for other in specs:
@@ -171,16 +177,16 @@ def check_discarded_verdicts(
         line = points.lineage(other.number)
         gone = [n for n in waiting if taken.views[n].spec < other.number and n > line.get(taken.views[n].spec, 0)]
         if gone:
-            cause = f"submission {other.number} started from a snapshot before them, without a verdict on them"
+            cause = f"submission {other.number} started from an older snapshot before they were approved or rejected"
             raise _missing_checkpoint_error(spec, checkpoint_id, gone, cause)
 
 
 def _missing_checkpoint_error(spec: Spec, checkpoint_id: int, gone: Sequence[int], cause: str) -> SnapshotError:
     return SnapshotError(
-        f"checkpoint {checkpoint_id} refers to staged output of checkpoints {gone}, which has been deleted",
+        f"checkpoint {checkpoint_id} needs the staged output of checkpoints {gone}, which has been deleted",
         where=f"job {spec.job_id}",
-        cause=f"{cause}, and reads their input again",
-        remedy="Restore a checkpoint before them, or a newer one (see `tidegate checkpoints`)",
+        cause=f"{cause}, and processed the same input again",
+        remedy=f"Restore a checkpoint before {gone[0]}, or a newer one (see `tidegate checkpoints`)",
     )
 
 
@@ -218,10 +224,11 @@ def _waiting_checkpoints(taken: Verdicts, checkpoint_id: int) -> list[int]:
 
 def _rejected(checkpoint_id: int, where: str) -> SnapshotError:
     return SnapshotError(
-        f"checkpoint {checkpoint_id} was rejected, or follows a rejected checkpoint",
+        f"checkpoint {checkpoint_id} was rejected, or was taken after a rejected checkpoint",
         where=where,
         cause="the output in a rejected checkpoint must never be committed",
-        remedy="Restore the latest checkpoint, which is older, or choose one from `tidegate checkpoints`",
+        remedy="Restore the latest checkpoint that was not rejected (`--from latest`), or another one from "
+        "`tidegate checkpoints`",
     )
 
 
@@ -239,8 +246,9 @@ def check_drained(point: RestorePoint, spec: Spec, drained_operators: Sequence[s
         raise SnapshotError(
             f"snapshot {point.location} was taken by a drain",
             where=f"job {spec.job_id}, operators {', '.join(drained_operators)}",
-            cause="the drain fired open windows early, which would emit again, and joins used one side only in part",
-            remedy="Restore an earlier snapshot, or set allow_drained to accept these results",
+            cause="the drain fired open windows early: after a restore they emit a second time, and joins have read "
+            "one input only in part",
+            remedy="Restore an earlier snapshot, or set allow_drained to accept the second results",
         )
 
 

@@ -16,7 +16,8 @@ from tidegate.jobs.history.submissions import LogEntry, entries_by_submission
 from tidegate.jobs.records import Decision, Spec
 
 SINKS_UNCHANGED = (
-    "Restore with the unchanged pipeline and change it afterwards, or set on_committed_after=accept_duplicates"
+    "Restore with the unchanged pipeline and change the pipeline afterwards, or set "
+    "on_committed_after=accept_duplicates"
 )
 
 
@@ -115,12 +116,12 @@ def plan_rewind(
         return None
     if mode == "accept_duplicates":
         return RewindPlan(checkpoint_id, passed, False, False, tuple(sinks))
-    remedy = "Set on_committed_after=rewind to delete their output, or on_committed_after=accept_duplicates to keep it"
+    remedy = "Set on_committed_after=rewind to delete that output, or on_committed_after=accept_duplicates to keep it"
     remedy = f"{_alternative_text(specs, entries, spec, passed)}, or s{remedy[1:]}"
     raise SnapshotError(
         f"checkpoints {list(passed)} were completed after {location}, and their output may already be committed",
         where=f"job {spec.job_id}, sinks {', '.join(sinks)}",
-        cause="restoring an older snapshot emits the same rows again",
+        cause="after a restore of the older snapshot, the job writes the same rows a second time",
         remedy=remedy,
     )
 
@@ -133,7 +134,7 @@ def _alternative_text(specs: Sequence[Spec], entries: Sequence[LogEntry], spec: 
     points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
     before = (points.latest(number) for number in range(1, spec.number))
     newest = max((point.checkpoint_id for point in before if point is not None), default=0)
-    return f"Restore {newest}" if passed and newest >= passed[-1] else "Restore the latest"
+    return f"Restore snapshot {newest}" if passed and newest >= passed[-1] else "Restore the latest snapshot"
 
 
 def _refuse_rewound(rewinds: Sequence[Rewind], spec: Spec, checkpoint_id: int, location: str) -> None:
@@ -142,18 +143,19 @@ def _refuse_rewound(rewinds: Sequence[Rewind], spec: Spec, checkpoint_id: int, l
             raise SnapshotError(
                 f"snapshot {location} cannot be restored: sinks have deleted the output that it had committed",
                 where=f"job {spec.job_id}",
-                cause=f"a restore of {rewind.checkpoint_id} with on_committed_after=rewind passed over it, so that its "
-                "state counts rows that are deleted",
+                cause=f"the job was restored from the earlier snapshot {rewind.checkpoint_id} with "
+                "on_committed_after=rewind, which deletes all later output",
                 remedy="Restore the latest snapshot, or choose one from `tidegate checkpoints`",
             )
 
 
 def _unfinished_rewind(begun: Rewind, spec: Spec) -> SnapshotError:
     return SnapshotError(
-        f"a rewind to snapshot {begun.checkpoint_id} was begun and not finished",
+        f"a rewind to snapshot {begun.checkpoint_id} has begun, but has not finished",
         where=f"job {spec.job_id}",
-        cause="the output that was committed after it may be deleted only in part",
-        remedy=f"Restore {begun.checkpoint_id} to finish it, or an older snapshot with on_committed_after=rewind",
+        cause="sinks may have deleted only a part of the output that was committed after that snapshot",
+        remedy=f"Restore snapshot {begun.checkpoint_id} to finish the rewind, or an older snapshot with "
+        "on_committed_after=rewind",
     )
 
 
@@ -181,24 +183,27 @@ def _check_sinks(
         raise _unsupported_sinks_error(
             spec,
             f"checkpoints {strange} were completed after a fresh start",
-            "sinks can delete only output of their own job since it began, and not output of a fresh start",
+            "a sink can delete only output of the restored chain of snapshots, and a fresh start begins another chain",
             other_ways,
         )
     unable = [f"{uid!r} ({type(sink).__name__})" for uid, sink in sinks.items() if not isinstance(sink, SupportsRewind)]
     if unable:
-        cause = "a sink of this kind cannot delete output that it has published"
-        raise _unsupported_sinks_error(spec, f"sinks {', '.join(unable)} cannot be rewound", cause, other_ways)
+        cause = "a sink of this kind cannot delete output that it has committed"
+        raise _unsupported_sinks_error(spec, f"sinks {', '.join(unable)} do not support rewind", cause, other_ways)
     for uid, described in rewound_sinks(entries, passed).items():
         if uid not in sinks:
-            cause = f"it committed output of checkpoints {list(passed)}, and is not in the pipeline any more"
+            cause = f"the sink committed output of checkpoints {list(passed)}, but is not in the pipeline any more"
             raise _unsupported_sinks_error(spec, f"sink {uid!r} cannot be rewound", cause, SINKS_UNCHANGED)
         now = sinks[uid].describe()
         if now != described:
-            cause = f"it was {described}, and is now {now}"
+            cause = f"the sink was {described}, and is now {now}"
             raise _unsupported_sinks_error(spec, f"sink {uid!r} now writes to another place", cause, SINKS_UNCHANGED)
 
 
 def _unsupported_sinks_error(spec: Spec, what: str, cause: str, remedy: str) -> SnapshotError:
     return SnapshotError(
-        f"committed output cannot be deleted: {what}", where=f"job {spec.job_id}", cause=cause, remedy=remedy
+        f"the output that was committed after the snapshot cannot be deleted: {what}",
+        where=f"job {spec.job_id}",
+        cause=cause,
+        remedy=remedy,
     )

@@ -51,7 +51,7 @@ def rewind_sinks(
     for uid, (sink, ctx) in sinks.items():
         if not isinstance(sink, SupportsRewind):
             raise SnapshotError(
-                f"{type(sink).__name__} cannot delete output that it has published",
+                f"a sink of the class {type(sink).__name__} cannot delete output that it has committed",
                 where=f"sink {uid!r}",
                 remedy="Restore the latest snapshot, or set on_committed_after=accept_duplicates",
             )
@@ -74,7 +74,7 @@ def rewind_sinks(
 
 def _failed(uid: str, checkpoint_id: int, error: Exception) -> StoreError:
     return StoreError(
-        f"sink {uid!r} was not rewound to snapshot {checkpoint_id}",
+        f"sink {uid!r} could not delete its output after snapshot {checkpoint_id} (rewind)",
         cause=str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}",
         remedy="Check that the sink's target is reachable and writable. The next run tries again",
     )

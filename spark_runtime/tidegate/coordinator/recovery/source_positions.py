@@ -54,13 +54,16 @@ def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) 
     except TidegateError as error:
         return RestoreFinding("source", "refused", str(error), uid=uid)
     except (LookupError, TypeError, AttributeError) as error:
-        what = f"source {uid!r} cannot read its positions as a {type(source).__name__}"
-        cause = f"another source class or version wrote them: {type(error).__name__}: {error}"
+        what = f"source {uid!r}, a {type(source).__name__}, cannot read its positions in the snapshot"
+        cause = f"another source class or version wrote the positions: {type(error).__name__}: {error}"
         remedy = "Restore with the source class that wrote the positions, or give the source a new uid"
         return RestoreFinding("source", "refused", what, cause, remedy, uid)
     if gone is None:
         return RestoreFinding(
-            "source", "unknown", f"source {uid!r} cannot check whether its positions still exist", uid=uid
+            "source",
+            "unknown",
+            f"source {uid!r} cannot check before the run whether its positions still exist",
+            uid=uid,
         )
     if not gone:
         return RestoreFinding("source", "fits", f"source {uid!r} finds all its {len(left)} open splits", uid=uid)

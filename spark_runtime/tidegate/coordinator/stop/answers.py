@@ -44,7 +44,7 @@ def stop_result(
 def uncommitted_text(uncommitted: Sequence[int]) -> str:
     """Return the text about uncommitted checkpoints of a job that ended with a commit gate."""
     ids = ", ".join(map(str, uncommitted))
-    return f"not committed, because they wait for a verdict or were approved too late: checkpoints {ids}"
+    return f"output not committed, because it waits for approval or was approved too late: checkpoints {ids}"
 
 
 def job_ended(pending: Iterable[SnapshotRequest], waiting: Iterable[SnapshotRequest]) -> list[Action]:

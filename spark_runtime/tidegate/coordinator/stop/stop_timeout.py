@@ -120,7 +120,7 @@ def answer_failed_stop(request: SnapshotRequest, reason: str) -> list[Action]:
     The trigger made its sources send EndOfData, so the run has to restart. The failure precedes the answer: the answer
     is sent when the job is running again.
     """
-    text = f"the stop-savepoint failed; nothing was committed, the job restarts from its recovery point: {reason}"
+    text = f"the stop-savepoint failed; nothing was committed, and the job restarts from its recovery point: {reason}"
     data: dict[str, object] = {"outcome": SAVEPOINT_FAILED, "mode": request.stop, "reason": reason}
     return [ev.FailRun(f"stop failed: {reason}"), *answer_to(request, False, SAVEPOINT_FAILED, text, data)]
 
@@ -128,9 +128,9 @@ def answer_failed_stop(request: SnapshotRequest, reason: str) -> list[Action]:
 def answer_unstarted_stop(request: SnapshotRequest, scene: StopTimeoutState) -> list[Action]:
     """Answer a stop whose savepoint was not triggered. The job continues unchanged."""
     held = scene.blocking_start()
-    by = _blocked_by_text(held) if held else "its savepoint could not be triggered yet"
+    by = _blocked_by_text(held) if held else "its savepoint could not be started yet"
     reason = f"{_too_slow(request, scene)}: {by}"
-    return _answer(request, reason, "no data had ended, the job continues", held, {})
+    return _answer(request, reason, "no source had stopped, and the job continues", held, {})
 
 
 def answer_timed_out_stop(pending: PendingCheckpoint, scene: StopTimeoutState) -> list[Action]:
@@ -142,7 +142,7 @@ def answer_timed_out_stop(pending: PendingCheckpoint, scene: StopTimeoutState) -
     done, all_of_them = len(pending.acks), len(pending.plan.wait_for)
     so_far = f"{done} of {all_of_them} subtasks have acknowledged savepoint {pending.checkpoint_id}"
     reason = f"{_too_slow(pending.request, scene)}: {_blocked_by_text(held)}; {so_far}"
-    then = "nothing was committed, the job restarts from its recovery point"
+    then = "nothing was committed, and the job restarts from its recovery point"
     progress = {"acknowledged": done, "subtasks": all_of_them, "savepoint": pending.checkpoint_id}
     return [
         *pending.abort_actions(reason, "stop_timeout"),

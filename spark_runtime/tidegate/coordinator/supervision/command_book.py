@@ -81,7 +81,7 @@ class CommandBook:
         if self._abandoned or command_id in self._known or (spec is not None and spec > self._spec):
             return None
         self._known.add(command_id)
-        return CommandAnswer(command_id, False, "invalid_command", f"the command cannot be read: {problem}")
+        return CommandAnswer(command_id, False, "invalid_command", f"the command's record cannot be read: {problem}")
 
     def decide(
         self, command_id: str, now_ms: int, *, withdrawn: bool, answered: bool, begun: bool = False
@@ -126,13 +126,17 @@ class CommandBook:
             return superseded
         command_id = command.command_id
         if command.verb not in VERBS:
-            return CommandAnswer(
-                command_id, False, "unknown_verb", f"this version does not know the command {command.verb!r}"
+            text = (
+                f"the driver does not know the command {command.verb!r}. Use the same tidegate version to send "
+                "commands and to run the driver"
             )
+            return CommandAnswer(command_id, False, "unknown_verb", text)
         try:
             expires_s = parse_iso(command.expires_at).timestamp()
         except ValueError as error:
-            return CommandAnswer(command_id, False, "invalid_command", f"expires_at is not a valid time: {error}")
+            return CommandAnswer(
+                command_id, False, "invalid_command", f"expires_at of the command is not a valid time: {error}"
+            )
         problem = _problem(command)
         if problem is not None:
             return CommandAnswer(command_id, False, "invalid_command", problem)
@@ -144,7 +148,7 @@ class CommandBook:
     def _superseded(self, command: Command) -> CommandAnswer | None:
         if command.spec == self._spec:
             return None
-        text = f"the command is for submission {command.spec}, but this driver runs submission {self._spec}"
+        text = f"the command is for submission {command.spec}, but the driver runs submission {self._spec}"
         return CommandAnswer(command.command_id, False, "superseded", text)
 
 
@@ -159,14 +163,14 @@ def _problem(command: Command) -> str | None:
     if command.verb in ("commit", "reject"):
         return _verdict_problem(command)
     if path is not None and not (isinstance(path, str) and path):
-        return f"path {path!r} is not a folder or URL"
+        return f"the argument path is {path!r}, but must be the text of a folder or URL"
     return None
 
 
 def _verdict_problem(command: Command) -> str | None:
     n, then = command.arguments.get("checkpoint_id"), command.arguments.get("then", THEN_VALUES[0])
     if not (isinstance(n, int) and not isinstance(n, bool) and n > 0) and (n is not None or command.verb == "reject"):
-        return f"checkpoint_id {n!r} is not a checkpoint number"
+        return f"the argument checkpoint_id is {n!r}, but must be the number of a checkpoint, from 1"
     if command.verb == "reject" and then not in THEN_VALUES:
         return f"then={then!r} is not valid. Use one of {', '.join(THEN_VALUES)}"
     return None

@@ -16,7 +16,7 @@ NOT_RETRYABLE_CODES: Final = {
     "snapshot": "a restart cannot fix a snapshot that is damaged or does not fit: ",
     "missing_file": "a restart cannot fix a missing file: ",
     "pipeline": "a restart cannot fix a pipeline that does not fit: ",
-    "option": "a restart cannot fix an option: ",
+    "option": "a restart cannot fix a wrong option: ",
     "environment": "a restart cannot fix the installed packages: ",
     "sink_conflict": "a restart cannot fix a conflict at the target of a sink: ",
 }

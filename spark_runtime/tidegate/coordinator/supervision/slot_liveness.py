@@ -28,7 +28,7 @@ class SlotFailure:
 
     def __str__(self) -> str:
         if self.what == "silent":
-            return f"slot {self.slot} was silent for {self.for_ms / 1000:.0f} s"
+            return f"slot {self.slot} sent no message to the driver for {self.for_ms / 1000:.0f} s (heartbeat_timeout)"
         return (
             f"slot {self.slot} is hung: it sends heartbeats, but a user function or connector in its loop has not "
             f"returned for {self.for_ms / 1000:.0f} s (slot_progress_timeout)"

@@ -129,7 +129,7 @@ class StopDeadline:
             "reason": _reason(first),
             "held_up_by": answer.data.get("held_up_by") or first.data.get("held_up_by", []),
         }
-        return replace(answer, message=f"{answer.message}; the first try failed: {_reason(first)}", data=data)
+        return replace(answer, message=f"{answer.message}; the first attempt failed: {_reason(first)}", data=data)
 
 
 def cancelled(answer: CommandAnswer, latest: tuple[int | None, str] | None) -> CommandAnswer:

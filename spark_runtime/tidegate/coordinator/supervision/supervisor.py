@@ -384,7 +384,7 @@ class Supervisor:
             return []
         self._terminated = True
         if self._phase != "running":
-            reason = self._failures[-1].message if self._failures else "before the job ran"
+            reason = self._failures[-1].message if self._failures else "no run of the job had started"
             return self._timed_out(reason, self._stop)
         if self._options.checkpoint_mode == "off":
             return [FailCurrentRun(RunFailed("checkpoint_mode is off, so no savepoint can be taken"))]

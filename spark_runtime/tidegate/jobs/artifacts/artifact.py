@@ -69,10 +69,11 @@ class ArtifactManifest:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(
-                "an artifact's manifest is malformed",
+                "the list of files in the pipeline's pinned code is malformed",
                 where=where,
                 cause=repr(error),
-                remedy="Submit the pipeline again with a restore from the latest recovery point",
+                remedy="Restore the job from its latest recovery point, and name the pipeline, so that its code is "
+                "pinned again",
             ) from error
 
 
@@ -114,22 +115,27 @@ def pack(path: str) -> PackedArtifact:
     elif os.path.isdir(path):
         found = _files_of(path, os.path.basename(path) if _is_package(path) else "")
     else:
-        raise PipelineError("there is no such file or folder", where=path, remedy="Check the path")
+        raise PipelineError(
+            "the pipeline's file or folder does not exist", where=path, remedy="Correct the path of the pipeline"
+        )
     files: list[tuple[str, bytes]] = []
     size_bytes = 0
     for name, source in found:
         size_bytes += os.path.getsize(source)
         if len(files) == MAX_FILES or size_bytes > MAX_BYTES:
             raise PipelineError(
-                f"the folder is too large to be pinned: over {MAX_FILES} files or {MAX_BYTES // 2**20} MiB",
+                f"the pipeline's folder is too large to be stored with the job: over {MAX_FILES} files or "
+                f"{MAX_BYTES // 2**20} MiB",
                 where=path,
-                cause="the folder may contain data or an environment beside the code",
+                cause="the folder may also contain data or a Python environment",
                 remedy="Put the pipeline into a folder of its own, without data",
             )
         with open(source, "rb") as file:
             files.append((name, file.read()))
     if not files:
-        raise PipelineError("the folder contains no files", where=path, remedy="Check the path")
+        raise PipelineError(
+            "the pipeline's folder contains no files", where=path, remedy="Name the folder that has the pipeline's code"
+        )
     packed = tuple(sorted(files))
     return PackedArtifact(hashlib.sha256(encode(_manifest(packed))).hexdigest(), packed)
 
@@ -175,7 +181,7 @@ def unpack_artifact(store: Store, layout: JobLayout, sha256: str, target_dir: st
     except NotFoundError as error:
         raise _damaged(layout, sha256, "a file of it is missing") from error
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise _damaged(layout, sha256, "its manifest does not match its name")
+        raise _damaged(layout, sha256, "the content of its manifest has another SHA-256 than its name")
     files = decode(data, ArtifactManifest, manifest_path).listed(manifest_path)
     contents = _verified(layout, sha256, code, files)
     for path, content in contents:
@@ -206,28 +212,36 @@ def resolve_pipeline(pipeline: str, code_root: str | None = None) -> tuple[str, 
     location, colon, function = pipeline.strip().rpartition(":")
     if not colon or not location or not function.isidentifier():
         raise PipelineError(
-            f"{pipeline!r} does not name a pipeline",
-            cause="the function's name is missing" if not colon else "",
+            f"{pipeline!r} does not name a pipeline: a file or module, a colon, and a function",
+            cause="the colon and the function's name are missing" if not colon else "",
             remedy="Write path/to/file.py:build or package.module:build",
         )
     if code_root is not None and not os.path.isdir(code_root):
-        raise PipelineError("the code root is not a folder", where=os.path.abspath(code_root), remedy="Check the path")
+        raise PipelineError(
+            "the code root, the folder to pin with the pipeline, does not exist or is not a folder",
+            where=os.path.abspath(code_root),
+            remedy="Correct --code-root (code_root=)",
+        )
     is_file = location.endswith(".py") or "/" in location or os.sep in location
     file = _checked_file(location, code_root) if is_file else _module_file(location, code_root)
     artifact = os.path.abspath(code_root) if code_root is not None else _top_package(file) or file
     import_root = os.path.dirname(artifact) if os.path.isfile(artifact) or _is_package(artifact) else artifact
     relative = os.path.relpath(file, import_root)
     if relative.startswith(".."):
-        raise PipelineError("the file is outside the code root", where=file, remedy=f"Move it below {artifact}")
+        raise PipelineError(
+            "the pipeline's file is outside the code root, the folder to pin with the pipeline",
+            where=file,
+            remedy=f"Move the file below {artifact}, or name another --code-root (code_root=)",
+        )
     parts = relative.removesuffix(".py").split(os.sep)
     if parts[-1] == "__init__":
         parts.pop()
     if not all(part.isidentifier() for part in parts):
         raise PipelineError(
-            f"{'.'.join(parts)} cannot be imported",
+            f"{'.'.join(parts)} is not a module name that Python can import",
             where=file,
-            cause="the name of a module has only letters, digits and underscores",
-            remedy="Rename the file or folder",
+            cause="each part may have only letters, digits and underscores, and may not begin with a digit",
+            remedy="Rename the file or folder whose name has other characters",
         )
     return artifact, f"{'.'.join(parts)}:{function}"
 
@@ -241,10 +255,10 @@ def _checked_file(location: str, code_root: str | None) -> str:
         if os.path.isfile(candidate) and candidate.endswith(".py"):
             return candidate
     raise PipelineError(
-        "there is no such Python file",
+        "the pipeline's Python file does not exist",
         where=candidates[0],
         cause=f"the working directory is {os.getcwd()}",
-        remedy="Check the path; write path/to/file.py:build",
+        remedy="Correct the path; write path/to/file.py:build",
     )
 
 
@@ -258,16 +272,17 @@ def _module_file(module: str, code_root: str | None) -> str:
             if os.path.isfile(candidate):
                 if code_root is None and "." in module and not _is_package(os.path.dirname(candidate)):
                     raise PipelineError(
-                        f"{os.path.dirname(candidate)} is not a package",
+                        f"the folder {os.path.dirname(candidate)} is not a Python package: it has no __init__.py",
                         where=candidate,
-                        cause="it has no __init__.py, so it is unclear which files belong to the pipeline",
-                        remedy=f"Add one, or write {os.path.relpath(candidate)}:<function>, or name a code root",
+                        cause="without __init__.py it is unclear which files belong to the pipeline",
+                        remedy=f"Add __init__.py, or write {os.path.relpath(candidate)}:<function>, or name the folder "
+                        "of the code with --code-root (code_root=)",
                     )
                 return candidate
     raise PipelineError(
-        f"there is no module {module!r}",
+        f"there is no Python module {module!r} for the pipeline",
         where=f"searched {', '.join(os.path.abspath(root) for root in roots[:3])}{' ...' if len(roots) > 3 else ''}",
-        remedy="Write path/to/file.py:build, or name the code root",
+        remedy="Write path/to/file.py:build, or name the folder of the module with --code-root (code_root=)",
     )
 
 
@@ -319,13 +334,13 @@ def _verified(layout: JobLayout, sha256: str, code: bytes, files: tuple[Artifact
     """Return the content of every listed file. Never expands more bytes than the manifest lists."""
     contents: list[tuple[str, bytes]] = []
     if len(files) > MAX_PACKED_FILES or sum(file.size_bytes for file in files) > MAX_PACKED_BYTES:
-        raise _damaged(layout, sha256, "it is larger than the limits of tidegate")
+        raise _damaged(layout, sha256, f"it is larger than {MAX_PACKED_FILES} files or {MAX_PACKED_BYTES // 2**20} MiB")
     try:
         with zipfile.ZipFile(io.BytesIO(code)) as archive:
             for file in files:
                 entry = archive.getinfo(file.path)
                 if entry.file_size != file.size_bytes:
-                    raise _damaged(layout, sha256, f"the size of {file.path} is not the listed one")
+                    raise _damaged(layout, sha256, f"the size of {file.path} differs from the size in the manifest")
                 content = read_entry(archive, entry)
                 if hashlib.sha256(content).hexdigest() != file.sha256:
                     raise _damaged(layout, sha256, f"{file.path} does not match its checksum")
@@ -340,7 +355,8 @@ def _damaged(layout: JobLayout, sha256: str, cause: str) -> RecordError:
         "the pipeline's pinned code cannot be used",
         where=layout.artifact(sha256),
         cause=cause,
-        remedy="Submit the pipeline again with a restore from the latest recovery point",
+        remedy="Restore the job from its latest recovery point, and name the pipeline, so that its code is pinned "
+        "again",
     )
 
 

@@ -95,22 +95,31 @@ def read_packed(path: str) -> tuple[PackedDescription, Files]:
     Raises:
         PipelineError: the file does not exist, is another kind of file, or is damaged.
     """
-    remedy = "Make it with `tidegate pack`"
+    remedy = "Make the file with `tidegate pack`"
     try:
         with zipfile.ZipFile(path) as archive:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
             if len(entries) > MAX_PACKED_FILES or sum(entry.file_size for entry in entries) > MAX_PACKED_BYTES:
-                raise PipelineError("the file exceeds the limits of an artifact", where=path, remedy=remedy)
+                raise PipelineError(
+                    f"the packed pipeline has over {MAX_PACKED_FILES} files or {MAX_PACKED_BYTES // 2**20} MiB",
+                    where=path,
+                    remedy="Pack fewer packages: put the large ones into an image, or into an archive of "
+                    "spark.archives",
+                )
             _refuse_duplicate_paths([check_path(entry.filename) for entry in entries], path)
             files = tuple(sorted((entry.filename, read_entry(archive, entry)) for entry in entries))
         return decode(dict(files)[DESCRIPTION], PackedDescription, f"{path}, {DESCRIPTION}"), files
     except FileNotFoundError as error:
-        raise PipelineError("there is no such file", where=os.path.abspath(path), remedy="Check the path") from error
+        raise PipelineError(
+            "the packed pipeline does not exist", where=os.path.abspath(path), remedy="Correct the path"
+        ) from error
     except KeyError as error:
-        raise PipelineError(f"the file has no {DESCRIPTION}", where=path, remedy=remedy) from error
+        raise PipelineError(
+            f"the file is not a packed pipeline: it has no {DESCRIPTION}", where=path, remedy=remedy
+        ) from error
     except (StoreError, *UNREADABLE) as error:
         raise PipelineError(
-            "the file is not an artifact, or is damaged", where=path, cause=str(error), remedy=remedy
+            "the file is not a packed pipeline, or is damaged", where=path, cause=str(error), remedy=remedy
         ) from error
 
 
@@ -145,10 +154,11 @@ def _refuse_duplicate_paths(paths: Sequence[str], where: str) -> None:
         clashes |= known & {"/".join(folders[: n + 1]) for n in range(len(folders))}
     if clashes:
         raise PipelineError(
-            f"{min(clashes)!r} occurs twice",
+            f"two files or folders in the packed pipeline have the path {min(clashes)!r}",
             where=where,
-            cause=f"code and packages have the same name, or it is {DESCRIPTION}, which every artifact contains",
-            remedy="Rename the file or folder of the pipeline",
+            cause="the pipeline's code and a package have the same name, or the code has a file "
+            f"{DESCRIPTION}, which every packed pipeline contains",
+            remedy="Rename that file or folder in the pipeline's code",
         )
 
 
@@ -165,7 +175,7 @@ def check_unpacked(folder: str) -> None:
         return
     except RecordError as error:
         raise PipelineError(
-            "the artifact's description cannot be read",
+            "the description of the packed pipeline cannot be read",
             where=path,
             cause=str(error),
             remedy="Run `tidegate pack` again, and submit the new file",
@@ -173,9 +183,10 @@ def check_unpacked(folder: str) -> None:
     here = (_python(), sysconfig.get_platform())
     if made_for.platform and (made_for.python, made_for.platform) != here:
         raise PipelineError(
-            "the artifact's packages were built for another Python or platform",
+            "the packages in the packed pipeline were built for another Python or platform",
             where=path,
-            cause=f"built for Python {made_for.python} on {made_for.platform}; here is Python {here[0]} on {here[1]}",
+            cause=f"built for Python {made_for.python} on {made_for.platform}; this machine has Python {here[0]} on "
+            f"{here[1]}",
             remedy="Run `tidegate pack` with the same Python, and on the same platform, as the executors",
         )
 

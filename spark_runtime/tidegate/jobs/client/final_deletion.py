@@ -56,5 +56,5 @@ def delete_checkpoints(job: JobDirectory, spec: Spec, check: Callable[[], object
             "the job is cancelled, but not all of its checkpoints could be deleted",
             where=f"job {job.job_id}, retention=delete",
             cause=str(error),
-            remedy="Repeat `tidegate cancel`",
+            remedy="Run `tidegate cancel` again: it deletes the rest",
         ) from error

@@ -56,9 +56,9 @@ def find_origin(original: JobDirectory, wanted: RestoreFrom) -> ForkOrigin:
         raise SnapshotError(
             f"{path} is not a snapshot of job {original.job_id}",
             where=f"fork of {original.job_id}",
-            cause="it belongs to another job, and the fork could write to that job's sinks",
-            remedy="Name the job that took the snapshot as the original, or use a snapshot of this job "
-            "(`tidegate checkpoints`)",
+            cause="the snapshot belongs to another job, and the fork could write to the sinks of that job",
+            remedy="Name the job that took the snapshot as the original, or name a snapshot from "
+            f"`tidegate checkpoints --job-id {original.job_id}`",
         )
     point = view.latest_recovery_point if path is None else next((c for c in view.completed if c.path == path), None)
     if path is None:
@@ -118,13 +118,15 @@ def check_settings_differ(
     """Raise OptionError when a fork has the original's id, or would do the same. Does not access the store."""
     if job.job_id == original.job_id:
         raise OptionError(
-            "a fork needs its own job id", where=f"job {job.job_id}", remedy="To resume the original job, restore it"
+            "a fork needs its own job id",
+            where=f"job {job.job_id}",
+            remedy="Choose another job id for the fork. To resume the original job, restore it",
         )
     if pipeline is None and not arguments:
         raise OptionError(
             "the fork would do the same as its original: it has the same code and arguments",
             where=f"job {job.job_id}, fork of {original.job_id}",
-            remedy="Pass arguments with a bounded input and a separate output, or another pipeline",
+            remedy="Pass arguments that name a bounded input and a separate output, or name another pipeline",
         )
 
 

@@ -149,17 +149,21 @@ class JobClient(JobDirectory):
             RecordError: a command with this id and another verb exists.
         """
         if verb not in VERBS:
-            raise OptionError(f"{verb!r} is not a command", where="verb", remedy=f"Use {', '.join(VERBS)}")
+            raise OptionError(f"{verb!r} is not a command to a job", where="verb", remedy=f"Use {', '.join(VERBS)}")
         data = stop_arguments(arguments or {}) if verb == "stop" else dict(arguments or {})
         command_id = command_id or f"{verb}-{secrets.token_hex(8)}"
         existing = self.command(command_id)
         if existing is None:
             view = self.view()
             if view.is_terminal:
-                remedy = f"There is nothing to {verb}"
+                remedy = f"The job has ended, so there is nothing to {verb}"
                 if verb in ("commit", "reject") and view.waiting:
-                    remedy = "Use `tidegate commit-pending`, or restore the job with commit=on_request and send it then"
-                raise CommandRefusedError(f"the job is {view.status}", where=f"job {self.job_id}", remedy=remedy)
+                    remedy = (
+                        "Use `tidegate commit-pending`, or restore the job with commit=on_request and send the command "
+                        "then"
+                    )
+                what = f"the command {verb!r} cannot be sent: the job is {view.status}"
+                raise CommandRefusedError(what, where=f"job {self.job_id}", remedy=remedy)
             now = self.now()
             command = Command(
                 command_id=command_id,
@@ -176,9 +180,9 @@ class JobClient(JobDirectory):
             assert existing is not None, "the command was just created, but cannot be read"
         if existing.verb != verb:
             raise RecordError(
-                f"command {command_id} exists already, as {existing.verb!r}",
+                f"command id {command_id} is used already, by the command {existing.verb!r}, not {verb!r}",
                 where=self.layout.command(command_id),
-                remedy="Use another command id",
+                remedy="Use another command id, or leave it out",
             )
         if self.result(command_id) is None:
             # the bell comes last: a driver that reads it must find the command

@@ -106,9 +106,11 @@ class JobDirectory:
                 return specs
             if (spec.number, spec.job_id) != (number, self.job_id):
                 raise RecordError(
-                    "the file of a submission contains another submission",
+                    f"the file of submission {number} of job {self.job_id} contains submission {spec.number} of "
+                    f"{spec.job_id}",
                     where=path,
-                    remedy="Something other than tidegate changed the job directory. Restore the file",
+                    remedy="A program other than tidegate changed the job directory. Restore this file from a "
+                    "backup, or use another job id",
                 )
             specs += (spec,)
 
@@ -116,7 +118,7 @@ class JobDirectory:
         """Return submission `number`. It never changes, and is read only once. Raises JobNotFoundError."""
         specs = self._specs if number <= len(self._specs) else self.specs()
         if not 1 <= number <= len(specs):
-            raise self.not_found(f"there is no submission {number}")
+            raise self.not_found(f"the job has no submission {number}")
         return specs[number - 1]
 
     def launches(self) -> list[tuple[int, int]]:
@@ -131,7 +133,7 @@ class JobDirectory:
         specs = self.specs()
         if not specs:
             other = job_remedy(self.store, self.job_id, LIST_REMEDY)
-            raise self.not_found("there is no job of this id", other)
+            raise self.not_found(f"there is no job with the id {self.job_id!r}", other)
         decisions = self.decisions()
         durable = self._durable
         if durable is None or (durable.spec_number, durable.last_decision) != (len(specs), len(decisions)):
@@ -213,7 +215,7 @@ class JobDirectory:
         `JobWaiter.until`."""
         command = self.command(command_id)
         if command is None:
-            raise self.not_found(f"there is no command {command_id}")
+            raise self.not_found(f"no command with the id {command_id} was sent to the job")
         return self._waiting(command.spec).until(
             lambda view: self.result(command_id),
             spec=command.spec,

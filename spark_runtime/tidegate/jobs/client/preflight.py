@@ -83,7 +83,10 @@ def preflight_restore(
         verdict = check_compatibility(SnapshotFacts.from_body(body), target)
     except (KeyError, TypeError) as error:
         raise SnapshotError(
-            "the snapshot or the graph lacks a field", where=path, cause=repr(error), remedy="Check another snapshot"
+            "the snapshot cannot be compared with the pipeline: its metadata or the pipeline's graph lacks a field",
+            where=path,
+            cause=repr(error),
+            remedy="Name another snapshot, or write the graph again with `tidegate snapshot check --write-graph`",
         ) from error
     return Preflight(path, graph.spec, verdict)
 
@@ -96,7 +99,9 @@ def metadata_body(client: JobClient, path: str) -> Mapping[str, Any]:
         body, version, sha256 = document["body"], document["v"], document["sha256"]
     except NotFoundError as error:
         raise SnapshotError(
-            f"{path} is not a complete snapshot", where=path, remedy="Name one that `tidegate checkpoints` lists"
+            f"{path} is not a complete snapshot: it has no _metadata",
+            where=path,
+            remedy="Name a snapshot that `tidegate checkpoints` lists",
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise SnapshotError(
@@ -111,7 +116,9 @@ def metadata_body(client: JobClient, path: str) -> Mapping[str, Any]:
         )
     if hashlib.sha256(canonical(body).rstrip(b"\n")).hexdigest() != sha256:
         raise SnapshotError(
-            f"the metadata of {path} does not match its checksum", where=path, remedy="Restore another snapshot"
+            f"the metadata of snapshot {path} was changed after it was written: its checksum differs",
+            where=path,
+            remedy="Name another snapshot",
         )
     return dict(body)
 
@@ -128,7 +135,9 @@ def graph_from(given: str | Mapping[str, Any], storage_options: Mapping[str, Any
         return decode(open_store(folder or ".", storage_options).read(name), PinnedGraph, given)
     except NotFoundError as error:
         raise OptionError(
-            "there is no such graph", where=given, remedy="Write it: tidegate snapshot check --write-graph FILE.json"
+            "the file of the pipeline's graph does not exist",
+            where=given,
+            remedy="Write it with `tidegate snapshot check --write-graph FILE.json`",
         ) from error
 
 
@@ -136,9 +145,11 @@ def _pinned(client: JobClient, spec: int) -> PinnedGraph:
     found = read_pinned_graph(client.store, client.layout, spec) if spec else None
     if found is None:
         raise OptionError(
-            f"submission {spec} of the job has no pinned graph" if spec else "the job has no submission",
+            f"no graph of the pipeline is stored for submission {spec} of the job"
+            if spec
+            else "the job has no submission",
             where=f"job {client.job_id}",
             cause="no driver has built its pipeline yet, or a driver of an older version did not record the graph",
-            remedy="Pass the graph of a pipeline: tidegate snapshot check --write-graph FILE.json",
+            remedy="Write the graph with `tidegate snapshot check --write-graph FILE.json`, and pass that file",
         )
     return found

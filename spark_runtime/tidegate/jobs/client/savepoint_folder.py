@@ -22,10 +22,11 @@ def check_savepoint_folder(root: str, layout: JobLayout, place: str, *, where: s
     checkpoints = _normal(f"{root}/{layout.checkpoints}")
     if f"{inside}/".startswith(f"{checkpoints}/"):
         raise OptionError(
-            f"{place!r} is in the folder of the job's checkpoints",
+            f"savepoints cannot be written to {place!r}, which is in the folder of the job's checkpoints",
             where=where,
-            cause="the job deletes files there, and all of them with retention=delete when it is finished or cancelled",
-            remedy=f"Name another folder, or no folder: then savepoints are written to {root}/{layout.savepoints}",
+            cause="the job deletes files in that folder; with retention=delete, all of them when it is finished or "
+            "cancelled",
+            remedy=f"Name another folder, or none: then savepoints are written to {root}/{layout.savepoints}",
         )
 
 

@@ -155,14 +155,15 @@ def quarantined_data(store: Store, quarantine: str, checkpoint_id: int) -> tuple
         try:
             document = json.loads(store.read(path))
             if document["v"] > MANIFEST_VERSION:
-                raise ValueError(f"a newer tidegate wrote it, in version {document['v']}")
+                raise ValueError(f"the file has version {document['v']}, which only a newer tidegate reads")
             found.append(StagedData.from_json(document["data"]))
         except (ValueError, KeyError, TypeError) as error:
             raise RecordError(
-                "a note of the quarantine cannot be read",
+                "the list of rejected output in quarantine/ cannot be read",
                 where=path,
                 cause=repr(error),
-                remedy="Upgrade tidegate in this environment if a newer version wrote it; else restore the file",
+                remedy="Upgrade tidegate here if a newer version wrote the file. Otherwise restore the file from a "
+                "backup",
             ) from error
     return merge_staged(found)
 
@@ -192,15 +193,17 @@ def staged_data(job: JobDirectory, checkpoint_id: int | None) -> tuple[StagedDat
 def _check(verdicts: Verdicts, wanted: int, where: str) -> None:
     """Raise SnapshotError for a checkpoint that does not exist, was rejected, or is a savepoint."""
     view = verdicts.views.get(wanted)
-    remedy = f"Name a checkpoint that waits for a verdict: {', '.join(map(str, verdicts.waiting)) or 'none'}"
+    remedy = (
+        f"Name a checkpoint that waits for approval or rejection: {', '.join(map(str, verdicts.waiting)) or 'none'}"
+    )
     if view is None or view.status != "completed":
         what = f"there is no checkpoint {wanted}" if view is None else f"checkpoint {wanted} is {view.status}"
         raise SnapshotError(what, where=where, remedy=remedy)
     if wanted in verdicts.rejected:
         raise SnapshotError(f"checkpoint {wanted} was rejected", where=where, remedy=remedy)
     if view.kind == "savepoint":
-        cause = "a savepoint commits nothing, so it needs no verdict"
-        raise SnapshotError(f"{wanted} is a savepoint", where=where, cause=cause, remedy=remedy)
+        cause = "a savepoint commits no output, so there is nothing to approve or reject"
+        raise SnapshotError(f"snapshot {wanted} is a savepoint", where=where, cause=cause, remedy=remedy)
 
 
 def _in_snapshot(job: JobDirectory, path: str) -> Iterator[StagedData]:
@@ -218,5 +221,5 @@ def _in_snapshot(job: JobDirectory, path: str) -> Iterator[StagedData]:
             "the staged output of the checkpoint cannot be read",
             where=f"job {job.job_id}, {where}",
             cause=str(error) or repr(error),
-            remedy="Try again: the checkpoint may have been approved or rejected, and deleted, in the meantime",
+            remedy="Try again: the checkpoint may have been approved or rejected, and then deleted, during the read",
         ) from error

@@ -107,7 +107,7 @@ def submit(job: JobDirectory, request: SubmissionRequest) -> Spec:
     raise StoreError(
         "another process keeps submitting this job",
         where=f"job {job.job_id}",
-        remedy="Find that process; check for a second DAG run or CLI session",
+        remedy="Look for a second DAG run or CLI session that submits the job, end it, and submit again",
     )
 
 
@@ -120,7 +120,7 @@ def check_settings(job: JobDirectory, request: SubmissionRequest) -> None:
     answer = request.restore.on_committed_after if request.restore is not None else "refuse"
     if answer not in ON_COMMITTED_AFTER:
         raise OptionError(
-            f"on_committed_after={answer!r} is unknown",
+            f"on_committed_after={answer!r} is not one of refuse, rewind, accept_duplicates",
             where="on_committed_after",
             remedy="Write refuse, rewind or accept_duplicates",
         )
@@ -130,7 +130,7 @@ def check_settings(job: JobDirectory, request: SubmissionRequest) -> None:
             raise OptionError(
                 f"{where} must be a mapping, not {type(values).__name__}",
                 where=where,
-                remedy="Pass a mapping of names to values",
+                remedy='Pass a mapping of names to values, such as {"rows": 10}',
             )
         try:
             canonical(dict(values or {}))
@@ -143,17 +143,22 @@ def check_settings(job: JobDirectory, request: SubmissionRequest) -> None:
 def _check_claim(restore: RestoreFrom | None) -> None:
     mode = restore.claim_mode if restore is not None else CLAIM_MODES[0]
     if mode not in CLAIM_MODES:
-        raise OptionError(f"claim_mode={mode!r} is unknown", where="claim_mode", remedy="Write no_claim or claim")
+        raise OptionError(
+            f"claim_mode={mode!r} is not one of no_claim, claim", where="claim_mode", remedy="Write no_claim or claim"
+        )
     if restore is None or mode == "no_claim":
         return
     if restore.kind == "latest" or restore.fork_of is not None:
         what = (
-            "a fork only reads its original's snapshot"
+            "a fork only reads the snapshot, which stays with the original job"
             if restore.fork_of
-            else "the job owns its latest recovery point already"
+            else "the restore names the job's latest recovery point, which the job owns already"
         )
         raise OptionError(
-            "there is no snapshot to claim", where="claim_mode", cause=what, remedy="Leave claim_mode out"
+            "claim_mode='claim' takes over the snapshot of a path, but this restore names no such snapshot",
+            where="claim_mode",
+            cause=what,
+            remedy="Leave claim_mode out",
         )
 
 
@@ -165,24 +170,25 @@ def _refuse_if_job_exists(job: JobDirectory, view: JobView, last: Spec, *, fresh
         living = find_local_driver(job.store, job.layout, last.number)
         if living is not None:
             raise JobExistsError(
-                "a job of this id is being started",
+                f"job {job.job_id!r} is being started already",
                 where=where,
-                cause=f"submission {last.number}, process {living.pid}",
-                remedy="Wait for it, stop it, or choose another job id",
+                cause=f"process {living.pid} is the driver of submission {last.number}",
+                remedy="Wait until the job runs, stop it, or choose another job id",
             )
     if view.is_active and job.is_alive():
         raise JobExistsError(
-            f"a job of this id is {view.status}",
+            f"job {job.job_id!r} is {view.status}",
             where=where,
-            cause=f"submission {view.spec_number} by {last.submitted_by}, generation {view.generation}, is alive",
-            remedy="Stop it first (`tidegate stop`), or choose another job id",
+            cause=f"the driver of submission {view.spec_number} by {last.submitted_by}, generation {view.generation}, "
+            "is alive",
+            remedy="Stop the job first (`tidegate stop`), or choose another job id",
         )
     if view.is_active and fresh:
         raise JobExistsError(
-            f"a job of this id was {view.status} when its driver died",
+            f"job {job.job_id!r} was {view.status} when its driver died",
             where=where,
-            cause="a fresh start would lose its state",
-            remedy="Restore it (`tidegate restore`), or cancel it first (`tidegate cancel`)",
+            cause="a fresh start would lose the state of the job",
+            remedy="Restore the job (`tidegate restore`), or cancel it first (`tidegate cancel`)",
         )
     if fresh:
         _refuse_to_drop_output(job, view)
@@ -213,11 +219,11 @@ def _refuse_second_start(job: JobDirectory, view: JobView, *, what: Literal["sta
     if is_discarded(entries_by_submission(job.decisions()), view.spec_number):
         return
     raise JobExistsError(
-        f"a job of this id is {view.status} already",
+        f"job {job.job_id!r} exists, and is {view.status}",
         where=f"job {job.job_id}, submission {view.spec_number}",
-        cause=f"a {what} does not use its state; it would read all input and write all output again",
-        remedy=f"Restore it (`tidegate restore`), choose another job id, or {what} it with --fresh (fresh=True). With "
-        "--fresh, if_exists of each file sink decides about existing output (error, append, overwrite)",
+        cause=f"a {what} does not use the state of the job: it would read all input and write all output again",
+        remedy=f"Restore the job (`tidegate restore`), choose another job id, or {what} with --fresh (fresh=True). "
+        "With --fresh, if_exists of each file sink decides about existing output (error, append, overwrite)",
     )
 
 
@@ -225,10 +231,11 @@ def _refuse_to_drop_output(job: JobDirectory, view: JobView) -> None:
     """Raise JobExistsError for a start in a new lineage while checkpoints wait for their commit."""
     if view.uncommitted:
         raise JobExistsError(
-            f"checkpoints {list(view.uncommitted)} of a job of this id are not committed yet",
+            f"the output of checkpoints {list(view.uncommitted)} of job {job.job_id!r} is not committed yet",
             where=f"job {job.job_id}",
-            cause="a start without this job's state would lose their staged output",
-            remedy="Approve or reject them (`tidegate commit-pending --approve`, `--reject ID`), or restore the job",
+            cause="a start without the state of the job would lose this output",
+            remedy="Approve or reject the checkpoints (`tidegate commit-pending --approve`, `--reject ID`), or restore "
+            "the job",
         )
 
 
@@ -329,7 +336,9 @@ def cancel_dead(job: JobDirectory, by: str) -> JobView:
         return view
     if job.is_alive() or find_local_driver(job.store, job.layout, last.number) is not None:
         raise CommandRefusedError(
-            "the driver is alive", where=f"job {job.job_id}", remedy="Send it the command: `tidegate cancel`"
+            "the job's driver is alive, so the job cannot be ended without it",
+            where=f"job {job.job_id}",
+            remedy="Send the driver the command: `tidegate cancel`",
         )
     used = [attempt for number, attempt in job.launches() if number == last.number]
     used += [d.data["launch"] for d in job.decisions() if d.kind == "fence" and d.data["spec"] == last.number]

@@ -130,7 +130,8 @@ class JobWaiter:
                     f"{what} did not arrive within {timeout.total_seconds():g} s",
                     where=f"job {view.job_id}",
                     cause=f"the job is {view.status}{_slots_text(view)}",
-                    remedy="Nothing was undone. Wait again, or see `tidegate status` and `tidegate logs`",
+                    remedy="Only the wait has ended: the job continues. Wait again, or see `tidegate status` and "
+                    "`tidegate logs`",
                 )
             self.sleep(poll_s)
 
@@ -140,7 +141,7 @@ def failure_error(view: JobView) -> JobFailedError:
     failure = view.failure
     if failure is None:
         return JobFailedError(
-            view.reason or "the job failed", where=f"job {view.job_id}", remedy="Read `tidegate logs`"
+            view.reason or "the job failed", where=f"job {view.job_id}", remedy="Read the error in `tidegate logs`"
         )
     where = [f"job {view.job_id}"]
     if failure.operator is not None:
@@ -161,8 +162,8 @@ def ended_error(view: JobView, spec: int, what: str) -> TidegateError:
         return CommandRefusedError(
             f"submission {spec} has ended, so {what} will not arrive",
             where=f"job {view.job_id}",
-            cause=f"submission {view.spec_number} took over",
-            remedy=f"Use submission {view.spec_number}",
+            cause=f"the newer submission {view.spec_number} has replaced it",
+            remedy=f"Wait for submission {view.spec_number} instead",
         )
     if view.status is JobStatus.FAILED:
         return failure_error(view)
@@ -181,7 +182,7 @@ def driver_lost_error(view: JobView, cause: str, tail: str) -> DriverLostError:
         "the driver is lost",
         where=f"job {view.job_id}, submission {view.spec_number}",
         cause=f"{cause}; its last output:\n{tail}\n" if tail else cause,
-        remedy=f"Restore from the latest recovery point, {point.path}"
+        remedy=f"Restore the job from its latest recovery point, {point.path}"
         if point is not None
         else "Start the job again: it has completed no checkpoint",
     )

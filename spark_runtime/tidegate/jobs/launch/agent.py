@@ -67,7 +67,7 @@ class JobSupervision:
         seen = RelaunchInput(desired, spec.number, view.status, attempts, life, ended_by)
         relaunches = self._relaunches.observe(seen, self._monotonic())
         if self.given_up == desired:
-            return NoAction("the agent does not relaunch it any more")
+            return NoAction("the agent has stopped relaunching this submission")
         decision = decide_relaunch(seen, self._budget, relaunches)
         self.over = desired if view.is_terminal and isinstance(decision, NoAction) else None
         return decision
@@ -131,7 +131,7 @@ class Agent:
             try:
                 busy = self.round()
             except TidegateError as error:
-                self._report("", f"the root cannot be read: {error}")
+                self._report("", f"the root cannot be read, and is read again in up to {MAX_POLL_S:g} s: {error}")
                 busy = False
             pause_s = MIN_POLL_S if busy else min(2 * pause_s, MAX_POLL_S)
             over.wait(pause_s)
@@ -164,7 +164,8 @@ class Agent:
             case StopRelaunching(why):
                 watch.given_up = desired
                 self._say(
-                    f"{job_id}: no more relaunches: {why}. Start the job again or restore it, and the agent launches it"
+                    f"{job_id}: the agent stops relaunching the driver: {why}. Start or restore the job again, then "
+                    "the agent launches it"
                 )
             case NoAction():
                 pass

@@ -48,7 +48,7 @@ class ClusterLauncher:
                 f"spark-submit ended with exit code {answer.code}",
                 where=f"job {spec.job_id}, launcher {self.kind}, master {spec.master}",
                 cause=answer.text[-TAIL:].strip(),
-                remedy="Fix the reported problem, and launch again",
+                remedy="Fix the problem that spark-submit reports, and start or restore the job again",
             )
         return answer
 
@@ -58,5 +58,5 @@ def no_answer(who: str, answer: Answer) -> EnvironmentProblemError:
     return EnvironmentProblemError(
         f"{who} did not answer",
         cause=answer.text[-TAIL:].strip(),
-        remedy="Check that this host can reach the cluster",
+        remedy="Check that this host can reach the cluster, and repeat the command",
     )

@@ -55,12 +55,12 @@ def check_java(said: str | None, executable: str) -> CheckResult:
     match = re.search(r'version "(\d+)(?:\.(\d+))?', said)
     if match is None:
         first = said.strip().splitlines()[0] if said.strip() else "nothing"
-        return CheckResult("java", False, f"{executable} does not print its version, but: {first}", JAVA_REMEDY)
+        return CheckResult("java", False, f"`{executable} -version` prints no Java version, but: {first}", JAVA_REMEDY)
     major = int(match[2] or 0) if match[1] == "1" else int(match[1])
     detail = f"{major} at {executable}"
     if major >= MIN_JAVA:
         return CheckResult("java", True, detail)
-    return CheckResult("java", False, f"{detail}; Spark needs {MIN_JAVA} or newer", JAVA_REMEDY)
+    return CheckResult("java", False, f"Java {detail} is too old; Spark needs Java {MIN_JAVA} or newer", JAVA_REMEDY)
 
 
 def java_of(environment: Mapping[str, str]) -> str:
@@ -96,10 +96,10 @@ def local_slots(master: str, spark_conf: Mapping[str, str], cores_here: int) -> 
 def check_slots(master: str, there: int | None, needed: int) -> CheckResult:
     """Check that a local master has enough slots. `there` is the result of `local_slots`."""
     if there is None:
-        return CheckResult("slots", True, f"master {master}: the number is known when the job runs")
+        return CheckResult("slots", True, f"master {master}: the number of slots is known only when the job runs")
     if there >= needed:
-        return CheckResult("slots", True, f"{there} of master {master}, {needed} needed")
-    detail = f"master {master} has {there} of {needed} slots that parallelism {needed} needs"
+        return CheckResult("slots", True, f"master {master} has {there} slots, and parallelism needs {needed}")
+    detail = f"master {master} has {there} slots, but parallelism {needed} needs {needed}"
     return CheckResult("slots", False, detail, f"Use master local[{needed}], or lower parallelism to {max(there, 1)}")
 
 
@@ -109,10 +109,10 @@ def check_port(setting: str, port: int, retries: int, binds: Callable[[int], str
     for number in range(port, min(port + retries, 65535) + 1):
         why = binds(number)
         if why is None:
-            return CheckResult("ports", True, f"{setting}: {number} is free")
+            return CheckResult("ports", True, f"{setting}: port {number} is free")
     tried = f"{port}" if retries == 0 else f"{port} to {min(port + retries, 65535)}"
     remedy = f"End the process that uses the port, or set {setting} to a free port or 0"
-    return CheckResult("ports", False, f"{setting}: {tried} cannot be bound: {why}", remedy)
+    return CheckResult("ports", False, f"{setting}: port {tried} cannot be bound: {why}", remedy)
 
 
 def check_loopback() -> CheckResult:
@@ -125,7 +125,7 @@ def check_loopback() -> CheckResult:
             return CheckResult("ports", True, "loopback ports can be bound and reached")
     except OSError as error:
         detail = f"no loopback port can be bound and reached: {error}"
-        return CheckResult("ports", False, detail, "Allow TCP on 127.0.0.1 for this user")
+        return CheckResult("ports", False, detail, "Allow the user of this process to open TCP ports on 127.0.0.1")
 
 
 def drop_port_settings(spark_conf: Mapping[str, object]) -> dict[str, object]:

@@ -101,7 +101,10 @@ class KubernetesLauncher(ClusterLauncher):
         return [
             fits_launcher(self.kind, master.startswith("k8s://"), master),
             check_spark_submit(self._settings),
-            Check(bool(image), f"image {image}" if image else f"image: not set; every operator must set {IMAGE}"),
+            Check(
+                bool(image),
+                f"image {image}" if image else f"image: not set in the connection; each operator must set {IMAGE}",
+            ),
             *check_master(master, world),
         ]
 

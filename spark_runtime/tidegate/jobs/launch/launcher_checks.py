@@ -31,10 +31,10 @@ def check_interpreter(settings: LauncherSettings, world: World) -> Check:
     except EnvironmentProblemError as error:
         return Check(False, f"python: {error}")
     if answer.code != 0:
-        last = (answer.text.strip().splitlines() or ["it prints nothing"])[-1]
-        remedy = f'Set "python" to an interpreter with {distribution(RUNTIME)}, or run there: {installation(RUNTIME)}'
-        return Check(False, f"python: {python} has no runtime for a driver: {last}. {remedy}")
-    return Check(True, f"{python} has the runtime")
+        last = (answer.text.strip().splitlines() or ["the interpreter failed without output"])[-1]
+        remedy = f'Set "python" to an interpreter with {distribution(RUNTIME)}, or run with it: {installation(RUNTIME)}'
+        return Check(False, f"python: {python} cannot run a driver: {last}. {remedy}")
+    return Check(True, f"python: {python} has the packages for a driver")
 
 
 def require_interpreter(settings: LauncherSettings, world: World | None = None) -> None:
@@ -59,7 +59,10 @@ def check_spark_submit(settings: LauncherSettings) -> Check:
     found = shutil.which(settings.found_spark_submit())
     if found is None:
         wanted = settings.spark_submit or "spark-submit"
-        return Check(False, f"spark-submit: {wanted} does not exist. Name its path, or set SPARK_HOME for the workers")
+        return Check(
+            False,
+            f"spark-submit: {wanted} does not exist. Name the path of spark-submit, or set SPARK_HOME for the workers",
+        )
     return Check(True, f"spark-submit is {found}")
 
 
@@ -83,9 +86,11 @@ def check_master(master: str, world: World) -> list[Check]:
         try:
             host, port = place.hostname or "", place.port or (80 if place.scheme == "http" else 443)
         except ValueError as error:
-            return [Check(False, f"master: {master} is not an address: {error}")]
+            return [Check(False, f"master: {master} is not an address such as spark://host:7077: {error}")]
         problem = world.connect(host, port)
         if problem is None:
             return [Check(True, f"master {host}:{port} answers")]
         problems.append(f"{host}:{port}: {problem}")
-    return [Check(False, f"master: {'; '.join(problems)}. Check the address, and that this host may connect to it")]
+    return [
+        Check(False, f"master: {'; '.join(problems)}. Check the address, and that this host may connect to the master")
+    ]

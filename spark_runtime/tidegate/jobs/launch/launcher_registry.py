@@ -83,7 +83,9 @@ def launcher_class(kind: str) -> type[Launcher]:
     point = from_other_packages().get(check_launcher_kind(kind, "launcher"))
     if point is None:
         raise OptionError(
-            f"the launcher {kind} launches nothing itself", where="launcher", remedy=f"Use one of {', '.join(kinds())}"
+            f"the launcher {kind} cannot launch a driver itself: an agent beside the cluster does it",
+            where="launcher",
+            remedy=f"Use one of {', '.join(kinds())}",
         )
     try:
         return cast(type[Launcher], point.load())
@@ -121,7 +123,12 @@ def check_launcher(
     """Check whether the launcher of these settings can launch from this host: see `Launcher.check`. Raises as
     `launcher_class`."""
     if settings.kind == AGENT:
-        return [Check(True, "launcher agent: an agent beside the cluster launches drivers; this host needs nothing")]
+        return [
+            Check(
+                True,
+                "launcher agent: `tidegate agent` beside the cluster launches drivers; this host needs no launcher",
+            )
+        ]
     return launcher_class(settings.kind)(settings).check(master, spark_conf, world or World())
 
 

@@ -13,7 +13,7 @@ from tidegate.jobs.launches import newest_attempt, read_launch
 from tidegate.jobs.process_output import LOG_TAIL_LINES, output_tail
 from tidegate.jobs.records import Launch, Spec
 
-_NO_AGENT = "no agent has launched it; check that `tidegate agent` supervises this root"
+_NO_AGENT = "no agent has launched a driver for the submission; check that `tidegate agent` supervises the job's root"
 
 
 def lost_driver_report(job: JobDirectory, spec: Spec) -> tuple[str, str]:
@@ -25,10 +25,10 @@ def lost_driver_report(job: JobDirectory, spec: Spec) -> tuple[str, str]:
         if attempt == 0:
             desired = read_desired(job)
             wanted = desired is not None and (desired.state, desired.spec) == ("running", spec.number)
-            return (_NO_AGENT if wanted else "no launch of it is recorded"), tail
+            return (_NO_AGENT if wanted else "no launch of the submission is recorded"), tail
         launch = read_launch(job.store, job.layout, spec.number, attempt)
     except StoreError as error:
-        return f"its launch cannot be read: {error}", ""
+        return f"the record of its launch cannot be read: {error}", ""
     return _launch_place(launch), output_tail(launch) or tail
 
 

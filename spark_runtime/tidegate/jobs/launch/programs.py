@@ -42,12 +42,12 @@ def run_program(command: Sequence[str], limit_s: float) -> Answer:
         raise EnvironmentProblemError(
             f"{command[0]} cannot be run",
             cause=str(error),
-            remedy="Install it here, or name its path in the connection",
+            remedy="Install this program on this host, or name its path in the Airflow connection",
         ) from error
     except subprocess.TimeoutExpired as error:
         raise EnvironmentProblemError(
             f"{' '.join(command[:3])} did not end within {limit_s:g} s",
-            remedy="Check that this host can reach the cluster",
+            remedy="Check that this host can reach the cluster, and repeat the command",
         ) from error
     return Answer(done.returncode, done.stdout)
 

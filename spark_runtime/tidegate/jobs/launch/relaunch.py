@@ -115,24 +115,24 @@ def decide_relaunch(seen: RelaunchInput, budget: RelaunchBudget, relaunches: int
     """
     desired = seen.desired
     if desired is None or desired.spec != seen.spec:
-        return NoAction("no agent is requested to launch this submission")
+        return NoAction("no launch by an agent is requested for this submission")
     if desired.state == "stopped":
-        return NoAction("a stop is requested")
+        return NoAction("a stop of the job is requested")
     if seen.status.is_terminal and seen.status is not JobStatus.FAILED:
-        return NoAction(f"it is {seen.status.value}")
+        return NoAction(f"the job is {seen.status.value}")
     if seen.attempts < desired.launch:
         return LaunchDriver(seen.attempts + 1, f"requested by {desired.by}")
     if seen.status is JobStatus.FAILED:
-        return NoAction("it failed with an error")
+        return NoAction("the job failed with an error")
     if seen.life != "dead":
-        return NoAction(f"its driver is {seen.life}")
+        return NoAction(f"the driver is {seen.life}")
     if seen.ended_by:
         return NoAction(f"{seen.ended_by} requested the end of the job")
     if relaunches >= budget.restarts:
         return StopRelaunching(
-            f"its driver is dead, and was relaunched {relaunches} times within {budget.within_s:g} s"
+            f"the driver is dead, and was relaunched {relaunches} times within {budget.within_s:g} s"
         )
-    return LaunchDriver(seen.attempts + 1, "its driver is dead", anew=True)
+    return LaunchDriver(seen.attempts + 1, "the driver is dead", anew=True)
 
 
 class RelaunchHistory:

@@ -34,7 +34,7 @@ class SparkSubmitLauncher(ProcessLauncher):
             raise OptionError(
                 f"master {spec.master} cannot be used with the launcher spark-submit",
                 where=f"job {spec.job_id}, launcher",
-                cause="this launcher runs the driver on this host, in client mode",
+                cause="the launcher spark-submit runs the driver on this host, in client mode",
                 remedy="Use the launcher yarn or kubernetes, which run the driver on the cluster",
             )
         entry = os.path.abspath(driver_entry.__file__)

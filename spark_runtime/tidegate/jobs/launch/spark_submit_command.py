@@ -52,5 +52,5 @@ def wrong_master(spec: Spec, launcher: str, wanted: str) -> OptionError:
     return OptionError(
         f"master {spec.master} cannot be used with the launcher {launcher}",
         where=f"job {spec.job_id}, launcher",
-        remedy=f"Set master to {wanted}, in the connection or the operator",
+        remedy=f"Set master to {wanted}, in the Airflow connection or operator",
     )

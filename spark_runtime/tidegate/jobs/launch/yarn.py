@@ -57,10 +57,11 @@ class YarnLauncher(ClusterLauncher):
         application = yarn_application(answer.text) or self._by_tag(launch)
         if application is None:
             raise EnvironmentProblemError(
-                "spark-submit printed no application id",
+                "spark-submit printed no YARN application id, so it is unknown whether a driver runs",
                 where=f"job {spec.job_id}",
                 cause=answer.text[-TAIL:].strip(),
-                remedy=f"Search YARN for an application with the tag {yarn_tag(launch)}",
+                remedy=f"Search YARN for an application with the tag {yarn_tag(launch)}. If there is none, start or "
+                "restore the job again",
             )
         return record_process(job.store, job.layout, replace(launch, external_id=application))
 
@@ -90,10 +91,12 @@ class YarnLauncher(ClusterLauncher):
         checks = [fits_launcher(self.kind, master == "yarn", master), check_spark_submit(self._settings)]
         program, problems = self._settings.value(YARN), []
         if shutil.which(program) is None:
-            what = f"yarn: {program} does not exist, so drivers could not be found again. Name its path"
+            what = (
+                f"yarn: {program} does not exist, so running drivers could not be found. Name the path of the program"
+            )
             problems.append(Check(False, what))
         if not world.environment.get("HADOOP_CONF_DIR") and not world.environment.get("YARN_CONF_DIR"):
-            what = "yarn: Spark finds no cluster. Set HADOOP_CONF_DIR or YARN_CONF_DIR"
+            what = "yarn: Spark finds no configuration of the cluster. Set HADOOP_CONF_DIR or YARN_CONF_DIR"
             problems.append(Check(False, what))
         return [*checks, *(problems or [Check(True, f"yarn is {program}")])]
 

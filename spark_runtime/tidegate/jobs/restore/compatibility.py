@@ -155,7 +155,7 @@ def _numbers(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[Restore
             "max_parallelism",
             "refused",
             f"max_parallelism is {was} in the snapshot and {now} in the job",
-            "max_parallelism is fixed for the life of a job",
+            "max_parallelism cannot change after the first start of a job",
             f"Set max_parallelism={was}",
         )
     if snapshot.parallelism == target.parallelism:
@@ -168,8 +168,9 @@ def _numbers(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[Restore
             "refused",
             f"the state of operator {silent.uid!r} can be restored with parallelism {snapshot.parallelism}, "
             f"not with {target.parallelism}",
-            "an older version of tidegate wrote the snapshot, and did not support a change of parallelism",
-            f"Restore it with parallelism={snapshot.parallelism}, and take a savepoint, which can be rescaled",
+            "the older tidegate that wrote the snapshot did not record what a change of parallelism needs",
+            f"Restore the snapshot with parallelism={snapshot.parallelism}, and take a savepoint. Then restore the "
+            "savepoint with the new parallelism",
             silent.uid,
         )
     else:
@@ -187,7 +188,7 @@ def _operators(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[Resto
         yield RestoreFinding("lost_operator", "changes", what + _DROPPED, uid=uid)
     elif lost:
         cause = "an operator was removed or its uid changed"
-        remedy = "Set the operator's uid back to the old one, or set allow_non_restored_state to drop the state"
+        remedy = f"Give the operator the uid {lost[0]!r} again, or set allow_non_restored_state to drop the state"
         yield RestoreFinding("lost_operator", "refused", what, cause, remedy, uid)
     before = {operator.uid for operator in snapshot.operators}
     for operator in target.graph["operators"]:
@@ -216,8 +217,8 @@ def _connectors(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[Rest
             "unknown" if kind == "sink" and target.is_fork is None else "refused",
             f"{kind} {uid!r} was a {before[0]} in the snapshot, but is a {now[0]} in the pipeline",
             f"a {now[0]} cannot use the {_KEPT_BY.get(kind, 'state')} of a {before[0]}",
-            f"Use {before[0]} again or a class derived from it, name it in {now[0]}.former_names if it was renamed, "
-            f"or give the {kind} a new uid and set allow_non_restored_state",
+            f"Use {before[0]} again, or a class derived from it. If {before[0]} was renamed, add it to "
+            f"{now[0]}.former_names, or give the {kind} a new uid and set allow_non_restored_state",
             uid,
         )
 
@@ -242,7 +243,10 @@ def _states(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[RestoreF
             continue
         if before is None or now is None:
             yield RestoreFinding(
-                "state", "unknown", f"the states of operator {uid!r} are known only at the restore", uid=uid
+                "state",
+                "unknown",
+                f"whether the states of operator {uid!r} fit is checked only at the restore",
+                uid=uid,
             )
             continue
         shapes = [*map(StateShape.from_json, before)], [*map(StateShape.from_json, now)]
@@ -258,7 +262,7 @@ def restrict_to_row_formats(finding: RestoreFinding, formats: Sequence[str]) -> 
     if not formats or finding.code != "lost_state" or finding.verdict != "changes":
         return finding
     cause = f"the operator's state is in files of {', '.join(formats)}"
-    remedy = "Take a savepoint with the former pipeline and restore it: a savepoint stores states as rows"
+    remedy = "Take a savepoint with the former pipeline, and restore the savepoint: it stores states as rows"
     what = finding.what.removesuffix(_DROPPED)
     return replace(finding, verdict="refused", what=what, cause=cause, remedy=remedy)
 
@@ -280,8 +284,9 @@ def _other_back_end(operator: OperatorFacts, state_backend: str) -> RestoreFindi
         "format",
         "refused",
         f"operator {operator.uid!r} has its state in files of {format_}, which {state_backend!r} cannot read",
-        "a checkpoint stores state in the format of its back end",
-        f"Restore with state_backend={format_!r}, or take a savepoint with it, which every back end can restore",
+        "a checkpoint stores state in the format of the option state_backend that it was taken with",
+        f"Restore with state_backend={format_!r}. To change the back end, take a savepoint in that run and restore "
+        "the savepoint, which every back end can read",
         operator.uid,
     )
 
@@ -308,7 +313,7 @@ def _states_of(
             continue
         cause = "the state was removed or renamed, or the operator has been replaced"
         more = ", or set allow_non_restored_state to drop it" if name in keyed else ""
-        remedy = f"Declare {name!r} again, give the operator a new uid{more}"
+        remedy = f"Declare state {name!r} again, or give the operator a new uid{more}"
         yield RestoreFinding("lost_state", "refused", what, cause, remedy, uid, name)
     for name, change in found.changes:
         yield RestoreFinding("state", "changes", f"state {name!r} of operator {uid!r}: {change}", uid=uid, state=name)
@@ -319,14 +324,15 @@ def _finished(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[Restor
     if target.commit_only:
         return
     status = {operator.uid: operator.status for operator in snapshot.operators}
-    remedy = "Restore a snapshot from before the end of that operator, or add new operators elsewhere"
+    remedy = "Restore a snapshot from before the end of the finished operator, or add new operators only where no "
+    "finished operator is downstream"
     refused = [
         *_running_before_finished(status, target.graph),
         *_running_before_ended_subtasks(snapshot, target.graph),
         *_mixed_chains(status, target.graph),
     ]
     for uid, what in refused:
-        cause = "the snapshot was taken from another pipeline"
+        cause = "the pipeline has changed since the snapshot, and rows cannot be sent to a finished operator"
         yield RestoreFinding("finished", "refused", what, cause, remedy, uid)
 
 
@@ -340,7 +346,9 @@ def _running_before_finished(status: Mapping[str, str], graph: Graph) -> Iterato
             if status.get(uid) == "finished":
                 yield uid, f"operator {feeder!r}, which has not finished, is upstream of {uid!r}, which has finished"
             elif status.get(uid) == "partially_finished" and exchange != "forward":
-                feeds = f"operator {feeder!r}, which has not finished, feeds by {exchange} all subtasks of {uid!r}"
+                feeds = (
+                    f"operator {feeder!r}, which has not finished, sends rows by {exchange} to all subtasks of {uid!r}"
+                )
                 yield uid, f"{feeds}, some of which have finished"
 
 
@@ -374,8 +382,8 @@ def _running_before_ended_subtasks(snapshot: SnapshotFacts, graph: Graph) -> Ite
             sender = sends_on(feeder, fact.ended) if exchange == "forward" else None
             if sender is not None:
                 through = "" if sender == feeder else f" through {feeder!r}"
-                feeds = f"operator {sender!r}, which has not finished, feeds{through} subtasks of {uid!r} that have"
-                yield uid, f"{feeds}, and whose state is dropped"
+                feeds = f"operator {sender!r}, which has not finished, sends rows{through} to subtasks of {uid!r}"
+                yield uid, f"{feeds} that have finished and have no state any more"
 
 
 def _mixed_chains(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str, str]]:
@@ -384,8 +392,8 @@ def _mixed_chains(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str
         ended = [uid for uid in uids if status.get(uid) == "finished"]
         running = [uid for uid in uids if status.get(uid) != "finished"]
         if ended and running:
-            runs = f"operator {running[0]!r}, which has not finished, runs in one chain with {ended[0]!r}"
-            yield ended[0], f"{runs}, which has"
+            runs = f"operator {running[0]!r}, which has not finished, is in one chain with {ended[0]!r}"
+            yield ended[0], f"{runs}, which has finished"
 
 
 def chains_of(graph: Graph) -> list[list[str]]:
@@ -417,14 +425,16 @@ def _check_drained(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[R
     early = ", ".join(f"{uid} ({kinds.get(uid, 'unknown')})" for uid in snapshot.drained)
     if target.allow_drained:
         yield RestoreFinding(
-            "drained", "changes", f"the snapshot was taken by a drain: {early} fired early, and will emit again"
+            "drained",
+            "changes",
+            f"the snapshot was taken by a drain: windows of {early} fired early, and will emit again",
         )
         return
     yield RestoreFinding(
         "drained",
         "refused",
-        f"the snapshot was taken by a drain, which made {early} fire early",
-        "their input had not ended: open windows fired early and would emit again, and "
+        f"the snapshot was taken by a drain, which fired the open windows of {early} early",
+        "the input had not ended: after a restore the windows would emit a second time, and "
         "joins had read only a part of one input",
-        "Restore an earlier snapshot, or set allow_drained to accept this",
+        "Restore an earlier snapshot, or set allow_drained to accept a second result for these windows",
     )

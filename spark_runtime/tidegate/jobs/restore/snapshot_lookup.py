@@ -30,14 +30,17 @@ def refuse_older_than(name: str, completed_at: str | None, limit: timedelta, now
         now: current time, with time zone.
         where: the job, for the error.
     """
-    remedy = "Name a newer snapshot (`tidegate checkpoints`), allow a greater age, or start the job without a snapshot"
+    remedy = (
+        "Nothing was submitted. Name a newer snapshot (`tidegate checkpoints`), allow a greater age, or start the "
+        "job without a snapshot"
+    )
     try:
         age = now - parse_iso(completed_at or "")
     except ValueError:
         raise SnapshotError(
             f"the age of {name} is unknown, but must be at most {format_duration(limit)}",
             where=where,
-            cause=f"its completion is recorded as {completed_at!r}",
+            cause=f"the recorded time of its completion is {completed_at!r}",
             remedy=remedy,
         ) from None
     if age > limit:
@@ -45,7 +48,7 @@ def refuse_older_than(name: str, completed_at: str | None, limit: timedelta, now
         raise SnapshotError(
             f"{name} is {format_duration(whole_s)} old, but must be at most {format_duration(limit)} old",
             where=where,
-            cause=f"it completed at {completed_at}; nothing was submitted",
+            cause=f"the snapshot completed at {completed_at}",
             remedy=remedy,
         )
 
@@ -94,7 +97,7 @@ def resolve_restore(
                 "there is no snapshot to restore",
                 where=where,
                 cause="the job did not start from a snapshot, and has no completed checkpoint that was not rejected",
-                remedy="Start it again without a restore, or name a savepoint",
+                remedy="Start the job without a restore, or name a savepoint",
             )
         document = _metadata(store, storage_options, point.path, where, specs, view)
         latest = replace(restore, path=None, checkpoint_id=None)
@@ -115,10 +118,10 @@ def resolve_restore(
         return ResolvedRestore(restore, lineage, _name(known, path), _completed_at(known, document))
     if restore.claim_mode == "claim":
         raise OptionError(
-            f"{path} cannot be claimed",
+            f"the job cannot take over snapshot {path} (claim_mode='claim')",
             where=where,
-            cause="the job's log does not contain it: it was moved, or another job took it",
-            remedy="Restore it without a claim, and delete it yourself when it is no longer needed",
+            cause="the job's decision log does not contain the snapshot: it was moved, or another job took it",
+            remedy="Restore the snapshot without claim_mode, and delete it yourself when it is no longer needed",
         )
     _refuse_foreign_rows(document, job_id, path, where)
     own = document.get("job_id") == job_id and any(spec.lineage == document.get("lineage") for spec in specs)
@@ -150,7 +153,7 @@ def _by_id(
             f"checkpoint {wanted} never completed" if known is not None else f"there is no checkpoint {wanted}",
             where=where,
             cause=f"completed checkpoints are {there}" if there else "no checkpoint has completed",
-            remedy="Name one that `tidegate checkpoints` lists",
+            remedy="Name a snapshot that `tidegate checkpoints` lists",
         )
     _refuse_missing(known, where)
     document = _metadata(store, storage_options, known.path, where, specs, view)
@@ -181,14 +184,16 @@ def _refuse_missing(known: CheckpointView, where: str) -> None:
         raise SnapshotError(
             f"sinks have deleted the output that {known.kind} {known.checkpoint_id} had committed",
             where=where,
-            cause="a restore with on_committed_after=rewind restored an earlier one; its state counts deleted rows",
-            remedy="Restore the latest snapshot, or another one (`tidegate checkpoints`)",
+            cause="the job was restored from an earlier snapshot with on_committed_after=rewind, which deleted later "
+            "output",
+            remedy="Restore the latest snapshot, or another one from `tidegate checkpoints`",
         )
     if known.verdict == "rejected":
         raise SnapshotError(
-            f"{known.kind} {known.checkpoint_id} was rejected, or is later than a rejected one",
+            f"{known.kind} {known.checkpoint_id} was rejected, or was taken after a rejected checkpoint",
             where=where,
-            remedy="Restore the latest, which is before the rejected one, or another (`tidegate checkpoints`)",
+            remedy="Restore the latest snapshot (`--from latest`), which was not rejected, or another one from "
+            "`tidegate checkpoints`",
         )
 
 
@@ -201,10 +206,10 @@ def _refuse_foreign_rows(document: Mapping[str, Any], job_id: str, path: str, wh
     finished = [operator["uid"] for operator in document.get("operators", ()) if operator["status"] == "finished"]
     if submissions_read(document.get("splits", {}), finished, other):
         raise SnapshotError(
-            f"checkpoint {path} reads stored rows of a DataFrame, which job {other} may delete at any time",
+            f"checkpoint {path} needs stored rows of a DataFrame, which job {other} may delete at any time",
             where=where,
             cause=f"job {other} keeps the rows only for its own checkpoints and for savepoints",
-            remedy=f"Take a savepoint of job {other}, and start from it",
+            remedy=f"Take a savepoint of job {other}, and start from that savepoint",
         )
 
 
@@ -239,12 +244,12 @@ def _metadata(
         raise SnapshotError(
             f"{path} is not a complete snapshot",
             where=where,
-            cause="it has no _metadata: it never completed, or was deleted",
-            remedy="Name one that `tidegate checkpoints` lists",
+            cause="the folder has no _metadata: the snapshot never completed, or was deleted",
+            remedy="Name a snapshot that `tidegate checkpoints` lists",
         ) from error
     except (ValueError, AttributeError) as error:
         raise SnapshotError(
-            f"the metadata of {path} is damaged", where=where, remedy="Restore another snapshot"
+            f"the metadata of snapshot {path} is damaged", where=where, remedy="Restore another snapshot"
         ) from error
     return body if isinstance(body, Mapping) else {}
 
@@ -258,8 +263,9 @@ def _refuse_deleted(path: str, where: str, last: Spec, view: JobView) -> None:
     """Raise SnapshotError if the job deleted its checkpoints when it ended (S2.3)."""
     if has_deleted_checkpoints(last, view):
         raise SnapshotError(
-            f"{path} was deleted when the job ended",
+            f"checkpoint {path} was deleted when the job ended",
             where=where,
             cause=f"submission {last.number} is {view.status}, and its option retention is 'delete'",
-            remedy="Restore a savepoint, or start the job again. With retention=keep, checkpoints stay",
+            remedy="Restore a savepoint, or start the job without a snapshot. With retention=keep, checkpoints would "
+            "stay",
         )

@@ -77,11 +77,11 @@ def evolution(
     becomes, refused = _renames(before, renamed or {})
     origin = {target: source for source, target in becomes.items()}
     wanted = {column.name for column in new}
-    changes = [f"{source!r} is now {target!r}" for source, target in becomes.items() if target in wanted]
+    changes = [f"column {source!r} is renamed to {target!r}" for source, target in becomes.items() if target in wanted]
     gone = [name for name in before if becomes.get(name, name) not in wanted]
     dropped = [name for name in gone if drops and name.startswith(VALUE_PREFIX)]
-    changes += [f"{name!r} is no longer declared, and is dropped" for name in dropped]
-    refused += [f"{name!r} is no longer declared" for name in gone if name not in dropped]
+    changes += [f"column {name!r} is no longer declared, and is dropped" for name in dropped]
+    refused += [f"column {name!r} is no longer declared" for name in gone if name not in dropped]
     sources: list[str | None] = []
     for column in new:
         source = origin.get(column.name, column.name)
@@ -89,14 +89,16 @@ def evolution(
         sources.append(source if found is not None else None)
         if found is None:
             reason = _cannot_be_filled(column, fills, keyed=KEY_GROUP_COLUMN in wanted)
-            (refused if reason else changes).append(reason or f"{column.name!r} is new, and null in restored rows")
+            (refused if reason else changes).append(
+                reason or f"column {column.name!r} is new, and null in restored rows"
+            )
         elif found.type != column.type:
             may = is_wider_key(found.type, column.type) if is_key(column.name) else is_wider(found.type, column.type)
-            text = f"{column.name!r} was {found.type}, now {column.type}"
+            text = f"column {column.name!r} was {found.type}, now {column.type}"
             (changes if may else refused).append(text)
     keys = [becomes.get(column.name, column.name) for column in old if is_key(column.name)]
     if not refused and keys != [column.name for column in new if is_key(column.name)]:
-        refused.append("its key columns have another order")
+        refused.append("the key columns have another order")
     return Evolution(tuple(sources), tuple(changes), tuple(refused), tuple(dropped))
 
 
@@ -140,7 +142,7 @@ def _renames(before: Mapping[str, StateColumn], renamed: Mapping[str, str]) -> t
         if target is None:
             continue
         if target in before:
-            refused.append(f"{name!r} is renamed to {target!r}, but the snapshot has both columns")
+            refused.append(f"column {name!r} is renamed to {target!r}, but the snapshot has both columns")
         elif target in becomes.values():
             refused.append(f"two columns are renamed to {target!r}")
         else:
@@ -150,9 +152,9 @@ def _renames(before: Mapping[str, StateColumn], renamed: Mapping[str, str]) -> t
 
 def _cannot_be_filled(column: StateColumn, fills: bool, keyed: bool) -> str:
     if keyed and column.name == TTL_COLUMN:  # a row with null would expire at once
-        return f"its TTL is new ({column.name!r}), and the snapshot does not contain the last use of its rows"
+        return f"the TTL is new (column {column.name!r}), and the snapshot does not contain when rows were last used"
     if is_key(column.name):
-        return f"{column.name!r} is new"
+        return f"key column {column.name!r} is new"
     if not column.nullable:
-        return f"{column.name!r} is new and not nullable"
-    return "" if fills else f"{column.name!r} is new"
+        return f"column {column.name!r} is new and not nullable"
+    return "" if fills else f"column {column.name!r} is new"

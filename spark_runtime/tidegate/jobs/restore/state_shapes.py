@@ -75,9 +75,9 @@ def compare_states(old: Sequence[StateShape], new: Sequence[StateShape]) -> Stat
         if now is None:
             undeclared.append(was.name)
         elif was.kind != now.kind:
-            refused.append((was.name, f"its kind was {was.kind}, now {now.kind}"))
+            refused.append((was.name, f"the state's kind was {was.kind}, now {now.kind}"))
         elif was.form and now.form and was.form != now.form:
-            refused.append((was.name, f"it was {was.form}, now {now.form}"))
+            refused.append((was.name, f"the state was {was.form}, now {now.form}"))
         elif was.columns and now.columns:
             found = evolution(_compared(was), _compared(now), now.renamed, fills=now.fills, drops=now.drops)
             refused += [(was.name, why) for why in found.refused]

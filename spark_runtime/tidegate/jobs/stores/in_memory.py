@@ -29,7 +29,11 @@ class MemoryStore(Store):
         key = self._key(path)
         with _lock:
             if key in _objects:
-                raise AlreadyExistsError("the object exists already", where=f"{self.url}/{path}")
+                raise AlreadyExistsError(
+                    "an object with this path exists already",
+                    where=f"{self.url}/{path}",
+                    remedy="Repeat the command: another process was faster",
+                )
             _objects[key] = bytes(data)
 
     def replace(self, path: str, data: bytes) -> None:
@@ -42,7 +46,7 @@ class MemoryStore(Store):
         with _lock:
             data = _objects.get(self._key(path))
         if data is None:
-            raise NotFoundError("the object does not exist", where=f"{self.url}/{path}")
+            raise NotFoundError("there is no object with this path", where=f"{self.url}/{path}")
         return data
 
     def exists(self, path: str) -> bool:

@@ -44,7 +44,11 @@ class LocalStore(Store):
                 # a link fails when the target exists; a rename would replace it
                 os.link(temporary, target)
             except FileExistsError:
-                raise AlreadyExistsError("the object exists already", where=target) from None
+                raise AlreadyExistsError(
+                    "a file with this path exists already",
+                    where=target,
+                    remedy="Repeat the command: another process was faster",
+                ) from None
             _fsync_folder(os.path.dirname(target))
 
     def replace(self, path: str, data: bytes) -> None:
@@ -67,7 +71,7 @@ class LocalStore(Store):
                     file.seek(offset)
                     return file.read(size_bytes)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                raise NotFoundError("the object does not exist", where=target) from None
+                raise NotFoundError("there is no file with this path", where=target) from None
 
     def stat(self, path: str) -> ObjectStat:
         """See `Store.stat`."""
@@ -76,7 +80,7 @@ class LocalStore(Store):
             try:
                 found = os.stat(target)
             except (FileNotFoundError, NotADirectoryError):
-                raise NotFoundError("the object does not exist", where=target) from None
+                raise NotFoundError("there is no file with this path", where=target) from None
         return ObjectStat(found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
     def exists(self, path: str) -> bool:
@@ -168,10 +172,10 @@ class LocalStore(Store):
         except OSError as error:
             protected = isinstance(error, PermissionError) or error.errno == 30  # EROFS: read-only file system
             raise StoreError(
-                "the root is write-protected, or belongs to another user" if protected else "the file system failed",
+                "the process has no access to a file in the root" if protected else "the file system failed",
                 where=os.path.join(self._root, path),
                 cause=f"{type(error).__name__}: {error.strerror or error}",
-                remedy="Give this user write access to the root, or choose another root"
+                remedy="Give the user that runs this process read and write access to the root, or choose another root"
                 if protected
                 else "Check that the root is a folder on a file system with hard links and free space",
             ) from error
@@ -184,7 +188,11 @@ def _open_new(path: str) -> int:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except FileNotFoundError:
             _make_folders(os.path.dirname(path))
-    raise StoreError("another process keeps removing the folder", where=os.path.dirname(path), remedy="Try again")
+    raise StoreError(
+        "another process removes this folder each time it is made",
+        where=os.path.dirname(path),
+        remedy="Try again. If it fails again, find the process that deletes folders in the root",
+    )
 
 
 def _make_folders(folder: str) -> None:

@@ -29,10 +29,10 @@ def probe_store(store: Store) -> None:
         if isinstance(error, StoreGuaranteeError):
             raise
         raise StoreError(
-            f"the root cannot be used: {error.what}",
+            f"the root cannot be used for jobs: {error.what}",
             where=store.url,
             cause=error.cause,
-            remedy=error.remedy or "Check that this process may create, read, list and delete objects there",
+            remedy=error.remedy or "Give this process the rights to create, read, list and delete objects in the root",
         ) from error
 
 
@@ -42,10 +42,10 @@ def _probe_once(store: Store, folder: str, path: str, first: bytes, second: byte
     except NotFoundError:
         pass
     else:
-        raise _guarantee_error(store, "it returns an object that nobody wrote")
+        raise _guarantee_error(store, "the store returns an object that nobody wrote")
     store.create(path, first)
     if store.read(path) != first:
-        raise _guarantee_error(store, "it does not return the object that was just created")
+        raise _guarantee_error(store, "the store does not return an object that was just created")
     try:
         store.create(path, second)
     except AlreadyExistsError:
@@ -53,12 +53,12 @@ def _probe_once(store: Store, folder: str, path: str, first: bytes, second: byte
     else:
         raise _guarantee_error(store, "a second create of one object succeeded, so two drivers could run one job")
     if store.read(path) != first:
-        raise _guarantee_error(store, "a refused create changed the object")
+        raise _guarantee_error(store, "a second create of one object failed, but changed the object")
     if store.list(folder) != ["object"]:
         raise _guarantee_error(store, "a listing does not show the object that was just created")
     store.replace(path, second)
     if store.read(path) != second:
-        raise _guarantee_error(store, "it does not return the new content of a replaced object")
+        raise _guarantee_error(store, "the store does not return the new content of a replaced object")
     store.delete(path)
     if store.exists(path):
         raise _guarantee_error(store, "a deleted object still exists")
@@ -69,5 +69,5 @@ def _guarantee_error(store: Store, cause: str) -> StoreGuaranteeError:
         "the store does not have the guarantees that a job directory needs",
         where=store.url,
         cause=cause,
-        remedy="Use another store or another path",
+        remedy="Use another store as the root: a local folder, or S3",
     )

@@ -32,7 +32,9 @@ class S3Store(Store):
         """Args: location: `bucket/prefix`. options: options of s3fs, with secrets resolved."""
         self._base = check_folder(location.strip("/"))
         if not self._base:
-            raise StoreError("the URL names no bucket", where=f"s3://{location}", remedy="Write s3://bucket/prefix")
+            raise StoreError(
+                "the URL of the root names no S3 bucket", where=f"s3://{location}", remedy="Write s3://bucket/prefix"
+            )
         self._options = dict(options)
         self._files = s3fs.S3FileSystem(**{**self._options, "use_listings_cache": False})
 
@@ -58,12 +60,20 @@ class S3Store(Store):
                     if code == "PreconditionFailed" or isinstance(error, FileExistsError):
                         if self._writer_of(key) == writer:
                             return
-                        raise AlreadyExistsError("the object exists already", where=f"s3://{key}") from None
+                        raise AlreadyExistsError(
+                            "an object with this key exists already",
+                            where=f"s3://{key}",
+                            remedy="Repeat the command: another process was faster",
+                        ) from None
                     if code == "NoSuchUpload" and self._writer_of(key) == writer:
                         return  # the upload was completed and the answer lost; s3fs then finds nothing to abort
                     if code != "ConditionalRequestConflict":
                         raise
-        raise StoreError("competing writers prevent the creation of an object", where=f"s3://{key}", remedy="Try again")
+        raise StoreError(
+            "S3 reports that other processes create this object at the same time",
+            where=f"s3://{key}",
+            remedy="Try again. If it fails again, find the other process that writes to this job",
+        )
 
     def replace(self, path: str, data: bytes) -> None:
         """See `Store.replace`."""
@@ -165,7 +175,11 @@ class S3Store(Store):
                 return [str(name) for name in find()]
             except FileNotFoundError as error:
                 if _error_code(error) == "NoSuchBucket":
-                    raise StoreError("the bucket does not exist", where=self.url, remedy="Create it") from error
+                    raise StoreError(
+                        "the S3 bucket of the root does not exist",
+                        where=self.url,
+                        remedy="Create the bucket, or correct the root",
+                    ) from error
                 return []
 
     @contextmanager
@@ -178,17 +192,21 @@ class S3Store(Store):
             raise
         except FileNotFoundError as error:
             if _error_code(error) == "NoSuchBucket":
-                raise StoreError("the bucket does not exist", where=self.url, remedy="Create it") from error
-            raise NotFoundError("the object does not exist", where=where) from None
+                raise StoreError(
+                    "the S3 bucket of the root does not exist",
+                    where=self.url,
+                    remedy="Create the bucket, or correct the root",
+                ) from error
+            raise NotFoundError("there is no object with this key", where=where) from None
         except Exception as error:
             protected = isinstance(error, PermissionError)
             raise StoreError(
                 "S3 refused access" if protected else "a request to S3 failed",
                 where=where,
                 cause=f"{type(error).__name__}: {error}",
-                remedy="Check the credentials and the bucket's policy"
+                remedy="Check the credentials in the storage options or the environment, and the bucket's policy"
                 if protected
-                else "Check endpoint, bucket and network",
+                else "Check the endpoint in the storage options, the bucket and the network",
             ) from error
 
 

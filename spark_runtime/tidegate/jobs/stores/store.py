@@ -102,7 +102,9 @@ def check_path(path: str) -> str:
     if isinstance(path, str) and path and "\\" not in path and "\x00" not in path:
         if _OUTSIDE.isdisjoint(path.split("/")):
             return path
-    raise StoreError(f"{path!r} is not a path below the root", remedy="Use a relative path without '..'")
+    raise StoreError(
+        f"{path!r} is not a relative path below the root", remedy="Write a path such as 'a/b', without '..' and '\\\\'"
+    )
 
 
 def check_folder(folder: str) -> str:

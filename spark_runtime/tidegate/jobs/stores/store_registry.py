@@ -60,7 +60,11 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
         OptionError: a reference to a secret cannot be resolved.
     """
     if not isinstance(url, str | os.PathLike) or not os.fspath(url):
-        raise StoreError("the root is empty", where=repr(url), remedy=f"Give {SUPPORTED}")
+        raise StoreError(
+            "the root of the jobs is not a path or URL, or is empty",
+            where=repr(url),
+            remedy=f"Set the root to {SUPPORTED}",
+        )
     url = os.fspath(url)
     scheme, separator, location = url.partition("://")
     if not separator:
@@ -69,9 +73,10 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
         location = _path_of(url)
     if scheme not in STORES:
         raise StoreError(
-            f"{scheme}:// is not a supported store: tidegate knows no create-only writes for it",
+            f"{scheme}:// is not a supported store",
             where=url,
-            cause="without them, two drivers could run the job at once",
+            cause="tidegate must create an object only if it does not exist, or two drivers could run a job at once; "
+            "it has no way to do that in this store",
             remedy=f"Use {SUPPORTED}",
         )
     kind = STORES[scheme]
@@ -83,7 +88,7 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
 def _path_of(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path:
-        raise StoreError("this is not a file URL", where=url, remedy="Write file:///absolute/path")
+        raise StoreError("the root is not a valid file URL", where=url, remedy="Write file:///absolute/path")
     return os.path.abspath(unquote(parts.path))
 
 

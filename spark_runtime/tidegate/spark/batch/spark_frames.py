@@ -117,15 +117,16 @@ def declared_columns(session: SparkSession, source: ReadBySpark) -> DataFrame:
     frame = source.frame(session)
     if not isinstance(frame, DataFrame) or frame.isStreaming:
         raise PipelineError(
-            f"{source.describe()} returned {'a streaming DataFrame' if isinstance(frame, DataFrame) else repr(frame)}",
-            remedy="Return a bounded DataFrame: use spark.read, not spark.readStream",
+            f"{source.describe()} returned "
+            f"{'a streaming DataFrame' if isinstance(frame, DataFrame) else repr(frame)}, not a bounded DataFrame",
+            remedy="Return a bounded DataFrame from the function: use spark.read, not spark.readStream",
         )
     missing = [name for name in source.schema().names if name not in frame.columns]
     if missing:
         raise PipelineError(
-            f"{source.describe()} has no column {missing[0]!r}",
-            cause=f"its columns are {', '.join(frame.columns)}",
-            remedy="Correct schema= or the DataFrame",
+            f"the DataFrame of {source.describe()} has no column {missing[0]!r}",
+            cause=f"the columns of the DataFrame are {', '.join(frame.columns)}",
+            remedy="Correct schema= of the source, or the DataFrame",
         )
     return frame.select(*(quoted(frame, name) for name in source.schema().names))
 

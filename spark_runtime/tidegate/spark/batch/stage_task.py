@@ -398,6 +398,6 @@ def _stopped_clock(node: Node, job: BatchJob) -> int:
     raise PipelineError(
         f"{node.kind} {node.uid!r} uses processing time, which batch mode does not support",
         where=f"{node.kind} {node.uid!r} at {node.location}",
-        cause="its results would depend on the execution mode",
+        cause="the results of the operator would depend on the execution mode",
         remedy="Use event time, or set allow_mode_dependent=true to stop the clock at the start of the run",
     )

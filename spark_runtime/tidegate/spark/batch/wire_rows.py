@@ -41,7 +41,7 @@ def wire_schema(schema: pa.Schema, prefix: str = "c") -> pa.Schema:
         if kind is None:
             raise PipelineError(
                 f"column {field.name!r} of type {field.type} cannot be sent from stage to stage in batch mode",
-                remedy="Cast it before the next group_by, join or union, or leave it out with select()",
+                remedy="Cast the column before the next group_by, join or union, or leave the column out with select()",
             )
         fields.append(pa.field(f"{prefix}{number}", kind))
     return pa.schema(fields)

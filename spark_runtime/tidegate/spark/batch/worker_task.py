@@ -187,10 +187,10 @@ def _built(place: WorkerPlace, index: int) -> _BuiltJob:
     built = _built_before[key]
     if built.plan.digest != place.digest:
         raise PipelineError(
-            "this worker builds a different pipeline than the driver",
+            "a Spark worker builds a different pipeline than the driver",
             where=f"job {place.job_id}, subtask {index}",
             cause="build() does not depend on its arguments alone, or the machines have different package versions",
-            remedy="Make build() depend on its arguments alone, and install the same versions everywhere",
+            remedy="Make build() depend on its arguments alone, and install the same package versions on all machines",
         )
     return built
 

@@ -191,11 +191,11 @@ class Attempt:
         elif what == "stage":
             if payload is not None:
                 self._note_secondary_failure(
-                    RunFailed(f"the barrier stage failed: {first_line(payload)}"), SECONDARY_WAIT_S
+                    RunFailed(f"Spark's barrier stage failed: {first_line(payload)}"), SECONDARY_WAIT_S
                 )
             elif not all(s.over for s in self._slots.values()):
                 self._note_secondary_failure(
-                    RunFailed("the barrier stage ended before its slots did"), SECONDARY_WAIT_S
+                    RunFailed("Spark ended the barrier stage before all slots had ended"), SECONDARY_WAIT_S
                 )
 
     def _on_message(self, slot: int, message: SlotMessage) -> None:

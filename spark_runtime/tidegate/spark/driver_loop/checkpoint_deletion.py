@@ -126,7 +126,9 @@ class CheckpointDeletion:
             except (FencedError, UnclearAnswerError):
                 self._over.set()
             except TidegateError as error:
-                logger.warning("%s was not deleted; next attempt in %g s: %s", path, RETRY_S, error)
+                logger.warning(
+                    "the checkpoint folder %s was not deleted; next attempt in %g s: %s", path, RETRY_S, error
+                )
                 self._try_again(path)
             with self._lock:
                 del self._in_hand[0]

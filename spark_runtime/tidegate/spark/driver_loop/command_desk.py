@@ -21,7 +21,7 @@ from tidegate.spark.driver_loop.command_poller import CommandPoller
 logger = logging.getLogger("tidegate.spark")
 
 DRIVER_ENDED = AnswerAllOpen(
-    CommandAnswer("", False, "job_ended", "the driver ended before it could carry the command out"),
+    CommandAnswer("", False, "job_ended", "the driver ended before it could execute the command"),
 )
 """Answer to open commands if the driver ends without another one."""
 
@@ -65,7 +65,11 @@ class CommandDesk:
                 if self.is_wanted(command.command_id):
                     valid.append(command)
             except StoreError as error:
-                logger.warning("the command could not be checked: %s", error, extra=context(command=command.command_id))
+                logger.warning(
+                    "the store does not answer, so a command waits and is checked again: %s",
+                    error,
+                    extra=context(command=command.command_id),
+                )
                 with self._lock:
                     self._new[:0] = new[position:]
                 break
@@ -138,6 +142,10 @@ class CommandDesk:
         except AlreadyExistsError:
             return
         except TidegateError as error:
-            logger.warning("the command could not be answered: %s", error, extra=context(command=result.command_id))
+            logger.warning(
+                "the answer to a command could not be written; it is written again later: %s",
+                error,
+                extra=context(command=result.command_id),
+            )
             with self._lock:
                 self._unwritten.append(result)

@@ -57,7 +57,9 @@ class CommandPoller:
         try:
             self._poll()
         except TidegateError as error:
-            logger.warning("the last commands could not be read: %s", error)
+            logger.warning(
+                "commands that arrived at the end of the job could not be read, and stay without an answer: %s", error
+            )
 
     def _work(self) -> None:
         polls_left = 0
@@ -69,7 +71,7 @@ class CommandPoller:
                     self._bell, polls_left = bell, POLLS_PER_LISTING
                 polls_left -= 1
             except TidegateError as error:
-                logger.warning("commands could not be read: %s", error)
+                logger.warning("commands could not be read; they are read again: %s", error)
 
     def _read_bell(self) -> bytes | None:
         try:
@@ -88,7 +90,9 @@ class CommandPoller:
                 path = self._layout.command(command_id)
             except OptionError as error:  # no client wrote it, and no answer could have its name
                 logger.warning(
-                    "an object among the commands is not a command: %s", error, extra=context(command=command_id)
+                    "a file in the folder of the commands is not a command and is ignored: %s",
+                    error,
+                    extra=context(command=command_id),
                 )
                 self._seen.add(command_id)
                 continue
@@ -96,10 +100,14 @@ class CommandPoller:
             try:
                 command = decode(data, Command, path)
                 if command.command_id != command_id:
-                    raise RecordError(f"its content has the id {command.command_id!r}", where=path)
+                    raise RecordError(
+                        f"the command's file contains the id {command.command_id!r}, not the id of its name", where=path
+                    )
                 found.append(command)
             except RecordError as error:
-                logger.warning("the command cannot be decoded: %s", error, extra=context(command=command_id))
+                logger.warning(
+                    "a command is refused because its file cannot be read: %s", error, extra=context(command=command_id)
+                )
                 unreadable[command_id] = _submission_of(data), str(error)
         for command in sorted(found, key=lambda c: (c.issued_at, c.command_id)):
             self._on_command(command)

@@ -74,10 +74,15 @@ class OwnerObserver:
         asked = self._watch.handle(self._event(), self._now_ms())
         if asked is None:
             return
-        why = f"its owner has shown no sign of life for {format_duration(self._timeout)}"
+        why = f"the Airflow run that owns the job has shown no sign of life for {format_duration(self._timeout)}"
         place = context(command=asked.command_id)
         logger.warning(
-            "%s: %s, attempt %d (on_owner_lost=%s)", why, asked.verb, asked.attempt, self._policy, extra=place
+            "%s; the driver sends itself the command %s, attempt %d (on_owner_lost=%s)",
+            why,
+            asked.verb,
+            asked.attempt,
+            self._policy,
+            extra=place,
         )
         try:
             while self._client.result(asked.command_id) is not None:
@@ -90,7 +95,7 @@ class OwnerObserver:
                 issued_by=f"on_owner_lost={self._policy}: {why}",
             )
         except TidegateError as error:
-            logger.warning("%s could not be sent: %s", asked.verb, error, extra=place)
+            logger.warning("the command %s could not be sent; it is tried again: %s", asked.verb, error, extra=place)
 
     def _event(self) -> OwnerEvent:
         path = self._client.layout.owner
@@ -99,7 +104,9 @@ class OwnerObserver:
         except NotFoundError:
             return OwnerRead(None)
         except TidegateError as error:
-            logger.warning("the sign of life of the job's owner could not be read: %s", error)
+            logger.warning(
+                "the sign of life of the Airflow run that owns the job could not be read; it is read again: %s", error
+            )
             return OwnerUnreadable()
         return OwnerRead(owner.mark if owner.spec == self._spec else None)
 

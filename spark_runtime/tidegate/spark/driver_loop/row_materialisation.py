@@ -86,7 +86,9 @@ class RowMaterialisation:
             raise
         except Exception as error:
             what = f"Spark could not read {source.describe()}"
-            raise PipelineError(what, where=where, cause=first_line(error), remedy="Correct the DataFrame") from error
+            raise PipelineError(
+                what, where=where, cause=first_line(error), remedy="Correct the function that makes the DataFrame"
+            ) from error
         written = sorted((json.loads(row[0]) for row in rows), key=lambda file: str(file["name"]))
         return [{"path": f"{folder}/{file.pop('name')}", **file} for file in written]
 
@@ -136,4 +138,8 @@ def forget_materialised(store: Store, layout: JobLayout) -> None:
     try:
         store.delete_folder(layout.all_materialised)
     except StoreError as error:
-        logger.warning("%s could not be deleted: %s", layout.all_materialised, error)
+        logger.warning(
+            "the stored rows of DataFrames in %s could not be deleted; `tidegate gc` deletes them: %s",
+            layout.all_materialised,
+            error,
+        )

@@ -75,4 +75,6 @@ class SparkJob(driver_job.DriverJob):
             for left in self.garbage():
                 self.retiring.add(0, left.path, at_once=left.without_grace, inherited=True)
         except StoreError as error:
-            logger.warning("files of earlier drivers could not be listed: %s", error)
+            logger.warning(
+                "files of earlier drivers could not be listed and stay; `tidegate gc` deletes them: %s", error
+            )

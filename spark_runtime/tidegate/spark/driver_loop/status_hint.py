@@ -83,12 +83,12 @@ class HintWriter:
             try:
                 self._data.update(self._look())
             except Exception:  # heartbeats must continue, whatever the error
-                logger.exception("the metrics for the status hint could not be collected")
+                logger.exception("the metrics of the job could not be collected; the heartbeat is sent without them")
             hint = StatusHint(self._generation, self._beat, self._run_id, self._now_iso(), dict(self._data))
         try:
             self._store.replace(self._path, encode(hint))
         except StoreError as error:
-            logger.warning("the status hint could not be written: %s", error)
+            logger.warning("the heartbeat of the driver could not be written; the next one is tried: %s", error)
 
 
 def busy_operators(slots: Mapping[int, SlotState]) -> dict[tuple[int, int], tuple[str, ...]]:

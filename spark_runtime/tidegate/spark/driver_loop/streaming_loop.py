@@ -136,7 +136,7 @@ class StreamingLoop:
         except UnclearAnswerError:
             raise
         except StoreError as error:
-            logger.warning("the restore point could not be read; the first run tries again: %s", error)
+            logger.warning("the snapshot to restore could not be read; the first run tries again: %s", error)
             return
         self._job.retire_garbage()
 
@@ -202,7 +202,9 @@ class StreamingLoop:
             case sv.CheckGeneration():
                 untold = job.generation_log.check_quietly()
                 if untold is not None:
-                    logger.warning("the decision log could not be checked for a newer driver: %s", untold)
+                    logger.warning(
+                        "the decision log could not be checked for a newer driver; it is checked again: %s", untold
+                    )
             case sv.DeliverToRun(request):
                 self._deliver(self._run, request)
             case sv.JudgeStop(command_id):
@@ -231,7 +233,11 @@ class StreamingLoop:
         try:
             wanted = self._job.desk.is_wanted(command_id, begun=self._supervisor.tries_again(command_id))
         except StoreError as error:
-            logger.warning("the command could not be checked: %s", error, extra=context(command=command_id))
+            logger.warning(
+                "the store does not answer, so a stop command is checked again: %s",
+                error,
+                extra=context(command=command_id),
+            )
             return
         self._enqueue(lambda: sv.StopJudged(command_id, wanted, self._stop_point(), self._latest()))
 
@@ -250,7 +256,7 @@ class StreamingLoop:
     def _record(self, failure: RunFailed) -> None:
         place = context(operator=failure.operator, subtask=failure.subtask)
         trace = f"\n{failure.traceback.rstrip()}" if failure.traceback else ""
-        logger.error("failure: %s%s", failure.message, trace, extra=place)
+        logger.error("the run of the job failed: %s%s", failure.message, trace, extra=place)
         self._job.generation_log.append(
             "failure",
             {
@@ -267,7 +273,11 @@ class StreamingLoop:
         try:
             job.delete_checkpoints()
         except (SnapshotError, StoreError) as error:
-            logger.warning("%s could not be deleted: %s", job.layout.checkpoints, error)
+            logger.warning(
+                "not all checkpoints in %s could be deleted; delete the rest yourself: %s",
+                job.layout.checkpoints,
+                error,
+            )
 
     # ------------------------------------------------------------ one run
 
@@ -312,7 +322,10 @@ class StreamingLoop:
         if restore is not None and restore.way_back is not None:
             place = context(checkpoint=restore.way_back.checkpoint_id)
             logger.warning(
-                "restoring the earlier snapshot %s: %s", restore.location, restore.way_back.log_text(), extra=place
+                "the run starts from the earlier snapshot %s: %s",
+                restore.location,
+                restore.way_back.log_text(),
+                extra=place,
             )
         job.rewind_sinks(restore, run_id)
         interval = job.options.checkpoint_interval
@@ -428,7 +441,7 @@ class StreamingLoop:
                     reported = True
                     self._enqueue(sv.Terminated)
             except Exception:
-                logger.exception("commands and signals could not be handled")
+                logger.exception("internal error: commands and signals could not be processed; it is tried again")
 
     def _enqueue(self, event: LateEvent) -> None:
         self._inbox.put(event)

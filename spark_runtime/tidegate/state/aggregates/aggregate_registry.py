@@ -57,7 +57,7 @@ def find_aggregate(name: str) -> AggregateFunction:
         near = difflib.get_close_matches(name, [*BUILT_IN, *registered.names], n=1)
         raise PipelineError(
             f"there is no aggregate {name!r}" + (f", did you mean {near[0]!r}?" if near else ""),
-            cause=f"no installed package registers it as an entry point of the group {ENTRY_POINTS!r}",
+            cause=f"no installed package registers this name as an entry point of the group {ENTRY_POINTS!r}",
             remedy="Install the package of the aggregate, on this machine and on every executor",
         )
     if len(places) > 1:
@@ -72,14 +72,13 @@ def find_aggregate(name: str) -> AggregateFunction:
         raise PipelineError(
             f"the aggregate {name!r} cannot be loaded from {point.value!r}",
             cause=str(error),
-            remedy="Fix the package that registers it",
+            remedy="Fix the package that registers the aggregate",
         ) from error
     if not isinstance(found, AggregateFunction) or found.name != name:
         own = repr(found.name) if isinstance(found, AggregateFunction) else f"a {type(found).__name__}"
         raise PipelineError(
-            f"{point.value!r} is not the aggregate {name!r}",
-            cause=f"it is {own}",
-            remedy="Register an AggregateFunction under its own name, because its columns in snapshots "
-            "begin with the name",
+            f"the entry point {name!r} does not lead to an aggregate of this name",
+            cause=f"{point.value!r} is {own}",
+            remedy=f"Register an AggregateFunction with name={name!r} under this entry point",
         )
     return found

@@ -142,7 +142,8 @@ class AggregateFunction:
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name in RESERVED_NAMES:
             raise ValueError(
-                f"{self.name!r} is not a valid name for an aggregate, because its columns in snapshots begin with it"
+                f"{self.name!r} is not a valid name for an aggregate. Use a Python identifier other than "
+                f"{', '.join(sorted(RESERVED_NAMES))}"
             )
         if not self.word:
             object.__setattr__(self, "word", self.name)

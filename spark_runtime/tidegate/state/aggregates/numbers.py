@@ -209,7 +209,10 @@ class Accumulator:
 
     def _fold(self, sum_: Callable[..., Any], entries: Entries, numbers: Numbers, name: str) -> None:
         if sum_(entries, numbers, self._cells.arrays[name]):
-            raise SumOverflowError(f"sum {self.name!r} exceeds the range of 64-bit integers")
+            raise SumOverflowError(
+                f"sum {self.name!r} exceeds the range of 64-bit integers",
+                remedy="Cast the column to double before the sum",
+            )
 
     def _missing(self, arrays: Arrays) -> npt.NDArray[np.bool_] | None:
         if self._seen not in arrays:

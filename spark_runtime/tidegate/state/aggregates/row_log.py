@@ -168,8 +168,8 @@ class RowLog:
             ]
         except pa.ArrowInvalid as error:
             raise ArrayTooLarge(
-                f"the rows that aggregate {self._name!r} keeps do not fit into one array",
-                cause=f"{error}; the rows of all keys of one window must fit",
+                f"the rows that aggregate {self._name!r} stores do not fit into one Arrow array",
+                cause=f"the rows of all keys of one window must fit into one array: {error}",
                 remedy="Cast text and binary columns to large types first: pc.field(...).cast(pa.large_string())",
             ) from error
         return self._fold.fold(entries, columns)

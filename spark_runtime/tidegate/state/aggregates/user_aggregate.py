@@ -49,13 +49,17 @@ class UserStates:
         if found is None:
             found = pa.nulls(0, self._output)
         if not isinstance(found, pa.Array) or found.type != self._output or len(found) != count:
-            actual = f"{found.type} of {len(found)}" if isinstance(found, pa.Array) else type(found).__name__
+            actual = (
+                f"{len(found)} values of type {found.type}"
+                if isinstance(found, pa.Array)
+                else f"a {type(found).__name__}"
+            )
             raise self._refused("result", f"it returned {actual}; expected {count} values of type {self._output}")
         return one_or_null(found, offsets)
 
     def _checked(self, states: object, method: str, count: int) -> Columns:
         if not isinstance(states, pa.RecordBatch):
-            raise self._refused(method, f"it returned a {type(states).__name__}")
+            raise self._refused(method, f"it returned a {type(states).__name__}, not a pyarrow.RecordBatch")
         if states.schema.names != self._user.state.names or states.schema.types != self._user.state.types:
             raise self._refused(method, f"it returned columns {states.schema}; declared columns: {self._user.state}")
         if states.num_rows != count:
@@ -102,14 +106,15 @@ def _check(arguments: AggregateArguments) -> None:
         )
     kind = type(user).__name__
     if not isinstance(getattr(user, "state", None), pa.Schema) or not len(user.state):
-        remedy = 'Set it in the class: state = pa.schema([("total", pa.float64())])'
+        remedy = 'Set the class attribute state: state = pa.schema([("total", pa.float64())])'
         raise PipelineError(f"{kind} does not declare a state", remedy=remedy)
     if not isinstance(getattr(user, "result_type", None), pa.DataType):
-        remedy = "Set it in the class: result_type = pa.float64()"
+        remedy = "Set the class attribute result_type: result_type = pa.float64()"
         raise PipelineError(f"{kind} does not declare a result_type", remedy=remedy)
     if not arguments.columns:
         raise PipelineError(
-            f"{kind} is used without columns", remedy='Name its columns: user_aggregate(MyMean(), "delay")'
+            f"{kind} is used without columns",
+            remedy='Name the columns of the aggregate: user_aggregate(MyMean(), "delay")',
         )
 
 

@@ -56,8 +56,8 @@ def ranges_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
     if wide and sizes.max(initial=0) > MAX_VALUE_BYTES:
         raise PipelineError(
             f"a value of type {array.type} is too large for state",
-            cause=f"it has {sizes.max()} bytes or elements, the limit is {MAX_VALUE_BYTES}",
-            remedy="Divide it into several values, or store it elsewhere and keep its URL in state",
+            cause=f"the value has {sizes.max()} bytes or elements, the limit is {MAX_VALUE_BYTES}",
+            remedy="Divide the value into several, or store the value outside the state and its URL in the state",
         )
     lengths = sizes.astype(np.int32)
     first, end = int(offsets[0]), int(offsets[-1])

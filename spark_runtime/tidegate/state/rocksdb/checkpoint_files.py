@@ -190,7 +190,8 @@ class FilesOfPart:
                 f"the RocksDB files of the snapshot have format version {document.get('version')}",
                 where=f"operator {uid!r}",
                 cause=f"this version of tidegate reads version {FORMAT_VERSION}",
-                remedy="Restore with the version of tidegate that wrote them, and take a savepoint",
+                remedy="Restore with the tidegate version that wrote the files, take a savepoint, and restore it with "
+                "this version",
             )
         states = {one["name"]: _schema_of(one["schema"]) for one in document["states"]}
         return cls(part, range(*document["key_groups"]), states)
@@ -210,7 +211,11 @@ class FilesOfPart:
             blob = blobs.get(row["blob"]) if row["blob"] is not None else None
             content = row["content"] if blob is None else blob.read()
             if content is None or len(content) != row["bytes"]:
-                found = "it is missing" if content is None else f"it has {len(content)} bytes, not {row['bytes']}"
+                found = (
+                    "the file is missing"
+                    if content is None
+                    else f"the file has {len(content)} bytes, not {row['bytes']}"
+                )
                 raise SnapshotError(
                     f"RocksDB file {row['name']} of the snapshot is damaged",
                     where=f"operator {uid!r}",

@@ -114,8 +114,8 @@ class RocksDatabase:
                 raise EnvironmentProblemError(
                     "the database of keyed state is closed",
                     where=str(self.directory),
-                    cause="its subtask has ended, and a snapshot was still being written",
-                    remedy="Do nothing: that snapshot is ignored",
+                    cause="the subtask has ended while its snapshot was still being written",
+                    remedy="Do nothing: the snapshot is ignored",
                 )
             if self._database is None:
                 self._database = self._open()

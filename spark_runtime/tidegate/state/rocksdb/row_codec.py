@@ -83,8 +83,9 @@ class RowCodec:
         if not _all_of_version(rows.data, rows.starts, ROW_VERSION):
             raise SnapshotError(
                 "the state has rows that this version of tidegate cannot read",
-                cause="another version of tidegate wrote them, or they are damaged",
-                remedy="Restore with the version of tidegate that wrote them, and take a savepoint",
+                cause="another version of tidegate wrote the rows, or the rows are damaged",
+                remedy="Restore with the tidegate version that wrote the rows, take a savepoint, and restore it with "
+                "this version",
             )
         variable_at = rows.starts + self._fixed
         arrays = []

@@ -119,7 +119,8 @@ class InFlightCaptures:
                 capture.recorded_bytes += batch_bytes(element)
                 if capture.recorded_bytes > MAX_RECORDED_BYTES:
                     self._give_up(
-                        checkpoint_id, f"more than {MAX_RECORDED_BYTES:,} bytes arrived before its last barrier"
+                        checkpoint_id,
+                        f"more than {MAX_RECORDED_BYTES:,} bytes arrived before the last barrier of the snapshot",
                     )
 
     def drop(self, checkpoint_id: int) -> None:
