@@ -50,7 +50,7 @@ def test_a_retry_finds_its_fork_and_a_fresh_clear_forks_anew(job: Job, original:
     original.checkpoint(2)
     assert fork().execute(job.context("f")) == first
     assert job.launches == [1]
-    with pytest.raises(AirflowException, match="FINISHED already.*fresh=True"):
+    with pytest.raises(AirflowException, match="exists, and is FINISHED.*fresh=True"):
         fork().execute(job.context("f", clear_number=1))
     assert job.launches == [1]
     cleared = fork(fresh=True).execute(job.context("f", clear_number=1))

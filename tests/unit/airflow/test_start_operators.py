@@ -136,7 +136,7 @@ def test_a_clear_submits_anew_once_the_job_has_ended(job: Job) -> None:
     drivers = runs_at_once(job)
     start().execute(job.context())
     drivers[0].status("FINISHED")
-    with pytest.raises(AirflowException, match="FINISHED already.*fresh=True"):
+    with pytest.raises(AirflowException, match="exists, and is FINISHED.*fresh=True"):
         start().execute(job.context(clear_number=1))
     start(fresh=True).execute(job.context(clear_number=1))
     assert [s.number for s in job.client.specs()] == [1, 2]

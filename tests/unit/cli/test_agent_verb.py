@@ -36,8 +36,8 @@ def test_an_agent_looks_after_its_root_until_it_is_terminated(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--restarts", "-1"], "'-1' is not a number of relaunches"),
-        (["--restarts", "many"], "'many' is not a number of relaunches"),
+        (["--restarts", "-1"], "'-1' is not a whole number of relaunches"),
+        (["--restarts", "many"], "'many' is not a whole number of relaunches"),
         (["--within", "10"], "10"),
         (["--launcher", "agent"], "agent"),
         (["--launcher", "mesos"], "mesos"),

@@ -71,7 +71,7 @@ def test_a_running_job_without_snapshots_refuses_every_request_with_what_to_do(k
 
 def test_a_two_phase_sink_without_snapshots_is_refused_at_the_start_by_name() -> None:
     """S7.3."""
-    with pytest.raises(PipelineError, match="checkpoint_mode is off.*sinks out.*never becomes visible"):
+    with pytest.raises(PipelineError, match="checkpoint_mode is 'off'.*sinks out.*never becomes visible"):
         job(two_phase=True)[0].submit()
     job(two_phase=True, options={"checkpoint_mode": "at_least_once"})[0].submit()
 

@@ -183,7 +183,7 @@ def test_when_it_is_open_whether_a_completion_is_in_the_log_nothing_is_said_and_
     run.ask("savepoint")
     run.sent.clear()
     run.store.deaf, run.store.takes = ("decisions/",), takes
-    with pytest.raises(UnclearAnswerError, match=r"entry 3, 'complete'.*decisions/00000003.json.*connection reset"):
+    with pytest.raises(UnclearAnswerError, match=r"entry 3 \('complete'\).*decisions/00000003.json.*connection reset"):
         run.ack_all(1)
     run.store.deaf = ()
     for again in (

@@ -89,7 +89,7 @@ def test_a_savepoint_keeps_the_rows_it_reads_and_wherever_it_was_moved(job: Job)
     job.store.delete_folder(path)
     found = job.collect()
     assert found.collected == () and job.store.walk(rows)
-    assert "savepoint 1, which is not in its location" in found.rows_kept
+    assert "savepoint 1, which was moved or deleted" in found.rows_kept
 
 
 def test_a_snapshot_that_cannot_be_read_keeps_all_rows(job: Job) -> None:

@@ -125,7 +125,7 @@ def test_a_deletion_that_the_store_interrupted_is_repeated(tmp_path: Path, monke
 
     with monkeypatch.context() as broken:
         broken.setattr(dead.client.store, "delete_folder", fails)
-        with pytest.raises(StoreError, match="is cancelled, but not all.*503.*Repeat"):
+        with pytest.raises(StoreError, match="is cancelled, but not all.*503.*Run `tidegate cancel` again"):
             dead.client.cancel_dead()
     assert dead.client.view().status == "CANCELED" and len(dead.left) == 4
     dead.client.cancel_dead()

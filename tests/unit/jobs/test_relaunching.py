@@ -58,7 +58,7 @@ def test_what_was_stopped_has_ended_lives_or_is_somebody_elses_is_left_alone(see
 
 
 def test_a_dead_driver_is_launched_anew_within_the_budget() -> None:
-    assert decide_relaunch(DEAD, BUDGET, 2) == LaunchDriver(2, "its driver is dead", anew=True)
+    assert decide_relaunch(DEAD, BUDGET, 2) == LaunchDriver(2, "the driver is dead", anew=True)
     assert isinstance(decide_relaunch(DEAD, BUDGET, 3), StopRelaunching)
     assert isinstance(decide_relaunch(DEAD, RelaunchBudget(0, 1.0), 0), StopRelaunching)
 

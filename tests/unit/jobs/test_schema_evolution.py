@@ -20,18 +20,21 @@ OLD = columns("__key_group uint16", "key:k int32", "value:a int32", "value:b str
 def test_a_new_nullable_column_is_null_in_what_is_restored() -> None:
     found = evolution(OLD, (*OLD[:3], *columns("value:new double"), OLD[3]))
     assert found.sources == ("__key_group", "key:k", "value:a", None, "value:b")
-    assert (found.changes, found.refused) == (("'value:new' is new, and null in restored rows",), ())
+    assert (found.changes, found.refused) == (("column 'value:new' is new, and null in restored rows",), ())
 
 
 @pytest.mark.parametrize(
     ("new", "told"),
     [
-        ((*OLD, *columns("value:new double!")), "'value:new' is new and not nullable"),
-        ((*OLD, *columns("key:new int32")), "'key:new' is new"),
-        (OLD[:3], "'value:b' is no longer declared"),
-        ((*OLD[:2], *columns("value:a int16", "value:b string")), "'value:a' was int32, now int16"),
-        ((*OLD[:2], *columns("value:a int32", "value:b large_string")), "'value:b' was string, now large_string"),
-        ((OLD[0], *columns("key:k double"), *OLD[2:]), "'key:k' was int32, now double"),
+        ((*OLD, *columns("value:new double!")), "column 'value:new' is new and not nullable"),
+        ((*OLD, *columns("key:new int32")), "key column 'key:new' is new"),
+        (OLD[:3], "column 'value:b' is no longer declared"),
+        ((*OLD[:2], *columns("value:a int16", "value:b string")), "column 'value:a' was int32, now int16"),
+        (
+            (*OLD[:2], *columns("value:a int32", "value:b large_string")),
+            "column 'value:b' was string, now large_string",
+        ),
+        ((OLD[0], *columns("key:k double"), *OLD[2:]), "column 'key:k' was int32, now double"),
     ],
 )
 def test_anything_else_is_refused_by_name(new: tuple[StateColumn, ...], told: str) -> None:
@@ -40,15 +43,15 @@ def test_anything_else_is_refused_by_name(new: tuple[StateColumn, ...], told: st
 
 def test_what_may_not_be_filled_is_refused_though_it_is_nullable() -> None:
     """A window's new aggregate would lack the rows that came before."""
-    assert evolution(OLD, (*OLD, *columns("sum:total int64")), fills=False).refused == ("'sum:total' is new",)
+    assert evolution(OLD, (*OLD, *columns("sum:total int64")), fills=False).refused == ("column 'sum:total' is new",)
 
 
 def test_a_rename_needs_its_mapping() -> None:
     new = columns("__key_group uint16", "key:k int32", "value:c int64", "value:b string")
-    assert evolution(OLD, new).refused == ("'value:a' is no longer declared",)
+    assert evolution(OLD, new).refused == ("column 'value:a' is no longer declared",)
     found = evolution(OLD, new, {"a": "c"})
     assert (found.sources[2], found.refused) == ("value:a", ())
-    assert found.changes == ("'value:a' is now 'value:c'", "'value:c' was int32, now int64")
+    assert found.changes == ("column 'value:a' is renamed to 'value:c'", "column 'value:c' was int32, now int64")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_an_ambiguous_rename_is_refused(renamed: dict[str, str], told: str) -> N
 def test_key_columns_keep_their_order_and_others_are_taken_by_name() -> None:
     """The key's bytes, and with them its key group, depend on the order (S5.1)."""
     two = columns("key:a int32", "key:b int32", "value:c int32", "value:d int32")
-    assert evolution(two, (two[1], two[0], *two[2:])).refused == ("its key columns have another order",)
+    assert evolution(two, (two[1], two[0], *two[2:])).refused == ("the key columns have another order",)
     assert evolution(two, (*two[:2], two[3], two[2])).refused == ()
 
 

@@ -32,7 +32,9 @@ def test_references_are_resolved_wherever_they_stand(tmp_path: Path, monkeypatch
 
 def test_a_missing_secret_is_named_with_option_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIDEGATE_TEST_SECRET", raising=False)
-    with pytest.raises(OptionError, match=r"TIDEGATE_TEST_SECRET is missing \[client_kwargs.secret\].*Set TIDEGATE"):
+    with pytest.raises(
+        OptionError, match=r"TIDEGATE_TEST_SECRET cannot be read \[client_kwargs.secret\].*Set TIDEGATE"
+    ):
         resolve_secrets({"client_kwargs": {"secret": "secret:env/TIDEGATE_TEST_SECRET"}})
     with pytest.raises(OptionError, match="cannot be read"):
         resolve_secrets({"secret": "secret:file/nowhere/at/all"})

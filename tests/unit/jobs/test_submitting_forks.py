@@ -89,9 +89,9 @@ def test_a_second_fork_under_the_id_of_a_fork_that_is_over_needs_to_be_fresh(
         made(JobClient(client.root, "backfill"), client, submission_id="fork-2", fresh=True)
     own.checkpoint(1)
     own.status("FINISHED")
-    with pytest.raises(JobExistsError, match="a fork does not use its state") as refusal:
+    with pytest.raises(JobExistsError, match="a fork does not use the state of the job") as refusal:
         made(beside, client, submission_id="fork-2")
-    for choice in ("FINISHED already", "tidegate restore", "another job id", "--fresh (fresh=True)", "if_exists"):
+    for choice in ("is FINISHED", "tidegate restore", "another job id", "--fresh (fresh=True)", "if_exists"):
         assert choice in str(refusal.value)
     assert made(beside, client) == first, "the same submission is no second one"
     second = made(beside, client, submission_id="fork-2", fresh=True)
@@ -107,7 +107,7 @@ def test_a_fork_under_the_id_of_a_job_that_was_started_is_refused(
     own = ScriptedDriver(beside, beside.submit(pipeline=pipeline))
     own.status("RUNNING")
     own.status(status)
-    with pytest.raises(JobExistsError, match=f"{status} already"):
+    with pytest.raises(JobExistsError, match=f"exists, and is {status}"):
         made(beside, client)
     assert len(beside.specs()) == 1
 

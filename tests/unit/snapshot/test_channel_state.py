@@ -115,7 +115,7 @@ def test_other_parts_of_the_operator_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({}, "input 0, which the pipeline no longer has"),
+        ({}, "input 0 of the operator, which the pipeline no longer has"),
         ({0: ReplayInput(SCHEMA, may_replay=False)}, "forward or broadcast"),
         ({0: ReplayInput(pa.schema([("k", pa.string())]))}, r"other columns \(\['k', 'n'\]\)"),
     ],

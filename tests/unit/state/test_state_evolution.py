@@ -74,7 +74,9 @@ def test_a_column_that_was_renamed_and_nothing_else_has_its_new_name() -> None:
 
 def test_a_state_of_another_kind_is_refused() -> None:
     now = StateDescriptor("seen", "list", OLD.columns)
-    with pytest.raises(SnapshotError, match="'seen' of operator 'op'.*the snapshot has value, the pipeline list"):
+    with pytest.raises(
+        SnapshotError, match="'seen' of operator 'op'.*the snapshot has value, but the pipeline declares list"
+    ):
         evolved_parts([part(OLD)], [now], KEYS, "op")
 
 

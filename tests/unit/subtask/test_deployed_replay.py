@@ -135,7 +135,7 @@ def test_at_another_parallelism_every_row_goes_to_the_owner_of_its_key() -> None
     ("uid", "element", "message"),
     [
         ("windows", pa.record_batch({"k": pa.array([1], pa.int64())}), "other columns"),
-        ("out", joined(1), "input 0, which the pipeline no longer has"),
+        ("out", joined(1), "input 0 of the operator, which the pipeline no longer has"),
         ("join", joined(1), "forward or broadcast"),
     ],
 )
