@@ -133,7 +133,9 @@ def test_batch_counts_what_a_stage_without_a_sink_has_skipped(folder: Path, sink
 
 
 def test_dead_letters_that_nobody_reads_are_refused_when_the_pipeline_is_built(folder: Path, sink: str) -> None:
-    with pytest.raises(PipelineError, match=r"nothing reads the side output 'bad_records'.*source 'numbers'"):
+    with pytest.raises(
+        PipelineError, match=r"no operator or sink reads the side output 'bad_records'.*source 'numbers'"
+    ):
         drawn(files(folder, "dead_letter"), sink, letters=False).build()
     with pytest.raises(PipelineError, match=r"no side output 'bad_records'"):
         drawn(files(folder, "skip"), sink, letters=True)

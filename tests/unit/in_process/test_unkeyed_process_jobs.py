@@ -245,7 +245,7 @@ class Without(Sorts):
 
 @pytest.mark.parametrize(
     ("later", "says"),
-    [(Raw(), r"it was raw, now operator list"), (Without(), "waiting.*not declare|not declare.*waiting")],
+    [(Raw(), r"the state was raw, now operator list"), (Without(), "waiting.*not declare|not declare.*waiting")],
 )
 def test_a_restore_refuses_another_kind_and_a_state_that_is_gone(sink: str, later: Process, says: str) -> None:
     """S5.5."""

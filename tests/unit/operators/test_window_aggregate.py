@@ -249,7 +249,7 @@ def test_state_of_another_pipeline_is_refused_with_what_changed(open_operator: A
     parts = operator.snapshot(1)()
     with pytest.raises(SnapshotError, match=r"'op'.*size, offset in us were 10, 0; in the pipeline, 20, 0"):
         open_operator(spec(size_us=20), parts)
-    with pytest.raises(SnapshotError, match=r"'key:k' is no longer declared; 'key:s' is new"):
+    with pytest.raises(SnapshotError, match=r"'key:k' is no longer declared; key column 'key:s' is new"):
         open_operator(spec(keys=("s",)), parts)
     changed = INPUT.set(0, pa.field("k", pa.int32()))
     with pytest.raises(SnapshotError, match=r"'windows'.*'key:k' was int64, now int32"):

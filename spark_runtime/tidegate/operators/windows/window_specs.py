@@ -141,6 +141,14 @@ class PartialWindowSpec(OperatorSpec):
         """Return the columns of the output: the state of the windows without the key group."""
         return self.window.state_schema.remove(0)
 
+    def states(self) -> tuple[StateShape, ...]:
+        """Return no states: batch mode takes no snapshots of operators."""
+        return ()
+
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """Return "any": the end of the input emits the rows in memory."""
+        return "any"
+
     def describe(self) -> str:
         """Return the windows and aggregates."""
         return f"partial {self.window.describe()}"
