@@ -120,7 +120,7 @@ def test_the_test_button_asks_what_the_launcher_needs(monkeypatch: pytest.Monkey
         return connect(monkeypatch, host=str(tmp_path), extra=extra).test_connection()
 
     good, message = press(python=sys.executable)
-    assert good and f"{sys.executable} has the runtime" in message
+    assert good and f"{sys.executable} has the packages for a driver" in message
     good, message = press(python="/no/such/python")
     assert not good and "works" in message and "/no/such/python cannot be run" in message
     good, message = press(launcher="spark-submit", spark_submit="/no/such/spark-submit", master="spark://127.0.0.1:1")

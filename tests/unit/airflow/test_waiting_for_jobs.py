@@ -192,7 +192,7 @@ def test_a_driver_whose_heartbeat_stands_still_is_noticed(job: Job, driver: Scri
     clocks.monotonic += 29
     assert watch.poll() is None
     clocks.monotonic += 2
-    with pytest.raises(DriverLostError, match="no heartbeat for 31 s; no launch of it is recorded"):
+    with pytest.raises(DriverLostError, match="no heartbeat for 31 s; no launch of the submission is recorded"):
         watch.poll()
 
 
@@ -262,7 +262,7 @@ def test_an_answer_that_came_before_the_deadline_was_noticed_counts(job: Job, dr
 def test_a_status_wait_ends_when_a_newer_submission_takes_over(job: Job, driver: ScriptedDriver) -> None:
     driver.status("FINISHED")
     job.submit("second")
-    with pytest.raises(Exception, match="submission 2 took over"):
+    with pytest.raises(Exception, match="submission 2 has replaced it"):
         Clocks().watch(job, StatusWait(spec=1, statuses=("RUNNING",))).poll()
 
 

@@ -141,7 +141,7 @@ def test_a_column_that_a_keyed_process_does_not_declare_any_more_is_dropped(
     ("before", "after", "why"),
     [
         (Wide, OtherMapKey, "'map:r' is no longer declared"),
-        (OtherSums, Narrow, "it was reducing by sum, min, now reducing by sum"),
+        (OtherSums, Narrow, "the state was reducing by sum, min, now reducing by sum"),
     ],
 )
 def test_a_column_of_a_map_key_and_one_that_is_reduced_are_never_dropped(

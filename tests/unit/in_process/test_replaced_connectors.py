@@ -154,7 +154,7 @@ def keyed(what: str) -> td.Pipeline:
     ("now", "said"),
     [
         ("sums", "'op' was a process and is a"),
-        ("lists", "'seen' of operator 'op' does not fit.*it was value, now list"),
+        ("lists", "'seen' of operator 'op' does not fit.*the state was value, now list"),
     ],
 )
 def test_another_kind_of_operator_or_state_is_refused_by_name(now: str, said: str) -> None:
