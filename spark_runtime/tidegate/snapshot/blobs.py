@@ -105,7 +105,7 @@ class BlobFile:
             ) from error
         if (name is None) == (data is None):
             raise SnapshotError(
-                "the metadata of the snapshot must have either a name or the content of a state file",
+                "the metadata of the snapshot has a damaged entry: it needs the name of a state file, or its content",
                 where=str(document)[:200],
                 remedy="Restore another snapshot",
             )

@@ -129,8 +129,8 @@ def foreign_format_error(part: StatePart, states: Sequence[str], uid: str) -> Sn
         f"this state back end cannot read the {part.format} files of the snapshot",
         where=f"operator {uid!r}, state {names}",
         cause=f"the checkpoint was written with state_backend={part.format!r}; only that back end reads its files",
-        remedy=f"Restore with state_backend={part.format!r}, or take a savepoint in that run and restore "
-        "the savepoint, which every back end reads",
+        remedy=f"Restore with state_backend={part.format!r}. To change the back end, take a savepoint of the restored "
+        "job and restore that savepoint with the other back end: every back end reads savepoints",
     )
 
 

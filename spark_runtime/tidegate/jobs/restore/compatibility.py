@@ -285,8 +285,8 @@ def _other_back_end(operator: OperatorFacts, state_backend: str) -> RestoreFindi
         "refused",
         f"operator {operator.uid!r} has its state in files of {format_}, which {state_backend!r} cannot read",
         "a checkpoint stores state in the format of the option state_backend that it was taken with",
-        f"Restore with state_backend={format_!r}. To change the back end, take a savepoint in that run and restore "
-        "the savepoint, which every back end can read",
+        f"Restore with state_backend={format_!r}. To change the back end, take a savepoint of the restored job and "
+        "restore that savepoint with the other back end: every back end reads savepoints",
         operator.uid,
     )
 

@@ -120,7 +120,7 @@ def resolve_restore(
         raise OptionError(
             f"the job cannot take over snapshot {path} (claim_mode='claim')",
             where=where,
-            cause="the job's decision log does not contain the snapshot: it was moved, or another job took it",
+            cause="the job's decision log does not contain the snapshot: it was moved, or another job wrote it",
             remedy="Restore the snapshot without claim_mode, and delete it yourself when it is no longer needed",
         )
     _refuse_foreign_rows(document, job_id, path, where)

@@ -116,7 +116,8 @@ class UserTimers:
                 f"timers need two integer columns of equal length, but got {owners.dtype}{list(owners.shape)} and "
                 f"{times_us.dtype}{list(times_us.shape)}",
                 where=self._where,
-                remedy="Pass for each timer the number of its key, and its time: int64, microseconds since the epoch",
+                remedy="Pass two arrays with one entry for each timer: the index of its key in the keys, as in "
+                "rows.owners, and its time as int64, microseconds since the epoch",
             )
         if len(owners) and not (owners.min() >= 0 and owners.max() < keys.size):
             raise PipelineError(
