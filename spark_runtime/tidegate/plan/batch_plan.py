@@ -19,7 +19,7 @@ from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.plan.execution_plan import Chain, make_execution_plan
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
-from tidegate.plan.partial_aggregation import with_partial_aggregates
+from tidegate.plan.partial_aggregation import merges_partial_rows, with_partial_aggregates
 
 Gathering = Literal["splits", "nothing", "rows", "exchange"]
 """How a stage receives its rows. "splits": it reads a source. "nothing": it has only broadcast inputs. "rows": it
@@ -67,6 +67,7 @@ class Stage:
         outputs: (name, schema) of the tail's outputs that something reads, the main one first (for a sink: its input).
         is_sink: its tail is a sink.
         is_ordered: every run emits its rows in the same order.
+        merges: its head merges rows of partial aggregates, in any order.
     """
 
     stage_id: int
@@ -78,6 +79,7 @@ class Stage:
     outputs: tuple[tuple[str, pa.Schema], ...]
     is_sink: bool
     is_ordered: bool = True
+    merges: bool = False
 
     @property
     def schema(self) -> pa.Schema:
@@ -173,7 +175,18 @@ def _stage(graph: JobGraph, chain: Chain) -> Stage:
     read = graph.side_outputs_read(tail.node_id)
     sides = tuple((name, schema) for name, schema in tail.side_outputs if name in read)
     outputs = ((MAIN_OUTPUT, chain.schema), *sides)
-    return Stage(chain.chain_id, chain.nodes, gathers, tuple(inputs), tuple(broadcasts), by_key, outputs, chain.is_sink)
+    merges = by_key and merges_partial_rows(head.spec)
+    return Stage(
+        chain.chain_id,
+        chain.nodes,
+        gathers,
+        tuple(inputs),
+        tuple(broadcasts),
+        by_key,
+        outputs,
+        chain.is_sink,
+        merges=merges,
+    )
 
 
 def _keeps_order(graph: JobGraph, stage: Stage) -> bool:

@@ -45,6 +45,11 @@ def with_partial_aggregates(graph: JobGraph) -> JobGraph:
     return JobGraph(tuple(nodes))
 
 
+def merges_partial_rows(spec: OperatorSpec | None) -> bool:
+    """Return whether an operator of the resulting graph merges the rows of a partial aggregate."""
+    return isinstance(spec, WindowAggSpec | RunningAggSpec) and spec.is_partial
+
+
 def _divided(node: Node) -> tuple[Node, tuple[str, ...], OperatorSpec] | None:
     """Return the partial aggregate, its key columns, and the spec that merges its rows; None: it stays as it is."""
     if len(node.inputs) != 1 or node.inputs[0].exchange != "hash" or not node.inputs[0].keys:

@@ -38,6 +38,7 @@ optimising compiler and parallel garbage collection would cost CPU at the start,
 
 BATCH_CONF = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
     "spark.sql.session.timeZone": "UTC",
 }
 """Settings of batch mode that the user's spark_conf may change."""

@@ -29,7 +29,7 @@ from tidegate.plan.spark_pushdown import SparkRows
 from tidegate.snapshot.handles import SnapshotStreams, StateHandle
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
-from tidegate.spark.batch.exchange import SORTED_BY, TARGET
+from tidegate.spark.batch.exchange import TARGET, sort_columns
 from tidegate.spark.batch.stage_compiler import compile_batch
 from tidegate.spark.batch.stage_task import INDEX_SCHEMA, OUTPUT, BatchJob, Counters, Task, sum_counters
 
@@ -89,7 +89,9 @@ class LocalFrames:
     def exchange(self, frames: Sequence[Partitions], schema: pa.Schema) -> Partitions:
         """See `Frames`."""
         rows = pa.Table.from_batches([b for frame in frames for part in frame for b in part], schema=schema)
-        rows = rows.sort_by([(TARGET, "ascending"), *((name, "ascending") for name in SORTED_BY)]).combine_chunks()
+        rows = rows.sort_by(
+            [(TARGET, "ascending"), *((name, "ascending") for name in sort_columns(schema))]
+        ).combine_chunks()
         targets = rows[TARGET].to_numpy()
         bounds = targets.searchsorted(range(self.job.plan.parallelism + 1))
         parts = [rows.slice(low, high - low) for low, high in itertools.pairwise(bounds.tolist())]

@@ -24,7 +24,7 @@ from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import OptionError, TidegateError
 from tidegate.jobs.options import JobOptions
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
-from tidegate.spark.batch.exchange import HASH, SORTED_BY, TARGET, ExchangeSender, SortedBlocks
+from tidegate.spark.batch.exchange import HASH, TARGET, ExchangeSender, SortedBlocks, sort_columns
 from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
 from tidegate.spark.batch.worker_task import FAILURE, TaskFailedError, failure_in, failure_report, subtask_of
 from tidegate.spark.driver_loop.row_materialisation import WriteTask
@@ -91,7 +91,11 @@ def test_blocks_hold_whole_keys_in_order_of_time_and_all_rows_once(
     times = pa.array([(i * 37) % 101 for i in range(len(keys))]).cast(pa.timestamp("ms"))
     batch = pa.record_batch([pa.array(keys), pa.array(range(len(keys))), times], schema=KEYED_ROWS)
     tagged = ExchangeSender(plan, stage, stage.inputs[0], 0).tagged(batch)
-    ordered = pa.Table.from_batches([tagged]).sort_by([(name, "ascending") for name in SORTED_BY]).combine_chunks()
+    ordered = (
+        pa.Table.from_batches([tagged])
+        .sort_by([(name, "ascending") for name in sort_columns(tagged.schema)])
+        .combine_chunks()
+    )
     blocks = []
     for block in SortedBlocks(stage, ordered.to_batches(max_chunksize=batch_rows), block_rows):
         runs = [run.batch for run in block.runs]

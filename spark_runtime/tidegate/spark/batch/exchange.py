@@ -2,10 +2,14 @@
 
 A subtask's rows are sorted by the hash of their key, event time, input and place of origin. So all rows of a key follow
 one another, in order of event time, and have the same order however often a stage runs.
+
+Rows of partial aggregates are merged in any order, so Spark need not sort them. They move in packs: the rows of one
+bucket of keys, encoded by Arrow, in one row of Spark.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,17 +29,27 @@ TARGET, HASH, TIME, INPUT, ORDER = "target", "hash", "time", "input", "place"
 TAG_SCHEMA = pa.schema(
     [(TARGET, pa.int32()), (HASH, pa.int64()), (TIME, pa.int64()), (INPUT, pa.int8()), (ORDER, pa.int64())]
 )
-SORTED_BY = (HASH, TIME, INPUT, ORDER)
+BUCKET, PACK = "bucket", "pack"
+PACK_SCHEMA = pa.schema([(TARGET, pa.int32()), (BUCKET, pa.int32()), (ORDER, pa.int64()), (PACK, pa.binary())])
+_BUCKET_BITS = 6
+"""A subtask merges the rows of one of 64 buckets of keys at a time. The first bits of a key's hash are its bucket."""
 _ORIGIN_BITS = 40
 """Bits of ORDER that number the rows of one subtask."""
 _NO_TIME = np.iinfo(np.int64).min
 """Before all times."""
 
 
+def sort_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the columns by which the rows of a subtask are sorted after an exchange. Args: schema: of the rows."""
+    return (BUCKET, ORDER) if PACK in schema.names else (HASH, TIME, INPUT, ORDER)
+
+
 def exchange_schema(stage: Stage) -> pa.Schema:
     """Return the tags, then the columns of every input in turn, named `c<input>_<number>`; a row has its input's
-    columns.
+    columns. For a stage that merges partial aggregates: `PACK_SCHEMA`.
     """
+    if stage.merges:
+        return PACK_SCHEMA
     fields = list(TAG_SCHEMA)
     for given in stage.inputs:
         fields += list(wire_schema(given.schema, f"c{given.input_index}_"))
@@ -115,6 +129,37 @@ class ExchangeSender:
         return pc.fill_null(self._time.microseconds(batch), _NO_TIME)
 
 
+class PackSender:
+    """Packs rows of partial aggregates, in one upstream subtask."""
+
+    def __init__(self, plan: BatchPlan, given: StageInput, index: int) -> None:
+        self._keys = given.keys
+        self._max_parallelism = plan.max_parallelism
+        self._owners = subtask_of_key_groups(plan.parallelism, plan.max_parallelism)
+        self._packs = plan.parallelism << _BUCKET_BITS
+        self._next = index << _ORIGIN_BITS
+
+    def tagged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the packs of a batch, in `PACK_SCHEMA`."""
+        hashes = hash_keys(batch, self._keys)
+        targets = self._owners[key_groups(hashes, self._max_parallelism)].astype(np.int64)
+        numbers = (targets << _BUCKET_BITS) | (hashes >> np.uint64(64 - _BUCKET_BITS)).astype(np.int64)
+        counts = np.bincount(numbers, minlength=self._packs)
+        rows = batch.take(pa.array(np.argsort(numbers, kind="stable")))
+        starts = np.cumsum(counts) - counts
+        used = np.flatnonzero(counts)
+        packs = [rows.slice(starts[n], counts[n]).serialize().to_pybytes() for n in used.tolist()]
+        places = np.arange(self._next, self._next + len(used))
+        self._next += len(used)
+        columns = [
+            pa.array((used >> _BUCKET_BITS).astype(np.int32)),
+            pa.array((used & ((1 << _BUCKET_BITS) - 1)).astype(np.int32)),
+            pa.array(places),
+            pa.array(packs, pa.binary()),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=PACK_SCHEMA)
+
+
 @dataclass(frozen=True)
 class KeyRun:
     """Consecutive rows of one input.
@@ -133,6 +178,28 @@ class SortedBlock:
     """All rows of some keys. `runs` must be exhausted before the next block is requested."""
 
     runs: Iterator[KeyRun]
+
+
+class PackedBlocks:
+    """The packs of a subtask, a block for each bucket, so that the head holds the state of one bucket at a time."""
+
+    def __init__(self, stage: Stage, batches: Iterable[pa.RecordBatch]) -> None:
+        (self._given,) = stage.inputs
+        self._packs = ((bucket, pack) for batch in batches for bucket, pack in _packs_of(batch))
+
+    def __iter__(self) -> Iterator[SortedBlock]:
+        """Yield block after block; none if there is no row."""
+        for _, packs in itertools.groupby(self._packs, key=lambda found: found[0]):
+            yield SortedBlock(self._run(pack) for _, pack in packs)
+
+    def _run(self, pack: pa.Buffer) -> KeyRun:
+        return KeyRun(self._given.input_index, pa.ipc.read_record_batch(pack, self._given.schema))
+
+
+def _packs_of(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:
+    packs = batch.column(PACK)
+    for number, bucket in enumerate(batch.column(BUCKET).to_pylist()):
+        yield bucket, packs[number].as_buffer()
 
 
 class SortedBlocks:

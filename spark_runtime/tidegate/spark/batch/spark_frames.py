@@ -19,7 +19,7 @@ from tidegate.errors import PipelineError
 from tidegate.log_format import context
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.spark_pushdown import SparkRows
-from tidegate.spark.batch.exchange import SORTED_BY, TARGET
+from tidegate.spark.batch.exchange import TARGET, sort_columns
 from tidegate.spark.batch.pushdown_columns import plan_columns, quoted, select_columns
 from tidegate.spark.batch.stage_task import INDEX_SCHEMA, OUTPUT, Task
 from tidegate.spark.batch.worker_task import WorkerPlace, WorkerTask
@@ -86,7 +86,7 @@ class SparkFrames:
     def exchange(self, frames: Sequence[DataFrame], schema: pa.Schema) -> DataFrame:
         """See `Frames`."""
         rows: Any = _union(frames)
-        sent: DataFrame = rows.repartitionById(self.parallelism, TARGET).sortWithinPartitions(*SORTED_BY)
+        sent: DataFrame = rows.repartitionById(self.parallelism, TARGET).sortWithinPartitions(*sort_columns(schema))
         return sent
 
     def select_output(self, frame: DataFrame, number: int, columns: int) -> DataFrame:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.operators.stream_operator import EmissionPaused, Output, SideOutput, StreamOperator
-from tidegate.spark.batch.exchange import SortedBlocks
+from tidegate.spark.batch.exchange import SortedBlock
 from tidegate.subtask.chain import SIDE_OUTPUT_DROPPED, OperatorFailure
 
 BLOCK_ROWS = 256 * 1024
@@ -144,7 +144,7 @@ def run_rows(
 def run_exchanged(
     new_head: Callable[[], StageChain],
     tail: StageChain,
-    blocks: SortedBlocks,
+    blocks: Iterable[SortedBlock],
     inputs: Sequence[int],
     broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
 ) -> Iterator[Emitted]:

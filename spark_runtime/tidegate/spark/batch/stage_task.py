@@ -29,7 +29,14 @@ from tidegate.plan.job_graph import Node
 from tidegate.plan.spark_pushdown import SparkRows
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.parts import StatePart
-from tidegate.spark.batch.exchange import ExchangeSender, SortedBlocks, exchange_schema
+from tidegate.spark.batch.exchange import (
+    ExchangeSender,
+    PackedBlocks,
+    PackSender,
+    SortedBlock,
+    SortedBlocks,
+    exchange_schema,
+)
 from tidegate.spark.batch.stage_operators import BLOCK_ROWS, Emitted, StageChain, run_exchanged, run_rows
 from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
 from tidegate.subtask.chain import OperatorFailure
@@ -186,7 +193,11 @@ class _Subtask:
             for given in stage.broadcasts
         }
         if stage.gathers == "exchange":
-            blocks = SortedBlocks(stage, batches, BLOCK_ROWS if stage.by_key else None)
+            blocks: Iterable[SortedBlock] = (
+                PackedBlocks(stage, batches)
+                if stage.merges
+                else SortedBlocks(stage, batches, BLOCK_ROWS if stage.by_key else None)
+            )
             tail = StageChain(self._open(self._nodes[1:]), self._index, self._roused)
             inputs = [given.input_index for given in stage.inputs]
             yield from run_exchanged(self._new_head, tail, blocks, inputs, broadcasts)
@@ -367,7 +378,8 @@ def _as_sent(
     job: BatchJob, stage: Stage, sends_to: tuple[int, int] | None, index: int, rows: Iterable[Emitted]
 ) -> Iterator[pa.RecordBatch]:
     if sends_to is not None:
-        tagger = ExchangeSender(job.plan, job.plan.stages[sends_to[0]], _given(job.plan, sends_to), index)
+        reader, given = job.plan.stages[sends_to[0]], _given(job.plan, sends_to)
+        tagger = PackSender(job.plan, given, index) if reader.merges else ExchangeSender(job.plan, reader, given, index)
         for emitted in rows:
             assert isinstance(emitted, pa.RecordBatch), "a side output has no reader here"
             yield tagger.tagged(emitted)
