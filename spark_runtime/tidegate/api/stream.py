@@ -50,11 +50,11 @@ from tidegate.errors import PipelineError
 from tidegate.operators.aggregates.aggregate_specs import AggregateOutput, PartialAggSpec
 from tidegate.operators.async_specs import TIMED_OUT, AsyncMapSpec, OnTimeout
 from tidegate.operators.deduplicate_specs import DeduplicateSpec
-from tidegate.operators.functions.process import Process
 from tidegate.operators.joins.join_specs import StreamJoinKind, StreamJoinSpec
 from tidegate.operators.row_specs import BatchFunction, FilterSpec, MapInArrowSpec, ProjectSpec, UnionSpec
 from tidegate.operators.stream_operator import AsyncFunction
 from tidegate.operators.time.watermark_specs import AlignmentGroup, TimeUnit, WatermarkSpec
+from tidegate.operators.user_functions.process import Process
 from tidegate.plan.job_graph import Edge, Exchange, Partitioner
 
 Keep = Literal["first", "last"]

@@ -43,7 +43,7 @@ from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.events import AbortCode, Action, Event, SnapshotRequest
 from tidegate.coordinator.stop.answers import answer_to, job_ended, split_carried_over
 from tidegate.coordinator.stop.final_snapshot import FinalSnapshot
-from tidegate.coordinator.stop.stop_timeout import (
+from tidegate.coordinator.stop.timeout_answers import (
     StopTimeoutState,
     answer_failed_stop,
     answer_kept_savepoint,

@@ -11,8 +11,8 @@ from typing import Any
 from tidegate.cli import arguments
 from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.job_lookup import job_of
+from tidegate.cli.job_output import size_text
 from tidegate.cli.output import table
-from tidegate.cli.presentation import size_text
 from tidegate.cli.upkeep.sink_collection import collect_sinks
 from tidegate.clock import utc_now
 from tidegate.connectors.leftovers import Leftover

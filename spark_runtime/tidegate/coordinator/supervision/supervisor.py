@@ -29,8 +29,8 @@ from tidegate.channel.elements import StopMode
 from tidegate.coordinator.events import CommandAnswer, RunRequest, SnapshotRequest, Then, TimeOutStop, Verdict
 from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected, StopTimedOut
 from tidegate.coordinator.stop.answers import stop_result, uncommitted_text
-from tidegate.coordinator.supervision.curable_failures import RetryableRestarts
 from tidegate.coordinator.supervision.restart_strategy import restart_strategy
+from tidegate.coordinator.supervision.retry_policy import RetryPolicy
 from tidegate.coordinator.supervision.stop_deadline import RETRY_STOP_MS, StopDeadline, cancelled, earliest
 from tidegate.coordinator.supervision.supervision_events import (
     AnswerAllOpen,
@@ -115,7 +115,7 @@ class Supervisor:
     def __init__(self, options: JobOptions) -> None:
         self.restarts = 0
         self._options = options
-        self._strategy = RetryableRestarts(restart_strategy(options))
+        self._strategy = RetryPolicy(restart_strategy(options))
         self._phase: Phase = "new"
         self._carried: list[RunRequest] = []
         self._cancel: Command | None = None

@@ -63,7 +63,7 @@ def curability(code: str) -> Curability:
     return "curable" if code in CURABLE else "counted"
 
 
-class RetryableRestarts:
+class RetryPolicy:
     """A restart strategy that gives up on failures that a restart cannot fix. Call order as in RestartStrategy."""
 
     def __init__(self, strategy: RestartStrategy) -> None:
