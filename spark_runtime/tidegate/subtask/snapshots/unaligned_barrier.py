@@ -1,4 +1,5 @@
-"""Decide when a checkpoint overtakes queued records of one subtask, and when it may use the overdraft (S3.7)."""
+"""Carry out the aligner's decision that a barrier overtakes queued records, and decide when a subtask may use the
+overdraft (S3.7). `BarrierAligner` decides when."""
 
 from __future__ import annotations
 
