@@ -99,7 +99,7 @@ def check_slots(master: str, there: int | None, needed: int) -> CheckResult:
         return CheckResult("slots", True, f"master {master}: the number of slots is known only when the job runs")
     if there >= needed:
         return CheckResult("slots", True, f"master {master} has {there} slots, and parallelism needs {needed}")
-    detail = f"master {master} has {there} slots, but parallelism {needed} needs {needed}"
+    detail = f"master {master} has only {there} of {needed} slots that parallelism={needed} needs"
     return CheckResult("slots", False, detail, f"Use master local[{needed}], or lower parallelism to {max(there, 1)}")
 
 
