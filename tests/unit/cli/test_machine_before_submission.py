@@ -94,7 +94,7 @@ def test_spark_tries_the_ports_after_a_configured_one() -> None:
 def test_a_rescale_is_refused_before_the_job_is_stopped(here: Caller) -> None:
     assert start(here, "--master", "local[2]", "--option", "parallelism=1").code == 0
     answer = here("rescale", "j", "--parallelism", "4")
-    assert answer.code == 9 and "parallelism 4 needs 4" in answer.err
+    assert answer.code == 9 and "only 2 of 4 slots" in answer.err
     assert here.driver is not None and here.driver.waiting_commands() == []
 
 
