@@ -22,7 +22,7 @@ from tidegate.coordinator.checkpointing.checkpoint_plan import plan_checkpoint
 from tidegate.coordinator.checkpointing.completed_snapshots import CompletedSnapshots
 from tidegate.coordinator.checkpointing.finished_operators import union_state_problem
 from tidegate.coordinator.checkpointing.pending_snapshots import (
-    COUNT_METRICS,
+    COUNTED_ABORTS,
     PendingCheckpoint,
     PendingSnapshots,
     deadline_of,
@@ -515,7 +515,7 @@ class Coordinator:
         if pending is None or self._pending.pop(pending.checkpoint_id, None) is None:
             return []
         request = pending.request
-        counts = code in COUNT_METRICS and request.kind not in FORCED_KINDS
+        counts = code in COUNTED_ABORTS and request.kind not in FORCED_KINDS
         actions = pending.abort_actions(reason, code, counts)
         if request.kind in ("checkpoint", "savepoint"):
             actions += answer_to(request, False, "aborted", f"{request.kind} {pending.checkpoint_id} aborted: {reason}")

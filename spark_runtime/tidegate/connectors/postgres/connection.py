@@ -1,4 +1,5 @@
-"""Connections to a PostgreSQL database: without secrets in texts, used for one transaction at a time."""
+"""Connections to a PostgreSQL database: one transaction at a time, repeated after a lost connection; no secrets in
+texts."""
 
 from __future__ import annotations
 

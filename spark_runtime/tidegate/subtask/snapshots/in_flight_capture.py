@@ -1,4 +1,7 @@
-"""Unaligned snapshots between their synchronous part and the last barrier: in-flight records become state (S3.7)."""
+"""Unaligned snapshots between their synchronous part and the last barrier: in-flight records become state (S3.7).
+
+`snapshot_metrics` returns the metrics of every snapshot, also of aligned ones.
+"""
 
 from __future__ import annotations
 
