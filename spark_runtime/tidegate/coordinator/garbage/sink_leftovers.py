@@ -149,6 +149,7 @@ def referenced_transactions(
         for uid, of_sink in held.items():
             handles.setdefault(uid, []).extend(of_sink)
         barriers = (parse_transaction_id(h.transaction_id).checkpoint_id for of in held.values() for h in of)
+        # + 1 because a rewind to this snapshot deletes only the transactions after it.
         oldest = min(oldest, view.checkpoint_id + 1, *barriers)
     return ReferencedTransactions(handles, oldest)
 
@@ -177,6 +178,8 @@ def stable_referenced_transactions(
                 {}, kept="a run of this lineage has begun during the collection. Repeat the command later"
             )
         answer = ask(current)
+        # Compared after the reads: a snapshot that completed meanwhile may have caused the deletion of one that was
+        # still to be read.
         before, current = current, as_it_is()
         if answer.kept or (_ids(current), current.goes_on) == (_ids(before), before.goes_on):
             return answer

@@ -59,6 +59,8 @@ def rewind_sinks(
             functions[uid] = sink.rewind_to(ctx, checkpoint_id, held.get(uid, ()), before=before)
         except StoreError:
             raise
+        # A refusal of the sink, not an outage: as a SnapshotError it fails the job immediately, instead of in every
+        # restart.
         except TidegateError as error:
             raise SnapshotError(error.what, where=error.where, cause=error.cause, remedy=error.remedy) from error
         except Exception as error:
