@@ -64,8 +64,8 @@ def send_signal(pid: int, started: str | None, number: signal.Signals) -> bool:
 def child_processes(pid: int, word: str) -> tuple[tuple[int, str | None], ...]:
     """Return pid and start text of each child process of `pid` that has `word` in its command line."""
     try:
+        # `-ww`: without it, ps may cut long command lines, and the word would be missing.
         answer = subprocess.run(
-            # `-ww`: without it, ps may cut long command lines, and the word would be missing.
             ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=False, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -255,6 +255,6 @@ def _newest_lineages(
 
 def _common_ancestor(line: Mapping[int, int], lines: Iterable[tuple[int, Mapping[int, int]]]) -> tuple[int, int]:
     """Return the newest id that `line` shares with one of `lines`, and the entry number of that line."""
-    # Of a submission that is in both lines, they share the snapshots up to the lower of the two ids.
+    # Two lines share the snapshots of a common submission up to the lower of their two ids for it.
     shared = [(max((min(line[s], other[s]) for s in other if s in line), default=0), number) for number, other in lines]
     return max(shared, default=(0, 0))
