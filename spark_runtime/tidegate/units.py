@@ -105,8 +105,8 @@ def parse_duration(value: str | timedelta, *, where: str = "", signed: bool = Fa
                 cause=f"a {unit} has no fixed length",
                 remedy=f"Give {DURATION_FORM}; write a {unit} as a number of days",
             )
-    # Fractions, because floats are inexact: 0.1 s must be 100,000 us, and "finer than a microsecond" must be decided
-    # exactly.
+    # Fractions, because floats are inexact: 0.1 s must be 100,000
+    # us, and "finer than a microsecond" must be decided exactly.
     total = sign * sum((number * _FIXED[unit] for number, unit in amounts if unit in _FIXED), Fraction(0))
     if total < 0 and not signed:
         raise OptionError(f"{value!r} is negative", where=where, remedy=f"Give {DURATION_FORM}")

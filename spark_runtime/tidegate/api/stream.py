@@ -419,8 +419,8 @@ class Stream(StreamBase):
                 remedy='Write within="1 hour", or use updates: .group_by(...).top_n(1, by="time")',
             )
         time_column = self._event_time.require(where)
-        # A session closes when no equal record has arrived for `within`. Its record with the greatest time is the last
-        # one.
+        # A session closes when no equal record has arrived for
+        # `within`. Its record with the greatest time is the last one.
         held = GroupedStream(self, keys, location).window(session(within)).top_n(1, by=time_column, uid=uid)
         rows = drop_columns(held, (WINDOW_START, WINDOW_END, RANK), location)
         return rows.select(*self.schema.names)

@@ -308,8 +308,6 @@ class Coordinator:
         """End the run, after every subtask has finished."""
         self._over = True
         actions: list[Action] = []
-        # Savepoints without stop are taken in addition to the final snapshot and may still be pending. Nobody is left
-        # to acknowledge them.
         for pending in self._pending.values():
             actions += pending.abort_actions("the job ended", "job_ended")
         waiting = [self._claiming] if self._claiming is not None else []
@@ -345,8 +343,8 @@ class Coordinator:
         """Return whether a snapshot with which every ended subtask can finish is pending or complete."""
         on_its_way = {"stop-savepoint", "final"}
         kinds = self._pending.kinds | {r.kind for r in self._queue.savepoints()}
-        # A request that is being claimed is in neither the queue nor the pending snapshots. Without it, a second one
-        # would start.
+        # A request that is being claimed is in neither the queue nor
+        # the pending snapshots. Without it, a second one would start.
         if self._claiming is not None:
             kinds.add(self._claiming.kind)
         return self._final.done or self._stop is not None or not kinds.isdisjoint(on_its_way)
@@ -418,8 +416,8 @@ class Coordinator:
 
     def _start_next(self, now_ms: int) -> list[Action]:
         actions: list[Action] = []
-        # `take_due` comes first because it clears the due time. A due time in the past would make `next_wake_ms` wake
-        # the driver without end.
+        # `take_due` comes first because it clears the due time. A due time
+        # in the past would make `next_wake_ms` wake the driver without end.
         if self._final.take_due(now_ms) and self._subtasks.all_ended and not self._ending_is_served():
             actions = self._request(SnapshotRequest("final"))
         while (request := self._queue.next(full=len(self._pending) >= self._options.max_concurrent)) is not None:
@@ -438,8 +436,7 @@ class Coordinator:
                 self._next_periodic_ms = verdict.until_ms
                 continue
             break
-        # Decided only after the queue was served, because a request that has just been claimed must still get its
-        # snapshot.
+        # After the queue, because requests that were just refused or dropped no longer prevent the end.
         if not self._final.needed and self._may_end_without():
             self._final.done = True
             actions.append(LetFinish())
@@ -453,8 +450,8 @@ class Coordinator:
         plan = plan_checkpoint(self._topology, self._subtasks.by_subtask)
         deadline_ms = deadline_of(request, self._options.timeout_ms, now_ms)
         pending = PendingCheckpoint(checkpoint_id, request, path, now_ms, deadline_ms, plan)
-        # Registered also if the next lines abort it: `_abort` acts only on registered snapshots and records the abort
-        # of the claimed id.
+        # Registered also if the next lines abort it: `_abort` acts only
+        # on registered snapshots and records the abort of the claimed id.
         self._pending[checkpoint_id] = pending
         self._failures.claimed(checkpoint_id)
         pending.after_all_data = self._subtasks.all_ended
@@ -468,8 +465,8 @@ class Coordinator:
     def _on_claim_failed(self, reason: str, now_ms: int) -> list[Action]:
         request, self._claiming = self._claiming, None
         assert request is not None, "ClaimFailed without Claim"
-        # The first trigger of this stop has already ended the data, so the job cannot continue as if nothing had
-        # happened (S7.7).
+        # The first trigger of this stop has already ended the data, so
+        # the job cannot continue as if nothing had happened (S7.7).
         if request.data_ended:
             return answer_failed_stop(request, reason)
         text = f"the {request.kind} could not be started: {reason}"
@@ -487,8 +484,8 @@ class Coordinator:
         if pending is None or ack.run_id != self._run_id or not pending.acknowledge(ack, now_ms):
             return []
         complete = pending.completion(now_ms)
-        # Known only now, because the acknowledgements report which subtasks had called finish() before their part
-        # (S6.3).
+        # Known only now, because the acknowledgements report which
+        # subtasks had called finish() before their part (S6.3).
         refusal = union_state_problem(complete, self._topology)
         if refusal is not None:
             return self._abort(pending, "partially_finished", refusal, now_ms)
@@ -497,8 +494,8 @@ class Coordinator:
 
     def _on_decline(self, decline: Declined, now_ms: int) -> list[Action]:
         pending = self._pending.get(decline.checkpoint_id)
-        # While the completion is being written, only its result decides: the entry "complete n" may already be in the
-        # log.
+        # While the completion is being written, only its result
+        # decides: the entry "complete n" may already be in the log.
         if pending is None or decline.run_id != self._run_id or pending.completing:
             return []
         code: AbortCode = "declined" if decline.code == "failed" else decline.code
@@ -528,8 +525,6 @@ class Coordinator:
         else:
             data = {"checkpoint_id": checkpoint_id, "path": pending.path, "kind": request.kind}
             actions += answer_to(request, True, "completed", f"{request.kind} {checkpoint_id} is complete", data)
-        # Last, because it retires older checkpoints. Until the new one is added, they are the ones that a restart
-        # needs.
         return actions + self._shelf.add(CompletedCheckpoint(checkpoint_id, request.kind, pending.path, request.stop))
 
     # ------------------------------------------------------------ aborting

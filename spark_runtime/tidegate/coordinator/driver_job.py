@@ -150,8 +150,8 @@ class DriverJob:
         store, folder = open_location(self.store, self.spec, point.location)
         metadata = read_metadata(store, folder)
         way_back = None
-        # The log of this job knows nothing about output of another job, so there is nothing to rewind and no verdict to
-        # check.
+        # The log of this job knows nothing about output of another
+        # job, so there is nothing to rewind and no verdict to check.
         if metadata.job_id == self.spec.job_id:
             n, lineage, sinks = metadata.checkpoint_id, metadata.lineage, self.two_phase_sinks
             way_back = plan_rewind(
@@ -432,8 +432,8 @@ class DriverJob:
                 self.finish_quarantine_moves(None, AFTER_ALL_RUNS)
             # The output is now in quarantine, so these checkpoints are no longer pinned and can be deleted below.
             verdicts = replace(verdicts, unmoved=())
-        # A StoreError too, but a newer generation may own the job. Nothing more may be deleted then.
         except UnclearAnswerError:
+            # A StoreError too, but a newer generation may own the job. Nothing more may be deleted then.
             raise
         except (StoreError, SnapshotError) as error:
             logger.warning(

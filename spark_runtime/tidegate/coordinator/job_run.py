@@ -168,8 +168,8 @@ class JobRun:
         """
         self._queue.append(event)
         while self._queue and self.outcome is None:
-            # Results of actions are queued, not passed on at once: the coordinator's other actions for this event come
-            # first.
+            # Results of actions are queued, not passed on at once: the
+            # coordinator's other actions for this event come first.
             for action in self.coordinator.handle(self._queue.popleft(), self.now_ms()):
                 self._carry_out(action)
 
@@ -223,8 +223,8 @@ class JobRun:
                     RunFailed(message.message, message.operator, message.subtask, message.traceback, message.code)
                 )
             case SourceWatermarks():
-                # Not an event of the coordinator: alignment of sources affects no snapshot, and such messages are
-                # frequent.
+                # Not an event of the coordinator: alignment of sources
+                # affects no snapshot, and such messages are frequent.
                 answer = self._alignment.advance(message)
                 if answer is not None:
                     self.slots.broadcast(answer)

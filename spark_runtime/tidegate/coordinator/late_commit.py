@@ -288,8 +288,8 @@ def _publish_restored_sink(job: DriverJob, node: Node, sink: Sink, restore: Rest
                 sink.quarantine(ctx, gone, Quarantine(job.store, restore.quarantine, withheld))
         due = [handle for n, handle in held if n <= permitted and not _is_withheld(n, restore.withheld)]
         if due:
-            # Immediately before the commit: a newer driver commits these transactions itself, and may be rewinding the
-            # sink.
+            # Immediately before the commit: a newer driver commits
+            # these transactions itself, and may be rewinding the sink.
             job.generation_log.check()
             writer.commit(due)
 

@@ -92,8 +92,8 @@ class DecisionLog:
         """
         with self._lock:
             listed = 0
-            # Only the first read lists the folder, to find snapshots and gaps. Later reads just try the next number:
-            # one request.
+            # Only the first read lists the folder, to find snapshots and
+            # gaps. Later reads just try the next number: one request.
             if not self._opened:
                 names = self._store.list(self._layout.decisions)
                 listed = max(self._layout.decision_numbers(names), default=0)
@@ -206,8 +206,8 @@ class DecisionLog:
             try:
                 self._create(path, payload, entry)
                 break
-            # Both are StoreErrors, but their result is clear, so that another attempt would not change it.
             except (AlreadyExistsError, RecordError):
+                # Both are StoreErrors, but their result is clear, so that another attempt would not change it.
                 raise
             except StoreError as error:
                 unclear = str(error)
@@ -295,8 +295,8 @@ class GenerationLog:
                 self._unclear = error
                 raise
             except AlreadyExistsError:
-                # Normally a newer driver's fence has this number, and `check` raises FencedError. Otherwise the log is
-                # damaged.
+                # Normally a newer driver's fence has this number, and
+                # `check` raises FencedError. Otherwise the log is damaged.
                 self.check()
                 raise log._contradiction(
                     number, f"the entry exists already, but generation {self.generation} did not write it"

@@ -99,7 +99,7 @@ class OptionalCount(OptionType[int | None, int | str | None]):
             number = int(value)
         except (TypeError, ValueError):
             number = self._least - 1
-        # float)|`int()` accepts these and cuts 2.7 to 2.
+        # `int()` accepts these, too: it turns true into 1, and cuts 2.7 to 2.
         if isinstance(value, bool | float) or number < self._least:
             raise self.refuse(value, f"a whole number from {self._least} upwards, or none")
         return number

@@ -34,8 +34,8 @@ def process_start_time(pid: int) -> str | None:
         return _started_by_ps(pid)
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The second field is the program's name in parentheses. It may contain spaces and `)`, so only the last `)`
-            # is reliable.
+            # The second field is the program's name in parentheses. It may
+            # contain spaces and `)`, so only the last `)` is reliable.
             fields = file.read().rpartition(")")[2].split()
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()

@@ -76,7 +76,7 @@ def event_time_text(time_us: int | None) -> str | None:
         return None
     try:
         moment = EPOCH + timedelta(microseconds=time_us)
-    # A watermark may be any int64. The largest ones are beyond year 9999, the end of `datetime`.
     except OverflowError:
+        # A watermark may be any int64. The largest ones are beyond year 9999, the end of `datetime`.
         return f"{time_us} us"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -95,7 +95,7 @@ def columns_read(expression: pc.Expression, schema: pa.Schema) -> frozenset[str]
 
 def _serialised(expression: pc.Expression) -> tuple[pa.RecordBatch, list[tuple[bytes, bytes]]]:
     """Return one row of values, and the nodes in order as (kind, content)."""
-    # Pickling is the only access in Python to the serialised form of an expression.
+    # Pickling is the only access in Python to this form of an expression.
     with pa.ipc.open_file(expression.__reduce__()[1][0]) as reader:
         values = reader.get_batch(0)
     return values, list(_metadata(values.schema))

@@ -85,8 +85,8 @@ class CompletedSnapshots:
             out.append(action)
             if isinstance(action, ev.SendPermit):
                 self._commits.completed(action.checkpoint_id)
-                # If all subtasks of the sinks have finished, nobody sends a report, and the commit counts as done
-                # immediately.
+                # If all subtasks of the sinks have finished, nobody sends
+                # a report, and the commit counts as done immediately.
                 out += self._record_committed()
             elif isinstance(action, ev.RecordCommitted):
                 self._last_committed = action.checkpoint_id

@@ -96,8 +96,8 @@ class CommitGate:
         Permits and quarantine orders that came in before are sent now.
         """
         self._is_up = True
-        # Before the permit, which permits everything up to its checkpoint: subtasks must already exclude the withheld
-        # output.
+        # Before the permit, which permits everything up to its
+        # checkpoint: subtasks must already exclude the withheld output.
         actions: list[Action] = [ev.SendQuarantine(withheld) for withheld in self._unsent]
         self._unsent = []
         # The snapshot of the restore may be a savepoint, which is not in the line: take the newest one before it.

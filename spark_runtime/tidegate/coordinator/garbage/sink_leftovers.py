@@ -178,8 +178,6 @@ def stable_referenced_transactions(
                 {}, kept="a run of this lineage has begun during the collection. Repeat the command later"
             )
         answer = ask(current)
-        # Compared after the reads: a snapshot that completed meanwhile may have caused the deletion of one that was
-        # still to be read.
         before, current = current, as_it_is()
         if answer.kept or (_ids(current), current.goes_on) == (_ids(before), before.goes_on):
             return answer

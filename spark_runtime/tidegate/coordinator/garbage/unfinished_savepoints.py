@@ -76,8 +76,8 @@ def delete_unfinished(store: Store, folder: str, savepoint: UnfinishedSavepoint)
 
     Blocks; may be repeated. Raises StoreError.
     """
-    # First, because a folder without `_metadata` is no snapshot. So an interrupted deletion leaves nothing that looks
-    # complete.
+    # First, because a folder without `_metadata` is no snapshot. So
+    # an interrupted deletion leaves nothing that looks complete.
     if _has_own_metadata(store, folder, savepoint):
         store.delete(JobLayout.metadata(folder))
     written = f"-g{savepoint.generation}-{savepoint.run_id}-"

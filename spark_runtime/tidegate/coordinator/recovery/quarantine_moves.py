@@ -173,9 +173,9 @@ def _move(
             continue
         try:
             sink.quarantine(ctx, gone, into)
-        # A SnapshotError fails the job and a StoreError causes another run, so that only errors that may pass become
-        # StoreErrors.
         except SnapshotError:
+            # A SnapshotError fails the job and a StoreError causes another
+            # run, so that only errors that may pass become StoreErrors.
             raise
         except Exception as error:
             raise StoreError(

@@ -63,8 +63,8 @@ class RestoreState:
         reads.
         """
         place = Rescale(self.metadata.parallelism, self.parallelism, self.metadata.max_parallelism, index)
-        # Sources in `moved_splits` get their splits assigned again. With the old state too, a split would be read
-        # twice.
+        # Sources in `moved_splits` get their splits assigned again.
+        # With the old state too, a split would be read twice.
         shares = {op.uid: restore_share(op, place) for op in self.operators if op.uid not in self.moved_splits}
         return {
             "location": self.location,

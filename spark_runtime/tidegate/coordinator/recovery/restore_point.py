@@ -301,8 +301,8 @@ def completed_snapshots(
         )
         for d in decisions
         if d.kind == "complete"
-        # Unclaimed savepoints belong to users and are not looked for. They count as recovery points, and are never
-        # deleted.
+        # Unclaimed savepoints belong to users and are not looked
+        # for. They may be recovery points, but are never deleted.
         and (d.data["path"] in existing or (d.data["kind"] in SAVEPOINT_KINDS and d.data["path"] not in claimed))
     ]
 

@@ -59,9 +59,8 @@ def rewind_sinks(
             functions[uid] = sink.rewind_to(ctx, checkpoint_id, held.get(uid, ()), before=before)
         except StoreError:
             raise
-        # A refusal of the sink, not an outage: as a SnapshotError it fails the job immediately, instead of in every
-        # restart.
         except TidegateError as error:
+            # A refusal of the sink. As a SnapshotError it fails the job immediately, and not again in every restart.
             raise SnapshotError(error.what, where=error.where, cause=error.cause, remedy=error.remedy) from error
         except Exception as error:
             raise _failed(uid, checkpoint_id, error) from error

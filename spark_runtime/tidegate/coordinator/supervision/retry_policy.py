@@ -114,8 +114,8 @@ def _identity(failure: RunFailed) -> tuple[str, str | None, int | None, str]:
     text = _ADDRESS.sub("0x", failure.message)
     if failure.code == _SLOT_MEMORY:
         text = ""  # the text contains the amount of memory, which varies
-    # The text of a user's error is compared as it is. Numbers in it may name different rows, and then the errors
-    # differ.
     elif failure.code != _USER_ERROR:
+        # The text of a user's error is compared as it is. Numbers
+        # in it may name different rows, and then the errors differ.
         text = _OF_A_RUN.sub("", text)
     return failure.code, failure.operator, failure.subtask, text

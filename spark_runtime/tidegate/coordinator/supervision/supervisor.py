@@ -199,8 +199,8 @@ class Supervisor:
         self._waited_ms += now_ms - self._waiting_since_ms
         self._phase = "running"
         requests, self._carried = tuple(self._carried), []
-        # The wait for slots may have been long. A fenced driver must not start a run that competes with the new
-        # driver's run.
+        # The wait for slots may have been long. A fenced driver must
+        # not start a run that competes with the new driver's run.
         return [self._recheck_stop(now_ms), StartRun(requests)]
 
     def _on_started(self, started: RunStarted, now_ms: int) -> list[SupervisionAction]:
@@ -249,8 +249,8 @@ class Supervisor:
         return [AnswerCommand(result)]
 
     def _on_over(self, over: RunTornDown, now_ms: int) -> list[SupervisionAction]:
-        # An order to end a stop is not carried over: `_resume_stop_deadlines` makes the stop due again for the next
-        # run.
+        # An order to end a stop is not carried over:
+        # `_resume_stop_deadlines` makes the stop due again for the next run.
         self._carried += [request for request in over.again if not isinstance(request, TimeOutStop)]
         self._latest = over.latest
         outcome = over.outcome
@@ -508,7 +508,7 @@ class Supervisor:
         # `retention`.
         stopping = self._overdue is not None or (self._stop is None and "stop" in data)
         if self._options.retention == "delete" and status in ("FINISHED", "CANCELED") and not stopping:
-            # After the status entry: if the driver dies in between, the job has ended and no driver needs the
-            # checkpoints.
+            # After the status entry: if the driver dies in between,
+            # the job has ended and no driver needs the checkpoints.
             held.insert(0, DeleteCheckpoints())
         return [RecordStatus(status, data), *held, farewell, EndDriver(exit_code)]

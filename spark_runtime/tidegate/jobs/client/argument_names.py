@@ -150,8 +150,8 @@ def _fields(tree: ast.Module, name: str) -> Names | None:
         is_field = {"field": "field", "dataclasses.field": "dataclasses"}.get(called) in imported
         if is_field and isinstance(node.value, ast.Call):
             options = {keyword.arg for keyword in node.value.keywords}
-            # `None` stands for `**options` in the call, which may contain `init`. A field without `init` is no
-            # argument.
+            # `None` stands for `**options` in the call, which may
+            # contain `init`. A field without `init` is no argument.
             if options & {"init", None}:
                 return None
         found[node.target.id] = bool(options & {"default", "default_factory"}) if is_field else node.value is not None

@@ -176,8 +176,8 @@ class JobClient(JobDirectory):
             )
             with suppress(AlreadyExistsError):
                 self.store.create(self.layout.command(command_id), encode(command))
-            # Read back, because another caller may have created a command with this id first. Then that command is
-            # valid.
+            # Read back, because another caller may have created a
+            # command with this id first. Then that command is valid.
             existing = self.command(command_id)
             assert existing is not None, "the command was just created, but cannot be read"
         if existing.verb != verb:

@@ -186,8 +186,7 @@ def staged_data(job: JobDirectory, checkpoint_id: int | None) -> tuple[StagedDat
     for part in _in_snapshot(job, verdicts.views[wanted].path):
         covering = [n for n in verdicts.waiting if n >= part.checkpoint_id]
         withheld = any(one.covers(part.checkpoint_id) for one in verdicts.withheld)
-        # A handle stays in snapshots until a later one is taken after its commit, so that the snapshot may also hold
-        # approved output.
+        # A snapshot may also hold output that was approved before it: sinks drop a handle only after its commit.
         if part.checkpoint_id > verdicts.approved and covering and not withheld:
             found.append(replace(part, checkpoint_id=covering[0]))
     return merge_staged(found)

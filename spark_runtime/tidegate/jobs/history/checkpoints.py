@@ -106,8 +106,8 @@ def checkpoint_views(entries: Sequence[LogEntry], *, ended: bool) -> tuple[Check
                 pending = views.get(entry.data["checkpoint_id"])
                 if pending is not None and pending.status == "pending":
                     views[pending.checkpoint_id] = settled = _settled(pending, entry)
-                    # No "committed" entry names an aborted snapshot or a savepoint without stop, so that they cannot
-                    # change any more.
+                    # A "committed" entry covers no aborted snapshot and no
+                    # savepoint without stop, so that these cannot change any more.
                     if settled.status == "aborted" or settled.kind == "savepoint":
                         done.append(views.pop(settled.checkpoint_id))
             case "committed":

@@ -178,8 +178,8 @@ class Agent:
             launch = self._launcher.launch(job, spec, attempt)
         except AlreadyExistsError:
             return False  # another agent has launched it first
-        # An outage of the store does not count as a failed launch: the next round tries again.
         except StoreError:
+            # An outage of the store does not count as a failed launch: the next round tries again.
             raise
         except TidegateError as error:
             watch.failed = (spec.number, attempt)

@@ -150,8 +150,8 @@ class LocalStore(Store):
             with open(descriptor, "wb") as file:
                 file.writelines(pieces)
                 file.flush()
-                # Before the file gets its final name: after a crash, a file with that name must never be empty or
-                # partial.
+                # Before the file gets its final name: after a crash, a
+                # file with that name must never be empty or partial.
                 os.fsync(file.fileno())
             yield temporary
         finally:
@@ -162,8 +162,8 @@ class LocalStore(Store):
         """Remove empty folders from `folder` upwards, but not the root."""
         while folder != self._root and folder.startswith(self._root.rstrip("/") + "/"):
             try:
-                # It fails if the folder is not empty, so that no file of another writer is lost, even one that has just
-                # arrived.
+                # It fails if the folder is not empty, so that no file of
+                # another writer is lost, even one that has just arrived.
                 os.rmdir(folder)
             except OSError:
                 return

@@ -132,8 +132,8 @@ class S3Store(Store):
     def delete(self, path: str) -> None:
         """See `Store.delete`."""
         with self._errors(path):
-            # S3's own call succeeds if the object does not exist. `rm` first looks for the object, and raises an error
-            # then.
+            # S3's own call succeeds if the object does not exist. `rm`
+            # first looks for the object, and raises an error then.
             bucket, _, key = self._key(path).partition("/")
             self._files.call_s3("delete_object", Bucket=bucket, Key=key)
 
