@@ -181,7 +181,7 @@ def _amounts(value: object, where: str) -> tuple[int, list[tuple[Fraction, str]]
         import pendulum  # here, because clients that only read a job directory do not need it
 
         try:
-            # ISO 8601 does not allow weeks beside other units, but pendulum accepts them.
+            # ISO 8601 does not allow weeks beside other units, but pendulum accepts some such texts ("P1D1W").
             parsed = pendulum.parse(text) if "W" not in text or _ISO_WEEKS.fullmatch(text) else None
         except OverflowError as error:
             raise OptionError(f"{value!r} is too long", where=where, remedy=f"Give {DURATION_FORM}") from error
