@@ -157,6 +157,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _extra_required_by(f"tidegate.{name}"):
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    # Stored, so that Python finds the name without this function from now on.
     globals()[name] = value
     return value
 

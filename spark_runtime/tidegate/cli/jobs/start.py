@@ -299,6 +299,7 @@ def restore_from(
     }
     if source == "latest":
         return make("latest", **more)
+    # `isdigit` alone is also true for digits that `int` cannot read, such as superscripts.
     if source.isascii() and source.isdigit():
         return make("checkpoint", checkpoint_id=int(source), **more)
     if not source.strip():

@@ -101,6 +101,7 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
+        # False for NaN and infinity, which JSON does not have.
         return value if value - value == 0 else str(value)
     return str(value)
 

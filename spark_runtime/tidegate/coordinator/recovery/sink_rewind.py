@@ -60,6 +60,7 @@ def rewind_sinks(
         except StoreError:
             raise
         except TidegateError as error:
+            # A refusal of the sink. As a SnapshotError it fails the job immediately, and not again in every restart.
             raise SnapshotError(error.what, where=error.where, cause=error.cause, remedy=error.remedy) from error
         except Exception as error:
             raise _failed(uid, checkpoint_id, error) from error

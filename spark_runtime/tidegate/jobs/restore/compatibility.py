@@ -206,6 +206,8 @@ def _connectors(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[Rest
         if uid not in old or uid not in new or not operator.has_state:
             continue
         kind, before, now = old[uid]["kind"], old[uid].get("connector"), new[uid].get("connector")
+        # Each list begins with the name of the class. The other names
+        # are its bases and its former names, whose data it can read.
         if kind != new[uid]["kind"] or not before or not now or before[0] in now or now[0] in before:
             continue
         if kind == "source" and operator.status == "finished":
@@ -411,6 +413,7 @@ def chains_of(graph: Graph) -> list[list[str]]:
         uid, inputs = operator["uid"], operator["inputs"]
         plain = operator["exchanges"] == ["forward"] and operator.get("outputs", ["main"]) == ["main"]
         joins = len(inputs) == 1 and plain and readers[inputs[0]] == 1
+        # One list for each chain, stored under all its operators, so that appending here extends it for all of them.
         chain = chains[inputs[0]] if joins else []
         chain.append(uid)
         chains[uid] = chain

@@ -143,12 +143,15 @@ class LocalStore(Store):
     def _temporary(self, target: str, pieces: Sequence[Any]) -> Iterator[str]:
         """Yield a finished file beside `target` with these pieces. It is removed afterwards unless it was renamed."""
         folder = os.path.dirname(target)
+        # Beside the target, because neither a hard link nor an atomic rename works across file systems.
         temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         descriptor = _open_new(temporary)
         try:
             with open(descriptor, "wb") as file:
                 file.writelines(pieces)
                 file.flush()
+                # Before the file gets its final name: after a crash, a
+                # file with that name must never be empty or partial.
                 os.fsync(file.fileno())
             yield temporary
         finally:
@@ -159,6 +162,8 @@ class LocalStore(Store):
         """Remove empty folders from `folder` upwards, but not the root."""
         while folder != self._root and folder.startswith(self._root.rstrip("/") + "/"):
             try:
+                # It fails if the folder is not empty, so that no file of
+                # another writer is lost, even one that has just arrived.
                 os.rmdir(folder)
             except OSError:
                 return
@@ -205,6 +210,7 @@ def _make_folders(folder: str) -> None:
             break
         folder = parent
     for path in reversed(missing):
+        # Not `os.makedirs`: the entry of each new folder in its parent must be made durable, too.
         with suppress(FileExistsError):
             os.mkdir(path)
         _fsync_folder(os.path.dirname(path))
