@@ -48,7 +48,7 @@ DRIVER_IMAGE = "spark.kubernetes.driver.container.image"
 _PHASE = re.compile(r"^\s*phase\s*:\s*(\w+)\s*$", re.MULTILINE)
 _OVER = frozenset({"Succeeded", "Failed"})
 _NO_POD = ("Application not found", "Unable to find application")
-_CONNECTION_ERRORS = (
+_CONNECTION_SETTINGS = (
     "spark.kubernetes.authenticate.submission.",
     "spark.kubernetes.context",
     "spark.kubernetes.trust.certificates",
@@ -173,7 +173,7 @@ def kubernetes_status_command(
     settings: LauncherSettings, flag: str, master: str, submission: str, conf: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return the command `spark-submit --status` or `--kill`, with the settings that are needed for the API server."""
-    reach = {name: value for name, value in conf.items() if name.startswith(_CONNECTION_ERRORS)}
+    reach = {name: value for name, value in conf.items() if name.startswith(_CONNECTION_SETTINGS)}
     flags = [word for name in sorted(reach) for word in ("--conf", f"{name}={reach[name]}")]
     return (settings.found_spark_submit(), flag, submission, "--master", master, *flags)
 

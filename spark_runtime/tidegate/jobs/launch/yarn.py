@@ -130,7 +130,6 @@ def yarn_command(settings: LauncherSettings, spec: Spec, launch: Launch, root: s
     - `spark.yarn.appMasterEnv.NAME`: environment variables of the driver.
     - `spark.archives` (and `spark.submit.pyFiles`) in `spark_conf` bring the code. The interpreter is then in the
       archive, such as `./environment/bin/python`.
-      the archive, such as `./environment/bin/python`.
 
     Raises OptionError when master is not `yarn`.
     """

@@ -326,8 +326,10 @@ def _finished(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[Restor
     if target.commit_only:
         return
     status = {operator.uid: operator.status for operator in snapshot.operators}
-    remedy = "Restore a snapshot from before the end of the finished operator, or add new operators only where no "
-    "finished operator is downstream"
+    remedy = (
+        "Restore a snapshot from before the end of the finished operator, or add new operators only where no "
+        "finished operator is downstream"
+    )
     refused = [
         *_running_before_finished(status, target.graph),
         *_running_before_ended_subtasks(snapshot, target.graph),
@@ -377,7 +379,7 @@ def _running_before_ended_subtasks(snapshot: SnapshotFacts, graph: Graph) -> Ite
     for uid, operator in operators.items():
         fact = facts.get(uid)
         if fact is None or fact.status != "partially_finished" or operator["kind"] == "sink":
-            continue  # a sink keeps its staged transactions (`coordinator.recovery.restore.of_running`)
+            continue  # a sink keeps its staged transactions (`coordinator.recovery.restore.drop_finished_state`)
         if not (fact.has_state or operator["stateful"]):
             continue
         for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -85,7 +86,13 @@ class LocalStore(Store):
 
     def exists(self, path: str) -> bool:
         """See `Store.exists`."""
-        return os.path.isfile(self._path(path))
+        target = self._path(path)
+        with self._errors(path):
+            try:
+                # Not `os.path.isfile`, which takes a disk that does not answer for a missing file.
+                return stat.S_ISREG(os.stat(target).st_mode)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
 
     def list(self, folder: str) -> Names:
         """See `Store.list`."""
@@ -99,10 +106,11 @@ class LocalStore(Store):
     def walk(self, folder: str) -> Names:
         """See `Store.walk`."""
         found: list[str] = []
-        for directory, _, names in os.walk(self._folder(folder)):
-            relative = os.path.relpath(directory, self._root)
-            inside = "" if relative == "." else relative.replace(os.sep, "/")
-            found.extend(join_path(inside, name) for name in names if not name.startswith(TEMPORARY_PREFIX))
+        with self._errors(folder):
+            for directory, _, names in os.walk(self._folder(folder), onerror=_unless_gone):
+                relative = os.path.relpath(directory, self._root)
+                inside = "" if relative == "." else relative.replace(os.sep, "/")
+                found.extend(join_path(inside, name) for name in names if not name.startswith(TEMPORARY_PREFIX))
         return sorted(found)
 
     def delete(self, path: str) -> None:
@@ -117,8 +125,10 @@ class LocalStore(Store):
         """See `Store.delete_folder`."""
         target = self._path(path)
         with self._errors(path):
-            with suppress(FileNotFoundError):
-                shutil.rmtree(target)
+            # Again, because `rmtree` gives up if another process deletes a file inside at the same time.
+            while os.path.isdir(target):
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(target)
             self._prune(os.path.dirname(target))
 
     def child(self, folder: str) -> LocalStore:
@@ -184,6 +194,12 @@ class LocalStore(Store):
                 if protected
                 else "Check that the root is a folder on a file system with hard links and free space",
             ) from error
+
+
+def _unless_gone(error: OSError) -> None:
+    """Raise an error of `os.walk`, which would skip the folder, unless the folder does not exist."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def _open_new(path: str) -> int:
