@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     shows_some = args.out is None and args.format == "table"
     limit = DEFAULT_LIMIT if args.limit is None and shows_some else args.limit
     is_table = shows_some and not around.output.as_json
-    # One row more than a table shows tells whether there are more.
+    # One row more than the table prints shows whether there are more.
     chosen = at_most(batches, limit + 1 if limit is not None and is_table else limit)
     described = {"uid": args.uid, "state": args.state, "columns": {f.name: str(f.type) for f in batches.schema}}
     if write is not None:
