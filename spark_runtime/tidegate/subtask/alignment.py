@@ -349,7 +349,7 @@ class BarrierAligner:
             # All records before the barrier or the end have been processed here, so that nothing is in flight.
             if channel in alignment.arrived or channel in self._closed:
                 continue
-            # Everything before the barrier is in the queue already. What follows it belongs to a later snapshot.
+            # Everything before the barrier is in the queue already. Later records belong to a later snapshot.
             if channel in alignment.on_barrier_queued or channel in self._ending:
                 actions.append(CaptureQueued(checkpoint_id, channel))
             else:

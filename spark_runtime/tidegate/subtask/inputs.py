@@ -54,7 +54,7 @@ class Inputs:
             element = port.channel.poll()
             if element is not None:
                 self._next = (number + 1) % len(ports)
-                # The snapshot is already taken, so that this element is in no state unless it is recorded here.
+                # The synchronous part of the snapshot is over: this element is in no state unless it is recorded here.
                 if number in self._recording:
                     self._captures.record(number, element)
                 return number, element

@@ -247,8 +247,8 @@ class PostgresWriter(SinkWriter):
             n = into.checkpoint_of(made)
             self._registered()
 
+            # Its defaults bind the values of this iteration.
             def put_away(
-                # Defaults bind the values of this iteration.
                 connection: psycopg.Connection[Any], made: TransactionId = made, n: int = n
             ) -> StagedData | None:
                 self._hold_generation(connection)
