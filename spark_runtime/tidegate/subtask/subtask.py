@@ -453,9 +453,9 @@ class Subtask:
     def _snapshot(self, barrier: CheckpointBarrier, first_ms: int, *, unaligned: bool = False) -> Iterator[Emitted]:
         """Flush, send the barrier and run the synchronous phase as one atomic step; the rest runs elsewhere (S3.6)."""
         checkpoint_id = barrier.checkpoint_id
+        # Nothing else of this subtask runs until the emission ends (S4.1), so that barrier and state agree.
         if not self._restored_finished:
             yield from self._chain.prepare_snapshot(checkpoint_id)
-        # Nothing else of this subtask runs until the emission ends (S4.1), so that barrier and state agree.
         yield barrier
         started_ms = self._host.now_ms()
         parts: list[tuple[str, AsyncSnapshot]] = []
