@@ -243,7 +243,7 @@ def of_case(back_end: str, keys: int, folder: str, compression: SnapshotCompress
     if run.returncode == 0:
         return Cost(**json.loads(run.stdout.splitlines()[-1]))
     said = run.stderr.strip().splitlines()[-1]
-    if back_end == "memory" and "puts at most" in said:
+    if back_end == "memory" and "holds at most" in said:
         return "over its limit for a snapshot"
     raise SystemExit(f"{back_end} with {keys} keys failed: {run.stderr[-3000:]}")
 

@@ -506,7 +506,7 @@ MUTANTS = (
     Mutant(
         "a stop that was given up leaves the run as it is, though data has ended",
         "S7.7",
-        "tidegate.coordinator.stop.stop_timeout",
+        "tidegate.coordinator.stop.timeout_answers",
         "        ev.FailRun(reason, stop_given_up=True),\n",
         "",
         tests=("unit/coordinator/test_stop_timeout.py",),

@@ -15,31 +15,31 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ArrowAggregate": "state.aggregates.aggregation",
-    "BroadcastProcess": "operators.functions.co_process",
-    "CoProcess": "operators.functions.co_process",
-    "FiredTimers": "operators.functions.keyed_process",
+    "BroadcastProcess": "operators.user_functions.co_process",
+    "CoProcess": "operators.user_functions.co_process",
+    "FiredTimers": "operators.user_functions.keyed_process",
     "JobOptions": "jobs.options",
-    "KeyedBroadcastProcess": "operators.functions.co_process",
-    "KeyedCoProcess": "operators.functions.co_process",
-    "KeyedProcess": "operators.functions.keyed_process",
-    "KeyedRows": "operators.functions.keyed_process",
+    "KeyedBroadcastProcess": "operators.user_functions.co_process",
+    "KeyedCoProcess": "operators.user_functions.co_process",
+    "KeyedProcess": "operators.user_functions.keyed_process",
+    "KeyedRows": "operators.user_functions.keyed_process",
     "Pipeline": "api.pipeline",
     "PipelineError": "errors",
-    "Process": "operators.functions.process",
-    "ProcessContext": "operators.functions.keyed_process",
+    "Process": "operators.user_functions.process",
+    "ProcessContext": "operators.user_functions.keyed_process",
     "PushContext": "connectors.push",
     "PushSource": "connectors.push",
     "Pusher": "connectors.push",
     "RawInput": "state.raw_state",
     "RawOutput": "state.raw_state",
-    "Rows": "operators.functions.context",
+    "Rows": "operators.user_functions.context",
     "SideOutput": "operators.stream_operator",
     "Stream": "api.stream",
-    "SubtaskContext": "operators.functions.context",
+    "SubtaskContext": "operators.user_functions.context",
     "TidegateError": "errors",
     "aggregate": "api.aggregates",
     "aggregating_state": "api.states",
-    "batch_sensitive": "operators.functions.mode_dependence",
+    "batch_sensitive": "operators.user_functions.mode_dependence",
     "bool_and": "api.aggregates",
     "bool_or": "api.aggregates",
     "broadcast_state": "api.operator_states",
@@ -129,19 +129,19 @@ if TYPE_CHECKING:  # the same names for type checkers; `as` exports them; a test
     from tidegate.errors import PipelineError as PipelineError
     from tidegate.errors import TidegateError as TidegateError
     from tidegate.jobs.options import JobOptions as JobOptions
-    from tidegate.operators.functions.co_process import BroadcastProcess as BroadcastProcess
-    from tidegate.operators.functions.co_process import CoProcess as CoProcess
-    from tidegate.operators.functions.co_process import KeyedBroadcastProcess as KeyedBroadcastProcess
-    from tidegate.operators.functions.co_process import KeyedCoProcess as KeyedCoProcess
-    from tidegate.operators.functions.context import Rows as Rows
-    from tidegate.operators.functions.context import SubtaskContext as SubtaskContext
-    from tidegate.operators.functions.keyed_process import FiredTimers as FiredTimers
-    from tidegate.operators.functions.keyed_process import KeyedProcess as KeyedProcess
-    from tidegate.operators.functions.keyed_process import KeyedRows as KeyedRows
-    from tidegate.operators.functions.keyed_process import ProcessContext as ProcessContext
-    from tidegate.operators.functions.mode_dependence import batch_sensitive as batch_sensitive
-    from tidegate.operators.functions.process import Process as Process
     from tidegate.operators.stream_operator import SideOutput as SideOutput
+    from tidegate.operators.user_functions.co_process import BroadcastProcess as BroadcastProcess
+    from tidegate.operators.user_functions.co_process import CoProcess as CoProcess
+    from tidegate.operators.user_functions.co_process import KeyedBroadcastProcess as KeyedBroadcastProcess
+    from tidegate.operators.user_functions.co_process import KeyedCoProcess as KeyedCoProcess
+    from tidegate.operators.user_functions.context import Rows as Rows
+    from tidegate.operators.user_functions.context import SubtaskContext as SubtaskContext
+    from tidegate.operators.user_functions.keyed_process import FiredTimers as FiredTimers
+    from tidegate.operators.user_functions.keyed_process import KeyedProcess as KeyedProcess
+    from tidegate.operators.user_functions.keyed_process import KeyedRows as KeyedRows
+    from tidegate.operators.user_functions.keyed_process import ProcessContext as ProcessContext
+    from tidegate.operators.user_functions.mode_dependence import batch_sensitive as batch_sensitive
+    from tidegate.operators.user_functions.process import Process as Process
     from tidegate.state.aggregates.aggregation import ArrowAggregate as ArrowAggregate
     from tidegate.state.raw_state import RawInput as RawInput
     from tidegate.state.raw_state import RawOutput as RawOutput
@@ -157,6 +157,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _extra_required_by(f"tidegate.{name}"):
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    # Stored, so that Python finds the name without this function from now on.
     globals()[name] = value
     return value
 

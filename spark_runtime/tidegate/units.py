@@ -105,6 +105,8 @@ def parse_duration(value: str | timedelta, *, where: str = "", signed: bool = Fa
                 cause=f"a {unit} has no fixed length",
                 remedy=f"Give {DURATION_FORM}; write a {unit} as a number of days",
             )
+    # Fractions, because floats are inexact: 0.1 s must be 100,000
+    # us, and "finer than a microsecond" must be decided exactly.
     total = sign * sum((number * _FIXED[unit] for number, unit in amounts if unit in _FIXED), Fraction(0))
     if total < 0 and not signed:
         raise OptionError(f"{value!r} is negative", where=where, remedy=f"Give {DURATION_FORM}")
@@ -179,6 +181,7 @@ def _amounts(value: object, where: str) -> tuple[int, list[tuple[Fraction, str]]
         import pendulum  # here, because clients that only read a job directory do not need it
 
         try:
+            # ISO 8601 does not allow weeks beside other units, but pendulum accepts some such texts ("P1D1W").
             parsed = pendulum.parse(text) if "W" not in text or _ISO_WEEKS.fullmatch(text) else None
         except OverflowError as error:
             raise OptionError(f"{value!r} is too long", where=where, remedy=f"Give {DURATION_FORM}") from error

@@ -421,7 +421,7 @@ def test_a_check_changes_nothing_and_a_good_table_passes(database: Database) -> 
         (None, {}, "the table does not exist"),
         ("m bigint", {}, "no column 'n'; its columns are m"),
         ("n integer", {}, "'n': type int64 does not fit integer"),
-        ("n bigint, m text NOT NULL", {}, "'m' is NOT NULL"),
+        ("n bigint, m text NOT NULL", {}, "'m' of the table is NOT NULL"),
         ("n bigint GENERATED ALWAYS AS IDENTITY", {}, "the database computes this column"),
         ("n bigint NOT NULL", {"mode": "upsert", "key": "n"}, "no primary key or unique constraint on exactly n"),
         ("n bigint UNIQUE", {"mode": "upsert", "key": "n"}, "nulls never match"),

@@ -1,0 +1,1 @@
+"""Conditions that Airflow tasks wait for, and the shared reads of job directories."""

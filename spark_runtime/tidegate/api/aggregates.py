@@ -210,6 +210,7 @@ def bound_aggregates(
         function = find_aggregate(aggregate.function)
         fields.append(pa.field(name, _result_type(function, aggregate, schema, where)))
         others, orders = aggregate.others, aggregate.orders
+        # Event time breaks ties of an order. It is the only order of aggregates `by_time`, such as `first`.
         if time_column is not None and (orders or function.by_time):
             others, orders = (*others, time_column), orders + 1
         aggs.append(BoundAggregate(name, function.name, aggregate.column, others, aggregate.n, orders, aggregate.user))

@@ -16,9 +16,14 @@ from tidegate.api.draft.stream_time import StreamEventTime, common_event_time
 from tidegate.api.process_nodes import keyed_spec, unkeyed_spec
 from tidegate.api.stream_base import BroadcastStream, StreamBase
 from tidegate.errors import PipelineError
-from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
-from tidegate.operators.functions.process_inputs import ProcessInput
 from tidegate.operators.processes.process_specs import KeyedProcessSpec, ProcessSpec
+from tidegate.operators.user_functions.co_process import (
+    BroadcastProcess,
+    CoProcess,
+    KeyedBroadcastProcess,
+    KeyedCoProcess,
+)
+from tidegate.operators.user_functions.process_inputs import ProcessInput
 from tidegate.plan.job_graph import Edge
 from tidegate.state.keys.key_types import stored_type
 

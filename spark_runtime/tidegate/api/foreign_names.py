@@ -58,6 +58,7 @@ def unknown_name_error(holder: object, name: str, what: str) -> NoReturn:
         what: description of the holder, such as "a stream".
     """
     message = f"{what} has no {name!r}"
+    # Python and notebooks look for such names on any object. They need only the AttributeError.
     if not name.startswith("_"):
         instead = STREAM_NAMES.get(name) if what == "a stream" else None
         own = [known for known in dir(type(holder)) if not known.startswith("_")]

@@ -40,7 +40,7 @@ from tidegate.api.windows import (
 )
 from tidegate.errors import PipelineError
 from tidegate.operators.aggregates.aggregate_specs import AggregateOutput, BoundAggregate
-from tidegate.operators.functions.keyed_process import KeyedProcess
+from tidegate.operators.user_functions.keyed_process import KeyedProcess
 from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.plan.job_graph import Edge

@@ -51,6 +51,7 @@ class Pipeline:
             )
         try:
             recorded = recorded_schema(uid)
+            # The schema belongs to the job (S5.5): a restart must not infer another one from files that came later.
             if recorded is not None:
                 source = source.with_found_schema(recorded)
             schema = source.schema()

@@ -9,12 +9,17 @@ from tidegate.api.draft.column_checks import checked_renames, require_result_sch
 from tidegate.api.states import checked_states
 from tidegate.api.windows import duration_us
 from tidegate.errors import PipelineError
-from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
-from tidegate.operators.functions.context import ProcessBase, SubtaskState
-from tidegate.operators.functions.keyed_process import KeyedProcess
-from tidegate.operators.functions.process import Process
-from tidegate.operators.functions.process_inputs import ProcessInput, overrides
 from tidegate.operators.processes.process_specs import KeyedProcessSpec, ProcessSpec
+from tidegate.operators.user_functions.co_process import (
+    BroadcastProcess,
+    CoProcess,
+    KeyedBroadcastProcess,
+    KeyedCoProcess,
+)
+from tidegate.operators.user_functions.context import ProcessBase, SubtaskState
+from tidegate.operators.user_functions.keyed_process import KeyedProcess
+from tidegate.operators.user_functions.process import Process
+from tidegate.operators.user_functions.process_inputs import ProcessInput, overrides
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.raw_state import RawDescriptor
 

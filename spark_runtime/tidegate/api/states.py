@@ -16,7 +16,7 @@ from tidegate.api.draft.call_site import user_location
 from tidegate.api.draft.column_checks import checked_renames, nearest, refuse_duplicates
 from tidegate.api.windows import duration_us
 from tidegate.errors import PipelineError
-from tidegate.operators.functions.context import DeclaredState
+from tidegate.operators.user_functions.context import DeclaredState
 from tidegate.state.keyed_state import KeyedKind, Reduction, StateDescriptor, TimeToLive
 from tidegate.state.keys.key_types import KEY_TYPES_TEXT, is_key_type, stored_type
 

@@ -50,11 +50,11 @@ from tidegate.errors import PipelineError
 from tidegate.operators.aggregates.aggregate_specs import AggregateOutput, PartialAggSpec
 from tidegate.operators.async_specs import TIMED_OUT, AsyncMapSpec, OnTimeout
 from tidegate.operators.deduplicate_specs import DeduplicateSpec
-from tidegate.operators.functions.process import Process
 from tidegate.operators.joins.join_specs import StreamJoinKind, StreamJoinSpec
 from tidegate.operators.row_specs import BatchFunction, FilterSpec, MapInArrowSpec, ProjectSpec, UnionSpec
 from tidegate.operators.stream_operator import AsyncFunction
 from tidegate.operators.time.watermark_specs import AlignmentGroup, TimeUnit, WatermarkSpec
+from tidegate.operators.user_functions.process import Process
 from tidegate.plan.job_graph import Edge, Exchange, Partitioner
 
 Keep = Literal["first", "last"]
@@ -109,6 +109,7 @@ class Stream(StreamBase):
             raise PipelineError(
                 "with_columns(...) has no columns", where=where, remedy='Pass at least one: name=pc.field("delay") * 2'
             )
+        # Columns that are replaced keep their place. The rest of `checked` are new columns, which come last.
         wanted = [(name, checked.pop(name, None)) for name in self.schema.names]
         plain = [(name, pc.field(name) if value is None else value) for name, value in wanted]
         return self._project([*plain, *checked.items()], "with_columns", location)
@@ -394,6 +395,7 @@ class Stream(StreamBase):
             time_column,
             self._event_time.unit,
             within_us,
+            # Rounded up to milliseconds: 0 would mean no ttl.
             -(-ttl_us // 1000),
             self.schema,
             checked_renames(renamed, keys, where),
@@ -417,6 +419,8 @@ class Stream(StreamBase):
                 remedy='Write within="1 hour", or use updates: .group_by(...).top_n(1, by="time")',
             )
         time_column = self._event_time.require(where)
+        # A session closes when no equal record has arrived for
+        # `within`. Its record with the greatest time is the last one.
         held = GroupedStream(self, keys, location).window(session(within)).top_n(1, by=time_column, uid=uid)
         rows = drop_columns(held, (WINDOW_START, WINDOW_END, RANK), location)
         return rows.select(*self.schema.names)
@@ -761,6 +765,7 @@ class Stream(StreamBase):
 
     def _rerouted(self, edge: Edge, kind: str, records: DraftOutput, location: str) -> Self:
         """Return the records that `edge` delivers, as a node that other calls can read."""
+        # A union of one input passes the records on unchanged.
         node = DraftNode(None, kind, (edge,), records.schema, location, spec=UnionSpec())
         return self._then(node, records.event_time)
 

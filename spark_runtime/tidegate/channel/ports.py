@@ -73,6 +73,7 @@ def elements_before_barrier(checkpoint_id: int, elements: Iterable[Element]) -> 
     for element in elements:
         if isinstance(element, EndOfPartition):
             break
+        # Barriers of other checkpoints before it are skipped by the capture, and do not end the search.
         if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
             break
         front.append(element)

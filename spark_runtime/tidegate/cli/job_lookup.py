@@ -7,7 +7,7 @@ import os
 
 from tidegate.cli import arguments
 from tidegate.cli.environment import CliEnvironment, Job
-from tidegate.cli.presentation import progress_text
+from tidegate.cli.job_output import progress_text
 from tidegate.jobs.status import JobView
 
 

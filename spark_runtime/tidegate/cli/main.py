@@ -17,8 +17,10 @@ from tidegate.errors import OptionError, TidegateError
 
 EXIT_BUG = 70
 """Exit code for an exception that is not a TidegateError: a bug in tidegate."""
+# 128 + 2 (SIGINT), as shells report it.
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C. Running jobs continue."""
+# 128 + 13 (SIGPIPE), as shells report it.
 EXIT_PIPE_CLOSED = 141
 """Exit code when the reader of the output has closed the pipe."""
 
@@ -76,11 +78,13 @@ def main(
         The exit code. Only `--help` and `--version` end with SystemExit(0).
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    # Read from the words, because a mistake in the arguments must be reported as JSON, too.
     output = Output(sys.stdout, sys.stderr, as_json="--json" in words)
     try:
         around = make_surroundings(output) if make_surroundings is not None else CliEnvironment(output, os.environ)
         grammar = parser(words)
         grammar.check_verb(words)
+        # `parse_args` would report unknown words for the whole command line, without the verb and its help.
         args, unknown = grammar.parse_known_args(words)
         if unknown:
             verb = f"tidegate {words[0]}"

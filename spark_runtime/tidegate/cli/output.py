@@ -38,6 +38,7 @@ class Output:
         if not self.shows_progress:
             return
         width = self._columns or shutil.get_terminal_size().columns
+        # One column stays free: a character in the last column would start a new line in some terminals.
         self._stderr.write("\r\x1b[K" + text[: max(1, width - 1)])
         self._stderr.flush()
         self._drawn = True

@@ -1,0 +1,1 @@
+"""Sources and sinks, their interfaces and their registry."""

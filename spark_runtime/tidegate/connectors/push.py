@@ -98,12 +98,15 @@ class PushQueue:
 
     def put(self, split_id: str, batch: pa.RecordBatch, position: Any) -> None:
         """Add records and position. If the queue is full, waits without holding the lock."""
+        # The copy through JSON protects the position from later changes by the pusher, and equals what a restore
+        # returns.
         text = json.dumps(position)
         entry = _QueuedBatch(split_id, batch, json.loads(text), False, batch.nbytes + len(text) + ENTRY_BYTES)
         with self._condition:
             while self.queued_bytes >= self._capacity_bytes and not self._closed.is_set():
                 self._condition.wait()
             self._refuse_when_closed()
+            # Tested after the wait, because another thread may have finished the split meanwhile.
             if split_id not in self._open:
                 problem = "has ended" if split_id in self._splits else "is not assigned to this subtask"
                 raise PipelineError(
@@ -111,6 +114,7 @@ class PushQueue:
                     cause=f"open splits of this subtask: {sorted(self._open)}",
                     remedy="Emit only for splits in PushContext.splits, and not after finish_split",
                 )
+            # The loop polls until the queue is empty, so only an entry in an empty queue has to wake it.
             rouse = not self._queue
             self._idle = False
             self._append(entry)
@@ -171,6 +175,7 @@ class PushQueue:
         """Return the next batch and advance the position of its split. Raises the error of the pusher, if any."""
         finished = False
         with self._condition:
+            # Queued records are not delivered first: the run fails, and the restored pusher emits them again.
             if self._failure is not None:
                 raise self._failure
             while self._queue:
@@ -223,6 +228,7 @@ class PushQueue:
         self.queued_bytes -= entry.size_bytes
         if entry.finishes:
             self._splits[entry.split_id] = replace(split, finished=True)
+            # Makes a new set: `active_splits` returns the old one without the lock.
             self._active -= {entry.split_id}
         else:
             self._splits[entry.split_id] = replace(split, position=entry.position)
@@ -464,8 +470,10 @@ class PushReader(SourceReader):
         open_splits = [split for split in self._handover.snapshot() if not split.finished]
         push = PushContext(open_splits, self._schema, self._where, self._handover)
         name = f"push {self._ctx.uid} {self._ctx.subtask}"
+        # A daemon thread, so that a pusher that ignores `stop` does not keep the process from ending.
         thread = self._make_thread(target=self._run, args=(push,), name=name, daemon=True)
         thread.start()
+        # Set after the start, because `close` cannot join a thread that was never started.
         self._thread = thread
 
     def _run(self, push: PushContext) -> None:
@@ -477,6 +485,7 @@ class PushReader(SourceReader):
                 self._handover.fail(error)
         except Exception as error:
             self._handover.fail(error)
+        # For example SystemExit: without this, a thread that user code ends would look like a silent source.
         except BaseException as error:
             self._handover.fail(self._ended(f"{type(error).__name__}: {error}"))
         else:

@@ -64,6 +64,7 @@ def assign_splits(
     for uid, of_source in splits.items():
         chosen: list[list[tuple[int, Mapping[str, Any]]]] = [[] for _ in range(parallelism)]
         load = [0] * parallelism
+        # Negated weights sort the heaviest splits first, and splits of equal weight in the order of discovery.
         for weight, place in sorted((-_weight(split), place) for place, split in enumerate(of_source)):
             least = load.index(min(load))
             chosen[least].append((place, of_source[place]))

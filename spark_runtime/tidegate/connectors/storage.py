@@ -137,6 +137,7 @@ def check_target_folder(filesystem: AbstractFileSystem, root: str, url: str) -> 
             _check_writable(root)
         elif _lacks_bucket(filesystem, root):
             raise FileNotFoundError(f"bucket {root.split('/', 1)[0]!r} does not exist")
+        # Listing finds a missing right to read here, before the job runs.
         if filesystem.isdir(root):
             filesystem.ls(root)
     except OSError as e:
@@ -167,6 +168,7 @@ def _check_writable(root: str) -> None:
         there = os.path.dirname(there)
     if not os.path.isdir(there):
         raise NotADirectoryError(f"{there} is not a folder")
+    # To create an entry in a folder, a process needs the right to search it (X_OK), too.
     if not os.access(there, os.W_OK | os.X_OK):
         raise PermissionError(f"the user of the process may not write in {there}")
 

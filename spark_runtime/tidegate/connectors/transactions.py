@@ -70,6 +70,7 @@ class TransactionId:
     @property
     def writer(self) -> str:
         """Return the id of the sink's subtask that wrote the transaction, the same over all runs and generations."""
+        # `quote` escapes commas, so that a comma in a name is never read as a separator.
         names = [quote(v, safe="") for v in (self.job_id, self.lineage, self.uid)]
         return ",".join([*names, str(self.subtask)])
 

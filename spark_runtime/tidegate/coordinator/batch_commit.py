@@ -78,6 +78,7 @@ class BatchCommit:
     def clean(self) -> None:
         """Delete output that failed runs have staged (S7.4)."""
         for uid, sink in self._job.two_phase_sinks.items():
+            # This submission has completed no checkpoint yet, so that no transaction of earlier runs may be committed.
             recover_sink(self._job, uid, sink, self.run_id, 0, ())
 
     def complete(self, reports: Sequence[StagedReport], splits: Splits, duration_ms: int) -> None:
@@ -125,6 +126,8 @@ class BatchCommit:
         """Commit completed and approved output, then delete output of duplicate task attempts. Idempotent."""
         found = self._job.find_restore()
         assert found is not None, "a checkpoint has completed"
+        # `~` sorts after `-`, with which the ids of task attempts
+        # continue. So this writer counts as later than all of them.
         behind_all_tasks = f"{self.run_id}~"
         publish_restored(self._job, found[1], behind_all_tasks)
         remove_duplicate_attempts(self._job, found[1], behind_all_tasks)

@@ -22,7 +22,7 @@ from tidegate.coordinator.checkpointing.checkpoint_plan import plan_checkpoint
 from tidegate.coordinator.checkpointing.completed_snapshots import CompletedSnapshots
 from tidegate.coordinator.checkpointing.finished_operators import union_state_problem
 from tidegate.coordinator.checkpointing.pending_snapshots import (
-    COUNT_METRICS,
+    COUNTED_ABORTS,
     PendingCheckpoint,
     PendingSnapshots,
     deadline_of,
@@ -43,7 +43,7 @@ from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.events import AbortCode, Action, Event, SnapshotRequest
 from tidegate.coordinator.stop.answers import answer_to, job_ended, split_carried_over
 from tidegate.coordinator.stop.final_snapshot import FinalSnapshot
-from tidegate.coordinator.stop.stop_timeout import (
+from tidegate.coordinator.stop.timeout_answers import (
     StopTimeoutState,
     answer_failed_stop,
     answer_kept_savepoint,
@@ -208,6 +208,7 @@ class Coordinator:
             case ev.DeletionsOverdue(folders):
                 self._overdue, actions = folders, []
         self._over = self._over or any(isinstance(action, ev.FailRun) for action in actions)
+        # After every event, because any event can free a place for a queued request or end the pause that delays it.
         return actions if self._over else actions + self._start_next(now_ms)
 
     def next_wake_ms(self) -> int | None:
@@ -342,6 +343,8 @@ class Coordinator:
         """Return whether a snapshot with which every ended subtask can finish is pending or complete."""
         on_its_way = {"stop-savepoint", "final"}
         kinds = self._pending.kinds | {r.kind for r in self._queue.savepoints()}
+        # A request that is being claimed is in neither the queue nor
+        # the pending snapshots. Without it, a second one would start.
         if self._claiming is not None:
             kinds.add(self._claiming.kind)
         return self._final.done or self._stop is not None or not kinds.isdisjoint(on_its_way)
@@ -354,6 +357,7 @@ class Coordinator:
             actions += self._abort(pending, "expired", pending.expiry_message(now_ms), now_ms)
         if self._next_periodic_ms is not None and now_ms >= self._next_periodic_ms:
             assert self._options.interval_ms is not None
+            # Counted from now: if ticks came late, missed checkpoints are not made up for by several in a row.
             self._next_periodic_ms = now_ms + self._options.interval_ms
             actions += self._request(SnapshotRequest("checkpoint", periodic=True))
         return actions
@@ -393,6 +397,7 @@ class Coordinator:
         return self._enqueue(request)
 
     def _enqueue(self, request: SnapshotRequest) -> list[Action]:
+        # A full queue may drop another request than the new one, because requests have priorities (S1.2).
         fell_out = self._queue.add(request)
         text = f"the request was dropped, because the queue is full: max_queued_requests={self._options.max_queued}"
         return [] if fell_out is None else self._refuse(fell_out, RefuseRequest("too_many_requests", text))
@@ -411,6 +416,8 @@ class Coordinator:
 
     def _start_next(self, now_ms: int) -> list[Action]:
         actions: list[Action] = []
+        # `take_due` comes first because it clears the due time. A due time
+        # in the past would make `next_wake_ms` wake the driver without end.
         if self._final.take_due(now_ms) and self._subtasks.all_ended and not self._ending_is_served():
             actions = self._request(SnapshotRequest("final"))
         while (request := self._queue.next(full=len(self._pending) >= self._options.max_concurrent)) is not None:
@@ -429,6 +436,7 @@ class Coordinator:
                 self._next_periodic_ms = verdict.until_ms
                 continue
             break
+        # After the queue, because requests that were just refused or dropped no longer prevent the end.
         if not self._final.needed and self._may_end_without():
             self._final.done = True
             actions.append(LetFinish())
@@ -438,9 +446,12 @@ class Coordinator:
         request = self._claiming
         assert request is not None, "LocationReady without Claim"
         self._claiming = None
+        # Planned from the newest states: a subtask that has finished since the request would never acknowledge (S1.5).
         plan = plan_checkpoint(self._topology, self._subtasks.by_subtask)
         deadline_ms = deadline_of(request, self._options.timeout_ms, now_ms)
         pending = PendingCheckpoint(checkpoint_id, request, path, now_ms, deadline_ms, plan)
+        # Registered also if the next lines abort it: `_abort` acts only
+        # on registered snapshots and records the abort of the claimed id.
         self._pending[checkpoint_id] = pending
         self._failures.claimed(checkpoint_id)
         pending.after_all_data = self._subtasks.all_ended
@@ -454,6 +465,8 @@ class Coordinator:
     def _on_claim_failed(self, reason: str, now_ms: int) -> list[Action]:
         request, self._claiming = self._claiming, None
         assert request is not None, "ClaimFailed without Claim"
+        # The first trigger of this stop has already ended the data, so
+        # the job cannot continue as if nothing had happened (S7.7).
         if request.data_ended:
             return answer_failed_stop(request, reason)
         text = f"the {request.kind} could not be started: {reason}"
@@ -471,6 +484,8 @@ class Coordinator:
         if pending is None or ack.run_id != self._run_id or not pending.acknowledge(ack, now_ms):
             return []
         complete = pending.completion(now_ms)
+        # Known only now, because the acknowledgements report which
+        # subtasks had called finish() before their part (S6.3).
         refusal = union_state_problem(complete, self._topology)
         if refusal is not None:
             return self._abort(pending, "partially_finished", refusal, now_ms)
@@ -479,6 +494,8 @@ class Coordinator:
 
     def _on_decline(self, decline: Declined, now_ms: int) -> list[Action]:
         pending = self._pending.get(decline.checkpoint_id)
+        # While the completion is being written, only its result
+        # decides: the entry "complete n" may already be in the log.
         if pending is None or decline.run_id != self._run_id or pending.completing:
             return []
         code: AbortCode = "declined" if decline.code == "failed" else decline.code
@@ -494,11 +511,13 @@ class Coordinator:
         self._last_completed_ms = now_ms
         if request.kind != "savepoint":
             self._final.done = self._final.done or pending.after_all_data
+            # A list, because `_abort` removes entries from the dictionary.
             for older in list(self._pending.values()):
                 if older.checkpoint_id < checkpoint_id and older.request.kind not in ("savepoint", "stop-savepoint"):
                     actions += self._abort(older, "subsumed", f"subsumed by checkpoint {checkpoint_id}", now_ms)
             last = pending.after_all_data or request.kind == "stop-savepoint"
             actions += self._shelf.notify(checkpoint_id, log_number, last=last)
+        # A stop gets no answer yet. `EndRun` causes it, after the output of the savepoint has been committed (S7.5).
         if request.kind == "stop-savepoint":
             self._stop = pending
             for other in list(self._pending.values()):
@@ -515,7 +534,7 @@ class Coordinator:
         if pending is None or self._pending.pop(pending.checkpoint_id, None) is None:
             return []
         request = pending.request
-        counts = code in COUNT_METRICS and request.kind not in FORCED_KINDS
+        counts = code in COUNTED_ABORTS and request.kind not in FORCED_KINDS
         actions = pending.abort_actions(reason, code, counts)
         if request.kind in ("checkpoint", "savepoint"):
             actions += answer_to(request, False, "aborted", f"{request.kind} {pending.checkpoint_id} aborted: {reason}")
@@ -543,5 +562,6 @@ class Coordinator:
         pending = next((p for p in self._pending.values() if p.request is request), None)
         if pending is None:
             return answer_unstarted_stop(request, scene)
+        # Not `_abort`, which would answer the stop as a failed one and make the run fail with a counted failure.
         del self._pending[pending.checkpoint_id]
         return answer_timed_out_stop(pending, scene)

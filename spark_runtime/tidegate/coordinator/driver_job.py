@@ -150,6 +150,8 @@ class DriverJob:
         store, folder = open_location(self.store, self.spec, point.location)
         metadata = read_metadata(store, folder)
         way_back = None
+        # The log of this job knows nothing about output of another
+        # job, so there is nothing to rewind and no verdict to check.
         if metadata.job_id == self.spec.job_id:
             n, lineage, sinks = metadata.checkpoint_id, metadata.lineage, self.two_phase_sinks
             way_back = plan_rewind(
@@ -181,6 +183,7 @@ class DriverJob:
         )
         restore = replace(restore, way_back=way_back, may_share=self._may_share_output(point, metadata))
         if verdicts.gated:
+            # An approval may be newer than the restored snapshot, which holds no transaction after its own id.
             permitted = min(verdicts.approved, metadata.checkpoint_id)
             restore = replace(restore, permitted=permitted, log_number=verdicts.approved_at)
         if verdicts.withheld:
@@ -373,6 +376,7 @@ class DriverJob:
     def folders_in_use(self) -> frozenset[str]:
         """Return the folders that newer submissions start from. Safe from any thread."""
         specs = self.specs()
+        # The usual case: without a newer submission, the log is not read again.
         if specs[-1].number == self.spec.number:
             return frozenset()
         return named_snapshots(self.log.read(), specs, self.spec.number + 1)
@@ -399,9 +403,11 @@ class DriverJob:
             StoreError: some files may be left; repeat the call.
         """
         store, folder = open_location(self.store, self.spec, location)
+        # With the slash: a folder of the user may have a name that only begins like the folder of checkpoints.
         if location.startswith(f"{self.layout.checkpoints}/"):
             store.delete_folder(folder)
         elif savepoint := unfinished_savepoints(self.generation_log.decisions).get(location):
+            # Nothing to sweep afterwards, because savepoints use no shared files.
             delete_unfinished(store, folder, savepoint)
             return
         elif location in claimed_savepoints(self.generation_log.decisions, self.specs(), running=self.spec.number):
@@ -424,8 +430,10 @@ class DriverJob:
         try:
             if verdicts.unmoved:
                 self.finish_quarantine_moves(None, AFTER_ALL_RUNS)
+            # The output is now in quarantine, so these checkpoints are no longer pinned and can be deleted below.
             verdicts = replace(verdicts, unmoved=())
         except UnclearAnswerError:
+            # A StoreError too, but a newer generation may own the job. Nothing more may be deleted then.
             raise
         except (StoreError, SnapshotError) as error:
             logger.warning(

@@ -168,6 +168,8 @@ class JobRun:
         """
         self._queue.append(event)
         while self._queue and self.outcome is None:
+            # Results of actions are queued, not passed on at once: the
+            # coordinator's other actions for this event come first.
             for action in self.coordinator.handle(self._queue.popleft(), self.now_ms()):
                 self._carry_out(action)
 
@@ -221,6 +223,8 @@ class JobRun:
                     RunFailed(message.message, message.operator, message.subtask, message.traceback, message.code)
                 )
             case SourceWatermarks():
+                # Not an event of the coordinator: alignment of sources
+                # affects no snapshot, and such messages are frequent.
                 answer = self._alignment.advance(message)
                 if answer is not None:
                     self.slots.broadcast(answer)
@@ -250,6 +254,7 @@ class JobRun:
                 self.slots.broadcast(action)
             case ev.SendAbort(checkpoint_id, reason, code, counts):
                 data = {"checkpoint_id": checkpoint_id, "reason": reason, "code": code, "counts": counts}
+                # In the log first: if the append finds a newer generation, this driver must send nothing more (S9.2).
                 self._append("abort", data)
                 self.slots.broadcast(Abort(checkpoint_id))
             case ev.CompleteCheckpoint():
@@ -283,6 +288,7 @@ class JobRun:
     def _claim(self, request: ev.SnapshotRequest) -> Event:
         facts = self.facts
         checkpoint_id = self.next_checkpoint_id
+        # Counted up before anything can fail. An id is never used twice (S1.4), and a gap in the ids has no effect.
         self.next_checkpoint_id += 1
         generation = facts.generation_log.generation
         problem = None
@@ -362,6 +368,7 @@ class JobRun:
         except (TidegateError, OSError) as error:
             return ev.CompletionFailed(complete.checkpoint_id, str(error))
         number = self._append("complete", data)
+        # A savepoint without stop is no recovery point (S2.4), so that no later snapshot names it as its parent.
         if complete.kind != "savepoint":
             self._last_path = complete.path
         return ev.CompletionDurable(complete.checkpoint_id, number)

@@ -181,6 +181,7 @@ def last_status(decisions: Sequence[Decision], spec_number: int) -> tuple[Mappin
         if decision.kind == "fence" and decision.data["spec"] != spec_number:
             status_data, rejected = {}, ""
         elif decision.kind == "status":
+            # A status after the rejection shows that the stop was recorded, so that it is not recorded again.
             status_data, rejected = decision.data, ""
         elif decision.kind == "reject" and decision.data["then"] == "stop":
             data = decision.data
@@ -287,6 +288,8 @@ def _publish_restored_sink(job: DriverJob, node: Node, sink: Sink, restore: Rest
                 sink.quarantine(ctx, gone, Quarantine(job.store, restore.quarantine, withheld))
         due = [handle for n, handle in held if n <= permitted and not _is_withheld(n, restore.withheld)]
         if due:
+            # Immediately before the commit: a newer driver commits
+            # these transactions itself, and may be rewinding the sink.
             job.generation_log.check()
             writer.commit(due)
 
@@ -330,6 +333,7 @@ def held_transactions(job: DriverJob, uid: str, restore: RestoreState) -> Iterat
         if state.handle is not None:
             where = f"snapshot {restore.location}, sink {uid!r}, subtask {state.index}"
             parts = factory.parts(state.handle, where=where)
+            # Channel state of an unaligned checkpoint contains records that no sink has received, so it has no handles.
             found += handles_in_snapshot([part for part in parts if part.kind != "channel"])
     by_barrier = [(parse_transaction_id(handle.transaction_id).checkpoint_id, handle) for handle in found]
     yield from sorted(by_barrier, key=lambda pair: pair[0])

@@ -42,6 +42,7 @@ def canonical(document: object) -> bytes:
 
 def encode(record: DurableRecord) -> bytes:
     """Return the bytes of a record."""
+    # Not `to_document`: the encoder converts nested values while it writes, which saves a copy of the whole record.
     return _written(_RECORDS, {"record": record.RECORD, "v": record.VERSION, **_by_name(record)})
 
 
@@ -194,6 +195,7 @@ def _reader(expected: Any, name: str) -> Callable[[Any], Any]:
     if expected is Any:
         return lambda value: value
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    # Two spellings with different origins: `Optional[X]` and `X | None`.
     if origin in (typing.Union, types.UnionType):
         chosen = [argument for argument in arguments if argument is not type(None)]
         assert len(chosen) == 1 < len(arguments), f"field {name!r}: records use no other unions than with None"
@@ -216,6 +218,7 @@ def _reader(expected: Any, name: str) -> Callable[[Any], Any]:
         item = _reader(arguments[1], name)
         return lambda value: {key: item(each) for key, each in mapping(value).items()}
     if expected is int:
+        # `bool` is a subclass of `int` in Python, so that `true` would pass as the number 1.
         return _checked(name, lambda value: isinstance(value, int) and not isinstance(value, bool))
     return _checked(name, lambda value: isinstance(value, expected))
 

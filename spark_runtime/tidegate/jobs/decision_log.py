@@ -92,6 +92,8 @@ class DecisionLog:
         """
         with self._lock:
             listed = 0
+            # Only the first read lists the folder, to find snapshots and
+            # gaps. Later reads just try the next number: one request.
             if not self._opened:
                 names = self._store.list(self._layout.decisions)
                 listed = max(self._layout.decision_numbers(names), default=0)
@@ -104,6 +106,7 @@ class DecisionLog:
                 raise self._contradiction(
                     len(self._entries) + 1, f"this entry is missing, but the later entry {listed} exists"
                 )
+            # Only after a read without errors, so that a read that failed lists the folder again.
             self._opened = True
             return self._entries
 
@@ -127,6 +130,7 @@ class DecisionLog:
             if last is not None and (last.data["spec"], last.data["launch"]) > (spec, launch):
                 raise fenced_error(self._layout.job_id, f"launch {launch} of submission {spec}", last)
             generation = (last.generation if last is not None else 0) + 1
+            # Another driver has appended meanwhile. The next round reads its entry, which may be a newer fence.
             with suppress(AlreadyExistsError):
                 data = {"spec": spec, "launch": launch, **({"only_commits": True} if only_commits else {})}
                 self._append(len(entries) + 1, "fence", generation, "", data)
@@ -188,6 +192,7 @@ class DecisionLog:
         An own entry from an earlier attempt with an unknown result counts as success. Raises AlreadyExistsError when
         another driver's entry exists, UnclearAnswerError when the result of every attempt is unknown.
         """
+        # Created once for all attempts: by its nonce, `_create` recognises an entry that an earlier attempt wrote.
         entry = Decision(number, kind, generation, run_id, self._now_iso(), self._nonce(), dict(data))
         problem = reason_it_cannot_follow(
             entry, len(self._entries) + 1, self._entries[-1].generation if self._entries else 0
@@ -202,6 +207,7 @@ class DecisionLog:
                 self._create(path, payload, entry)
                 break
             except (AlreadyExistsError, RecordError):
+                # Both are StoreErrors, but their result is clear, so that another attempt would not change it.
                 raise
             except StoreError as error:
                 unclear = str(error)
@@ -213,6 +219,7 @@ class DecisionLog:
                 remedy="No data is lost, but this driver ends. Restore the job from its latest recovery point: the new "
                 "driver reads from the log whether the entry exists",
             )
+        # A new tuple, not a list that grows: `GenerationLog.decisions` returns it to other threads without the lock.
         self._entries += (entry,)
         if number % SNAPSHOT_ENTRIES == 0:
             self._write_snapshot(number)
@@ -288,6 +295,8 @@ class GenerationLog:
                 self._unclear = error
                 raise
             except AlreadyExistsError:
+                # Normally a newer driver's fence has this number, and
+                # `check` raises FencedError. Otherwise the log is damaged.
                 self.check()
                 raise log._contradiction(
                     number, f"the entry exists already, but generation {self.generation} did not write it"

@@ -18,6 +18,7 @@ METADATA_NAME = "_metadata"
 
 _RESULT = ".result"
 _WITHDRAWN = ".withdrawn"
+# At least 8 digits: names are padded to 8, and longer numbers remain valid.
 _DECISION_FILE = re.compile(r"(\d{8,})\.json")
 _DECISION_SNAPSHOT_FILE = re.compile(r"_snapshot-(\d{8,})\.json")
 _SPEC_FILE = re.compile(r"(\d{6,})\.json")
@@ -66,6 +67,7 @@ def stable_id(*parts: object) -> str:
     an Airflow task instance.
     """
     texts = [str(part) for part in parts]
+    # With the length before each text, so that ("ab", "c") and ("a", "bc") have different ids.
     digest = hashlib.sha256("\x00".join(f"{len(text)}:{text}" for text in texts).encode()).hexdigest()[:32]
     readable = re.sub(r"[^A-Za-z0-9]+", "-", "-".join(texts)).strip("-")[:64].strip("-")
     return f"{readable}-{digest}" if readable else digest

@@ -36,11 +36,13 @@ class OptionType(Generic[T, G]):
     @overload
     def __get__(self, options: object, owner: type) -> T: ...
     def __get__(self, options: object | None, owner: type) -> T:
+        # `dataclass` reads the class attribute to find the default of the field.
         if options is None:
             return self.default
         return self.effective(vars(options)[self.name], options)
 
     def __set__(self, options: object, value: G) -> None:
+        # Into the dictionary of the object, because `setattr` would call this method again.
         vars(options)[self.name] = self.parse(value)
 
     def parse(self, value: G) -> T:
@@ -97,6 +99,7 @@ class OptionalCount(OptionType[int | None, int | str | None]):
             number = int(value)
         except (TypeError, ValueError):
             number = self._least - 1
+        # `int()` accepts these, too: it turns true into 1, and cuts 2.7 to 2.
         if isinstance(value, bool | float) or number < self._least:
             raise self.refuse(value, f"a whole number from {self._least} upwards, or none")
         return number

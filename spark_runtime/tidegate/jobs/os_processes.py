@@ -34,11 +34,14 @@ def process_start_time(pid: int) -> str | None:
         return _started_by_ps(pid)
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The second field is the program's name in parentheses. It may
+            # contain spaces and `)`, so only the last `)` is reliable.
             fields = file.read().rpartition(")")[2].split()
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
     except OSError:
         return None
+    # Fields 3 and 22 of the file; two were cut off. The start is counted in ticks since the boot, hence the boot's id.
     state, started_ticks = fields[0], fields[19]
     return None if state in ("Z", "X") else f"{boot}:{started_ticks}"
 
@@ -61,6 +64,7 @@ def send_signal(pid: int, started: str | None, number: signal.Signals) -> bool:
 def child_processes(pid: int, word: str) -> tuple[tuple[int, str | None], ...]:
     """Return pid and start text of each child process of `pid` that has `word` in its command line."""
     try:
+        # `-ww`: without it, ps may cut long command lines, and the word would be missing.
         answer = subprocess.run(
             ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=False, timeout=10
         )

@@ -59,6 +59,10 @@ def check_no_plain_secrets(values: Mapping[str, Any] | None, *, where: str, stor
     for name, value in (values or {}).items():
         if isinstance(value, Mapping):
             check_no_plain_secrets(value, where=f"{where}.{name}", storage=storage)
+        elif isinstance(value, list | tuple):
+            for number, element in enumerate(value):
+                inside = element if isinstance(element, Mapping) else {name: element}
+                check_no_plain_secrets(inside, where=f"{where}.{name}[{number}]", storage=storage)
         elif isinstance(value, str) and value and not is_reference(value) and _names_a_secret(name, storage):
             raise OptionError(
                 f"{name!r} holds a secret in plain text",

@@ -242,6 +242,7 @@ def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobV
     followed = next_submission_that_ran(spec.number + 1, may_have_run(entries))
     verdicts = verdicts_from_entries(specs, entries, views, followed)
     views = mark_committed_by_restores(mark_verdicts(views, verdicts), specs, entries)
+    # Last, because a rewind takes back commits that the steps before it have marked.
     views = mark_rewound(views, rewound_checkpoints(specs, entries))
     points = RecoveryPoints(specs, entries, views)
     most = _optional_int(spec.options.get("max_uncommitted_checkpoints"))

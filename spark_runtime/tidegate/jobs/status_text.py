@@ -77,5 +77,6 @@ def event_time_text(time_us: int | None) -> str | None:
     try:
         moment = EPOCH + timedelta(microseconds=time_us)
     except OverflowError:
+        # A watermark may be any int64. The largest ones are beyond year 9999, the end of `datetime`.
         return f"{time_us} us"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

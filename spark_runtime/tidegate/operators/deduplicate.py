@@ -17,11 +17,11 @@ from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.operators.time.late_rows import NULL_TIME_DROPPED, late_rows
 from tidegate.operators.time.passed_watermarks import PASSED_STATE, WatermarkByKeyGroup
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.compiler import kernel
 from tidegate.state.evolved_parts import evolved_parts
 from tidegate.state.keyed_state import KeyedStateBackend, KeySet, Mask
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 from tidegate.state.keys.key_sets import first_rows
+from tidegate.state.numba_kernels import kernel
 
 KEPT, REPEATED, LATE = 0, 1, 2
 

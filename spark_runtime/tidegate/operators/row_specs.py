@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.operators.functions.mode_dependence import batch_sensitivity_reason
 from tidegate.operators.operator_spec import OperatorSpec, SideSchemas
 from tidegate.operators.stream_operator import SideOutput
+from tidegate.operators.user_functions.mode_dependence import batch_sensitivity_reason
 
 BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch | SideOutput]]
 """A user's `map_in_arrow` function. Its argument is an iterator over one batch; it returns any number of batches."""

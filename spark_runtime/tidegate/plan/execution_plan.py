@@ -194,6 +194,7 @@ def _cut_chains(graph: JobGraph) -> list[tuple[int, ...]]:
     for node in graph.nodes:
         for edge in node.inputs:
             consumers[edge.upstream] += 1
+    # A node comes after all its inputs, so that the chain of its producer is already known.
     chains: list[list[int]] = []
     position: dict[int, int] = {}
     for node in graph.nodes:
@@ -256,6 +257,7 @@ def _digest(graph: JobGraph, parallelism: int, max_parallelism: int) -> str:
     lines = [f"tidegate plan {DIGEST_VERSION} parallelism={parallelism} max_parallelism={max_parallelism}"]
     for node in graph.nodes:
         fields = [node.uid, node.kind, str(node.stateful), schema_text(node.schema), *map(_edge_text, node.inputs)]
+        # `repr`, so that a tab or line break in a field cannot make two different graphs equal.
         lines.append("\t".join(map(repr, fields)))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

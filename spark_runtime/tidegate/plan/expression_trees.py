@@ -95,6 +95,7 @@ def columns_read(expression: pc.Expression, schema: pa.Schema) -> frozenset[str]
 
 def _serialised(expression: pc.Expression) -> tuple[pa.RecordBatch, list[tuple[bytes, bytes]]]:
     """Return one row of values, and the nodes in order as (kind, content)."""
+    # Pickling is the only access in Python to this form of an expression.
     with pa.ipc.open_file(expression.__reduce__()[1][0]) as reader:
         values = reader.get_batch(0)
     return values, list(_metadata(values.schema))
@@ -108,6 +109,7 @@ class _CSchema(ctypes.Structure):
 
 def _metadata(schema: pa.Schema) -> Iterator[tuple[bytes, bytes]]:
     """Yield all pairs in order, including duplicate keys, which the dict `schema.metadata` does not contain."""
+    # The capsule owns the memory that is read below. It must stay referenced until the last read.
     capsule = schema.__arrow_c_schema__()
     pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
@@ -123,6 +125,7 @@ def _metadata(schema: pa.Schema) -> Iterator[tuple[bytes, bytes]]:
         return found
 
     def number() -> int:
+        # The C data interface stores these numbers as int32, in native byte order and not aligned.
         return int(struct.unpack("=i", taken(4))[0])
 
     for _ in range(number()):

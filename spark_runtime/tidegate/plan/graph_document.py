@@ -32,7 +32,7 @@ def graph_document(graph: JobGraph) -> dict[str, Any]:
     """Return the graph as a JSON document, which a preflight compares without the runtime (S5.5, S6.4).
 
     Per operator, in topological order: uid, kind, stateful, schema (text), inputs (uids), their exchanges, and the
-    outputs of those operators that they read. `states` are `jobs.restore.state_shapes.StateSummary` documents; null:
+    outputs of those operators that they read. `states` are `jobs.restore.state_shapes.StateShape` documents; null:
     they are not declared. `connector` of a source or sink: the names of its class and base classes, and former names.
     `found_schema` of a source: the schema that it found in its input, which later builds use; null: it found none.
     """

@@ -56,6 +56,8 @@ def _divided(node: Node) -> tuple[Node, tuple[str, ...], OperatorSpec] | None:
         return None
     spec = node.spec
     if isinstance(spec, WindowAggSpec):
+        # Windows in processing time or with lateness depend on
+        # when rows arrive, which a partial result does not record.
         if spec.time_column is None or spec.lateness_us or spec.is_partial or not _any_order(spec.aggregates):
             return None
         partial = PartialWindowSpec(spec, node.uid)

@@ -166,6 +166,7 @@ def _field(tree: Tree, scope: Scope) -> Field | None:
 def _comparison(tree: Call, scope: Scope, schema: pa.Schema, decides: bool) -> Comparison | None:
     function = tree.function
     left, right = tree.arguments
+    # The column is put on the left, because only this form is stored in a `Comparison`.
     if not isinstance(left, ColumnRef):
         left, right, function = right, left, _MIRRORED.get(function, function)
     column = _field(left, scope)
@@ -257,6 +258,7 @@ def _floating(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar | None:
     if pt.is_integer(value.type):
         return pa.scalar(float(number), kind) if abs(number) <= _EXACT_INT[kind] else None
     if pt.is_float32(kind) and math.isfinite(number):
+        # A number beyond float32 becomes infinity. That differs from the number, so it is refused without a warning.
         with np.errstate(over="ignore"):
             return pa.scalar(number, kind) if float(np.float32(number)) == number else None
     return pa.scalar(number, kind)

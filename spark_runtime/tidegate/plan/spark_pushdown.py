@@ -78,6 +78,7 @@ def plan_spark_read(graph: JobGraph, source: Node, accepts: Accepts = lambda con
         if not found.takes(node):
             break
     needed = _needed(graph, found.left, found.tail)
+    # At least one column: a read of no column would lose the number of rows.
     wanted = [name for name in found.schema.names if name in needed] or found.schema.names[:1]
     rows = SparkRows(found.schema, tuple(wanted), frozenset(found.runs))
     return SparkRead(tuple((name, found.columns[name]) for name in wanted), tuple(found.conditions), rows)
@@ -132,8 +133,10 @@ class _PushdownPrefix:
 
     def _takes_projection(self, spec: ProjectSpec) -> bool:
         scope = {name: self._seen(expression) for name, expression in spec.columns}
+        # Also if the projection is not pushed down: filters after it can still be traced to columns of the source.
         self._scope = scope
         known = {name: what for name, what in scope.items() if what is not None and self._may_be_asked_for(what)}
+        # An operator that stays in Python before this one needs the columns as they are before the projection.
         if self.left or len(known) < len(scope):
             return False
         self.columns, self.schema = known, spec.schema

@@ -1,0 +1,1 @@
+"""The format of snapshots: metadata, streams of state, files, in-flight records."""

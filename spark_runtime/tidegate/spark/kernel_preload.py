@@ -16,7 +16,7 @@ _MODULES = (
     "tidegate.operators.joins.matched_pairs",
     "tidegate.operators.joins.session_spans",
     "tidegate.operators.windows.row_groups",
-    "tidegate.state.cells",
+    "tidegate.state.copy_on_write",
     "tidegate.state.arrow.arrow_buffers",
     "tidegate.state.heap.erasable_index",
     "tidegate.state.heap.map_columns",

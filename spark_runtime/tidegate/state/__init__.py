@@ -1,0 +1,1 @@
+"""Keyed state and state of subtasks: interfaces, back ends, aggregates."""

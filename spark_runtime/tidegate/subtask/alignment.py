@@ -186,6 +186,8 @@ class BarrierAligner:
         if self._is_over(n):
             return []
         if self._is_simple:
+            # With one channel the first barrier is also the last: nothing is blocked, and no alignment has to be kept
+            # (S3.2).
             self._newest_done = n
             self._drop_old()
             return [TakeSnapshot(barrier, now_ms)]
@@ -196,6 +198,8 @@ class BarrierAligner:
             return []
         actions = self._abort_older(channel, n)
         alignment.arrived.add(channel)
+        # The queue's thread may report the barrier only after it is polled here. Whichever comes first ends the
+        # recording.
         if alignment.phase == "capturing":
             return actions + self._captured(n, channel, StopRecording(n, channel))
         alignment.on_barrier_queued.add(channel)
@@ -212,6 +216,8 @@ class BarrierAligner:
         for n, alignment in list(self._current.items()):
             if alignment.phase == "capturing":
                 actions += self._captured(n, channel, StopRecording(n, channel))
+        # Only at-least-once can complete several at once. The newest is enough, because older ones are then dropped
+        # (S3.3).
         complete = [n for n, alignment in self._current.items() if self._is_complete(alignment)]
         return actions + (self._complete(max(complete)) if complete else [])
 
@@ -244,6 +250,8 @@ class BarrierAligner:
         if alignment is None or channel in alignment.on_barrier_queued:
             return []
         for m, older in self._current.items():
+            # Channels are first-in-first-out, so the older barrier cannot follow. The abort waits for `due_action`,
+            # because it sends a cancel marker, and this method must not emit.
             if m < n and channel not in older.on_barrier_queued:
                 older.overtaken_by = n
         if alignment.phase == "capturing":
@@ -276,6 +284,7 @@ class BarrierAligner:
         if any(alignment.overtaken_by is not None for alignment in self._current.values()):
             return 0
         for alignment in self._current.values():
+            # The oldest one that does not capture yet decides, because a barrier never overtakes another barrier.
             if alignment.phase != "capturing":
                 may_overtake = alignment.phase == "aligning" and alignment.barrier.kind == "checkpoint"
                 return alignment.first_ms + self._unaligned_after_ms if may_overtake else None
@@ -298,6 +307,7 @@ class BarrierAligner:
             return actions
         alignment = next(a for a in self._current.values() if a.phase == "aligning")
         alignment.phase = "taking"
+        # Unblocking before the snapshot is safe: no channel is polled until the snapshot is taken.
         if alignment.arrived:
             actions.append(UnblockAll())
         return [*actions, TakeUnaligned(alignment.barrier, alignment.first_ms)]
@@ -336,8 +346,10 @@ class BarrierAligner:
         alignment.phase = "capturing"
         actions: list[AlignmentAction] = []
         for channel in range(self._channels):
+            # All records before the barrier or the end have been processed here, so that nothing is in flight.
             if channel in alignment.arrived or channel in self._closed:
                 continue
+            # Everything before the barrier is in the queue already. Later records belong to a later snapshot.
             if channel in alignment.on_barrier_queued or channel in self._ending:
                 actions.append(CaptureQueued(checkpoint_id, channel))
             else:
@@ -379,11 +391,13 @@ class BarrierAligner:
         """Return whether the checkpoint has completed or was aborted or cancelled here."""
         if checkpoint_id in self._cancelled:
             return True
+        # The id alone does not decide: an older checkpoint may still capture when a newer one is done.
         return checkpoint_id <= self._newest_done and checkpoint_id not in self._current
 
     def _captured(self, checkpoint_id: int, channel: int, action: AlignmentAction) -> list[AlignmentAction]:
         alignment = self._current[checkpoint_id]
         alignment.on_barrier_queued.add(channel)
+        # The barrier is reported twice, when queued and when polled. Only the first report ends the capture.
         if channel not in alignment.missing:
             return []
         alignment.missing.discard(channel)
@@ -394,6 +408,7 @@ class BarrierAligner:
         return [CaptureComplete(checkpoint_id)]
 
     def _drop(self, checkpoint_id: int) -> list[AlignmentAction]:
+        # Remembered even if unknown: barriers of this id may still arrive, and must block no channel (S3.4).
         self._cancelled.add(checkpoint_id)
         dropped = self._current.pop(checkpoint_id, None)
         # A checkpoint whose barriers are only queued blocks nothing. Channels blocked for an older one must stay
@@ -439,6 +454,7 @@ class BarrierAligner:
         self._drop_old()
 
     def _drop_old(self) -> None:
+        # `_is_over` needs no entry for ids up to `_newest_done`, so the sets stay small in long runs.
         if self._cancelled or self._forwarded:
             self._cancelled = {n for n in self._cancelled if n > self._newest_done}
             self._forwarded = {n for n in self._forwarded if n > self._newest_done}

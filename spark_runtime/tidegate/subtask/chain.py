@@ -47,6 +47,7 @@ class OperatorChain:
         self._uids = tuple(uids)
         self._subtask = subtask
         self._timed = [
+            # The loop checks for due work before each step, so that operators without timers must cost nothing there.
             (index, operator)
             for index, operator in enumerate(self.operators)
             if type(operator).next_processing_time_ms is not StreamOperator.next_processing_time_ms
@@ -61,6 +62,7 @@ class OperatorChain:
         These are the operator that is called on the loop or keeps it waiting, and operators whose state is being
         written or committed.
         """
+        # Both attributes are read once, because the loop and the writer threads change them at the same time.
         at, writing = self._at, tuple(self._writing)
         return tuple(dict.fromkeys((*(() if at is None else (self._uids[at],)), *writing)))
 
@@ -226,6 +228,7 @@ class OperatorChain:
             for out in emission:
                 yield out
                 self._at = index  # operators downstream have set it in the meantime
+        # An operator downstream runs nested in this emission. Its failure names its own uid already.
         except OperatorFailure:
             raise
         except Exception as error:

@@ -41,6 +41,7 @@ class CommitState:
         self._under_way += 1
 
         def done() -> None:
+            # No lock: the host calls this on the loop's thread.
             self._under_way -= 1
             self._lifecycle.committed(permit.checkpoint_id)
 

@@ -166,6 +166,7 @@ def _deploy_subtask(
     uids: list[str] = []
     contexts: list[OperatorContext] = []
     for node in nodes:
+        # A finished operator runs no user code (S6.2). Sinks are still opened, because they commit what is permitted.
         if node.source is not None or (finished and node.sink is None):
             continue
         context = _context(graph, plan, node, index, deployment, host)
@@ -218,6 +219,7 @@ def _context(
     if scratch:
         os.makedirs(scratch, exist_ok=True)
     specs = [other.spec for other in graph.nodes if other.spec is not None]
+    # max: a graph without keyed state must not divide by zero below.
     back_ends = max(1, sum(spec.uses_backend(deployment.state_backend) for spec in specs))
     return OperatorContext(
         job_id=deployment.job_id,
@@ -256,6 +258,7 @@ def _open_operator(
         operator.open(context)
         if restored is not None:
             parts = restored.parts.get((node.uid, index), ())
+            # Channel state is not the operator's: the subtask replays it through its inputs (S3.7).
             operator.restore([part for part in parts if part.kind != "channel"])
         if isinstance(operator, SinkOperator):
             _quarantine_for(operator, restored)  # before `recover`, which deletes unknown staged output

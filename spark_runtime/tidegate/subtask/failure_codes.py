@@ -64,6 +64,7 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in seen:
+        # `raise ... from` may link errors in a cycle.
         seen.add(id(found))
         yield found
         found = found.__cause__ or found.__context__
@@ -94,4 +95,5 @@ def _is_raised_by_user(error: BaseException) -> bool:
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     file = "" if frame is None else os.path.realpath(frame.tb_frame.f_code.co_filename)
+    # Code that has no file has a name such as "<string>", which does not show whose code it is.
     return os.path.isfile(file) and not file.startswith(_INSTALLED)

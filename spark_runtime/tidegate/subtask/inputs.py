@@ -46,6 +46,7 @@ class Inputs:
             return self._replay.popleft()
         ports = self.ports
         for k in range(len(ports)):
+            # Start after the channel that delivered last, so that a busy channel does not starve the others.
             number = (self._next + k) % len(ports)
             port = ports[number]
             if port.blocked or port.ended:
@@ -53,6 +54,7 @@ class Inputs:
             element = port.channel.poll()
             if element is not None:
                 self._next = (number + 1) % len(ports)
+                # The synchronous part of the snapshot is over: this element is in no state unless it is recorded here.
                 if number in self._recording:
                     self._captures.record(number, element)
                 return number, element

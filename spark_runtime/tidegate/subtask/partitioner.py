@@ -54,12 +54,14 @@ def _checked_targets(given: object, rows: int, parallelism: int, partitioner: Pa
             )
         given = given.to_numpy(zero_copy_only=False)
     numbers = np.asarray(given)
+    # numpy gives an empty list the type float64, which is no mistake of the partitioner.
     if numbers.shape != (rows,) or (rows and numbers.dtype.kind not in "iu"):
         raise _partitioner_error(
             partitioner,
             f"the partitioner returned an array of shape {numbers.shape} and type {numbers.dtype} for {rows} rows",
             "Return an integer for each row, such as batch['k'].to_numpy() % n",
         )
+    # Checked before the cast, because uint16 would wrap wrong numbers, and might turn them into valid ones.
     if rows and (numbers.min() < 0 or numbers.max() >= parallelism):
         raise _partitioner_error(
             partitioner,

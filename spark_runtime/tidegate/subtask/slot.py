@@ -102,6 +102,7 @@ class AlignedSources:
         if not self._members:
             return
         for subtask, source, group in self._members:
+            # Until the driver reports the group, no source waits.
             low = self._lows.get(group.name, GroupWatermark(MAX_WATERMARK, None, MAX_WATERMARK))
             wait_for_us = low.others_us if low.of == subtask.subtask else low.low_us
             source.pause(PAUSED, subtask.watermark_us - group.max_drift_us > wait_for_us)
@@ -120,6 +121,7 @@ class AlignedSources:
             if self._reported.get(subtask.subtask) != mark:
                 self._reported[subtask.subtask] = mark
                 news.append(SourceWatermark(subtask.subtask, group.name, *mark))
+        # Without news the time is not set, so that the first change after a quiet period is reported immediately.
         if news:
             self._reported_ms = now_ms
             self._send(SourceWatermarks(tuple(news)))
@@ -138,6 +140,7 @@ class LoopSignal:
     def wait(self, timeout_s: float) -> None:
         """Sleep until woken or until `timeout_s` has passed, then clear the wake-up."""
         self._event.wait(timeout_s)
+        # Cleared after the wait: what was posted before this line is processed in the round that follows.
         self._event.clear()
 
 
@@ -257,9 +260,12 @@ class Slot:
         """Run the commits on writer threads and report them, then run `done` on the loop."""
 
         def committed(_: object) -> None:
+            # Sent before `done` is posted: `done` may let the subtask finish, and the driver must receive the commit
+            # first.
             self._send(SubtaskCommitted(subtask, checkpoint_id))
             self.post(done)
 
+        # An error is raised on the loop, where it ends the run.
         run_concurrently(self._writers, work, committed, lambda error: self.post(lambda: _raise(error)))
 
     def _write(
@@ -272,11 +278,14 @@ class Slot:
         over: Callable[[int], None],
     ) -> None:
         checkpoint_id = place.checkpoint_id
+        # Read here, because `written` runs on a writer thread, and only the loop may call the reader.
         counters = self._last_counts(subtask) if finished else {}
 
         def written(made: WrittenSnapshot) -> None:
             operators = {uid: handle.to_json() for uid, handle in made.handles.items()}
             measured = {**metrics, **made.metrics}
+            # Sent before `over` is posted: a subtask that finishes before its acknowledgement would abort the snapshot
+            # (S7.3).
             self._send(Acknowledged(subtask, checkpoint_id, self._run_id, operators, measured, finished, counters))
             self.post(partial(over, checkpoint_id))
 
@@ -404,6 +413,7 @@ class Slot:
         self.rounds += 1
         progressed = has_messages = self._take_messages()
         failure = self._transport_failure()
+        # After a cancellation the other slots close their connections, which is no failure.
         if failure is not None and not self._cancelled:
             raise failure
         self._aligned.update()

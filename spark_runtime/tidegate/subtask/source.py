@@ -129,6 +129,7 @@ class SourceInput:
 
     def snapshot(self) -> AsyncSnapshot:
         """Return the positions after the last polled batch (S4.2)."""
+        # Read now and not on a writer thread: it must be the position at the barrier (S4.2).
         part = splits_part(self._reader.snapshot())
         return lambda: [part]
 
@@ -160,9 +161,11 @@ class SourceInput:
         try:
             return call()
         except (LookupError, TypeError, AttributeError) as error:
+            # After the first record the position was evidently understood, so that the error has another cause.
             if self._restored is None or self.records:
                 raise OperatorFailure(self.uid, self._subtask, error) from error
             foreign = self._foreign(error)
+            # Set explicitly: `foreign` is never raised, and Python sets the cause only in a `raise`.
             foreign.__cause__ = error
             raise OperatorFailure(self.uid, self._subtask, foreign) from foreign
         except Exception as error:

@@ -137,6 +137,7 @@ class Subtask:
         self._source = source
         self._mode = mode
         self._aligner = BarrierAligner(len(inputs), mode, unaligned_after_ms)
+        # A live view of the aligner's ids, because every batch reads it.
         self._aligning = self._aligner.aligning
         self._overtakes = unaligned_after_ms is not None
         self._overtaking = UnalignedSwitch(unaligned_after_ms, self._aligner, router, host)
@@ -180,6 +181,7 @@ class Subtask:
     def retry_at_ms(self) -> int | None:
         """Processing time at which to step again even if nothing else has happened; None: nothing waits for a time."""
         now_ms = self._host.now_ms()
+        # A time that has passed waits for something else, such as capacity. It must not keep the loop awake.
         times = [t for t in (self._overtaking.due_ms(), self._timers.due_ms()) if t is not None and t > now_ms]
         if self._poll_at_ms is not None and self._source is not None and not self._source.is_paused:
             times.append(self._poll_at_ms)
@@ -351,6 +353,7 @@ class Subtask:
 
     def _on_progress(self, advanced_us: int | None) -> Iterator[Emitted]:
         """Process a channel's new time or idleness: pass the consequences to the chain and downstream (S4.4)."""
+        # MAX_WATERMARK was sent when the subtask was deployed, and no watermark may follow it (S6.4).
         if self._restored_finished:
             return
         if advanced_us is not None:
@@ -370,6 +373,7 @@ class Subtask:
 
     def _on_end_of_data(self, index: int, drain: bool) -> Iterator[Emitted]:
         for step in self._lifecycle.end_of_data(index, drain):
+            # The end was sent when the subtask was deployed (S6.4).
             if self._restored_finished:
                 continue
             if isinstance(step, InputEnded):
@@ -428,6 +432,7 @@ class Subtask:
             self._write(done)
 
     def _abort_capture(self, checkpoint_id: int, reason: str) -> None:
+        # The returned actions are empty: a checkpoint that captures blocks no channel.
         self._aligner.abort(checkpoint_id)
         self._drop_checkpoint(checkpoint_id)
         self._host.decline(self.subtask, checkpoint_id, reason)
@@ -448,6 +453,7 @@ class Subtask:
     def _snapshot(self, barrier: CheckpointBarrier, first_ms: int, *, unaligned: bool = False) -> Iterator[Emitted]:
         """Flush, send the barrier and run the synchronous phase as one atomic step; the rest runs elsewhere (S3.6)."""
         checkpoint_id = barrier.checkpoint_id
+        # Nothing else of this subtask runs until the emission ends (S4.1), so that barrier and state agree.
         if not self._restored_finished:
             yield from self._chain.prepare_snapshot(checkpoint_id)
         yield barrier
@@ -484,6 +490,7 @@ class Subtask:
                 yield from self._chain.end_input(0)
             yield from self._chain.finish()
         yield EndOfData(drain)
+        # The code after a `yield` runs when the element was sent, so that the phase never precedes EndOfData.
         self._ended_naturally = drain and natural
         self._lifecycle.end_of_data_sent()
         self._host.ended(self.subtask, self._ended_naturally)

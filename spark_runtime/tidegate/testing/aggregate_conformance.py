@@ -24,7 +24,7 @@ from tidegate.connectors.datagen import DataGen
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.aggregates.aggregation import Aggregation, Selection
-from tidegate.state.cells import CopyOnWriteArrays, Entries
+from tidegate.state.copy_on_write import CopyOnWriteArrays, Entries
 from tidegate.testing.batch import InProcessBatch
 from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.pipeline_run import run

@@ -56,7 +56,7 @@ def test_start_returns_once_the_job_runs(job: Job, between_looks: list[Any]) -> 
 def test_what_this_host_lacks_is_said_before_anything_is_submitted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection's master is local[2]."""
     monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.require_driver_machine", require_driver_machine)
-    with pytest.raises(AirflowException, match=r"local\[2\] has 2 slots, but parallelism 3 needs 3"):
+    with pytest.raises(AirflowException, match=r"local\[2\] has only 2 of 3 slots"):
         start(options={"parallelism": 3}).execute(job.context())
     monkeypatch.setenv("JAVA_HOME", str(job.root))
     with pytest.raises(AirflowException, match="cannot be run; Spark needs Java 17 or newer"):

@@ -11,8 +11,8 @@ import pytest
 from cli_caller import Caller, Driver
 
 from tidegate.cli import main as entry
+from tidegate.cli.job_output import event_time_text, size_text
 from tidegate.cli.output import Output, table
-from tidegate.cli.presentation import event_time_text, size_text
 from tidegate.errors import StoreError
 from tidegate.jobs.records import RestoreFrom
 

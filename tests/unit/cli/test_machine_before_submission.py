@@ -59,7 +59,7 @@ def test_a_start_without_the_right_java_is_refused_before_it_is_submitted(
 def test_more_parallelism_than_slots_of_a_local_master_is_refused(here: Caller, master: str, there: int) -> None:
     answer = start(here, "--master", master, "--option", "parallelism=3")
     assert answer.code == 9
-    assert f"master {master} has {there} slots, but parallelism 3 needs 3" in answer.err
+    assert f"master {master} has only {there} of 3 slots" in answer.err
     assert f"Use master local[3], or lower parallelism to {there}" in answer.err
     assert nothing_was_submitted(here)
 
@@ -94,7 +94,7 @@ def test_spark_tries_the_ports_after_a_configured_one() -> None:
 def test_a_rescale_is_refused_before_the_job_is_stopped(here: Caller) -> None:
     assert start(here, "--master", "local[2]", "--option", "parallelism=1").code == 0
     answer = here("rescale", "j", "--parallelism", "4")
-    assert answer.code == 9 and "parallelism 4 needs 4" in answer.err
+    assert answer.code == 9 and "only 2 of 4 slots" in answer.err
     assert here.driver is not None and here.driver.waiting_commands() == []
 
 
@@ -103,7 +103,7 @@ def test_a_restore_looks_at_what_it_would_start(here: Caller) -> None:
     driver.complete(1, "checkpoint")
     driver.status("CANCELED")
     answer = here("restore", "j", "--option", "parallelism=5")
-    assert answer.code == 9 and "master local[2] has 2 slots, but parallelism 5 needs 5" in answer.err
+    assert answer.code == 9 and "master local[2] has only 2 of 5 slots" in answer.err
     assert len(driver.client.specs()) == 1
 
 

@@ -14,9 +14,10 @@ import pytest
 from cli_caller import Caller
 
 import tidegate as td
+from tidegate.cli.snapshots import state_rows
 from tidegate.coordinator import events as ev
 from tidegate.errors import OptionError, SnapshotError
-from tidegate.state.state_reader import spark_schema
+from tidegate.state.state_reader import spark_schema, state_batches
 from tidegate.testing.collect_sink import CollectSink, clear_collected
 from tidegate.testing.in_process_job import InProcessJob
 
@@ -107,6 +108,21 @@ def test_read_shows_rows_as_a_table_and_says_that_there_are_more(tidegate: Calle
     assert len(answer.out.splitlines()) == 4 and "there are more rows" in answer.err
     answer = tidegate("snapshot", "read", savepoint, "--uid", "hourly", "--state", "windows", root=False)
     assert len(answer.out.splitlines()) == 1 + KEYS and "more rows" not in answer.err
+
+
+@pytest.mark.parametrize(("limit", "more"), [(KEYS - 1, True), (KEYS, False)])
+def test_more_rows_are_noticed_within_the_last_batch(
+    limit: int, more: bool, tidegate: Caller, savepoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_rows, "state_batches", lambda *given: one_batch(state_batches(*given)))
+    chosen = ("--uid", "hourly", "--state", "windows", "--limit", str(limit))
+    answer = tidegate("snapshot", "read", savepoint, *chosen, root=False)
+    assert len(answer.out.splitlines()) == 1 + limit and ("more rows" in answer.err) == more
+
+
+def one_batch(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """All rows in one batch."""
+    return pa.RecordBatchReader.from_batches(reader.schema, reader.read_all().combine_chunks().to_batches())
 
 
 def test_times_of_a_state_are_shown_as_times_to_people_and_as_stored_to_programs(

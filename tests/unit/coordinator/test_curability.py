@@ -6,8 +6,8 @@ import importlib.util
 from pathlib import Path
 
 from tidegate.coordinator.job_run import RunFailed
-from tidegate.coordinator.supervision.curable_failures import RetryableRestarts
 from tidegate.coordinator.supervision.restart_strategy import restart_strategy
+from tidegate.coordinator.supervision.retry_policy import RetryPolicy
 from tidegate.jobs.options import JobOptions
 from tidegate.spark.scratch import ScratchFolder
 from tidegate.subtask.chain import OperatorFailure
@@ -36,13 +36,13 @@ def failure_of_a_run() -> RunFailed:
 
 
 def test_a_row_that_fails_in_every_run_is_given_up_after_three() -> None:
-    restarts = RetryableRestarts(restart_strategy(JobOptions()))
+    restarts = RetryPolicy(restart_strategy(JobOptions()))
     delays = [restarts.on_failure(failure_of_a_run(), 1_000 * n) for n in range(3)]
     assert delays[0] is not None and delays[1] is not None
     assert delays[2] is None and "the same error occurred 3 times" in restarts.exhausted
 
 
 def test_another_row_is_another_error() -> None:
-    restarts = RetryableRestarts(restart_strategy(JobOptions()))
+    restarts = RetryPolicy(restart_strategy(JobOptions()))
     failures = [RunFailed(f"ValueError: order {n}", "priced", 1, "traceback", "user_error") for n in range(9)]
     assert None not in [restarts.on_failure(failure, 1_000 * n) for n, failure in enumerate(failures)]

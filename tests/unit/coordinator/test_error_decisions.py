@@ -10,8 +10,8 @@ import pytest
 
 import tidegate
 from tidegate.coordinator.job_run import RunFailed
-from tidegate.coordinator.supervision.curable_failures import Curability, RetryableRestarts, curability
 from tidegate.coordinator.supervision.restart_strategy import restart_strategy
+from tidegate.coordinator.supervision.retry_policy import Curability, RetryPolicy, curability
 from tidegate.errors import (
     DataError,
     NotFoundError,
@@ -110,7 +110,7 @@ def test_what_an_outage_has_caused_is_never_counted(wrapped: Exception, outage: 
 
 
 def failures_until_given_up(failures: list[RunFailed]) -> int | None:
-    restarts = RetryableRestarts(restart_strategy(JobOptions()))
+    restarts = RetryPolicy(restart_strategy(JobOptions()))
     for number, failure in enumerate(failures, 1):
         if restarts.on_failure(failure, 1_000 * number) is None:
             return number
@@ -128,7 +128,7 @@ def test_a_slot_that_exceeds_its_memory_three_times_in_a_row_is_given_up() -> No
 
 
 def test_a_slot_that_exceeds_its_memory_after_progress_is_restarted() -> None:
-    restarts = RetryableRestarts(restart_strategy(JobOptions()))
+    restarts = RetryPolicy(restart_strategy(JobOptions()))
     for n in range(9):
         assert restarts.on_failure(memory_exceeded(1_025), 1_000 * n) is not None
         restarts.on_progress()

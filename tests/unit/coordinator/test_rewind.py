@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from builders.jobs import submission
 
+from tidegate.connectors.discard import Discard
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.interface import Sink
 from tidegate.connectors.postgres.postgres_sink import Postgres
@@ -18,7 +19,8 @@ from tidegate.coordinator.recovery.restore_point import (
     completed_snapshots,
 )
 from tidegate.coordinator.recovery.rewind import RewindPlan, plan_rewind
-from tidegate.errors import SnapshotError
+from tidegate.coordinator.recovery.sink_rewind import rewind_sinks
+from tidegate.errors import OutageError, PipelineError, SnapshotError, StoreError
 from tidegate.jobs.records import Decision, RestoreFrom, Spec
 from tidegate.jobs.status import derive
 from tidegate.testing.collect_sink import CollectSink
@@ -253,3 +255,21 @@ def test_a_drained_snapshot_needs_leave_but_not_for_its_own_commit() -> None:
     check_drained(drained, spec(2, RestoreFrom("latest", allow_drained=True)), ["windows"])
     check_drained(drained, spec(2, LATEST), [])
     check_drained(RestorePoint("chk-1", 1, 2, commit_only=True, stop_mode="drain"), spec(1), ["windows"])
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"),
+    [(OutageError("away"), StoreError), (PipelineError("no"), SnapshotError), (KeyError("x"), StoreError)],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_a_sink_that_is_away_is_asked_again_and_one_that_refuses_is_not(raised: Exception, seen: type) -> None:
+    """S9.1: an outage is over some day; a refusal is repeated by every run."""
+
+    class Failing(Discard):
+        def rewind_to(self, *_: Any, **__: Any) -> Any:
+            raise raised
+
+    recorded: list[bool] = []
+    with pytest.raises(seen):
+        rewind_sinks({"out": (Failing(), Any)}, {}, 1, 5, lambda: recorded.append(True))  # type: ignore[dict-item]
+    assert recorded == []

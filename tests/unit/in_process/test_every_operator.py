@@ -29,7 +29,6 @@ from tidegate.api import aggregates
 from tidegate.api.connected_streams import ConnectedGroups, ConnectedStreams
 from tidegate.api.grouped_stream import GroupedStream, WindowedStream
 from tidegate.operators.aggregates.aggregate_specs import AggregateOutput, RunningAggSpec
-from tidegate.operators.functions.context import ProcessBase
 from tidegate.operators.joins.join_specs import (
     AsOfMatch,
     Bounds,
@@ -38,6 +37,7 @@ from tidegate.operators.joins.join_specs import (
     StreamJoinKind,
     StreamJoinSpec,
 )
+from tidegate.operators.user_functions.context import ProcessBase
 from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.spark.batch import stage_task

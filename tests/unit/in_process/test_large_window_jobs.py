@@ -15,7 +15,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
 from tidegate.snapshot.metadata import read_metadata
-from tidegate.state.cells import CHUNK_ENTRIES
+from tidegate.state.copy_on_write import CHUNK_ENTRIES
 from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 

@@ -72,6 +72,14 @@ def test_a_secret_in_plain_text_is_refused_without_showing_it(values: dict[str, 
     assert "abc" not in str(refusal.value)
 
 
+def test_a_secret_in_a_list_is_found() -> None:
+    for values in ({"servers": [{"host": "a"}, {"password": "x"}]}, {"token": ["secret:env/T", "x"]}):
+        with pytest.raises(OptionError, match=r"\[1\]") as refused:
+            check_no_plain_secrets(values, where="arguments")
+        assert "plain text" in str(refused.value)
+    check_no_plain_secrets({"token": ["secret:env/T"], "names": ["x", 1]}, where="arguments")
+
+
 def test_references_and_harmless_names_are_accepted() -> None:
     check_no_plain_secrets({"key": "carrier", "token_column": "t", "password": "secret:env/P", "token": ""}, where="a")
     names = ("submission.oauthTokenFile", "driver.secretKeyRef.DB_PASSWORD", "primaryKey", "tokenColumn")

@@ -105,6 +105,28 @@ def test_a_write_protected_root_gives_one_clear_error(tmp_path: Path, monkeypatc
     assert failure.value.where == str(tmp_path)
 
 
+def test_a_disk_that_does_not_answer_is_not_taken_for_missing_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2.3: garbage collection deletes what it does not find used, so a partial listing must be an error."""
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    store = LocalStore(str(tmp_path))
+    store.create("a/object", b"x")
+    assert store.exists("a/object") and not store.exists("a/missing") and not store.exists("a")
+    assert store.walk("a") == ["a/object"] and store.walk("missing") == []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", failing)
+        with pytest.raises(StoreError, match="Input/output error"):
+            store.exists("a/object")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", failing)
+        with pytest.raises(StoreError, match="Input/output error"):
+            store.walk("a")
+
+
 def test_a_root_that_is_a_file_gives_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"the root cannot be used.*file system"):

@@ -26,7 +26,7 @@ from tidegate.state.aggregates.aggregation import Aggregation
 from tidegate.state.aggregates.numbers import SumOverflowError
 from tidegate.state.aggregates.ordered_rows import COLLECT
 from tidegate.state.arrow.array_limits import ArrayTooLarge
-from tidegate.state.cells import CopyOnWriteArrays
+from tidegate.state.copy_on_write import CopyOnWriteArrays
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 
 GROUPS = 16

@@ -17,9 +17,9 @@ from tidegate.api.states import list_state, value_state
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.operators import keyed_backend
-from tidegate.operators.functions.keyed_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.processes.process_specs import KeyedProcessSpec
+from tidegate.operators.user_functions.keyed_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 

@@ -16,7 +16,7 @@ from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.stream_operator import StreamOperator
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.parts import Blob, StatePart
-from tidegate.state.cells import CHUNK_ENTRIES
+from tidegate.state.copy_on_write import CHUNK_ENTRIES
 
 KEYS = 3 * CHUNK_ENTRIES + 100
 BOUNDS = [("window_start", pa.timestamp("us")), ("window_end", pa.timestamp("us"))]

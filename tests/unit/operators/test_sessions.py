@@ -23,7 +23,7 @@ from tidegate.operators.windows import session_store, session_table
 from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.snapshot.parts import Blob, StatePart
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.cells import CHUNK_ENTRIES
+from tidegate.state.copy_on_write import CHUNK_ENTRIES
 
 GROUPS = 8
 INPUT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("v", pa.int64())])

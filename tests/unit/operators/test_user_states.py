@@ -14,8 +14,8 @@ from builders.operators import open_operator
 
 from tidegate.api.states import aggregating_state, list_state, map_state, reducing_state, value_state
 from tidegate.errors import PipelineError
-from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedRows, ProcessContext
 from tidegate.operators.processes.process_specs import KeyedProcessSpec
+from tidegate.operators.user_functions.keyed_process import KeyedProcess, KeyedRows, ProcessContext
 from tidegate.state.keyed_state import Elements, KeySet
 
 INPUT = pa.schema([("k", pa.int64())])

@@ -15,7 +15,7 @@ from tidegate.errors import PipelineError
 from tidegate.state.arrow import arrow_columns
 from tidegate.state.arrow.arrow_buffers import ranges_of
 from tidegate.state.arrow.arrow_columns import new_column
-from tidegate.state.cells import CopyOnWriteArrays
+from tidegate.state.copy_on_write import CopyOnWriteArrays
 
 CASES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "int8": (pa.int8(), [1, -1, None]),

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tidegate.state.cells import CHUNK_ENTRIES, Arrays, CopyOnWriteArrays, FrozenArrays
+from tidegate.state.copy_on_write import CHUNK_ENTRIES, Arrays, CopyOnWriteArrays, FrozenArrays
 
 CHUNKS = 5
 SIZE = CHUNKS * CHUNK_ENTRIES - 7

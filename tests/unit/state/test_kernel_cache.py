@@ -11,9 +11,9 @@ import numba
 
 import tidegate
 from tidegate.spark.kernel_preload import preload_kernels
-from tidegate.state.compiler import CACHE_VARIABLE, private_cache_directory
 from tidegate.state.keys.key_hash import _targets
 from tidegate.state.keys.key_index_kernels import add_bytes, add_fixed
+from tidegate.state.numba_kernels import CACHE_VARIABLE, private_cache_directory
 
 
 def test_the_cache_is_private_to_its_user(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.state.aggregates.numbers import Accumulator, SumOverflowError, read_values
-from tidegate.state.cells import CopyOnWriteArrays
+from tidegate.state.copy_on_write import CopyOnWriteArrays
 
 
 def aggregate(function: Any, array: pa.Array, output: pa.DataType, entries: list[int] | None = None) -> list[Any]:

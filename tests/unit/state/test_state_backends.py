@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.errors import OptionError, SnapshotError
 from tidegate.state.backend_registry import new_backend
-from tidegate.state.cells import CHUNK_ENTRIES
+from tidegate.state.copy_on_write import CHUNK_ENTRIES
 from tidegate.state.heap.frozen_state import INLINE_ENTRIES
 from tidegate.state.heap.heap_backend import HeapBackend, MemoryBackend
 from tidegate.state.keyed_state import BackendContext, KeyedStateBackend, StateDescriptor, TimeToLive

@@ -25,6 +25,7 @@ def code_root(folder: str) -> Iterator[None]:
 
 def user_location() -> str:
     """Return `file:line` of the innermost frame outside this package; `unknown` if there is none."""
+    # Not `inspect.stack`, which reads the source file of every frame.
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -65,6 +65,7 @@ def require_boolean(expression: pc.Expression, schema: pa.Schema, where: str) ->
 def passed_column(expression: pc.Expression, schema: pa.Schema) -> str | None:
     """Return the column's name if the expression is only a column, else None."""
     text = str(expression)
+    # The text alone proves nothing: a literal such as `true` prints like a column of this name.
     if text in schema.names and expression.equals(pc.field(text)):
         return text
     return None

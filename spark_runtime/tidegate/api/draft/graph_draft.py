@@ -166,6 +166,7 @@ class GraphDraft:
     def _uids(self) -> list[str]:
         """Return the uids: the user's, and for other nodes `<nearest uid upstream>.<kind>`, or `<uid>.<output>` for a
         node that reads a side output. Adding or removing an operator elsewhere does not change them."""
+        # All uids of the user, also of later nodes, so that no derived uid takes one of them.
         taken = set(self._by_uid)
         uids: list[str] = []
         anchors: list[str] = []

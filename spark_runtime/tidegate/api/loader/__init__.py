@@ -1,0 +1,1 @@
+"""Loads a pipeline from its source, and checks the arguments of its function."""

@@ -230,6 +230,7 @@ def _accepts(value: Any, choices: Sequence[Any]) -> bool:
 
 
 def _is_choice(value: Any, choice: Any) -> bool:
+    # The types too, because `True == 1` in Python.
     return bool(value == choice and type(value) is type(choice)) or (isinstance(value, str) and value == str(choice))
 
 

@@ -100,6 +100,7 @@ def _import(root_dir: str, module_name: str) -> ModuleType:
         try:
             return importlib.import_module(module_name)
         except ModuleNotFoundError as error:
+            # Another module, which the pipeline imports, is missing. `_users_errors` names the line of the import.
             if error.name is None or not (module_name + ".").startswith(error.name + "."):
                 raise
             names = sorted(_modules_in(root_dir))
@@ -130,12 +131,14 @@ def _prepend_to_path(root_dir: str, top: str, where: str) -> None:
         for name in [n for n in sys.modules if n == top or n.startswith(top + ".")]:
             del sys.modules[name]
     root = os.path.realpath(root_dir)
+    # In place, because other modules may hold this list.
     sys.path[:] = [entry for entry in sys.path if entry not in (root, *_loaded_roots)]
     added = [root, *(path for path in [os.path.join(root, SITE_PACKAGES)] if os.path.isdir(path))]
     beside = [os.path.join(entry, SITE_PACKAGES) for entry in sys.path if is_packed_pipeline(entry)]
     sys.path[:0] = added
     sys.path += [path for path in beside if path not in sys.path]
     _loaded_roots[:] = added
+    # Python caches the listings of folders, so that files that were just unpacked could seem to be missing.
     importlib.invalidate_caches()
 
 

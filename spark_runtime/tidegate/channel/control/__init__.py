@@ -1,0 +1,1 @@
+"""Control messages between driver and slots, and their connections."""

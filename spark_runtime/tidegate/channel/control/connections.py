@@ -45,6 +45,7 @@ class _ControlEndpoint:
         on_lost: Callable[[str], None],
     ) -> None:
         option = getattr(socket, "TCP_USER_TIMEOUT", None)  # only on Linux
+        # The kernel sends no keepalive probes while sent bytes are unacknowledged. This option limits that time too.
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, USER_TIMEOUT_MS)
         self._thread = thread
@@ -69,6 +70,7 @@ class _ControlEndpoint:
 
         Return False on timeout or a lost connection.
         """
+        # Only this thread writes after the socket was full, so that waiting for it here would never end.
         if self._thread.is_current:
             self._write()
             return not self._messages.has_outgoing
@@ -101,6 +103,7 @@ class _ControlEndpoint:
         except (OSError, TidegateError) as error:
             self._on_disconnect(error)
         except Exception as error:
+            # A message that disappears without notice could make the run hang, so the connection ends too.
             logger.exception(
                 "internal error: a message between driver and slot could not be processed; the run fails, and restarts"
             )

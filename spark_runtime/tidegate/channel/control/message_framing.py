@@ -72,6 +72,8 @@ class MessageConnection:
             try:
                 self._sent += self.connection.send(memoryview(data)[self._sent :])
             except BlockingIOError:
+                # Checked only when the socket is full: a long queue that drains is no sign of a hung peer. The copy is
+                # needed because other threads append, and a deque must not change during iteration.
                 if sum(map(len, tuple(self._outgoing))) > MAX_QUEUED_BYTES:
                     raise PeerLostError(
                         "the process at the other end of the connection between driver and slot does not read: more "

@@ -1,0 +1,1 @@
+"""Data connections between slots: frames, credit, encryption, the handshake."""

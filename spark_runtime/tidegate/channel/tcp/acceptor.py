@@ -59,10 +59,12 @@ class Acceptor:
     def _on_connection(self, _events: int) -> None:
         try:
             connection, _ = self._listener.accept()
+        # The peer closed its connection before it was accepted here.
         except (BlockingIOError, ConnectionError):
             return
         except OSError:
             self.refused["the process has no free file descriptor"] += 1
+            # The listener stays readable, so that the selector would report it immediately in every round.
             self._thread.unwatch(self._listener)
             self._thread.call_later(ACCEPT_PAUSE_S, self.open)
             return
@@ -105,6 +107,7 @@ class Acceptor:
     def _forget(self, connection: socket.socket) -> None:
         self._thread.unwatch(connection)
         del self._pending[connection]
+        # Accepting may have paused because of MAX_PENDING_HANDSHAKES.
         self.open()
 
 
@@ -117,6 +120,7 @@ class _PendingHandshake:
 
     def advance(self, connection: socket.socket) -> bool:
         """Read available bytes, at most as many as the message needs. Return True when authenticated."""
+        # Bytes after the handshake must stay in the socket for the connection's next reader.
         piece = connection.recv(self.handshake.needed - len(self._received))
         if not piece:
             raise HandshakeError("the connection was lost before it was authenticated")
@@ -124,6 +128,7 @@ class _PendingHandshake:
         if len(self._received) == self.handshake.needed:
             message, self._received = self._received, b""
             answer = self.handshake.receive(message)
+            # The answer is shorter than any send buffer, so that only a broken connection accepts a part of it.
             if connection.send(answer) != len(answer):
                 raise HandshakeError("the connection was lost before it was authenticated")
         return self.handshake.needed == 0

@@ -73,6 +73,7 @@ class ReceiverCredit:
 
     def arrived(self, size_bytes: int) -> None:
         """Record an arrived batch. Checks the sender's credit again, as if the sender always overdrew."""
+        # Checked before the batch is added, as in `has_capacity`, because one batch may exceed the limit.
         if self._arrived_bytes - self._granted_bytes >= self._limit_bytes:
             raise ProtocolError(
                 "internal error: a slot sent more bytes than the receiver has allowed",

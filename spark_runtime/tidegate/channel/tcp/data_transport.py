@@ -51,6 +51,7 @@ class TcpOutputChannel:
         self.link = link
         self.credit = SenderCredit(capacity_bytes, overdraft_bytes)
         self._sequence = 0
+        # Bound directly to the account, without a call between, because the loop asks before every element.
         self.has_capacity = self.credit.has_capacity
         self.overdraw = self.credit.overdraw
 
@@ -111,6 +112,7 @@ class TcpInputChannel:
         link = self._link
         assert link is not None
         consumed_bytes = self._credit.consumed(header.length)
+        # A peer that has ended sends no more batches, and needs no credit.
         if consumed_bytes and not link.peer_has_ended:
             link.outbox.put_urgent(credit_frame(self.channel_id, consumed_bytes))
         return decode_batch(header.flags, payload, self._schema)
@@ -125,6 +127,7 @@ class TcpInputChannel:
         Raises:
             ProtocolError: an element cannot be read.
         """
+        # A copy: the I/O thread appends while elements are decoded, and a deque must not change during iteration.
         return elements_before_barrier(checkpoint_id, map(self._decode, self._queue.copy()))
 
     def _decode(self, frame: tuple[Header, pa.Buffer]) -> Element:
@@ -156,6 +159,7 @@ class TcpInputChannel:
         self._sequence = (self._sequence + 1) % SEQUENCES
         if header.kind is Kind.BATCH:
             self._credit.arrived(header.length)
+        # Queued before it is announced: the loop may call `queued_before` as soon as it knows of the barrier.
         self._queue.append((header, payload))
         if self._announce is not None and header.kind in _ANNOUNCED_EVENTS:
             event = decode_event(header, payload)
@@ -258,6 +262,7 @@ class DataTransport:
             if slot > self._slot:
                 handshake = DiallerHandshake(self._credentials, self._slot, slot)
                 connection = dial(host, port, handshake, deadline - time.monotonic(), f"slot {slot}")
+                # Attached on the I/O thread, because only that thread may use the selector.
                 self._thread.call(partial(self._attach, connection, slot))
         links = [self._link(slot) for slot in peers if slot != self._slot]
         with self._changed:

@@ -112,6 +112,7 @@ class DiallerHandshake:
             self.needed = PROOF_BYTES
             return self._credentials.proof(_DIALLER_LABEL, self.hello, data)
         expected = self._credentials.proof(_LISTENER_LABEL, self.hello, self._challenge)
+        # Compared in constant time, so that the duration does not reveal how many bytes of a guess are right.
         if not hmac.compare_digest(expected, data):
             raise HandshakeError("the other process does not know the secret of this run")
         self.needed = 0
@@ -157,6 +158,8 @@ class ListenerHandshake:
         if not hmac.compare_digest(expected, data):
             raise HandshakeError("the other process does not know the secret of this run")
         slot = _HELLO.unpack(self._hello)[5]
+        # Called after the proof, so that a stranger can neither take a slot's place nor learn which slots are
+        # connected.
         refusal = self._admit(slot)
         if refusal is not None:
             raise HandshakeError(refusal)

@@ -86,6 +86,7 @@ class Outbox:
 
     def _write_some(self) -> None:
         connection = self._socket
+        # Checked again under the lock: another thread may have blocked or lost the socket since.
         if connection is None or self._is_blocked:
             return
         if not self._writing:
@@ -95,9 +96,11 @@ class Outbox:
         try:
             sent = connection.sendmsg(self._writing)
         except BlockingIOError:
+            # Set before `on_full`, whose work on the I/O thread reads it.
             self._is_blocked = True
             self._on_full()
         except OSError as error:
+            # No thread writes after this, so that `on_error` is called once.
             self._socket = None
             self._on_error(error)
         else:
@@ -113,6 +116,7 @@ class Outbox:
                 frame = self._frames.popleft()
             else:
                 return
+            # A frame is taken as a whole, so that no urgent frame comes between its buffers.
             for buffer in frame:
                 view = memoryview(buffer)
                 taken.append(view)

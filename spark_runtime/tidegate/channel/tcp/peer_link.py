@@ -100,6 +100,7 @@ class PeerLink:
         """Close the connection without notifying the owner. May be called twice."""
         self._is_closed = True
         if self._socket is not None:
+            # In this order, because the kernel reuses the number of a closed socket: no thread may still use it.
             self._thread.unwatch(self._socket)
             self.outbox.detach()
             self._socket.close()
@@ -128,6 +129,7 @@ class PeerLink:
             except ChannelError as error:
                 self._fail(error)
             except Exception:
+                # A bug: the socket thread passes it to the transport, which fails the run.
                 self.close()
                 raise
             finally:
@@ -170,6 +172,7 @@ class PeerLink:
             budget -= size
             wanted = (payload.nbytes if self._frame else 0) + header.nbytes
             self._take(size)
+            # A short read means that the socket is empty. This saves the call that would raise BlockingIOError.
             if size < wanted:
                 return
 
@@ -187,6 +190,7 @@ class PeerLink:
             header = unpack_header(self._header)
             self._frame = header
             self._payload_size = 0
+            # A new buffer for each frame, because decoded batches remain views of it.
             self._payload = pa.allocate_buffer(header.length)
             self._payload_view = memoryview(self._payload)
             if header.length == 0:
@@ -198,6 +202,8 @@ class PeerLink:
         self._payload_size = 0
         if header.kind is Kind.CLOSE:
             self._peer_has_ended = True
+            # Urgent: it confirms the other direction, and the peer's `flush` must not wait for frames that are queued
+            # here.
             self.outbox.put_urgent(close_frame(Kind.CLOSE_ACK))
         elif header.kind is Kind.CLOSE_ACK:
             if not self._farewell_sent:

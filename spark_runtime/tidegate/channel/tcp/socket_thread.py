@@ -104,6 +104,7 @@ class SocketThread:
 
     def _on_wake(self, _events: int) -> None:
         os.read(self._read_end, 64)
+        # Before the queued calls are run: a call that is added from now on writes a byte again.
         self._poked = False
 
     def _run(self) -> None:

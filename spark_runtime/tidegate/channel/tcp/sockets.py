@@ -54,6 +54,7 @@ def dial(host: str, port: int, handshake: DiallerHandshake, timeout_s: float, wh
     deadline = time.monotonic() + timeout_s
     where = f"{who} at {host}:{port}"
     try:
+        # A timeout of 0 would make the socket non-blocking, and a negative one is an error.
         connection = socket.create_connection((host, port), timeout=max(0.001, timeout_s))
     except OSError as error:
         raise PeerLostError(

@@ -10,7 +10,7 @@ from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
 from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.job_lookup import absolute_root, job_of, same_job_arguments, show_progress
-from tidegate.cli.presentation import checkpoint_document, size_text, status_text
+from tidegate.cli.job_output import checkpoint_document, size_text, status_text
 from tidegate.errors import CommandRefusedError, WaitTimeoutError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions

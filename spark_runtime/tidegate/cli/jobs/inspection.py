@@ -10,8 +10,7 @@ from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
 from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.job_lookup import job_of
-from tidegate.cli.output import table
-from tidegate.cli.presentation import (
+from tidegate.cli.job_output import (
     checkpoint_document,
     checkpoint_lines,
     progress_text,
@@ -20,6 +19,7 @@ from tidegate.cli.presentation import (
     view_document,
     view_lines,
 )
+from tidegate.cli.output import table
 from tidegate.errors import OptionError, TidegateError
 from tidegate.jobs.client.job_directory import JobDirectory, list_jobs
 from tidegate.jobs.restore.snapshot_lookup import has_deleted_checkpoints

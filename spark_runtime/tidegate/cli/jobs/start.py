@@ -14,8 +14,8 @@ from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
 from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.job_lookup import job_of, same_job_arguments, show_progress
+from tidegate.cli.job_output import status_text, view_document, view_lines
 from tidegate.cli.pipeline_arguments import add_log_format, add_pipeline_settings, parse_arguments, parse_options
-from tidegate.cli.presentation import status_text, view_document, view_lines
 from tidegate.cli.verb_registry import runtime
 from tidegate.errors import CommandRefusedError, JobNotFoundError, OptionError
 from tidegate.extras import require_runtime
@@ -299,6 +299,7 @@ def restore_from(
     }
     if source == "latest":
         return make("latest", **more)
+    # `isdigit` alone is also true for digits that `int` cannot read, such as superscripts.
     if source.isascii() and source.isdigit():
         return make("checkpoint", checkpoint_id=int(source), **more)
     if not source.strip():

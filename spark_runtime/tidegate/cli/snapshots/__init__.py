@@ -1,0 +1,1 @@
+"""Verbs that inspect, read and check snapshots."""

@@ -41,5 +41,6 @@ def current_splits(reader: SnapshotReader, uid: str) -> list[dict[str, Any]] | N
     operator = reader.metadata.operator(uid)
     if operator is not None and any(state.handle is not None for state in operator.subtasks):
         for rows in reader.tables(uid, SPLITS):
+            # The states of readers have the newer positions. The metadata lists all splits as they were discovered.
             found.update({split["split_id"]: split for split in split_documents([StatePart(SPLITS, "list", rows)])})
     return [dict(split) for split in found.values()]

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.cli.environment import CliEnvironment
+from tidegate.cli.job_output import size_text
 from tidegate.cli.output import table
-from tidegate.cli.presentation import size_text
 from tidegate.cli.snapshots.snapshot_path import current_splits, reader_of
 from tidegate.jobs.status_text import event_time_text
 from tidegate.snapshot.metadata import OperatorState

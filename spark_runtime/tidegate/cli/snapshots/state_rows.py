@@ -40,7 +40,9 @@ def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     batches = state_batches(reader_of(args, around), args.uid, args.state)
     shows_some = args.out is None and args.format == "table"
     limit = DEFAULT_LIMIT if args.limit is None and shows_some else args.limit
-    chosen = at_most(batches, limit)
+    is_table = shows_some and not around.output.as_json
+    # One row more than the table prints shows whether there are more.
+    chosen = at_most(batches, limit + 1 if limit is not None and is_table else limit)
     described = {"uid": args.uid, "state": args.state, "columns": {f.name: str(f.type) for f in batches.schema}}
     if write is not None:
         rows = write(args.out, batches.schema, chosen)
@@ -54,22 +56,21 @@ def run(args: argparse.Namespace, around: CliEnvironment) -> int:
         for row in shown:
             around.output.print(json.dumps(plain(row), ensure_ascii=False))
     else:
-        _print_table(around, batches, list(shown), limit)
+        _print_table(around, batches.schema, list(shown), limit)
     return 0
 
 
-def _print_table(
-    around: CliEnvironment, batches: pa.RecordBatchReader, rows: list[dict[str, Any]], limit: int | None
-) -> None:
-    names = batches.schema.names
-    right = frozenset(f.name for f in batches.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type))
-    times = frozenset(f.name for f in batches.schema if f.name in TIME_COLUMNS and pa.types.is_integer(f.type))
+def _print_table(around: CliEnvironment, schema: pa.Schema, rows: list[dict[str, Any]], limit: int | None) -> None:
+    names = schema.names
+    right = frozenset(f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type))
+    times = frozenset(f.name for f in schema if f.name in TIME_COLUMNS and pa.types.is_integer(f.type))
     cells = [
-        tuple("" if row[name] is None else _cell(row[name], is_time=name in times) for name in names) for row in rows
+        tuple("" if row[name] is None else _cell(row[name], is_time=name in times) for name in names)
+        for row in rows[:limit]
     ]
     for line in table(names, cells, right=right):
         around.output.print(line)
-    if limit is not None and len(rows) == limit and any(batch.num_rows for batch in batches):
+    if limit is not None and len(rows) > limit:
         around.output.note("there are more rows; --limit N shows more, --out FILE.parquet writes all")
 
 
@@ -101,6 +102,7 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
+        # False for NaN and infinity, which JSON does not have.
         return value if value - value == 0 else str(value)
     return str(value)
 

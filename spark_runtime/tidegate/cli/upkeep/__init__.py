@@ -1,0 +1,1 @@
+"""Verbs for upkeep: gc, pack, doctor, agent."""

@@ -11,8 +11,8 @@ from typing import Any
 from tidegate.cli import arguments
 from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.job_lookup import job_of
+from tidegate.cli.job_output import size_text
 from tidegate.cli.output import table
-from tidegate.cli.presentation import size_text
 from tidegate.cli.upkeep.sink_collection import collect_sinks
 from tidegate.clock import utc_now
 from tidegate.connectors.leftovers import Leftover
@@ -47,6 +47,7 @@ def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     store = open_store(root, storage_options)
     for job_id in job_ids(store.list("")):
         layout = JobLayout(job_id)
+        # A submission that failed before its record was created leaves a folder with pinned code only.
         if not store.exists(layout.spec(1)) and not store.list(layout.artifacts):
             continue
         try:
@@ -70,6 +71,7 @@ def _of_job(
     client: JobDirectory, older_than: timedelta, args: argparse.Namespace, around: CliEnvironment
 ) -> Mapping[str, Any]:
     """Collect one job's garbage and report it. Returns the document."""
+    # Before anything is read: files that are written from now on are too young to be deleted.
     started = utc_now()
     around.output.progress(f"{client.job_id}: searching for files that no job needs")
     found = collect_garbage(

@@ -1,0 +1,1 @@
+"""Verbs that approve and reject checkpoints."""

@@ -123,6 +123,7 @@ def commit_pending(client: JobDirectory, ruling: Verdict | None = None) -> LateC
             graph=graph,
             plan=execution,
             log=client.log,
+            # This process is no launch. With the number of the last one, the next launch is newer than this fence.
             generation_log=client.log.begin_generation(
                 spec=spec.number, launch=fence.data["launch"], only_commits=True
             ),

@@ -10,9 +10,9 @@ from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
 from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.job_lookup import job_of, show_progress
+from tidegate.cli.job_output import size_text
 from tidegate.cli.jobs.commands import send_command
 from tidegate.cli.output import table
-from tidegate.cli.presentation import size_text
 from tidegate.cli.verb_registry import with_runtime
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.staged_data import StagedData

@@ -10,9 +10,9 @@ import pyarrow as pa
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.backend_shapes import backend_shapes
-from tidegate.operators.functions.mode_dependence import batch_sensitivity_reason
 from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
 from tidegate.operators.time.watermark_specs import TimeUnit
+from tidegate.operators.user_functions.mode_dependence import batch_sensitivity_reason
 from tidegate.state.keys.key_types import stored_field
 
 # Do not import PySpark here: it loads slowly, and every pipeline imports this module. Pipelines with a processor have

@@ -70,6 +70,7 @@ def statistics(path: str, schema: pa.Schema) -> str:
     largest: dict[str, Any] = {}
     for index in range(footer.num_columns):
         name = footer.schema.column(index).path
+        # A path with a dot is a leaf of a nested column, or cannot be distinguished from one.
         if name not in schema.names or "." in name:
             continue
         found = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]

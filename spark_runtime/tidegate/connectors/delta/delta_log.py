@@ -210,11 +210,13 @@ class DeltaLog:
 
     def _make_durable(self, table: DeltaTable, before: int) -> None:
         """Sync new log entries, because delta-rs does not sync files on a local disk."""
+        # The options are empty only for local folders; object stores make an entry durable before they answer.
         if self._options:
             return
         table.update_incremental()
         folder = os.path.join(self._location, "_delta_log")
         for version in range(before + 1, table.version() + 1):
+            # Another writer's cleanup of the log may have removed an entry meanwhile.
             with suppress(FileNotFoundError):
                 sync_to_disk(os.path.join(folder, f"{version:020}.json"))
         sync_to_disk(folder)

@@ -1,4 +1,5 @@
-"""Connections to a PostgreSQL database: without secrets in texts, used for one transaction at a time."""
+"""Connections to a PostgreSQL database: one transaction at a time, repeated after a lost connection; no secrets in
+texts."""
 
 from __future__ import annotations
 
@@ -84,6 +85,7 @@ class Database:
         given |= {"password": self._resolved()} if self._password else {}
         # Prepared statements do not survive a connection pooler between the server and this process.
         connection = psycopg.connect(**{**given, "client_encoding": "UTF8"}, autocommit=True, prepare_threshold=None)
+        # Each statement must see what was committed while the transaction waited for a lock. A stricter level hides it.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
 
@@ -159,6 +161,8 @@ class Connections:
             connection = self._database.connect(self._application)
         kept = False
         try:
+            # A role or database may switch synchronous_commit off. A crash of the server could then lose a commit that
+            # it confirmed.
             with connection.transaction():
                 connection.execute(
                     "SELECT set_config('idle_in_transaction_session_timeout', %s, true),"
@@ -170,6 +174,7 @@ class Connections:
             kept = True
         finally:
             with self._lock:
+                # After an error the connection may be broken, or its state unknown, so it is closed.
                 kept = kept and not self._closed and len(self._idle) < IDLE_CONNECTIONS
                 if kept:
                     self._idle.append(connection)

@@ -17,12 +17,14 @@ _UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 _TEXT_CATEGORIES = "SEUI"
 """Categories in pg_type of types that parse a text: string, enum, user-defined (uuid, json), network address."""
 _INTEGERS = ("int2", "int4", "int8")
+# The two hexadecimal digits of a byte as one 16-bit number, so that one lookup converts all bytes of a column.
 _HEX = np.array([int.from_bytes(f"{byte:02x}".encode(), "little") for byte in range(256)], dtype="<u2")
 _NULL = pa.scalar("\\N", pa.large_string())
 _TAB = pa.scalar("\t", pa.large_string())
 _NEWLINE = pa.scalar("\n", pa.large_string())
 _UTC = pa.scalar("Z", pa.large_string())
 _EMPTY = pa.scalar("", pa.large_string())
+# The backslash comes first, because the other escapes add backslashes.
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
@@ -102,6 +104,7 @@ def _number_taken_by(kind: pa.DataType) -> tuple[str, ...]:
         return ("numeric",)
     if pa.types.is_floating(kind):
         return ("float8",) if kind.bit_width == 64 else ("float4", "float8")
+    # The largest values of an unsigned type need a signed type with one bit more.
     bits = kind.bit_width + pa.types.is_unsigned_integer(kind)
     return (*(name for name, width in zip(_INTEGERS, (16, 32, 64), strict=True) if width >= bits), "numeric")
 
@@ -112,6 +115,7 @@ def _loss(kind: pa.DataType, column: TargetColumn) -> str | None:
         return None
     kept, needed = 0, 0
     if column.base == "numeric":
+        # The modifier of numeric is (precision << 16 | scale) + 4. The scale is a signed number of 11 bits.
         scale = (column.modifier - 4) & 0x7FF
         kept, needed = scale - 0x800 * (scale >= 0x400), kind.scale if pa.types.is_decimal(kind) else 0
     elif column.base in ("timestamp", "timestamptz", "time"):
@@ -123,6 +127,7 @@ def _loss(kind: pa.DataType, column: TargetColumn) -> str | None:
 
 def copy_text(batch: pa.RecordBatch, leading: Mapping[str, pa.Array]) -> memoryview:
     """Return the records in COPY's text format, columns of `leading` first. No Python code runs per row."""
+    # Large strings have 64-bit offsets: the lines of a chunk may exceed 2 GiB.
     columns = [array.cast(pa.large_string()) for array in leading.values()]
     columns += [_texts(column) for column in batch.columns]
     lines = pc.binary_join_element_wise(*columns, _TAB, null_handling="replace", null_replacement=_NULL.as_py())
@@ -161,7 +166,9 @@ def _hexadecimal(array: pa.Array) -> pa.Array:
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, np.int64, count=len(array) + 1, offset=8 * array.offset)
     digits = _HEX[np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]] if data is not None else _HEX[:0]
+    # Each byte becomes two digits, so the offsets double.
     made = pa.LargeStringArray.from_buffers(len(array), pa.py_buffer((ends - ends[0]) * 2), pa.py_buffer(digits))
+    # COPY reads two backslashes as one. The bytea input then sees `\x`, the prefix of hexadecimal bytes.
     return pc.if_else(valid, pc.binary_join_element_wise(pa.scalar("\\\\x", pa.large_string()), made, _EMPTY), None)
 
 

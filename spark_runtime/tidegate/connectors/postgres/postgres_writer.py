@@ -72,6 +72,7 @@ class PostgresWriter(SinkWriter):
         self._target = target
         self._staging = staging
         self._ctx = ctx
+        # PostgreSQL cuts application names at 63 bytes.
         self._connections = Connections(database, f"tidegate {ctx.job_id}/{ctx.uid}/{ctx.subtask}"[:63])
         self._rows: RowSpool | None = None
         self._registering = threading.Lock()
@@ -95,7 +96,9 @@ class PostgresWriter(SinkWriter):
 
         def stage() -> Sequence[Committable]:
             writer = self._registered().writer
+            # The id is fixed before the first attempt, so that a repeated attempt finds what the first one registered.
             made = parse_transaction_id(transaction_id(self._ctx, checkpoint_id, self._number()))
+            # In its own transaction, so that the lock for creating tables is not held during the copy.
             table = self._run(lambda connection: self._staging_table(connection, made), "staged", str(made))
             self._run(lambda connection: self._stage(connection, writer, made, table, rows), "staged", str(made))
             rows.drop()
@@ -244,6 +247,7 @@ class PostgresWriter(SinkWriter):
             n = into.checkpoint_of(made)
             self._registered()
 
+            # Its defaults bind the values of this iteration.
             def put_away(
                 connection: psycopg.Connection[Any], made: TransactionId = made, n: int = n
             ) -> StagedData | None:

@@ -36,6 +36,7 @@ class RowSpool:
         """Append records."""
         self.rows += batch.num_rows
         self._batches.append(batch)
+        # Not `nbytes`: a slice keeps the whole buffers that it refers to in memory.
         self._bytes += batch.get_total_buffer_size()
         if self._bytes > MEMORY_BYTES:
             if self._file is None:
@@ -58,6 +59,8 @@ class RowSpool:
 
     def _in_order(self) -> Iterator[pa.RecordBatch]:
         if self._file is not None:
+            # A stream can be read only after its end is written. When a later attempt reads again, the writer is closed
+            # already.
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None

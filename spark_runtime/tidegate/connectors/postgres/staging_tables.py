@@ -58,6 +58,7 @@ CREATE TABLE IF NOT EXISTS {schema}.quarantined (
     rows bigint NOT NULL
 );
 """
+# Advisory locks have 64-bit keys. If two texts have the same hash, their holders only wait for each other.
 _LOCK = "SELECT pg_advisory_xact_lock{shared}(hashtextextended(%s, 0))"
 _IN_TRANSACTION = f"{TRANSACTION_COLUMN} = %s"
 _OF_SINK = "job_id = %(job_id)s AND lineage = %(lineage)s AND uid = %(uid)s"
@@ -165,6 +166,8 @@ class Staging:
                 "INSERT INTO {schema}.writers (job_id, lineage, uid, subtask, generation, run_id, parallelism) VALUES"
                 " (%(job_id)s, %(lineage)s, %(uid)s, %(subtask)s, %(generation)s, %(run_id)s, %(parallelism)s)"
                 " ON CONFLICT (job_id, lineage, uid, subtask, generation, run_id)"
+                # GREATEST ignores nulls, such as the bound of an empty range. The upper bound is exclusive, so it is a
+                # free number.
                 " DO UPDATE SET parallelism = EXCLUDED.parallelism RETURNING writer, greatest(1, upper(committed),"
                 " (SELECT max(number) + 1 FROM {schema}.transactions t WHERE t.writer = writers.writer))"
             ),
@@ -202,6 +205,7 @@ class Staging:
         """
         from psycopg import sql
 
+        # An altered target gives another name, so rows that were staged before keep the table they fit.
         shape = repr([target, [(c.name, c.sql_type, c.collation, c.required) for c in columns]])
         name = f"rows_{hashlib.sha256(shape.encode()).hexdigest()[:16]}"
         if not self._lacks(connection, name):
@@ -321,6 +325,7 @@ class Staging:
             f"INSERT INTO {{target}} ({{names}}) SELECT {{names}} FROM {{schema}}.{{staging}} WHERE {_IN_TRANSACTION}"
         )
         if target.key:
+            # PostgreSQL refuses an upsert that changes one row twice, so only the last row of each key is selected.
             query = query.replace("SELECT {names}", "SELECT DISTINCT ON ({key}) {names}")
             query += f" ORDER BY {{key}}, {ROW_COLUMN} DESC ON CONFLICT ({{key}}) DO "
             query += "UPDATE SET {new}" if replaced else "NOTHING"

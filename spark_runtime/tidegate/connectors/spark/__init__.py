@@ -1,0 +1,1 @@
+"""Sources and sinks that Spark itself reads and writes."""

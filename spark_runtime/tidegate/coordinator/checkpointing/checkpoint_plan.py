@@ -40,6 +40,7 @@ def plan_checkpoint(topology: Topology, states: Mapping[Subtask, SubtaskState]) 
     all_finished = [False] * len(topology.chains)
     for chain in topology.chains:
         states_here = [states[(chain.chain_id, i)] for i in range(p)]
+        # Chains are in topological order, so that the upstream chains below already have their entries.
         all_finished[chain.chain_id] = all(s == "finished" for s in states_here)
         for i, state in enumerate(states_here):
             subtask = (chain.chain_id, i)
@@ -49,6 +50,7 @@ def plan_checkpoint(topology: Topology, states: Mapping[Subtask, SubtaskState]) 
                 finished.append(subtask)
             else:
                 wait_for.append(subtask)
+                # Also true for sources, because they have no inputs at all.
                 fed = all(
                     all_finished[up] if all_to_all else states[(up, i)] == "finished"
                     for up, all_to_all in chain.upstream

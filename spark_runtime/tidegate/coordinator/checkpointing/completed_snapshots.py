@@ -51,6 +51,7 @@ class CompletedSnapshots:
         self._completed.append(snapshot)
         if snapshot.kind != "savepoint":
             self._restored = None
+            # With a gate, the completion permits nothing. The commit is tracked from its permit on (`_gated`).
             if self._gate is None:
                 self._commits.completed(snapshot.checkpoint_id)
         return self._record_committed() + self._retire()
@@ -84,6 +85,8 @@ class CompletedSnapshots:
             out.append(action)
             if isinstance(action, ev.SendPermit):
                 self._commits.completed(action.checkpoint_id)
+                # If all subtasks of the sinks have finished, nobody sends
+                # a report, and the commit counts as done immediately.
                 out += self._record_committed()
             elif isinstance(action, ev.RecordCommitted):
                 self._last_committed = action.checkpoint_id

@@ -17,7 +17,7 @@ from tidegate.coordinator.events import (
     SnapshotRequest,
 )
 
-COUNT_METRICS: frozenset[AbortCode] = frozenset({"expired", "declined", "io"})
+COUNTED_ABORTS: frozenset[AbortCode] = frozenset({"expired", "declined", "io"})
 """Abort codes that are failures. They count towards `tolerable_checkpoint_failures`, except for savepoints (S2.2)."""
 NAMED_SUBTASKS = 5
 """Most subtasks that the reason of an expired snapshot names."""

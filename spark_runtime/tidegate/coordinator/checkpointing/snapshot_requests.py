@@ -47,6 +47,7 @@ class RequestQueue:
     def add(self, request: SnapshotRequest) -> SnapshotRequest | None:
         """Queue `request`. Return the request that falls out of a full queue (possibly `request` itself), or None."""
         self._sequence += 1
+        # Requests themselves cannot be compared. The sequence keeps the order of arrival within a rank.
         insort(self._waiting, _Place(_rank(request), self._sequence, request), key=lambda place: place[:2])
         self._note(request, 1)
         if len(self._waiting) <= self._limit:

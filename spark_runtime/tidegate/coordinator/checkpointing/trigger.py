@@ -137,17 +137,21 @@ def decide_start(request: SnapshotRequest, situation: TriggerConditions, now_ms:
         return KeepWaiting("ending")
     if request.kind not in FORCED_KINDS and situation.pending >= situation.max_concurrent:
         return KeepWaiting("max_concurrent")
+    # These two limits apply to periodic and user checkpoints only. A
+    # stop or a final snapshot that waited for them could block the end.
     if request.kind == "checkpoint" and situation.deletes_too_slowly:
         return KeepWaiting("deletions")
     if request.kind == "checkpoint" and situation.max_uncommitted is not None:
         if situation.uncommitted >= situation.max_uncommitted and not request.periodic:
             return _refuse("too_many_uncommitted")
+        # Pending ones count too, because a checkpoint waits for a verdict when it completes.
         if situation.uncommitted + situation.pending >= situation.max_uncommitted:
             return DropRequest() if request.periodic else KeepWaiting("uncommitted")
     if request.periodic and situation.pause_ends_ms is not None and now_ms < situation.pause_ends_ms:
         return KeepWaiting("min_pause", situation.pause_ends_ms)
     if not situation.all_up:
         code: Literal["not_all_required_subtasks_running"] = "not_all_required_subtasks_running"
+        # The scheduler repeats a periodic request by itself. A user's request is kept until the subtasks run.
         return _refuse(code) if request.periodic else KeepWaiting(code)
     return StartSnapshot()
 

@@ -96,6 +96,8 @@ class CommitGate:
         Permits and quarantine orders that came in before are sent now.
         """
         self._is_up = True
+        # Before the permit, which permits everything up to its
+        # checkpoint: subtasks must already exclude the withheld output.
         actions: list[Action] = [ev.SendQuarantine(withheld) for withheld in self._unsent]
         self._unsent = []
         # The snapshot of the restore may be a savepoint, which is not in the line: take the newest one before it.
@@ -122,6 +124,7 @@ class CommitGate:
         self.approved, self.approved_at = checkpoint_id, log_number
         self.waiting = [n for n in self.waiting if n > checkpoint_id]
         actions: list[Action] = []
+        # A subtask that has not restored yet commits with the restore, and a finished subtask cannot commit any more.
         if self._is_up and not self.closing:
             actions.append(ev.SendPermit(checkpoint_id, log_number))
         return actions + self._pause_sources()

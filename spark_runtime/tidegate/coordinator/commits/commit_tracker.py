@@ -39,6 +39,7 @@ class CommitTracker:
             return
         self._running.discard(subtask)
         for entry in self._open.values():
+            # True counts as 1: a subtask that reported before it finished has already been subtracted.
             entry.missing -= subtask not in entry.reported
 
     def committed(self, subtask: Subtask, checkpoint_id: int) -> None:
@@ -50,6 +51,7 @@ class CommitTracker:
         if entry is None or subtask in entry.reported:
             return
         entry.reported.add(subtask)
+        # A finished subtask has been subtracted by `finished`. Its report may arrive later.
         entry.missing -= subtask in self._running
 
     def take_committed(self) -> int | None:

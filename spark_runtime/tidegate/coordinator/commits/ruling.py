@@ -37,6 +37,7 @@ def decide_verdict(
     if not verdicts.gated:
         text = "this job commits without approval, because its option commit is not 'on_request'"
         return _refuse(ruling, "no_commit_gate", text)
+    # A command may be repeated after a crash. "The newest that waits" must then mean the checkpoint of the first time.
     known = verdicts.carried_out.get(ruling.request_id)
     wanted = known if known is not None else ruling.checkpoint_id
     if wanted is None and verdicts.waiting and ruling.approves:

@@ -1,0 +1,1 @@
+"""Files that `tidegate gc` and a starting driver delete (S2.3)."""

@@ -75,6 +75,7 @@ def find_abandoned_folders(
     )
     needed = {c.checkpoint_id for c in completed} - {c.checkpoint_id for c in gone}
     named = named_snapshots(decisions, specs, spec_number)
+    # Later entries overwrite earlier ones, so that the last status of each generation decides.
     clean = {d.generation: d.data["status"] in FINAL_STATUSES for d in decisions if d.kind == "status"}
     return tuple(
         AbandonedFolder(d.data["path"], clean.get(d.generation, False))

@@ -136,6 +136,8 @@ def plan_collection(
         return CollectionPlan({}, 0, (), "no driver of the job has ever run" if files else "")
     spec = next(spec for spec in specs if spec.number == fence.data["spec"])
     is_over = has_ended(decisions)
+    # Claims of the newest generation are left to its driver. After
+    # the end of the job that driver is gone, so they are garbage too.
     generation = fence.generation + 1 if is_over else fence.generation
     garbage = find_abandoned_folders(
         decisions,
@@ -144,6 +146,8 @@ def plan_collection(
         spec_number=spec.number,
         generation=generation,
         retained=keep or JobOptions.from_mapping(spec.options).retained_checkpoints,
+        # The pipeline is not built here. Without its sinks, the safe
+        # assumption is that the last committed checkpoint is needed.
         commits=True,
     )
     completed = completed_folders(decisions)
@@ -151,6 +155,8 @@ def plan_collection(
     found = {path: reason for path, reason in why.items() if is_old(path)}
     too_young = len(why) - len(found)
     pending = frozenset[int]() if is_over else pending_checkpoint_ids(decisions, generation)
+    # Named snapshots are needed even if the listing lacks them:
+    # a listing may be stale, and then all shared files are kept.
     needed = completed & (set(folders) | named_snapshots(decisions, specs, spec.number)) - found.keys()
     try:
         used = {name for folder in sorted(needed) for name in used_by(folder)}
@@ -192,6 +198,7 @@ def collect_garbage(
     # Listed before the log is read: files of checkpoints that are claimed later are not in the lists.
     files = store.list(layout.shared)
     folders = [f"{layout.checkpoints}/{name}" for name in store.list(layout.checkpoints)]
+    # This read of the log only finds the locations to list. The plan reads the log again, after all listings.
     savepoints = _Savepoints.of(store, read_log(), read_specs)
 
     def is_old(path: str) -> bool:
@@ -295,6 +302,7 @@ class _Sweep:
         specs = self._read_specs()
         gone = frozenset(one.path for one in self.collected)
         rows = find_unread_rows(self._store, self._layout, self._read_log(), specs, gone)
+        # A new submission may restore a snapshot, and so begin to read rows that no submission seemed to need.
         if len(self._read_specs()) > len(specs):
             rows = UnreadRows(kept="the job has been submitted again during the collection")
         for path in rows.paths:

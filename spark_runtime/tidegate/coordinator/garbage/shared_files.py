@@ -146,9 +146,11 @@ class SharedFiles:
         if inherited is None:
             earlier = {d.data["path"] for d in completed if d.generation < self._generation}
             listed = {f"{self._layout.checkpoints}/{name}" for name in self._store.list(self._layout.checkpoints)}
+            # Computed once: an earlier generation can complete nothing any more, and later deletions are in `_deleted`.
             inherited = earlier & (listed | set(self._required()))
         own = {d.data["path"] for d in completed if d.generation >= self._generation}
         needed = (own | inherited) - self._deleted
+        # `_metadata` never changes after the completion, so that every checkpoint is read only once.
         self._used = {folder: names for folder, names in self._used.items() if folder in needed}
         for folder in needed - self._used.keys():
             self._used[folder] = read_metadata(self._store, folder).shared_files()

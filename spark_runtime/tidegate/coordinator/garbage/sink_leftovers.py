@@ -149,6 +149,7 @@ def referenced_transactions(
         for uid, of_sink in held.items():
             handles.setdefault(uid, []).extend(of_sink)
         barriers = (parse_transaction_id(h.transaction_id).checkpoint_id for of in held.values() for h in of)
+        # + 1 because a rewind to this snapshot deletes only the transactions after it.
         oldest = min(oldest, view.checkpoint_id + 1, *barriers)
     return ReferencedTransactions(handles, oldest)
 

@@ -76,11 +76,14 @@ def delete_unfinished(store: Store, folder: str, savepoint: UnfinishedSavepoint)
 
     Blocks; may be repeated. Raises StoreError.
     """
+    # First, because a folder without `_metadata` is no snapshot. So
+    # an interrupted deletion leaves nothing that looks complete.
     if _has_own_metadata(store, folder, savepoint):
         store.delete(JobLayout.metadata(folder))
     written = f"-g{savepoint.generation}-{savepoint.run_id}-"
     for path in store.walk(folder):
         inside = path.removeprefix(f"{folder}/")
+        # Subtasks write directly into the folder, so that files in subfolders belong to the user.
         if "/" not in inside and written in inside and inside.endswith(SUFFIXES):
             store.delete(path)
     if not store.walk(folder):

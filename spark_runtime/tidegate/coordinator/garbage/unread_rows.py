@@ -66,6 +66,7 @@ def find_unread_rows(
         needed |= points.lineage(running_spec).keys()
     moved: dict[int, int] = {}  # submission -> a savepoint that may have been moved, and reads its rows
     for view in views:
+        # Once all rows are known to be needed, no further snapshot is read: each one costs a read of its `_metadata`.
         if view.status != "completed" or view.path in gone or needed >= there:
             continue
         try:

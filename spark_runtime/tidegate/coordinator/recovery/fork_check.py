@@ -76,6 +76,7 @@ def two_phase_sinks_with_data(store: Store, job_id: str, fork_id: str) -> dict[s
     found: dict[str, str] = {}
     stems_from: str | None = job_id
     seen = {fork_id}
+    # An ended job may be started again as a fork (`--fresh`), so that a chain of forks may lead back to a job.
     while stems_from is not None and stems_from not in seen:
         seen.add(stems_from)
         client = JobClient(store, stems_from)

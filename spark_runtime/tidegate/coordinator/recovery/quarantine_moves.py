@@ -174,6 +174,8 @@ def _move(
         try:
             sink.quarantine(ctx, gone, into)
         except SnapshotError:
+            # A SnapshotError fails the job and a StoreError causes another
+            # run, so that only errors that may pass become StoreErrors.
             raise
         except Exception as error:
             raise StoreError(

@@ -63,6 +63,8 @@ class RestoreState:
         reads.
         """
         place = Rescale(self.metadata.parallelism, self.parallelism, self.metadata.max_parallelism, index)
+        # Sources in `moved_splits` get their splits assigned again.
+        # With the old state too, a split would be read twice.
         shares = {op.uid: restore_share(op, place) for op in self.operators if op.uid not in self.moved_splits}
         return {
             "location": self.location,
@@ -122,6 +124,7 @@ def check_snapshot_fits(
     finished = frozenset(
         (chain.chain_id, index)
         for chain in plan.chains
+        # An operator that the snapshot does not know has no status, so that its chain runs its code.
         if commit_only or all(status.get(graph.nodes[n].uid) == "finished" for n in chain.nodes)
         for index in range(plan.parallelism)
     )

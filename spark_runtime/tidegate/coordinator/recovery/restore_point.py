@@ -203,6 +203,7 @@ def _passed_over(entries: Sequence[LogEntry], checkpoint_id: int) -> bool:
     later = [e for e in entries if e.spec == claim.spec and e.decision.number > number]
     complete = [e for e in later if e.kind == "complete" and e.data["kind"] != "savepoint"]
     held = any(e.decision.run_id == run_id and e.data["checkpoint_id"] > checkpoint_id for e in complete)
+    # Entries of the driver itself have no run id, and are no sign of a later run.
     return not held and any(e.decision.run_id not in ("", run_id) for e in later)
 
 
@@ -300,6 +301,8 @@ def completed_snapshots(
         )
         for d in decisions
         if d.kind == "complete"
+        # Unclaimed savepoints belong to users and are not looked
+        # for. They may be recovery points, but are never deleted.
         and (d.data["path"] in existing or (d.data["kind"] in SAVEPOINT_KINDS and d.data["path"] not in claimed))
     ]
 

@@ -108,6 +108,8 @@ def plan_rewind(
     is_recorded = begun is not None and begun.checkpoint_id == checkpoint_id
     if begun is not None and not is_recorded and mode != "rewind":
         raise _unfinished_rewind(begun, spec)
+    # Sinks that committed and are no longer in the pipeline count
+    # too: `_check_sinks` refuses the rewind because of them.
     takes_back = is_recorded or (mode == "rewind" and bool(passed) and bool(sinks or rewound_sinks(entries, passed)))
     if takes_back:
         _check_sinks(specs, entries, spec, passed, sinks, _alternative_text(specs, entries, spec, passed))

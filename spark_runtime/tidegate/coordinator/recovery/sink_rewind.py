@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tidegate.connectors.interface import Sink, SupportsRewind
 from tidegate.connectors.sink_operator import COMMITTABLES, handles_in_snapshot
 from tidegate.connectors.transactions import Committable, SinkContext
-from tidegate.errors import SnapshotError, StoreError, TidegateError
+from tidegate.errors import OutageError, SnapshotError, StoreError, TidegateError
 from tidegate.snapshot.handles import SnapshotStreams
 from tidegate.snapshot.metadata import SnapshotMetadata
 
@@ -59,7 +59,10 @@ def rewind_sinks(
             functions[uid] = sink.rewind_to(ctx, checkpoint_id, held.get(uid, ()), before=before)
         except StoreError:
             raise
+        except OutageError as error:
+            raise _failed(uid, checkpoint_id, error) from error
         except TidegateError as error:
+            # A refusal of the sink. As a SnapshotError it fails the job immediately, and not again in every restart.
             raise SnapshotError(error.what, where=error.where, cause=error.cause, remedy=error.remedy) from error
         except Exception as error:
             raise _failed(uid, checkpoint_id, error) from error

@@ -43,6 +43,8 @@ class EndedSources:
                 continue
             total = Counter(self.carried.get(operator.uid, {}))
             for subtask in operator.subtasks:
+                # A restore gives this handle to a reader, which reports its
+                # counts itself. Stored here as well, they would count twice.
                 is_read = operator.status != "finished" and subtask.handle is not None
                 if subtask.finished and not is_read:
                     total.update(self._last.get((chains[operator.uid], subtask.index), {}))

@@ -30,6 +30,7 @@ class FinalSnapshot:
 
     def failed(self, now_ms: int) -> None:
         """Schedule the next attempt after a failure."""
+        # The shift is limited so that the number stays small. `MAX_FINAL_RETRY_MS` is reached long before 16 failures.
         self.due_ms = now_ms + min(MAX_FINAL_RETRY_MS, FINAL_RETRY_MS << min(self._failures, 16))
         self._failures += 1
 

@@ -100,6 +100,7 @@ class CommandBook:
         if withdrawn or answered:
             del self._open[command_id]
             return DropCommand(command_id)
+        # A started command must get the result of its run, so that expiry and superseding no longer apply (S9.4).
         refusal = self._refusal(command, now_ms) if not begun else None
         if refusal is None:
             return AcceptCommand(command)
@@ -169,6 +170,7 @@ def _problem(command: Command) -> str | None:
 
 def _verdict_problem(command: Command) -> str | None:
     n, then = command.arguments.get("checkpoint_id"), command.arguments.get("then", THEN_VALUES[0])
+    # `bool` is a subclass of `int` in Python, so that JSON `true` would pass as checkpoint 1.
     if not (isinstance(n, int) and not isinstance(n, bool) and n > 0) and (n is not None or command.verb == "reject"):
         return f"the argument checkpoint_id is {n!r}, but must be the number of a checkpoint, from 1"
     if command.verb == "reject" and then not in THEN_VALUES:

@@ -135,6 +135,7 @@ class ExponentialDelayRestart:
 
     def on_failure(self, now_ms: int, draw: float = NO_JITTER) -> int | None:
         """See RestartStrategy."""
+        # Cleared for the next run: if that one fails before all its subtasks run, it has not been up at all.
         since_ms, self._running_since_ms = self._running_since_ms, None
         if since_ms is not None and now_ms - since_ms >= self.reset_after_ms:
             self._failures, self._delay_ms = 0, None
@@ -143,6 +144,7 @@ class ExponentialDelayRestart:
             return None
         before_ms = self._delay_ms
         next_ms = self.initial_ms if before_ms is None else min(before_ms * self.multiplier, self.max_ms)
+        # Stored without jitter, or the jitter of every delay would be multiplied into all later ones.
         self._delay_ms = next_ms
         return min(self.max_ms, round(next_ms * (1 + JITTER * (2 * draw - 1))))
 
@@ -178,6 +180,7 @@ class FailureRateRestart:
     def on_failure(self, now_ms: int, draw: float = NO_JITTER) -> int | None:
         """See RestartStrategy."""
         self._recent_ms.append(now_ms)
+        # Never empties the queue: its last entry is this failure, with an age of 0.
         while now_ms - self._recent_ms[0] >= self.interval_ms:
             self._recent_ms.popleft()
         return self.delay_ms if len(self._recent_ms) <= self.failures else None

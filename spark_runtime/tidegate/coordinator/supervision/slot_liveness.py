@@ -87,5 +87,6 @@ class SlotLiveness:
         """Return the total time spent listening, including this check."""
         since_ms = 0 if self._looked_ms is None else now_ms - self._looked_ms
         self._looked_ms = now_ms
+        # At least 1 ms per check: for a timeout below 10 ms the fraction is 0, and no slot would ever count as silent.
         self._listened_ms += min(since_ms, max(1, self._silent_after_ms // MIN_OBSERVATIONS))
         return self._listened_ms

@@ -93,6 +93,7 @@ class StopDeadline:
         The restart has the remaining time. If none remains, it has the full timeout again.
         """
         self.held, self.given_up = failed, False
+        # Without new time, the failure would be answered before the restart had a chance to succeed.
         if self.deadline_ms is None or self.deadline_ms <= now_ms:
             self.deadline_ms = now_ms + self.request.timeout_ms
 

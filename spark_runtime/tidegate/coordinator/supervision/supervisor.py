@@ -29,8 +29,8 @@ from tidegate.channel.elements import StopMode
 from tidegate.coordinator.events import CommandAnswer, RunRequest, SnapshotRequest, Then, TimeOutStop, Verdict
 from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected, StopTimedOut
 from tidegate.coordinator.stop.answers import stop_result, uncommitted_text
-from tidegate.coordinator.supervision.curable_failures import RetryableRestarts
 from tidegate.coordinator.supervision.restart_strategy import restart_strategy
+from tidegate.coordinator.supervision.retry_policy import RetryPolicy
 from tidegate.coordinator.supervision.stop_deadline import RETRY_STOP_MS, StopDeadline, cancelled, earliest
 from tidegate.coordinator.supervision.supervision_events import (
     AnswerAllOpen,
@@ -70,6 +70,7 @@ CANCELED = CommandAnswer("", True, "canceled", "the job is cancelled")
 """Answer to every command that requested the cancel."""
 EXIT_JOB_FAILED = 6
 """Exit code of a driver whose job failed."""
+# 128 + 15 (SIGTERM): the exit code with which shells report a process that a SIGTERM ended.
 EXIT_TERMINATED = 143
 """Exit code of a driver that was terminated before it could end its job."""
 SIGTERM_STOP = "!SIGTERM"
@@ -115,7 +116,7 @@ class Supervisor:
     def __init__(self, options: JobOptions) -> None:
         self.restarts = 0
         self._options = options
-        self._strategy = RetryableRestarts(restart_strategy(options))
+        self._strategy = RetryPolicy(restart_strategy(options))
         self._phase: Phase = "new"
         self._carried: list[RunRequest] = []
         self._cancel: Command | None = None
@@ -142,6 +143,7 @@ class Supervisor:
         if self._farewell is not None:
             return [AnswerCommand(self._farewell.to(event.command))] if isinstance(event, CommandArrived) else []
         if isinstance(event, RunTornDown | RunImpossible | StopJudged):
+            # Never reset to None: a completed stop-savepoint stays complete, also if a later event does not mention it.
             self._stop = event.stop or self._stop
         match event:
             case BeginSupervision(ended) if ended is not None:
@@ -191,11 +193,14 @@ class Supervisor:
         return [WaitForSlots()]
 
     def _on_slots(self, now_ms: int) -> list[SupervisionAction]:
+        # The slots may become available after a cancel or SIGTERM has already ended the wait.
         if self._phase != "waiting":
             return []
         self._waited_ms += now_ms - self._waiting_since_ms
         self._phase = "running"
         requests, self._carried = tuple(self._carried), []
+        # The wait for slots may have been long. A fenced driver must
+        # not start a run that competes with the new driver's run.
         return [self._recheck_stop(now_ms), StartRun(requests)]
 
     def _on_started(self, started: RunStarted, now_ms: int) -> list[SupervisionAction]:
@@ -204,6 +209,7 @@ class Supervisor:
         They are not sent if this run commits the savepoint of the stop: that savepoint did complete, although the
         store's response about it was lost.
         """
+        # The strategy's clock stops while the job waits for slots, so that waiting is no sign of a stable run.
         self._strategy.on_running(now_ms - self._waited_ms)
         for watch in self._watches.values():
             watch.started(now_ms)
@@ -243,6 +249,8 @@ class Supervisor:
         return [AnswerCommand(result)]
 
     def _on_over(self, over: RunTornDown, now_ms: int) -> list[SupervisionAction]:
+        # An order to end a stop is not carried over:
+        # `_resume_stop_deadlines` makes the stop due again for the next run.
         self._carried += [request for request in over.again if not isinstance(request, TimeOutStop)]
         self._latest = over.latest
         outcome = over.outcome
@@ -259,6 +267,7 @@ class Supervisor:
             self.restarts += 1
             return [RecordStatus("RESTARTING", {"reason": outcome.message}), *self._wait(now_ms)]
         delay_ms = self._strategy.on_failure(outcome, now_ms - self._waited_ms, over.draw)
+        # At least 1, because the slice `[-0:]` is the whole list.
         self._failures = [*self._failures, outcome][-max(1, self._strategy.streak) :]
         if delay_ms is None:
             return self._failed(self._failures, EXIT_JOB_FAILED, self._strategy.exhausted, over.stop)
@@ -499,5 +508,7 @@ class Supervisor:
         # `retention`.
         stopping = self._overdue is not None or (self._stop is None and "stop" in data)
         if self._options.retention == "delete" and status in ("FINISHED", "CANCELED") and not stopping:
+            # After the status entry: if the driver dies in between,
+            # the job has ended and no driver needs the checkpoints.
             held.insert(0, DeleteCheckpoints())
         return [RecordStatus(status, data), *held, farewell, EndDriver(exit_code)]

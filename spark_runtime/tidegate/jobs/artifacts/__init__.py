@@ -1,0 +1,1 @@
+"""The pinned code of a pipeline: source files and packs."""

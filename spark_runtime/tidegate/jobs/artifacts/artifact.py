@@ -121,6 +121,7 @@ def pack(path: str) -> PackedArtifact:
     files: list[tuple[str, bytes]] = []
     size_bytes = 0
     for name, source in found:
+        # Before the file is read, so that a large data file beside the code is refused and does not fill the memory.
         size_bytes += os.path.getsize(source)
         if len(files) == MAX_FILES or size_bytes > MAX_BYTES:
             raise PipelineError(
@@ -300,6 +301,7 @@ def _is_package(folder: str) -> bool:
 
 def _files_of(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
     for directory, folders, names in os.walk(folder):
+        # Replaced in place, because `os.walk` visits the folders that are left in this list.
         folders[:] = sorted(name for name in folders if not _is_excluded_folder(directory, name))
         relative = os.path.relpath(directory, folder)
         inside = [part for part in (prefix, "" if relative == "." else relative.replace(os.sep, "/")) if part]
@@ -326,6 +328,7 @@ def _zipped(packed: PackedArtifact) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, content in packed.files:
+            # A `ZipInfo` without a time, so that equal code gives equal bytes.
             archive.writestr(zipfile.ZipInfo(path), content, zipfile.ZIP_DEFLATED)
     return out.getvalue()
 

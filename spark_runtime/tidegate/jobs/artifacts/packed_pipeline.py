@@ -30,6 +30,7 @@ MAX_PACKED_BYTES = 256 * 2**20
 """Most bytes in these files, before compression. Drivers and slots unpack them in memory."""
 _COMPILED = (".so", ".pyd", ".dylib")
 _FIRST_TIME = (1980, 1, 1, 0, 0, 0)
+# A zip file stores the Unix mode of an entry in the upper 16 bits of its attributes.
 _PLAIN_FILE = 0o644 << 16
 
 UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, RuntimeError)
@@ -84,6 +85,7 @@ def pack_pipeline(description: PackedDescription, files: Files) -> bytes:
         for path, content in whole:
             entry = zipfile.ZipInfo(path, _FIRST_TIME)
             entry.external_attr = _PLAIN_FILE
+            # 3 is Unix. The default depends on the system that packs, and would change the bytes.
             entry.create_system = 3
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=6)
     return out.getvalue()
@@ -148,6 +150,7 @@ def read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
 def _refuse_duplicate_paths(paths: Sequence[str], where: str) -> None:
     """Raise PipelineError for a path that occurs twice, or that is both a file and a folder."""
     known = set(paths)
+    # Counting is quadratic in the number of files, so it is done only if there is a duplicate.
     clashes = {path for path in paths if paths.count(path) > 1} if len(known) < len(paths) else set()
     for path in known:
         folders = path.split("/")[:-1]

@@ -35,6 +35,7 @@ def check_argument_names(pipeline: str, code_root: str | None, arguments: Mappin
     if found is None:
         return
     file, function = found
+    # Code that cannot be parsed here is no reason to refuse a submission: the driver may have a newer Python.
     with suppress(OSError, SyntaxError, ValueError, RecursionError), open(file, encoding="utf-8") as source:
         tree = ast.parse(source.read())
         defined = _definition(tree, function)
@@ -149,6 +150,8 @@ def _fields(tree: ast.Module, name: str) -> Names | None:
         is_field = {"field": "field", "dataclasses.field": "dataclasses"}.get(called) in imported
         if is_field and isinstance(node.value, ast.Call):
             options = {keyword.arg for keyword in node.value.keywords}
+            # `None` stands for `**options` in the call, which may
+            # contain `init`. A field without `init` is no argument.
             if options & {"init", None}:
                 return None
         found[node.target.id] = bool(options & {"default", "default_factory"}) if is_field else node.value is not None

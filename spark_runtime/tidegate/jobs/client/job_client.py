@@ -176,6 +176,8 @@ class JobClient(JobDirectory):
             )
             with suppress(AlreadyExistsError):
                 self.store.create(self.layout.command(command_id), encode(command))
+            # Read back, because another caller may have created a
+            # command with this id first. Then that command is valid.
             existing = self.command(command_id)
             assert existing is not None, "the command was just created, but cannot be read"
         if existing.verb != verb:
@@ -184,6 +186,7 @@ class JobClient(JobDirectory):
                 where=self.layout.command(command_id),
                 remedy="Use another command id, or leave it out",
             )
+        # Also for a command that existed: the earlier call may have ended before it replaced the bell.
         if self.result(command_id) is None:
             # the bell comes last: a driver that reads it must find the command
             self.store.replace(self.layout.bell, f"{command_id} {secrets.token_hex(8)}\n".encode())

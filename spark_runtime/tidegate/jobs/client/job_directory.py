@@ -41,6 +41,7 @@ MAX_NAMES = 3
 def nearest_job_id(store: Store, job_id: str) -> str | None:
     """Return the id in the root that is nearest to `job_id`; None: no id is near, or the root cannot be listed."""
     try:
+        # + 1 because a folder may have exactly this name and contain no job. It would be the first match.
         near = difflib.get_close_matches(job_id, [*job_ids(store.list(""))], n=MAX_NAMES + 1)
         return next((name for name in near if name != job_id and store.exists(JobLayout(name).spec(1))), None)
     except StoreError:
@@ -95,6 +96,7 @@ class JobDirectory:
 
         Costs one request when there is no new submission.
         """
+        # A local tuple, stored as a whole at the end, so that other threads never see a part of it. Hence no lock.
         specs = self._specs
         while True:
             number = len(specs) + 1

@@ -114,6 +114,7 @@ def metadata_body(client: JobClient, path: str) -> Mapping[str, Any]:
             cause="a newer tidegate wrote it",
             remedy="Upgrade tidegate in this environment",
         )
+    # `canonical` ends with a line break, which is not part of the checksum.
     if hashlib.sha256(canonical(body).rstrip(b"\n")).hexdigest() != sha256:
         raise SnapshotError(
             f"the metadata of snapshot {path} was changed after it was written: its checksum differs",

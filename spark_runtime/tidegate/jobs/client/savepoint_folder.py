@@ -20,6 +20,7 @@ def check_savepoint_folder(root: str, layout: JobLayout, place: str, *, where: s
     """
     inside = _normal(place if "://" in place or place.startswith("/") else f"{root}/{place}")
     checkpoints = _normal(f"{root}/{layout.checkpoints}")
+    # With the slashes, so that the folder of checkpoints itself matches, and a longer name beside it does not.
     if f"{inside}/".startswith(f"{checkpoints}/"):
         raise OptionError(
             f"savepoints cannot be written to {place!r}, which is in the folder of the job's checkpoints",

@@ -170,6 +170,7 @@ def quarantined_data(store: Store, quarantine: str, checkpoint_id: int) -> tuple
 
 def staged_data(job: JobDirectory, checkpoint_id: int | None) -> tuple[StagedData, ...]:
     """See `JobClient.staged`."""
+    # Without a submission, `spec(1)` raises the JobNotFoundError.
     specs, decisions = job.specs() or (job.spec(1),), job.decisions()
     ran = may_have_run(entries_by_submission(decisions))
     verdicts = find_verdicts(specs, decisions, next_submission_that_ran(len(specs) + 1, ran))
@@ -185,6 +186,7 @@ def staged_data(job: JobDirectory, checkpoint_id: int | None) -> tuple[StagedDat
     for part in _in_snapshot(job, verdicts.views[wanted].path):
         covering = [n for n in verdicts.waiting if n >= part.checkpoint_id]
         withheld = any(one.covers(part.checkpoint_id) for one in verdicts.withheld)
+        # A snapshot may also hold output that was approved before it: sinks drop a handle only after its commit.
         if part.checkpoint_id > verdicts.approved and covering and not withheld:
             found.append(replace(part, checkpoint_id=covering[0]))
     return merge_staged(found)

@@ -81,6 +81,8 @@ def submit(job: JobDirectory, request: SubmissionRequest) -> Spec:
     The creation of the spec is the submission."""
     for _ in range(MAX_SUBMIT_CONFLICTS):
         specs = job.specs()
+        # First, and again in every round: a repeated call must find
+        # its submission, even if its settings would now be refused.
         for spec in specs:
             if spec.submission_id == request.submission_id:
                 return spec
@@ -100,6 +102,7 @@ def submit(job: JobDirectory, request: SubmissionRequest) -> Spec:
         try:
             job.store.create(path, written)
         except AlreadyExistsError:
+            # Everything is checked again, because the other submission may have changed what this one may do.
             continue
         if not artifact_exists(job.store, job.layout, spec.artifact):
             pin()  # `tidegate gc` may just have deleted the code as unused; now the spec names it, so it stays
@@ -340,6 +343,8 @@ def cancel_dead(job: JobDirectory, by: str) -> JobView:
             where=f"job {job.job_id}",
             remedy="Send the driver the command: `tidegate cancel`",
         )
+    # Greater than every launch that is recorded or fenced: a driver
+    # that starts late is then older than this fence, and ends.
     used = [attempt for number, attempt in job.launches() if number == last.number]
     used += [d.data["launch"] for d in job.decisions() if d.kind == "fence" and d.data["spec"] == last.number]
     generation_log = job.log.begin_generation(spec=last.number, launch=max(used, default=0) + 1)

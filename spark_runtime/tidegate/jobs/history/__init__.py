@@ -1,0 +1,1 @@
+"""Views derived from the decision log: checkpoints, verdicts, rewinds, statistics."""

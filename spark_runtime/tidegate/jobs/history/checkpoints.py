@@ -106,6 +106,8 @@ def checkpoint_views(entries: Sequence[LogEntry], *, ended: bool) -> tuple[Check
                 pending = views.get(entry.data["checkpoint_id"])
                 if pending is not None and pending.status == "pending":
                     views[pending.checkpoint_id] = settled = _settled(pending, entry)
+                    # A "committed" entry covers no aborted snapshot and no
+                    # savepoint without stop, so that these cannot change any more.
                     if settled.status == "aborted" or settled.kind == "savepoint":
                         done.append(views.pop(settled.checkpoint_id))
             case "committed":
@@ -228,6 +230,7 @@ class RecoveryPoints:
             restore = self._specs[number].restore
             if restore is None:
                 return None
+            # Submissions that never ran have taken no snapshot and changed nothing, so that they are skipped.
             number, below = next_submission_that_ran(number, self._ran), None
             if restore.kind != "latest":
                 named = self.find(restore)
@@ -254,6 +257,7 @@ class RecoveryPoints:
         before = reject.decision.number
         claimed = {e.data["checkpoint_id"] for e in self._entries if e.kind == "claim" and e.decision.number < before}
         of_spec = next((view.spec for view in self._views if view.checkpoint_id == first), None)
+        # Ascending: a submission is restored from an earlier one, whose rejected snapshots are then already in `gone`.
         for number in sorted(self._specs):
             own = {v.checkpoint_id for v in self._views if v.spec == number and v.checkpoint_id in claimed}
             origin = self.restored(number)

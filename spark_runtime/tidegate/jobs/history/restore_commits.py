@@ -47,6 +47,7 @@ class _CommittedUpTo:
     def add(self, checkpoint_id: int, number: int) -> None:
         """Record that a run started from this snapshot, by entry `number`. Numbers must ascend."""
         self._restored.setdefault(checkpoint_id, number)
+        # A lower id was already covered by an earlier entry. So both lists ascend, as `bisect_left` needs.
         if not self._newest or checkpoint_id > self._newest[-1]:
             self._newest.append(checkpoint_id)
             self._by.append(number)

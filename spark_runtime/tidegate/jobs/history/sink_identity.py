@@ -48,6 +48,7 @@ def recorded_identity(text: str) -> SinkIdentity:
     """Parse the text of an identity in a log or pinned graph, from any version and class of sink. A text of another
     form gives an identity without a place."""
     try:
+        # The text is a Python call. Parsing it and evaluating only literals runs no code from the log.
         call = ast.parse(text, mode="eval").body
         if isinstance(call, ast.Call) and call.args:
             place = tuple(str(ast.literal_eval(argument)) for argument in call.args)
@@ -94,6 +95,7 @@ def _with_server_first(place: tuple[str, ...]) -> tuple[str, ...]:
 
 def _normalised(text: str, resolve: Callable[[str], str]) -> str:
     """Normalise a path or URL, so that all spellings are equal. Returns any other text unchanged."""
+    # fsspec chains file systems with `::`; the last part is the place of the files.
     text = text.rpartition("::")[2]
     scheme, is_url, rest = text.partition("://")
     scheme = _SAME_SCHEME.get(scheme.lower(), scheme.lower())
@@ -104,4 +106,5 @@ def _normalised(text: str, resolve: Callable[[str], str]) -> str:
 
 
 def _is_in(path: str, folder: str) -> bool:
+    # With the slashes, or `/data/out2` would count as a folder in `/data/out`.
     return f"{path}/".startswith(f"{folder.rstrip('/')}/")

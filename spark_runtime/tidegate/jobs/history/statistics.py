@@ -96,5 +96,6 @@ def distribution(figures: Iterable[object]) -> Distribution | None:
 
 def percentile(ascending: list[float], percent: int) -> float:
     """Return the smallest figure for which at least `percent` percent of all figures are not larger."""
+    # Division that rounds up, in whole numbers: a float product could be slightly too large, and the rank one too high.
     rank = -(-percent * len(ascending) // 100)
     return ascending[max(rank, 1) - 1]

@@ -153,6 +153,7 @@ def verdicts_from_entries(
     """Return the same as `find_verdicts`, for callers that have the views."""
     by_id = {view.checkpoint_id: view for view in views}
     gated = {spec.number: is_gated(spec) for spec in specs}
+    # Most jobs have no gate. They need none of the work below, which grows with the log.
     if not any(gated.values()):
         return Verdicts(spec_number, False, by_id)
     points = RecoveryPoints(specs, entries, views)
@@ -162,6 +163,7 @@ def verdicts_from_entries(
     of_line = tuple(n for n, view in reached.items() if n <= line.get(view.spec, 0))
     has_gate = gated.get(spec_number, False)
     held = takewhile(lambda n: has_gate or gated.get(reached[n].spec, False), reversed(of_line))
+    # Without a gate, the completion itself permits the commit (S7.4).
     permits = [e for e in entries if e.kind == "approve" or (e.kind == "complete" and not gated.get(e.spec, False))]
     lines = _newest_lineages(points, by_id, permits)
     approved, approved_at = _common_ancestor(line, lines)
@@ -253,5 +255,6 @@ def _newest_lineages(
 
 def _common_ancestor(line: Mapping[int, int], lines: Iterable[tuple[int, Mapping[int, int]]]) -> tuple[int, int]:
     """Return the newest id that `line` shares with one of `lines`, and the entry number of that line."""
+    # Two lines share the snapshots of a common submission up to the lower of their two ids for it.
     shared = [(max((min(line[s], other[s]) for s in other if s in line), default=0), number) for number, other in lines]
     return max(shared, default=(0, 0))

@@ -156,6 +156,7 @@ class Agent:
         job = self._jobs.setdefault(job_id, JobDirectory(self._root, job_id, self._storage_options))
         watch = self._watches.setdefault(job_id, JobSupervision(self._budget, self._monotonic))
         desired = read_desired(job)
+        # An ended job is not read again until its request changes. It then costs one request for each round.
         if desired is None or desired == watch.over:
             return False
         match watch.decide(job, desired, self._launchers):
@@ -178,6 +179,7 @@ class Agent:
         except AlreadyExistsError:
             return False  # another agent has launched it first
         except StoreError:
+            # An outage of the store does not count as a failed launch: the next round tries again.
             raise
         except TidegateError as error:
             watch.failed = (spec.number, attempt)

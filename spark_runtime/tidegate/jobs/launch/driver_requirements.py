@@ -56,6 +56,7 @@ def check_java(said: str | None, executable: str) -> CheckResult:
     if match is None:
         first = said.strip().splitlines()[0] if said.strip() else "nothing"
         return CheckResult("java", False, f"`{executable} -version` prints no Java version, but: {first}", JAVA_REMEDY)
+    # Java 8 and older report their versions as 1.8 and so on.
     major = int(match[2] or 0) if match[1] == "1" else int(match[1])
     detail = f"{major} at {executable}"
     if major >= MIN_JAVA:
@@ -75,6 +76,7 @@ def command_output(*command: str) -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
+    # Both, because `java -version` prints to standard error.
     return done.stderr + done.stdout if done.returncode == 0 else None
 
 
@@ -99,7 +101,7 @@ def check_slots(master: str, there: int | None, needed: int) -> CheckResult:
         return CheckResult("slots", True, f"master {master}: the number of slots is known only when the job runs")
     if there >= needed:
         return CheckResult("slots", True, f"master {master} has {there} slots, and parallelism needs {needed}")
-    detail = f"master {master} has {there} slots, but parallelism {needed} needs {needed}"
+    detail = f"master {master} has only {there} of {needed} slots that parallelism={needed} needs"
     return CheckResult("slots", False, detail, f"Use master local[{needed}], or lower parallelism to {max(there, 1)}")
 
 
@@ -153,6 +155,7 @@ def require_driver_machine(
     """
     where = f"master {master or 'local[*]'}"
     given = {name: str(value) for name, value in spark_conf.items()}
+    # Tasks of a batch job wait for a free slot. Subtasks of a streaming job must all run at the same time.
     if options.execution_mode != "batch":
         there = local_slots(master or "local[*]", given, cores())
         slots = check_slots(master or "local[*]", there, options.parallelism)
@@ -183,6 +186,7 @@ def _bind_error(host: str, port: int) -> str | None:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # Without it, closed connections of an earlier driver (TIME_WAIT) would make the port count as used.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return None

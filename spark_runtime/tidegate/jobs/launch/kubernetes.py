@@ -48,7 +48,7 @@ DRIVER_IMAGE = "spark.kubernetes.driver.container.image"
 _PHASE = re.compile(r"^\s*phase\s*:\s*(\w+)\s*$", re.MULTILINE)
 _OVER = frozenset({"Succeeded", "Failed"})
 _NO_POD = ("Application not found", "Unable to find application")
-_CONNECTION_ERRORS = (
+_CONNECTION_SETTINGS = (
     "spark.kubernetes.authenticate.submission.",
     "spark.kubernetes.context",
     "spark.kubernetes.trust.certificates",
@@ -150,6 +150,7 @@ def kubernetes_command(settings: LauncherSettings, spec: Spec, launch: Launch, r
         "spark.kubernetes.driver.pod.name": pod_name(spec.job_id, launch),
         f"spark.kubernetes.driverEnv.{STORAGE_OPTIONS_VARIABLE}": storage_options_text(spec.storage_options),
     }
+    # The user's settings replace the interpreter, but not the own settings, without which the pod could not be found.
     return submit_command(
         settings, spec, launch, root, "cluster", {**python, **given, **own}, settings.value(DRIVER_SCRIPT)
     )
@@ -159,6 +160,7 @@ def pod_name(job_id: str, launch: Launch) -> str:
     """Return the name of a launch's driver pod. The launch's nonce makes it different from the pods of other roots."""
     tail = f"-{launch.spec}-{launch.attempt}-{launch.nonce[:8]}"
     readable = re.sub(r"[^a-z0-9]+", "-", job_id.lower()).strip("-")
+    # Only the readable part is cut: the tail with the nonce makes the name unique.
     return f"tidegate-{readable}"[: MAX_POD_NAME - len(tail)].rstrip("-") + tail
 
 
@@ -171,7 +173,7 @@ def kubernetes_status_command(
     settings: LauncherSettings, flag: str, master: str, submission: str, conf: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return the command `spark-submit --status` or `--kill`, with the settings that are needed for the API server."""
-    reach = {name: value for name, value in conf.items() if name.startswith(_CONNECTION_ERRORS)}
+    reach = {name: value for name, value in conf.items() if name.startswith(_CONNECTION_SETTINGS)}
     flags = [word for name in sorted(reach) for word in ("--conf", f"{name}={reach[name]}")]
     return (settings.found_spark_submit(), flag, submission, "--master", master, *flags)
 

@@ -125,6 +125,7 @@ def start_process(job: JobDirectory, spec: Spec, launch: Launch, env: Mapping[st
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                # Otherwise a Ctrl-C in the terminal, or its end, would end the driver too.
                 start_new_session=True,
                 env=environment,
             )
@@ -135,6 +136,7 @@ def start_process(job: JobDirectory, spec: Spec, launch: Launch, env: Mapping[st
             cause=str(error),
             remedy="Check the path of the Python interpreter, or of spark-submit",
         ) from error
+    # Before the thread below waits: a process that has been collected has no start time any more.
     started = process_start_time(process.pid)
     # without a wait, an ended driver would stay a zombie process of this process
     threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()

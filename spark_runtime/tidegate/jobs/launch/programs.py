@@ -30,6 +30,7 @@ def run_program(command: Sequence[str], limit_s: float) -> Answer:
     try:
         done = subprocess.run(
             command,
+            # A program that wants a password must fail, and not wait for a terminal.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -120,6 +120,7 @@ def decide_relaunch(seen: RelaunchInput, budget: RelaunchBudget, relaunches: int
         return NoAction("a stop of the job is requested")
     if seen.status.is_terminal and seen.status is not JobStatus.FAILED:
         return NoAction(f"the job is {seen.status.value}")
+    # Before the check for FAILED, because a new request may launch a failed job again.
     if seen.attempts < desired.launch:
         return LaunchDriver(seen.attempts + 1, f"requested by {desired.by}")
     if seen.status is JobStatus.FAILED:
@@ -150,6 +151,7 @@ class RelaunchHistory:
         for an agent that has just started."""
         if seen.desired != self._wanted:
             self._wanted, self._at_s, self._attempts = seen.desired, [], seen.attempts
+        # The launch that the request names is no relaunch, and does not count.
         first = max(self._attempts, seen.desired.launch if seen.desired is not None else 0)
         self._at_s += [now_s] * max(0, seen.attempts - first)
         self._attempts = max(self._attempts, seen.attempts)

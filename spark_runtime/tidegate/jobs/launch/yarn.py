@@ -130,7 +130,6 @@ def yarn_command(settings: LauncherSettings, spec: Spec, launch: Launch, root: s
     - `spark.yarn.appMasterEnv.NAME`: environment variables of the driver.
     - `spark.archives` (and `spark.submit.pyFiles`) in `spark_conf` bring the code. The interpreter is then in the
       archive, such as `./environment/bin/python`.
-      the archive, such as `./environment/bin/python`.
 
     Raises OptionError when master is not `yarn`.
     """
@@ -142,6 +141,7 @@ def yarn_command(settings: LauncherSettings, spec: Spec, launch: Launch, root: s
         "spark.yarn.tags": _with_tag(spec, launch),
         f"spark.yarn.appMasterEnv.{STORAGE_OPTIONS_VARIABLE}": storage_options_text(spec.storage_options),
     }
+    # The own settings come last. Without them, the application could not be found again.
     conf = {"spark.yarn.maxAppAttempts": "1", **python, **command_conf(spec), **own}
     return submit_command(settings, spec, launch, root, "cluster", conf, entry)
 

@@ -1,0 +1,1 @@
+"""Checks of a snapshot against a pipeline, before a restore."""

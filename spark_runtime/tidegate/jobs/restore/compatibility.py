@@ -206,6 +206,8 @@ def _connectors(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[Rest
         if uid not in old or uid not in new or not operator.has_state:
             continue
         kind, before, now = old[uid]["kind"], old[uid].get("connector"), new[uid].get("connector")
+        # Each list begins with the name of the class. The other names
+        # are its bases and its former names, whose data it can read.
         if kind != new[uid]["kind"] or not before or not now or before[0] in now or now[0] in before:
             continue
         if kind == "source" and operator.status == "finished":
@@ -324,8 +326,10 @@ def _finished(snapshot: SnapshotFacts, target: RestoreTarget) -> Iterator[Restor
     if target.commit_only:
         return
     status = {operator.uid: operator.status for operator in snapshot.operators}
-    remedy = "Restore a snapshot from before the end of the finished operator, or add new operators only where no "
-    "finished operator is downstream"
+    remedy = (
+        "Restore a snapshot from before the end of the finished operator, or add new operators only where no "
+        "finished operator is downstream"
+    )
     refused = [
         *_running_before_finished(status, target.graph),
         *_running_before_ended_subtasks(snapshot, target.graph),
@@ -375,7 +379,7 @@ def _running_before_ended_subtasks(snapshot: SnapshotFacts, graph: Graph) -> Ite
     for uid, operator in operators.items():
         fact = facts.get(uid)
         if fact is None or fact.status != "partially_finished" or operator["kind"] == "sink":
-            continue  # a sink keeps its staged transactions (`coordinator.recovery.restore.of_running`)
+            continue  # a sink keeps its staged transactions (`coordinator.recovery.restore.drop_finished_state`)
         if not (fact.has_state or operator["stateful"]):
             continue
         for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
@@ -411,6 +415,7 @@ def chains_of(graph: Graph) -> list[list[str]]:
         uid, inputs = operator["uid"], operator["inputs"]
         plain = operator["exchanges"] == ["forward"] and operator.get("outputs", ["main"]) == ["main"]
         joins = len(inputs) == 1 and plain and readers[inputs[0]] == 1
+        # One list for each chain, stored under all its operators, so that appending here extends it for all of them.
         chain = chains[inputs[0]] if joins else []
         chain.append(uid)
         chains[uid] = chain

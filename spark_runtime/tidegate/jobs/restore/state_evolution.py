@@ -20,6 +20,7 @@ TTL_COLUMN = "ttl_ms"
 _INTEGERS = ("int8", "int16", "int32", "int64")
 _UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 _FLOATS = ("halffloat", "float", "double")
+# `float` holds whole numbers of up to 24 bits exactly, `double` of up to 53 bits.
 _EXACT_IN = {
     "float": frozenset({"int8", "int16", "uint8", "uint16"}),
     "double": frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32"}),
@@ -111,6 +112,7 @@ def is_wider(old: str, new: str) -> bool:
     """Return whether type `new` holds every value of type `old`. With a finer time unit, every value in its range."""
     if is_wider_key(old, new):
         return True
+    # Not for keys: the canonical bytes of whole numbers and of floats have different type tags (S5.1).
     return old in _EXACT_IN.get(new, ())
 
 

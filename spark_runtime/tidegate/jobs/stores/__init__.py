@@ -1,0 +1,1 @@
+"""Stores of job directories: local disk, S3, memory."""

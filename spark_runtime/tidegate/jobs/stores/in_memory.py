@@ -34,6 +34,7 @@ class MemoryStore(Store):
                     where=f"{self.url}/{path}",
                     remedy="Repeat the command: another process was faster",
                 )
+            # A copy, because the caller may change a buffer after the call.
             _objects[key] = bytes(data)
 
     def replace(self, path: str, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -85,7 +86,13 @@ class LocalStore(Store):
 
     def exists(self, path: str) -> bool:
         """See `Store.exists`."""
-        return os.path.isfile(self._path(path))
+        target = self._path(path)
+        with self._errors(path):
+            try:
+                # Not `os.path.isfile`, which takes a disk that does not answer for a missing file.
+                return stat.S_ISREG(os.stat(target).st_mode)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
 
     def list(self, folder: str) -> Names:
         """See `Store.list`."""
@@ -99,10 +106,11 @@ class LocalStore(Store):
     def walk(self, folder: str) -> Names:
         """See `Store.walk`."""
         found: list[str] = []
-        for directory, _, names in os.walk(self._folder(folder)):
-            relative = os.path.relpath(directory, self._root)
-            inside = "" if relative == "." else relative.replace(os.sep, "/")
-            found.extend(join_path(inside, name) for name in names if not name.startswith(TEMPORARY_PREFIX))
+        with self._errors(folder):
+            for directory, _, names in os.walk(self._folder(folder), onerror=_unless_gone):
+                relative = os.path.relpath(directory, self._root)
+                inside = "" if relative == "." else relative.replace(os.sep, "/")
+                found.extend(join_path(inside, name) for name in names if not name.startswith(TEMPORARY_PREFIX))
         return sorted(found)
 
     def delete(self, path: str) -> None:
@@ -117,8 +125,10 @@ class LocalStore(Store):
         """See `Store.delete_folder`."""
         target = self._path(path)
         with self._errors(path):
-            with suppress(FileNotFoundError):
-                shutil.rmtree(target)
+            # Again, because `rmtree` gives up if another process deletes a file inside at the same time.
+            while os.path.isdir(target):
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(target)
             self._prune(os.path.dirname(target))
 
     def child(self, folder: str) -> LocalStore:
@@ -143,12 +153,15 @@ class LocalStore(Store):
     def _temporary(self, target: str, pieces: Sequence[Any]) -> Iterator[str]:
         """Yield a finished file beside `target` with these pieces. It is removed afterwards unless it was renamed."""
         folder = os.path.dirname(target)
+        # Beside the target, because neither a hard link nor an atomic rename works across file systems.
         temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         descriptor = _open_new(temporary)
         try:
             with open(descriptor, "wb") as file:
                 file.writelines(pieces)
                 file.flush()
+                # Before the file gets its final name: after a crash, a
+                # file with that name must never be empty or partial.
                 os.fsync(file.fileno())
             yield temporary
         finally:
@@ -159,6 +172,8 @@ class LocalStore(Store):
         """Remove empty folders from `folder` upwards, but not the root."""
         while folder != self._root and folder.startswith(self._root.rstrip("/") + "/"):
             try:
+                # It fails if the folder is not empty, so that no file of
+                # another writer is lost, even one that has just arrived.
                 os.rmdir(folder)
             except OSError:
                 return
@@ -179,6 +194,12 @@ class LocalStore(Store):
                 if protected
                 else "Check that the root is a folder on a file system with hard links and free space",
             ) from error
+
+
+def _unless_gone(error: OSError) -> None:
+    """Raise an error of `os.walk`, which would skip the folder, unless the folder does not exist."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def _open_new(path: str) -> int:
@@ -205,6 +226,7 @@ def _make_folders(folder: str) -> None:
             break
         folder = parent
     for path in reversed(missing):
+        # Not `os.makedirs`: the entry of each new folder in its parent must be made durable, too.
         with suppress(FileExistsError):
             os.mkdir(path)
         _fsync_folder(os.path.dirname(path))

@@ -36,6 +36,7 @@ class S3Store(Store):
                 "the URL of the root names no S3 bucket", where=f"s3://{location}", remedy="Write s3://bucket/prefix"
             )
         self._options = dict(options)
+        # After the user's options, which must not turn the cache on: a job directory needs current listings.
         self._files = s3fs.S3FileSystem(**{**self._options, "use_listings_cache": False})
 
     @property
@@ -107,6 +108,7 @@ class S3Store(Store):
         """See `Store.exists`."""
         with self._errors(path):
             try:
+                # Not `S3FileSystem.exists`, which also returns True for a folder.
                 self._head(self._key(path))
             except FileNotFoundError:
                 return False
@@ -116,6 +118,7 @@ class S3Store(Store):
         """See `Store.list`."""
         prefix = self._folder(folder)
         names = self._found(folder, lambda: self._files.ls(prefix, detail=False, refresh=True))
+        # Without the empty name: some tools create an object `prefix/` as the marker of a folder.
         return sorted(
             {name[len(prefix) + 1 :].split("/", 1)[0] for name in names if name.startswith(f"{prefix}/")} - {""}
         )
@@ -129,6 +132,8 @@ class S3Store(Store):
     def delete(self, path: str) -> None:
         """See `Store.delete`."""
         with self._errors(path):
+            # S3's own call succeeds if the object does not exist. `rm`
+            # first looks for the object, and raises an error then.
             bucket, _, key = self._key(path).partition("/")
             self._files.call_s3("delete_object", Bucket=bucket, Key=key)
 
@@ -217,5 +222,6 @@ def _error_code(error: BaseException) -> str:
         response = getattr(cause, "response", None)
         if isinstance(response, Mapping):
             return str(response.get("Error", {}).get("Code", ""))
+        # s3fs translates the errors of botocore to OSError, and keeps the original, with the code, as the cause.
         cause = cause.__cause__
     return ""

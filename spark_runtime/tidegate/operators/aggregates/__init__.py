@@ -1,0 +1,1 @@
+"""Aggregates without windows, and what windows and they share."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidegate.operators.aggregates.keyed_aggregates import FrozenAggregates
 from tidegate.snapshot.parts import Blob, StatePart
-from tidegate.state.cells import CHUNK_ENTRIES
+from tidegate.state.copy_on_write import CHUNK_ENTRIES
 from tidegate.state.keys.key_hash import hash_keys, key_groups
 
 Finish: TypeAlias = Callable[[pa.Table], pa.Table]

@@ -15,7 +15,7 @@ from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.restored_parts import single_part
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
-from tidegate.state.cells import Entries
+from tidegate.state.copy_on_write import Entries
 from tidegate.state.keys.key_hash import subtask_of_key_groups
 from tidegate.state.state_layout import foreign_format_error
 

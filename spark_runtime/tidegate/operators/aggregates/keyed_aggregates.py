@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.state.aggregates.aggregation import AggregateState, ReadValues, Selection
-from tidegate.state.cells import CHUNK_ENTRIES, Arrays, CopyOnWriteArrays, Entries, FrozenArrays
+from tidegate.state.copy_on_write import CHUNK_ENTRIES, Arrays, CopyOnWriteArrays, Entries, FrozenArrays
 from tidegate.state.keys.key_index import FrozenKeys, KeyReader, Keys
 
 

@@ -21,7 +21,7 @@ from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.aggregates.aggregation import AggregateState, ReadValues, Selection
-from tidegate.state.cells import CopyOnWriteArrays, Entries
+from tidegate.state.copy_on_write import CopyOnWriteArrays, Entries
 from tidegate.state.keyed_state import KeySet, Mask, StateDescriptor
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.rocksdb.portable_rows import rows_in_key_groups

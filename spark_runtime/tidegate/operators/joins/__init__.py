@@ -1,0 +1,1 @@
+"""Joins of two streams, and of a stream with a broadcast side."""

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.state.compiler import kernel
 from tidegate.state.keyed_state import KeyNumbers
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_index import Entries
+from tidegate.state.numba_kernels import kernel
 
 
 class Pairs:

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from tidegate.operators.joins.join_specs import SESSION_COLUMNS
 from tidegate.operators.joins.matched_pairs import last_not_after
-from tidegate.state.compiler import kernel
 from tidegate.state.keyed_state import Elements, KeyNumbers, Mask
 from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.numba_kernels import kernel
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Operators that run process classes of users, with their states and timers."""

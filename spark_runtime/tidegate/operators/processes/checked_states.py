@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import PipelineError
-from tidegate.operators.functions.keyed_process import KeyedState
+from tidegate.operators.user_functions.keyed_process import KeyedState
 from tidegate.state.keyed_state import (
     Elements,
     Found,

@@ -11,9 +11,6 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.functions.context import Rows
-from tidegate.operators.functions.keyed_process import FiredTimers, KeyedRows, ProcessContext
-from tidegate.operators.functions.process_inputs import ProcessInput, overrides
 from tidegate.operators.keyed_backend import open_keyed_backend
 from tidegate.operators.processes.checked_states import checked_state
 from tidegate.operators.processes.process_outputs import ProcessOutputCheck
@@ -23,6 +20,9 @@ from tidegate.operators.processes.process_timers import Phase, UserTimers, count
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.operators.time.passed_watermarks import PASSED_STATE, WatermarkByKeyGroup
+from tidegate.operators.user_functions.context import Rows
+from tidegate.operators.user_functions.keyed_process import FiredTimers, KeyedRows, ProcessContext
+from tidegate.operators.user_functions.process_inputs import ProcessInput, overrides
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.evolved_parts import evolved_parts
 from tidegate.state.keyed_state import KeyedStateBackend, TimerKind

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.operators.functions.context import Rows, SubtaskContext
 from tidegate.operators.processes.keyed_process_operator import event_time
 from tidegate.operators.processes.process_outputs import ProcessOutputCheck
 from tidegate.operators.processes.process_specs import ProcessSpec
 from tidegate.operators.processes.process_states import OwnStates
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.passed_watermarks import PASSED_STATE, SubtaskWatermark
+from tidegate.operators.user_functions.context import Rows, SubtaskContext
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.operator_descriptor import OperatorDescriptor
 from tidegate.state.state_layout import unknown_state

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from tidegate.errors import PipelineError
 from tidegate.operators.declared_outputs import check_outputs
-from tidegate.operators.functions.context import Batches, ProcessBase
 from tidegate.operators.stream_operator import Output, SideOutput
+from tidegate.operators.user_functions.context import Batches, ProcessBase
 
 
 class ProcessOutputCheck:

@@ -11,14 +11,14 @@ import pyarrow as pa
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.backend_shapes import backend_shapes
-from tidegate.operators.functions.context import SubtaskState
-from tidegate.operators.functions.keyed_process import KeyedProcessBase
-from tidegate.operators.functions.mode_dependence import batch_sensitivity_reason
-from tidegate.operators.functions.process import UnkeyedProcessBase
-from tidegate.operators.functions.process_inputs import INPUT_NAMES, ProcessInput, emits_at_end, inputs_text
 from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec, SideSchemas
 from tidegate.operators.time.passed_watermarks import PASSED_STATE
 from tidegate.operators.time.watermark_specs import TimeUnit
+from tidegate.operators.user_functions.context import SubtaskState
+from tidegate.operators.user_functions.keyed_process import KeyedProcessBase
+from tidegate.operators.user_functions.mode_dependence import batch_sensitivity_reason
+from tidegate.operators.user_functions.process import UnkeyedProcessBase
+from tidegate.operators.user_functions.process_inputs import INPUT_NAMES, ProcessInput, emits_at_end, inputs_text
 from tidegate.snapshot.evolved_columns import schema_columns
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.keys.key_types import stored_field

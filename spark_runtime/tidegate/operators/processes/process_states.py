@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tidegate.errors import SnapshotError
-from tidegate.operators.functions.context import ProcessBase, SubtaskState
-from tidegate.operators.functions.process_inputs import ProcessInput
 from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.user_functions.context import ProcessBase, SubtaskState
+from tidegate.operators.user_functions.process_inputs import ProcessInput
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.operator_descriptor import OperatorDescriptor

@@ -1,0 +1,1 @@
+"""Event time: watermarks, calendars, late rows."""

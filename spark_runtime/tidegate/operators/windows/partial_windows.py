@@ -9,7 +9,7 @@ import pyarrow as pa
 from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.operators.batch_sizes import coalesce_batches
 from tidegate.operators.stream_operator import Output
-from tidegate.operators.windows.open_windows import OpenWindows
+from tidegate.operators.windows.heap_windows import HeapWindows
 from tidegate.operators.windows.window_aggregate import WindowAggregate
 from tidegate.operators.windows.window_specs import PartialWindowSpec
 
@@ -38,7 +38,7 @@ class PartialWindowAggregate(WindowAggregate):
             DataError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
         """
         windows = self._windows
-        assert isinstance(windows, OpenWindows), "batch mode keeps windows in memory"
+        assert isinstance(windows, HeapWindows), "batch mode keeps windows in memory"
         batch, times = self.timed_rows(batch)
         if not batch.num_rows:
             return
@@ -56,5 +56,5 @@ class PartialWindowAggregate(WindowAggregate):
 
     def finish(self) -> Iterator[Output]:
         """Emit all panes."""
-        assert isinstance(self._windows, OpenWindows)
+        assert isinstance(self._windows, HeapWindows)
         yield from coalesce_batches(self._windows.take_panes())

@@ -15,7 +15,7 @@ from tidegate.operators.restored_parts import evolve_rows, single_part
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.calendar import CALENDAR
 from tidegate.operators.time.late_rows import PROCESSING_TIME_DROPPED
-from tidegate.operators.windows.open_windows import OpenWindows
+from tidegate.operators.windows.heap_windows import HeapWindows
 from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
 from tidegate.operators.windows.window_progress import WindowProgress, changed_window
 from tidegate.operators.windows.window_specs import PROCESSING_WINDOWS, PROGRESS, WindowAggSpec
@@ -34,7 +34,7 @@ class ProcessingWindowAggregate(StreamOperator):
     A window fires when the clock has reached its end, or when the input really ends, and its state is deleted. No row
     is late. If the clock was set back between two runs, rows may arrive in a window that has fired: it fires again,
     with these rows only. Null is a key like any other. Windows fire in order of time; keys within a window in the order
-    in which they arrived, or in the order of the back end if state is outside memory (`StoredWindows`). Watermarks are
+    in which they arrived, or in the order of the back end if state is outside memory (`BackendWindows`). Watermarks are
     forwarded, and have no effect here except MAX_WATERMARK.
 
     At the end of the input open windows fire once. With `processing_time_on_end="drop"` they are dropped, counted under
@@ -74,7 +74,7 @@ class ProcessingWindowAggregate(StreamOperator):
             number = int(self._grid.panes(moment)[0])
             if now_us < self._progress.watermark_us:
                 self._set_back(now_us)
-            if isinstance(self._windows, OpenWindows):
+            if isinstance(self._windows, HeapWindows):
                 self._windows.add(number, self._windows.layout.read(batch), 0, batch.num_rows)
             else:
                 panes = np.full(batch.num_rows, number)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.state.compiler import kernel
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import scatter_index
+from tidegate.state.numba_kernels import kernel
 
 _DENSE_GROUPS = 65536
 """Batches with at most this many windows are ordered by counting, others by sorting."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.state.compiler import kernel
+from tidegate.state.numba_kernels import kernel
 
 
 @kernel("void(i4[], i8[], i8[], i8, i8, i4[]!, i4[]!, i8[]!, i8[]!, i4[]!, i8[]!, i4[]!, i4[]!)")

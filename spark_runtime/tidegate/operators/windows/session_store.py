@@ -15,7 +15,7 @@ from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.windows.session_specs import SESSIONS, SessionAggSpec
 from tidegate.operators.windows.session_table import MIN_DEAD, SessionTable
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
-from tidegate.state.cells import Entries
+from tidegate.state.copy_on_write import Entries
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import subtask_of_key_groups
 from tidegate.state.state_layout import foreign_format_error

@@ -19,7 +19,7 @@ from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.operators.aggregates.keyed_aggregates import AggregateLayout
 from tidegate.operators.windows.session_kernels import find_roots, join_sessions, unchain_sessions
 from tidegate.snapshot.parts import Blob, StatePart
-from tidegate.state.cells import CHUNK_ENTRIES, CopyOnWriteArrays, Entries, FrozenArrays
+from tidegate.state.copy_on_write import CHUNK_ENTRIES, CopyOnWriteArrays, Entries, FrozenArrays
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import hash_keys, key_groups
 

@@ -13,16 +13,16 @@ from tidegate.operators.stream_operator import OperatorContext, Output, StreamOp
 from tidegate.operators.time.calendar import CALENDAR
 from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.operators.time.late_rows import LATE, NULL_TIME_DROPPED, check_time_range, late_rows
-from tidegate.operators.windows.open_windows import OpenWindows
+from tidegate.operators.windows.backend_windows import BackendWindows
+from tidegate.operators.windows.heap_windows import HeapWindows
 from tidegate.operators.windows.processing_time_window import ProcessingWindowAggregate
 from tidegate.operators.windows.row_groups import group_by_number, group_by_window
-from tidegate.operators.windows.stored_windows import StoredWindows
 from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
 from tidegate.operators.windows.window_progress import WindowProgress, changed_window
 from tidegate.operators.windows.window_specs import PROCESSING_WINDOWS, PROGRESS, WINDOWS, WindowAggSpec
 from tidegate.operators.windows.window_store import WindowStore, new_window_store
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.cells import Entries
+from tidegate.state.copy_on_write import Entries
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 
 
@@ -37,7 +37,7 @@ class WindowAggregate(StreamOperator):
     `late_dropped` (S4.4). Null is a key like any other. MAX_WATERMARK fires all unfired windows and closes all. Then
     time starts again: rows that arrive later open new windows, are never late, and their windows fire in `finish`
     (S7.2). Windows fire in order of time; keys within a window in the order in which they arrived, or in the order of
-    the back end if state is outside memory (`StoredWindows`).
+    the back end if state is outside memory (`BackendWindows`).
 
     State: `windows` (keyed: a row for each pane and key; panes of tumbling windows are the windows) and `progress`
     (keyed: the watermark of each key group, which decides which rows are late). `progress` never contains MAX_WATERMARK
@@ -179,7 +179,7 @@ class WindowAggregate(StreamOperator):
         """Merge rows of `PartialWindowAggregate`."""
         if not batch.num_rows:
             return
-        assert isinstance(self._windows, OpenWindows), "batch mode keeps windows in memory"
+        assert isinstance(self._windows, HeapWindows), "batch mode keeps windows in memory"
         width = 1 + len(self._spec.keys)
         starts_us = batch.column(0).to_numpy()
         if self._grid.table is not None:
@@ -195,14 +195,14 @@ class WindowAggregate(StreamOperator):
         """Add rows; rows of key groups with a later watermark are added separately."""
         for part, its_times, fired_us in self._progress.split(batch, times, self._spec.keys):
             closed_us = self._progress.closed_at(fired_us)
-            if isinstance(self._windows, OpenWindows):
+            if isinstance(self._windows, HeapWindows):
                 yield from self.add_rows(self._windows, part, its_times, closed_us, fired_us)
             else:
                 panes = (its_times - self._offset) // self._pane if self._pane else self._grid.panes(its_times)
                 yield from self._taken_outside(self._windows, part, panes, closed_us, fired_us)
 
     def _taken_outside(
-        self, windows: StoredWindows, batch: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int
+        self, windows: BackendWindows, batch: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int
     ) -> Iterator[Output]:
         """Add rows to windows outside memory; compare `add_rows`."""
         over = windows.closed(panes, closed_us)
@@ -213,7 +213,7 @@ class WindowAggregate(StreamOperator):
             yield from coalesce_batches(windows.take(batch, panes, closed_us, fired_us))
 
     def add_rows(
-        self, windows: OpenWindows, batch: pa.RecordBatch, times: Int64s, closed_us: int, fired_us: int
+        self, windows: HeapWindows, batch: pa.RecordBatch, times: Int64s, closed_us: int, fired_us: int
     ) -> Iterator[Output]:
         """Add rows of keys whose windows have fired up to `fired_us`, and closed up to `closed_us`."""
         if self._pane:

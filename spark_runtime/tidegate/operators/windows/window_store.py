@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from tidegate.operators.stream_operator import OperatorContext
-from tidegate.operators.windows.open_windows import OpenWindows
-from tidegate.operators.windows.stored_windows import StoredWindows
+from tidegate.operators.windows.backend_windows import BackendWindows
+from tidegate.operators.windows.heap_windows import HeapWindows
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.state.backend_registry import OUTSIDE_MEMORY
 
-WindowStore: TypeAlias = OpenWindows | StoredWindows
+WindowStore: TypeAlias = HeapWindows | BackendWindows
 
 
 def new_window_store(spec: WindowAggSpec, ctx: OperatorContext, name: str) -> WindowStore:
     """As `state_backend` says. Args: name: of the state."""
     if ctx.state_backend in OUTSIDE_MEMORY:
-        return StoredWindows(spec, ctx, name)
-    return OpenWindows(spec, ctx, name)
+        return BackendWindows(spec, ctx, name)
+    return HeapWindows(spec, ctx, name)

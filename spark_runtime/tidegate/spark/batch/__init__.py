@@ -1,0 +1,1 @@
+"""Execution of batch stages as Spark stages. `plan` divides the graph into stages."""

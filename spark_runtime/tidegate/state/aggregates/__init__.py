@@ -1,0 +1,1 @@
+"""Aggregate functions and their states, one module per family."""

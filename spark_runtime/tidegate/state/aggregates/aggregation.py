@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from tidegate.state.keys.key_types import is_key_type
 
 if TYPE_CHECKING:  # it has kernels, and pipelines are built without numba
-    from tidegate.state.cells import CopyOnWriteArrays
+    from tidegate.state.copy_on_write import CopyOnWriteArrays
 
 SORTABLE = "numbers, decimals, strings, binary, booleans, dates and times"
 """Types that can be compared, in words; see `is_sortable`."""

@@ -17,7 +17,7 @@ from tidegate.state.aggregates.row_log import (
     order_keys,
     without_nulls,
 )
-from tidegate.state.cells import CopyOnWriteArrays, Entries
+from tidegate.state.copy_on_write import CopyOnWriteArrays, Entries
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_types import stored_array, stored_type
 

@@ -18,8 +18,8 @@ from tidegate.state.aggregates.aggregation import (
     is_number,
 )
 from tidegate.state.aggregates.numbers import Values, read_values
-from tidegate.state.cells import Arrays, CopyOnWriteArrays, Entries
-from tidegate.state.compiler import inlined, kernel
+from tidegate.state.copy_on_write import Arrays, CopyOnWriteArrays, Entries
+from tidegate.state.numba_kernels import inlined, kernel
 
 
 class VarianceState:

@@ -31,10 +31,10 @@ from tidegate.state.aggregates.aggregation import (
 )
 from tidegate.state.aggregates.ordered_rows import BestRows, Order
 from tidegate.state.aggregates.row_log import Columns, RowLog, Rows, kept_columns, one_or_null, without_nulls
-from tidegate.state.cells import Arrays, CopyOnWriteArrays, Entries
-from tidegate.state.compiler import inlined, kernel
+from tidegate.state.copy_on_write import Arrays, CopyOnWriteArrays, Entries
 from tidegate.state.keys.key_bytes import Bytes, Int64s, fixed_values, valid_mask
 from tidegate.state.keys.key_types import stored_type
+from tidegate.state.numba_kernels import inlined, kernel
 
 Numbers = npt.NDArray[np.int64] | npt.NDArray[np.uint64] | npt.NDArray[np.float64]
 Function = Literal["count", "sum", "min", "max", "mean"]

@@ -20,7 +20,7 @@ import pyarrow.types as pt
 
 from tidegate.state.aggregates.aggregation import Aggregation, Selection, StateColumns
 from tidegate.state.arrow.array_limits import ArrayTooLarge
-from tidegate.state.cells import Entries
+from tidegate.state.copy_on_write import Entries
 from tidegate.state.keys.key_bytes import CANONICAL_NAN_BITS, Int64s, fixed_values, valid_mask
 from tidegate.state.keys.key_types import stored_array, stored_type
 

@@ -16,7 +16,7 @@ from tidegate.state.aggregates.aggregation import (
     Groups,
 )
 from tidegate.state.aggregates.row_log import Columns, RowLog, Rows, one_or_null
-from tidegate.state.cells import CopyOnWriteArrays, Entries
+from tidegate.state.copy_on_write import CopyOnWriteArrays, Entries
 from tidegate.state.keys.key_bytes import Int64s
 
 

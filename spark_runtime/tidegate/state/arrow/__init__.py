@@ -1,0 +1,1 @@
+"""Arrow columns that grow and change in place."""

@@ -11,8 +11,8 @@ import pyarrow.types as pt
 
 from tidegate.errors import PipelineError
 from tidegate.state.arrow.array_limits import is_large
-from tidegate.state.compiler import kernel
 from tidegate.state.keys.key_bytes import valid_mask
+from tidegate.state.numba_kernels import kernel
 
 MAX_VALUE_BYTES = 2**31 - 1
 """Most bytes or elements of one value in state."""

@@ -30,7 +30,7 @@ from tidegate.state.arrow.arrow_buffers import (
     ranges_of,
     raw_fixed,
 )
-from tidegate.state.cells import Arrays, CopyOnWriteArrays
+from tidegate.state.copy_on_write import Arrays, CopyOnWriteArrays
 from tidegate.state.keys.key_bytes import valid_mask
 
 COMPACT_BYTES = 1 << 20

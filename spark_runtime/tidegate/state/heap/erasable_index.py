@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.state.arrow.arrow_buffers import gather_bytes
-from tidegate.state.cells import Entries
-from tidegate.state.compiler import kernel
+from tidegate.state.copy_on_write import Entries
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_index import MAX_ENTRIES, BytesKeys, FixedKeys, KeyReader
 from tidegate.state.keys.key_index_kernels import find_fixed, same_bytes, slot_of
+from tidegate.state.numba_kernels import kernel
 
 MIN_CAPACITY = 64
 """Number of entries that a new index has room for."""

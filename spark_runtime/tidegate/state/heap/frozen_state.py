@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
-from tidegate.state.cells import CHUNK_ENTRIES
+from tidegate.state.copy_on_write import CHUNK_ENTRIES
 
 INLINE_ENTRIES = 64 * 1024
 """States with no more entries, and no more bytes than `INLINE_BYTES`, are written whole each time, as one table."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.state.arrow.arrow_columns import ALL, Chosen, Column, Positions, Take, new_column
-from tidegate.state.cells import Arrays, CopyOnWriteArrays, Entries, FrozenArrays
+from tidegate.state.copy_on_write import Arrays, CopyOnWriteArrays, Entries, FrozenArrays
 from tidegate.state.heap.erasable_index import ErasableIndex, new_erasable
 from tidegate.state.keys.key_index import KeyReader, Keys
 

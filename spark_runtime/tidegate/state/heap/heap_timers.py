@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidegate.state.arrow.array_limits import in_parts
 from tidegate.state.arrow.arrow_columns import Positions
-from tidegate.state.cells import Arrays, CopyOnWriteArrays, Entries, FrozenArrays
+from tidegate.state.copy_on_write import Arrays, CopyOnWriteArrays, Entries, FrozenArrays
 from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import GROUP, FrozenTable, HeapTable
 from tidegate.state.heap.timer_kernels import (

@@ -11,7 +11,7 @@ import pyarrow as pa
 from tidegate.state.arrow.array_limits import in_parts
 from tidegate.state.arrow.arrow_buffers import expand_ranges
 from tidegate.state.arrow.arrow_columns import ALL, Chosen, WriteOnceRows
-from tidegate.state.cells import Entries
+from tidegate.state.copy_on_write import Entries
 from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import GROUP, LIVE, HeapTable
 from tidegate.state.heap.value_columns import HeapState, Used

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.state.cells import Entries
-from tidegate.state.compiler import kernel
+from tidegate.state.copy_on_write import Entries
 from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import USED, HeapTable
 from tidegate.state.heap.value_columns import HeapState, Used, frozen_table
 from tidegate.state.keyed_state import Elements, Found, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.keys.key_index import BytesKeys, KeyReader
 from tidegate.state.keys.key_sets import DistinctKeyRows, KeyBatch
+from tidegate.state.numba_kernels import kernel
 
 _HEAD = "head"
 

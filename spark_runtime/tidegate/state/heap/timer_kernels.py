@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.state.compiler import inlined, kernel
+from tidegate.state.numba_kernels import inlined, kernel
 
 
 @inlined

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tidegate.state.aggregates.merging_state import fold
 from tidegate.state.arrow.array_limits import in_parts
 from tidegate.state.arrow.arrow_columns import Chosen
-from tidegate.state.cells import Entries
+from tidegate.state.copy_on_write import Entries
 from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import GROUP, LIVE, USED, HeapTable, live_rows
 from tidegate.state.keyed_state import Found, KeyNumbers, KeySet, Mask, StateDescriptor, TimeToLive

@@ -1,0 +1,1 @@
+"""Keys: types, canonical bytes, hashes, indexes."""

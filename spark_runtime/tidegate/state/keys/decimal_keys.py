@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.state.compiler import inlined, kernel
+from tidegate.state.numba_kernels import inlined, kernel
 
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]

@@ -35,7 +35,6 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.errors import PipelineError
-from tidegate.state.compiler import kernel
 from tidegate.state.keys.decimal_keys import decimal_bytes
 from tidegate.state.keys.key_types import KEY_TYPES_TEXT, is_text_type, stored_array
 from tidegate.state.keys.key_types import is_fixed_key_type as is_fixed_key_type
@@ -44,6 +43,7 @@ from tidegate.state.keys.stored_values import Int64s as Int64s
 from tidegate.state.keys.stored_values import fixed_values as fixed_values
 from tidegate.state.keys.stored_values import valid_mask as valid_mask
 from tidegate.state.keys.stored_values import width_of
+from tidegate.state.numba_kernels import kernel
 
 NULL_TAG = 0x00
 INT_TAG = 0x01

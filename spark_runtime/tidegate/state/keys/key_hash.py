@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.snapshot.key_groups import key_group_range
-from tidegate.state.compiler import inlined, kernel
 from tidegate.state.keys.key_bytes import canonical_bytes, fixed_column, is_fixed_key_type, key_array
 from tidegate.state.keys.xxh64 import avalanche, begin_short, mix_1, mix_8, xxh64
+from tidegate.state.numba_kernels import inlined, kernel
 
 MAX_KEY_GROUPS = 32768
 """Upper limit of `max_parallelism`: key groups are uint16, and each costs some bytes in every snapshot."""

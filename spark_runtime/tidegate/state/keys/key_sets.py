@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.state.cells import Entries
+from tidegate.state.copy_on_write import Entries
 from tidegate.state.keyed_state import BackendContext, KeyNumbers
 from tidegate.state.keys.key_bytes import key_array
 from tidegate.state.keys.key_hash import hash_keys, key_groups

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.state.compiler import inlined
+from tidegate.state.numba_kernels import inlined
 
 _P1 = np.uint64(11400714785074694791)
 _P2 = np.uint64(14029467366897019727)

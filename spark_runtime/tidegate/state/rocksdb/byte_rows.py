@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.state.compiler import kernel
 from tidegate.state.keys.key_bytes import Bytes, Int64s
+from tidegate.state.numba_kernels import kernel
 
 _NO_BYTES = np.zeros(0, np.uint8)
 

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from tidegate.state.compiler import kernel
 from tidegate.state.keys.decimal_keys import decimal_array
 from tidegate.state.keys.key_bytes import (
     NANOSECOND_TAGS,
@@ -22,6 +21,7 @@ from tidegate.state.keys.key_bytes import (
     fixed_array,
     is_fixed_key_type,
 )
+from tidegate.state.numba_kernels import kernel
 from tidegate.state.rocksdb.byte_rows import ByteRows
 
 

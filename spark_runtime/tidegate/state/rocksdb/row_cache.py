@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.state.compiler import kernel
 from tidegate.state.keys.key_bytes import Bytes, Int64s
 from tidegate.state.keys.key_hash import Hashes, hash_rows
 from tidegate.state.keys.key_index import MIN_ENTRIES, Entries
 from tidegate.state.keys.key_index_kernels import add_bytes, fill_bytes
+from tidegate.state.numba_kernels import kernel
 from tidegate.state.rocksdb.byte_rows import ByteRows
 from tidegate.state.rocksdb.database import RocksTable
 

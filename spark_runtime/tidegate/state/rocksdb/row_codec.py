@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from tidegate.errors import PipelineError, SnapshotError
-from tidegate.state.compiler import kernel
 from tidegate.state.keys.key_bytes import Bytes, Int64s, valid_mask
+from tidegate.state.numba_kernels import kernel
 from tidegate.state.rocksdb.byte_rows import ByteRows, frame, unframe
 
 ROW_VERSION = 1

@@ -1,0 +1,1 @@
+"""Snapshots of one subtask: unaligned barriers, in-flight records, writing of state."""

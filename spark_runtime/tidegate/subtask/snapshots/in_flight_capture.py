@@ -1,4 +1,7 @@
-"""Unaligned snapshots between their synchronous part and the last barrier: in-flight records become state (S3.7)."""
+"""Unaligned snapshots between their synchronous part and the last barrier: in-flight records become state (S3.7).
+
+`snapshot_metrics` returns the metrics of every snapshot, also of aligned ones.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,7 @@ def snapshot_metrics(
     return {
         "sync_ms": float(ended_ms - started_ms),
         "alignment_ms": float(max(0, started_ms - first_ms)),
+        # max: the trigger time is from the driver's clock, which may be ahead of the clock of this slot.
         "start_delay_ms": float(max(0, first_ms - barrier.triggered_ms)),
         "unaligned": float(unaligned),
         "in_flight_bytes": 0.0,
@@ -112,6 +116,7 @@ class InFlightCaptures:
 
     def record(self, channel: int, element: Element) -> None:
         """Record `element`, which was polled from a channel in `recording`."""
+        # A copy, because giving up a snapshot removes its id from the list.
         for checkpoint_id in tuple(self.recording[channel]):
             capture = self._captures[checkpoint_id]
             capture.add(channel, element)
@@ -152,6 +157,7 @@ class InFlightCaptures:
         return capture
 
     def _with_channels(self, parts: Parts, in_flight: Sequence[InFlightElement]) -> Parts:
+        # An operator has one handle in a snapshot, so channel state joins the own parts of the chain's head.
         own = dict(parts).get(self._head_uid)
 
         def write() -> Sequence[StatePart]:

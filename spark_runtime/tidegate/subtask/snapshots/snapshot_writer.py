@@ -117,11 +117,13 @@ class SnapshotWriter:
                 packed(drafts, ())
 
         def packed(drafts: Sequence[_UnwrittenState], new: Sequence[BlobFile]) -> None:
+            # `new` is in the order of `works`, so that each draft takes as many files as it has packs.
             rest = iter(new)
             handles: dict[str, StateHandle] = {}
             for draft in drafts:
                 files = (*draft.handle.files, *(next(rest) for _ in draft.unwritten))
                 handles[draft.uid] = replace(draft.handle, files=files)
+                # Before the acknowledgement in `written`: the driver may report the completion immediately after it.
                 if files and not place.self_contained:
                     self.blobs.on_written(place.checkpoint_id, (draft.uid, index), files)
                 if self._copies is not None and not place.self_contained:

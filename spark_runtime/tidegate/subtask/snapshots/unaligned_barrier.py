@@ -1,4 +1,5 @@
-"""Decide when a checkpoint overtakes queued records of one subtask, and when it may use the overdraft (S3.7)."""
+"""Carry out the aligner's decision that a barrier overtakes queued records, and decide when a subtask may use the
+overdraft (S3.7). `BarrierAligner` decides when."""
 
 from __future__ import annotations
 
@@ -45,6 +46,7 @@ class UnalignedSwitch:
 
     def aborted(self, checkpoint_id: int) -> None:
         """Remove the waiting trigger of an aborted checkpoint."""
+        # Changed in place, because the subtask holds the same deque.
         left = [t for t in self.triggers if t[0].checkpoint_id != checkpoint_id]
         self.triggers.clear()
         self.triggers.extend(left)
@@ -81,6 +83,7 @@ class UnalignedSwitch:
 
         Opens the overdraft if urgent.
         """
+        # The caller found no capacity although the overdraft is open, so it is used up.
         if self.is_overdrawn:
             return False
         due_ms = self.due_ms()

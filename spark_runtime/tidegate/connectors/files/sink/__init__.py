@@ -1,0 +1,1 @@
+"""Sinks of files: staging, publishing, rewinds."""

@@ -99,6 +99,7 @@ class EncodedFile:
         self.rows += batch.num_rows
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
+        # Not `nbytes`: a slice keeps the whole buffers that it refers to in memory.
         self.waiting_bytes += batch.get_total_buffer_size()
         if self._waiting_rows >= self._encoding.group_rows or self.waiting_bytes >= self._encoding.group_bytes:
             self.write_group()
@@ -150,10 +151,14 @@ class EncodedFile:
 
     def drop(self) -> None:
         """Remove the file in any state. Waits for the encoder thread if it is closing the file."""
+        # A close that has begun cannot be cancelled, and must not write while the file is removed. Its error does not
+        # matter.
         if self._ending is not None and not self._ending.cancel():
             wait([self._ending])
         self._waiting = []
         if self._open is not None:
+            # The close only frees the descriptor and the encoder's memory, so a file that cannot be completed is no
+            # error.
             with suppress(OSError, ValueError, pa.ArrowException):
                 self._open.close()
             self._open = None

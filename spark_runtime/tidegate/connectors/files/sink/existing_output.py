@@ -84,6 +84,7 @@ class ExistingOutput:
         """Return whether this lineage still has to replace existing files. Files that arrive after the replacement
         stay.
         """
+        # Only "settled" is cached, because another subtask may complete the replacement at any time.
         if not self._is_settled:
             self._is_settled = self._fs.exists(self._layout.replaced) or not self._fs.exists(self._layout.replaces)
         return not self._is_settled

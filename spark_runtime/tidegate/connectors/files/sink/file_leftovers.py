@@ -132,9 +132,11 @@ class FileLeftovers:
                     yield _Stored(entry["name"], int(entry.get("size") or 0), _written(self._fs, entry))
 
     def _is_old(self, one: _Stored) -> bool:
+        # A file of unknown age stays, because a running job may be staging it.
         return one.written is not None and one.written < self._needed.before
 
     def _remove(self, paths: Iterable[str]) -> None:
+        # `list` runs the generator: without it, nothing would be removed.
         list(self._at_once(self._remove_one, paths))
 
     def _remove_one(self, path: str) -> None:

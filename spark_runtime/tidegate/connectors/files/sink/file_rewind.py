@@ -65,6 +65,8 @@ class FileRewind:
         markers = self._markers()
         # Recorded before any removal: a crash in between must not leave packed markers of removed files valid.
         if (newest := self._newest(markers, self._files())) is not None:
+            # Not up to `before`, which may be unbounded: the record would also invalidate commits of checkpoints that
+            # follow.
             self._packs.rewind(self._checkpoint_id, newest + 1)
         for marker in markers:
             self._remove(marker)
@@ -103,6 +105,7 @@ class FileRewind:
         lacking = []
         for row in self._packs.between(self._checkpoint_id, self._before).to_pylist():
             made = row["subtask"], row["checkpoint_id"]
+            # A transaction that still has its marker was checked by the file names in the marker.
             missing = 0 if made in marked else row["files"] - counted[made]
             lacking += [f"of subtask {made[0]}, checkpoint {made[1]}"] * max(0, missing)
         return lacking

@@ -103,6 +103,7 @@ class FileSink(Sink):
         existing = ExistingOutput(filesystem, FileLayout(root, ctx), ctx, self._format_name)
         if self.if_exists == "error":
             existing.check_absent()
+        # A context without lineage belongs to a check before the submission, which changes nothing.
         elif self.if_exists == "overwrite" and ctx.lineage:
             existing.begin()
 
@@ -125,6 +126,8 @@ class FileSink(Sink):
     def _file_there(self, filesystem: AbstractFileSystem, root: str) -> str | None:
         """Return an existing file of the format at a place where this sink writes files."""
         folder = root
+        # None stands for the level of the files. Only one folder of each level is followed: one path shows the
+        # partitioning.
         for column in (*self._partition_by, None):
             files, folders = list_folder(filesystem, folder)
             files = [path for path in files if is_output(path, self._suffixes)]

@@ -90,14 +90,17 @@ def by_partition(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tupl
     for name in columns:
         column = batch.column(name)
         plain = column.dictionary_decode() if pt.is_dictionary(column.type) else column
+        # With "encode", null is an entry of the dictionary, so it gets an index like every other value.
         encoded = plain.dictionary_encode(null_encoding="encode")
         codes = codes * (len(encoded.dictionary) + 1) + encoded.indices.to_numpy(zero_copy_only=False)
         # Make the codes dense again, so that they do not overflow, whatever the number of columns.
         codes = np.unique(codes, return_inverse=True)[1]
     order = np.argsort(codes, kind="stable")
+    # Codes begin at 0, so the prepended -1 makes the first row a start.
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
     for rows in np.split(order, starts[1:]):
         values = tuple(_text(batch.column(name)[int(rows[0])].as_py()) for name in columns)
+        # A batch with one partition is not copied: the stable sort has left its rows in their order.
         yield values, rest if len(rows) == batch.num_rows else rest.take(pa.array(rows))
 
 
@@ -106,6 +109,7 @@ def _text(value: Any) -> str | None:
     if value is None or value == "":
         return None
     if isinstance(value, bool):
+        # Readers of Hive partitions parse `true`, not Python's `True`.
         return "true" if value else "false"
     return value.isoformat() if isinstance(value, date) else str(value)
 

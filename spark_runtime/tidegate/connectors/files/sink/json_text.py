@@ -47,6 +47,8 @@ def is_text_type(kind: pa.DataType) -> bool:
 
 def json_lines(batch: pa.RecordBatch) -> Sequence[pa.Buffer]:
     """Return the records as lines, in order; as several buffers if they are large."""
+    # The inner `max` leaves batches below the limit whole. The outer one makes progress if single rows exceed the
+    # limit.
     rows = max(1, batch.num_rows * _TEXT_BYTES // max(_TEXT_BYTES, batch.nbytes))
     parts = (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
     return [_bytes_of(_objects(part.schema.names, part.columns, "\n")) for part in parts]
@@ -67,6 +69,7 @@ def _objects(names: Sequence[str], columns: Sequence[pa.Array], end: str = "") -
     for name, column in zip(names, columns, strict=True):
         literal += f"{',' if pieces else ''}{json.dumps(name, ensure_ascii=False)}:"
         quote, texts = _json_texts(column)
+        # Null has no quotation marks, so they become part of the values. This costs one more kernel, and only here.
         if quote and texts.null_count:
             quote, texts = "", pc.binary_join_element_wise('"', texts, '"', "")
         pieces += [literal + quote, texts]
@@ -100,6 +103,7 @@ def _json_texts(column: pa.Array) -> tuple[str, pa.Array]:
 def _struct_texts(column: pa.StructArray) -> pa.Array:
     if not column.type.num_fields:
         return pa.repeat("{}", len(column))
+    # Unlike `field`, `flatten` respects the offset of a slice and the nulls of the struct.
     return _objects([field.name for field in column.type], column.flatten())
 
 
@@ -107,6 +111,7 @@ def _list_texts(column: pa.Array) -> pa.Array:
     """Convert the elements of all lists to text at once, then join them list by list."""
     lists = column.cast(pa.list_(column.type.value_type))
     first, last = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
+    # `values` ignores the offset of a slice, so only the elements that these lists refer to are converted.
     quote, texts = _json_texts(lists.values.slice(first, last - first))
     if quote:
         texts = pc.binary_join_element_wise('"', texts, '"', "")
@@ -125,6 +130,7 @@ def _float_texts(column: pa.Array) -> pa.Array:
     A whole number keeps its `.0`, so that readers that guess types recognise a float.
     """
     finite = pc.is_finite(column)
+    # With `min_count=0`, a column without values counts as finite; otherwise the result is null.
     if not pc.all(finite, min_count=0).as_py():
         column = pc.if_else(finite, column, pa.scalar(None, column.type))
     texts = column.cast(pa.string())
@@ -151,5 +157,6 @@ def _bytes_of(texts: pa.StringArray) -> pa.Buffer:
     _, offsets, data = texts.buffers()
     if not len(texts) or data is None:
         return pa.py_buffer(b"")
+    # A slice shares the buffers of the whole array, so its bytes are between its own first and last offset.
     bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     return data.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))

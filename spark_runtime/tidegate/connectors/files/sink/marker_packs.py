@@ -127,8 +127,10 @@ class MarkerPacks:
 
     def add(self, markers: pa.Table) -> None:
         """Write a pack of these markers, durably. Args: markers: table of `PACK_SCHEMA`, at least one row."""
+        # Sorted, so that a search skips row groups by their statistics, and delta encoding needs few bits for each id.
         ordered = markers.sort_by([("checkpoint_id", "ascending"), ("subtask", "ascending")])
         ids = ordered["checkpoint_id"]
+        # The random part keeps collections that run at once from replacing each other's packs.
         name = f"pack-{ids[0].as_py()}-{ids[-1].as_py()}-{secrets.token_hex(8)}.parquet"
         sink = pa.BufferOutputStream()
         pq.write_table(
@@ -148,6 +150,7 @@ class MarkerPacks:
         """
         listed = self.listed()
         old = [path for path, _, _ in listed.packs]
+        # A single pack whose rows are all needed would only be written again.
         if len(old) < 2 and all(first >= needed_from for _, first, _ in listed.packs):
             return
         try:
@@ -194,5 +197,6 @@ def merge_packs(packs: Sequence[pa.Table], listed: PackListing) -> pa.Table:
     for after, before in listed.rewound:
         field = pc.field("checkpoint_id")
         found = found.filter((field <= after) | (field >= before))
+    # Packs that overlap hold the same number of files for a transaction, so `max` only selects one of them.
     once = found.group_by(["subtask", "checkpoint_id"]).aggregate([("files", "max")])
     return once.rename_columns({"files_max": "files"}).select(PACK_SCHEMA.names).cast(PACK_SCHEMA)

@@ -89,6 +89,7 @@ def _sample(rows: int) -> pa.Array:
     """
     if rows <= SAMPLE_ROWS:
         return pa.array(np.arange(rows))
+    # A row that is sampled twice would count as a repeated value.
     return pa.array(np.unique((_AT * rows).astype(np.int64)))
 
 

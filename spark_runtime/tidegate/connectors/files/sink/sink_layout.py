@@ -102,6 +102,7 @@ class FileLayout:
         for target in targets:
             parts = target.split("/")[:-1]
             found.update(self.target("/".join(parts[:depth])) for depth in range(1, len(parts) + 1))
+        # A folder's path is a prefix of its children's paths, so the reverse order puts children before their parent.
         return sorted(found, reverse=True)
 
     def published_by(self, name: str) -> tuple[int, int] | None:

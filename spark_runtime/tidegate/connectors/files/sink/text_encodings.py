@@ -73,6 +73,7 @@ class CompressedFile:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 - closed by close()
         self.stream: Any = self._file
         if compression == "gzip":
+            # The header holds neither a file name nor a time, so that equal records give equal bytes.
             self.stream = gzip.GzipFile("", "wb", GZIP_LEVEL, self._file, mtime=0)
         elif compression == "zstd":
             self.stream = pa.CompressedOutputStream(pa.PythonFile(self._file, mode="w"), "zstd")
@@ -121,6 +122,7 @@ class OpenCsv:
         if pt.is_dictionary(kind):
             return self._written(kind.value_type)
         as_it_is = pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind) or pt.is_decimal(kind)
+        # Arrow's CSV writer puts only strings in quotes, and a file with one column needs `""` for null.
         return kind if as_it_is and not self._alone else pa.string()
 
     def write(self, table: pa.Table) -> None:

@@ -1,0 +1,1 @@
+"""Sources of files: listing, formats, bad records, positions."""

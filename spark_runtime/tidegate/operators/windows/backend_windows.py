@@ -1,4 +1,4 @@
-"""The open windows of one subtask in a back end outside memory (S5.2); `OpenWindows` does the same in memory.
+"""The open windows of one subtask in a back end outside memory (S5.2); `HeapWindows` does the same in memory.
 
 State is stored by key and pane, event timers by key and window. A window's first timer is at its end, when it fires. A
 later timer is at its close, when the panes of its first step are no longer needed. A key has one timer at the end of
@@ -27,8 +27,8 @@ from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_bytes import Int64s
 
 
-class StoredWindows:
-    """Panes and windows by number, as in `OpenWindows`. Not thread-safe.
+class BackendWindows:
+    """Panes and windows by number, as in `HeapWindows`. Not thread-safe.
 
     Windows fire in order of time. Keys within a window are in the order of the back end, in groups that fit a batch.
 
@@ -173,7 +173,7 @@ class StoredWindows:
     def _fired(self, columns: pa.RecordBatch, windows: Int64s) -> Iterator[pa.RecordBatch]:
         """Emit due windows, one row for each, and register the next timers of their keys. Windows of one key share no
         pane."""
-        emitted, there = self._put_together(columns, windows)
+        emitted, there = self._merge_panes(columns, windows)
         later: Mask = np.any(there[:, self._panes_per_step :], axis=1)
         if later.any():
             self._register_at(columns, windows + 1, self.grid.window_end(windows + 1), later)
@@ -202,10 +202,10 @@ class StoredWindows:
         order = np.argsort(starts_us, kind="stable")
         for at in range(0, len(order), self._most_keys):
             some = order[at : at + self._most_keys]
-            emitted, _ = self._put_together(columns.take(pa.array(some)), self.grid.windows_at(starts_us[some]))
+            emitted, _ = self._merge_panes(columns.take(pa.array(some)), self.grid.windows_at(starts_us[some]))
             yield emitted
 
-    def _put_together(self, columns: pa.RecordBatch, windows: Int64s) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
+    def _merge_panes(self, columns: pa.RecordBatch, windows: Int64s) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
         """Return the results of the (key, window) pairs that have rows, and for each pair which of its panes have
         rows."""
         count, width = len(windows), self._panes_per_window

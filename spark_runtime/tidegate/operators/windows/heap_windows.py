@@ -23,13 +23,13 @@ from tidegate.operators.windows.window_progress import WindowProgress
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.aggregates.aggregation import Selection
-from tidegate.state.cells import Entries
+from tidegate.state.copy_on_write import Entries
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 from tidegate.state.state_layout import foreign_format_error
 
 
-class OpenWindows:
+class HeapWindows:
     """Panes and windows, by their numbers in a `WindowGrid`.
 
     Attributes:

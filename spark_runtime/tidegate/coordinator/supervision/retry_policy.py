@@ -63,7 +63,7 @@ def curability(code: str) -> Curability:
     return "curable" if code in CURABLE else "counted"
 
 
-class RetryableRestarts:
+class RetryPolicy:
     """A restart strategy that gives up on failures that a restart cannot fix. Call order as in RestartStrategy."""
 
     def __init__(self, strategy: RestartStrategy) -> None:
@@ -115,5 +115,7 @@ def _identity(failure: RunFailed) -> tuple[str, str | None, int | None, str]:
     if failure.code == _SLOT_MEMORY:
         text = ""  # the text contains the amount of memory, which varies
     elif failure.code != _USER_ERROR:
+        # The text of a user's error is compared as it is. Numbers
+        # in it may name different rows, and then the errors differ.
         text = _OF_A_RUN.sub("", text)
     return failure.code, failure.operator, failure.subtask, text

@@ -8,11 +8,16 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
-from tidegate.operators.functions.context import ProcessBase
-from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedProcessBase
-from tidegate.operators.functions.process import Process, UnkeyedProcessBase
 from tidegate.operators.time.watermark_specs import TimeUnit
+from tidegate.operators.user_functions.co_process import (
+    BroadcastProcess,
+    CoProcess,
+    KeyedBroadcastProcess,
+    KeyedCoProcess,
+)
+from tidegate.operators.user_functions.context import ProcessBase
+from tidegate.operators.user_functions.keyed_process import KeyedProcess, KeyedProcessBase
+from tidegate.operators.user_functions.process import Process, UnkeyedProcessBase
 
 InputName = Literal["", "left", "right", "broadcast"]
 INPUT_NAMES: dict[InputName | None, InputName] = {None: "", "right": "left", "broadcast": ""}

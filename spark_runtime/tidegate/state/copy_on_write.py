@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.state.compiler import kernel
+from tidegate.state.numba_kernels import kernel
 
 CHUNK_SHIFT = 15
 CHUNK_ENTRIES = 1 << CHUNK_SHIFT

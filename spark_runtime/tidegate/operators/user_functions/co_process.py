@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.operators.functions.context import Batches, Rows, SubtaskContext
-from tidegate.operators.functions.keyed_process import KeyedProcessBase, KeyedRows, ProcessContext
-from tidegate.operators.functions.process import UnkeyedProcessBase
+from tidegate.operators.user_functions.context import Batches, Rows, SubtaskContext
+from tidegate.operators.user_functions.keyed_process import KeyedProcessBase, KeyedRows, ProcessContext
+from tidegate.operators.user_functions.process import UnkeyedProcessBase
 
 
 class CoProcess(UnkeyedProcessBase):

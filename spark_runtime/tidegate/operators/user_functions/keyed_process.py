@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.errors import PipelineError
-from tidegate.operators.functions.context import Batches, ProcessBase, Rows, SubtaskContext
+from tidegate.operators.user_functions.context import Batches, ProcessBase, Rows, SubtaskContext
 from tidegate.state.keyed_state import (
     KeyNumbers,
     KeySet,

@@ -106,6 +106,7 @@ class StopTimeoutState:
 
     @staticmethod
     def _first(missing: Sequence[Subtask], waits: Callable[[Subtask], bool]) -> Sequence[Subtask]:
+        # If each of them seems to wait for another, all are named: an answer without a cause would help nobody.
         return [s for s in missing if not waits(s)] or missing
 
     def _of(self, subtask: Subtask, why: str) -> BlockingSubtask:

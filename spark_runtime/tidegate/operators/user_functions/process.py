@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tidegate.operators.functions.context import Batches, ProcessBase, Rows, SubtaskContext
+from tidegate.operators.user_functions.context import Batches, ProcessBase, Rows, SubtaskContext
 
 
 class UnkeyedProcessBase(ProcessBase):

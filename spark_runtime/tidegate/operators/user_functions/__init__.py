@@ -1,0 +1,1 @@
+"""Base classes and arguments of the functions and processes that users write."""
