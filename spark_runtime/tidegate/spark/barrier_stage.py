@@ -10,27 +10,28 @@ from functools import partial
 from typing import Any
 
 from pyspark import InheritableThread
-from pyspark.sql import SparkSession
 
-from tidegate.spark.slot_entry import SlotParameters, slot_main
+from tidegate.spark.application import SparkApplication
+from tidegate.spark.slot_parameters import SlotParameters
+from tidegate.spark.slot_task import run_slot
 
 _groups = itertools.count(1)
 
 
 class BarrierStage:
-    """Runs `slot_main` in `slots` Spark tasks.
+    """Runs a slot in each of `slots` Spark tasks.
 
     `on_end` is called once, from the stage's thread, with the error or None.
     """
 
     def __init__(
         self,
-        session: SparkSession,
+        application: SparkApplication,
         slots: int,
         parameters: SlotParameters,
         on_end: Callable[[BaseException | None], None],
     ) -> None:
-        self._context: Any = session.sparkContext
+        self._context: Any = application.context
         self._slots = slots
         self._parameters = parameters
         self._on_end = on_end
@@ -54,7 +55,7 @@ class BarrierStage:
         try:
             self._context.setJobGroup(self._group, f"tidegate run {self._parameters.run_id}", interruptOnCancel=True)
             tasks = self._context.parallelize(range(self._slots), self._slots)
-            tasks.barrier().mapPartitions(partial(slot_main, self._parameters)).collect()
+            tasks.barrier().mapPartitions(partial(run_slot, self._parameters)).collect()
         except BaseException as error:
             self._on_end(error)
         else:

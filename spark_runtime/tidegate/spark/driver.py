@@ -48,7 +48,6 @@ from tidegate.log_format import set_up
 from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
 from tidegate.plan.graph_document import graph_document
 from tidegate.plan.job_graph import JobGraph
-from tidegate.spark.driver_loop.batch_loop import BatchLoop
 from tidegate.spark.driver_loop.checkpoint_deletion import CheckpointDeletion
 from tidegate.spark.driver_loop.command_desk import CommandDesk
 from tidegate.spark.driver_loop.owner_observer import OwnerObserver
@@ -188,8 +187,7 @@ class Driver:
             )
             retiring.spared, retiring.delete = job.folders_in_use, job.delete_snapshot
             with OwnerObserver(client, self._spec.number, options):
-                new_supervision = BatchLoop if options.execution_mode == "batch" else StreamingLoop
-                self._supervision = new_supervision(job, self._terminated)
+                self._supervision = _loop_of(options)(job, self._terminated)
                 return self._supervision.run()
 
     def _schemas(self, client: JobClient, log: DecisionLog) -> FoundSchemas:
@@ -238,7 +236,7 @@ class Driver:
 
     def _session(self) -> SparkSession:
         assert self._supervision is not None, "the supervision looks for sources"
-        return self._supervision.session()
+        return self._supervision.application().session
 
     def _options_or_defaults(self) -> JobOptions:
         """Return the options, or defaults if they are invalid.
@@ -274,6 +272,15 @@ class Driver:
             if isinstance(error, FencedError | UnclearAnswerError):
                 desk.abandon()
             logger.error("the failure of the job could not be recorded in the decision log; the driver ends: %s", error)
+
+
+def _loop_of(options: JobOptions) -> type[StreamingLoop]:
+    if options.execution_mode != "batch":
+        return StreamingLoop
+    # Imported here, because its imports cost a driver of streaming mode half a second of CPU.
+    from tidegate.spark.driver_loop.batch_loop import BatchLoop
+
+    return BatchLoop
 
 
 if __name__ == "__main__":

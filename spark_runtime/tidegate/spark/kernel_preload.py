@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 
+from tidegate.state.numba_kernels import compile_kernels
+
 _MODULES = (
     "tidegate.state.keys.key_bytes",
     "tidegate.state.keys.decimal_keys",
@@ -35,3 +37,4 @@ def preload_kernels() -> None:
     """
     for name in _MODULES:
         importlib.import_module(name)
+    compile_kernels()

@@ -12,11 +12,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.channel.control.connections import ControlClient
@@ -34,7 +32,6 @@ from tidegate.channel.control.protocol import (
 from tidegate.channel.failures import PeerLostError
 from tidegate.channel.tcp.data_transport import DataTransport
 from tidegate.clock import steady_clock
-from tidegate.connectors.found_schema import FoundSchemas
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.jobs.artifacts.artifact import unpack_artifact
 from tidegate.jobs.layout import JobLayout
@@ -42,13 +39,14 @@ from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec, decode
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
-from tidegate.log_format import LogFormat, set_up
+from tidegate.log_format import set_up
 from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.location import open_location
 from tidegate.spark.kernel_preload import preload_kernels
 from tidegate.spark.scratch import ScratchFolder
+from tidegate.spark.slot_parameters import SlotParameters
 from tidegate.spark.versions import check_versions, own_versions
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
@@ -118,33 +116,6 @@ class SlotMail:
     def take(self, timeout_s: float) -> DriverMessage:
         """Return the next message from the queue. Raises queue.Empty."""
         return self._queue.get(timeout=timeout_s)
-
-
-@dataclass(frozen=True)
-class SlotParameters:
-    """Parameters with which a Spark task becomes a slot; sent in Spark's closure.
-
-    Attributes:
-        secret: secret of this run, for both kinds of connection; not in its repr.
-        versions: versions of the driver; see `versions`.
-        schemas: schemas that sources found when the job was first built (S5.5).
-        bind_host: address to listen on; None: the executor's own.
-    """
-
-    root: str
-    storage_options: Mapping[str, Any]
-    job_id: str
-    spec: int
-    generation: int
-    run_id: str
-    control_host: str
-    control_port: int
-    digest: str
-    schemas: FoundSchemas
-    versions: Mapping[str, str]
-    bind_host: str | None
-    log_format: LogFormat
-    secret: bytes = field(repr=False)
 
 
 def slot_main(parameters: SlotParameters, _partition: Iterable[int]) -> Iterator[str]:

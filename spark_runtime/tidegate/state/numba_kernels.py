@@ -1,48 +1,30 @@
 """Compilation of kernels: numba, without the interpreter lock, cached in a private writable directory.
 
-Import this module before numba, because it sets numba's cache directory. The cache holds machine code that later
-processes load and run, so the directory must belong to this user alone. If none can be created, a temporary directory
-exists as long as the process.
+numba's cache holds machine code that later processes load and run, so the directory must belong to this user alone. If
+none can be created, a temporary directory exists as long as the process.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
+import importlib
 import os
 import shutil
-import stat
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from tidegate.private_cache import private_cache_directory, user_cache
 
 CACHE_VARIABLE = "NUMBA_CACHE_DIR"
 """Environment variable that names another directory for compiled kernels."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def private_cache_directory(base: Path, digest: str) -> Path | None:
-    """Return `base`/tidegate/kernels/`digest`, and create missing levels with mode 0700.
-
-    Returns None if that fails, or if another user owns a level or can write to it.
-    """
-    directory = base
-    for name in ("tidegate", "kernels", digest):
-        directory = directory / name
-        try:
-            base.mkdir(parents=True, exist_ok=True)
-            directory.mkdir(mode=0o700, exist_ok=True)
-            found = directory.stat()
-        except OSError:
-            return None
-        if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-            return None
-        if not os.access(directory, os.W_OK | os.X_OK):
-            return None
-    return directory
 
 
 def sources_digest() -> str:
@@ -58,21 +40,10 @@ def sources_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _user_cache() -> Path | None:
-    named = os.environ.get("XDG_CACHE_HOME")
-    if named:
-        return Path(named)
-    try:
-        return Path.home() / ".cache"
-    except RuntimeError:
-        return None
-
-
 def _settle_cache_directory() -> None:
     if os.environ.get(CACHE_VARIABLE):
         return
-    base = _user_cache()
-    directory = private_cache_directory(base, sources_digest()) if base is not None else None
+    directory = private_cache_directory(user_cache(), "kernels", sources_digest())
     if directory is None:
         directory = Path(tempfile.mkdtemp(prefix="tidegate-kernels-"))
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
@@ -82,52 +53,101 @@ def _settle_cache_directory() -> None:
         config.CACHE_DIR = str(directory)
 
 
-_settle_cache_directory()
+class Kernel:
+    """A function that numba compiles, or loads from its cache, at the first call or in `compile_kernels`.
 
-import numba  # noqa: E402
+    So a process that only builds a pipeline does not import numba, which takes a second of CPU.
+
+    Args:
+        function: may call other kernels and inlined functions that are globals of its module.
+        options: of numba.njit.
+        signatures: None: a function for use in kernels.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], signatures: Sequence[str] | None):
+        functools.update_wrapper(self, function)
+        self._function, self._options, self._signatures = function, options, signatures
+        self._compiled: Any = None
+        if signatures is not None:
+            _kernels.append(self)
+
+    def compiled(self) -> Any:
+        """Return numba's function. Afterwards, the kernel's own module calls it directly."""
+        with _compiling:
+            if self._compiled is None:
+                names = self._function.__globals__
+                for name in self._function.__code__.co_names:
+                    if isinstance(names.get(name), Kernel):
+                        names[name] = names[name].compiled()
+                numba = _numba()
+                given = [] if self._signatures is None else [[_signature(numba, text) for text in self._signatures]]
+                self._compiled = numba.njit(*given, **self._options)(self._function)
+                if names.get(self._function.__name__) is self:
+                    names[self._function.__name__] = self._compiled
+        return self._compiled
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the kernel."""
+        return (self._compiled or self.compiled())(*arguments)
+
+
+_kernels: list[Kernel] = []
+_compiling = threading.RLock()
+
+
+def compile_kernels() -> None:
+    """Compile every kernel of the modules imported so far, or load it from the cache."""
+    for found in _kernels:
+        found.compiled()
 
 
 def kernel(*signatures: str) -> Callable[[_Function], _Function]:
-    """Compile for exactly `signatures` when the module is imported, or load the kernel from the cache.
+    """Make a function a kernel, compiled for exactly `signatures`.
 
     Signatures use read-only arrays. Writable arrays convert to them, so Arrow's arrays and our own need one version.
     Kernels do not hold the interpreter lock, do not check bounds and wrap around on integer overflow.
     """
-    compile_: Any = numba.njit([_signature(text) for text in signatures], cache=True, nogil=True, error_model="numpy")
-    return compile_
+    options = {"cache": True, "nogil": True, "error_model": "numpy"}
+
+    def make(function: _Function) -> _Function:
+        return cast(_Function, Kernel(function, options, signatures))
+
+    return make
 
 
 def inlined(function: _Function) -> _Function:
     """Return a device function for use in kernels of any signature."""
-    compiled: Any = numba.njit(inline="always", error_model="numpy")(function)
-    return compiled
+    return cast(_Function, Kernel(function, {"inline": "always", "error_model": "numpy"}, None))
 
 
-_ARRAYS: dict[str, Any] = {
-    "u1[]": numba.types.Array(numba.uint8, 1, "C", readonly=True),
-    "u2[]": numba.types.Array(numba.uint16, 1, "C", readonly=True),
-    "i4[]": numba.types.Array(numba.int32, 1, "C", readonly=True),
-    "i8[]": numba.types.Array(numba.int64, 1, "C", readonly=True),
-    "u8[]": numba.types.Array(numba.uint64, 1, "C", readonly=True),
-    "f8[]": numba.types.Array(numba.float64, 1, "C", readonly=True),
-    "u1[]!": numba.uint8[::1],
-    "u2[]!": numba.uint16[::1],
-    "i4[]!": numba.int32[::1],
-    "u4[]!": numba.uint32[::1],
-    "i8[]!": numba.int64[::1],
-    "u8[]!": numba.uint64[::1],
-    "f8[]!": numba.float64[::1],
-    "u1": numba.uint8,
-    "i4": numba.int32,
-    "i8": numba.int64,
-    "u8": numba.uint64,
-    "f8": numba.float64,
-    "b1": numba.boolean,
-    "void": numba.void,
-}
-"""Words of a signature: `i8[]` is a read-only array of int64, `i8[]!` is one that the kernel writes."""
+@functools.cache
+def _numba() -> Any:
+    """Return numba, which reads its cache directory when it is imported."""
+    _settle_cache_directory()
+    return importlib.import_module("numba")
 
 
-def _signature(text: str) -> Any:
+def _signature(numba: Any, text: str) -> Any:
+    """Return numba's form of a signature: `i8[]` is a read-only array of int64, `i8[]!` one that the kernel writes."""
     returns, _, arguments = text.partition("(")
-    return _ARRAYS[returns.strip()](*(_ARRAYS[word.strip()] for word in arguments.rstrip(")").split(",")))
+    return _type(numba, returns.strip())(*(_type(numba, word.strip()) for word in arguments.rstrip(")").split(",")))
+
+
+def _type(numba: Any, word: str) -> Any:
+    item, _, array = word.partition("[]")
+    type_ = getattr(numba, _TYPES[item])
+    return numba.types.Array(type_, 1, "C", readonly=not array) if "[]" in word else type_
+
+
+_TYPES = {
+    "u1": "uint8",
+    "u2": "uint16",
+    "u4": "uint32",
+    "u8": "uint64",
+    "i4": "int32",
+    "i8": "int64",
+    "f8": "float64",
+    "b1": "boolean",
+    "void": "void",
+}
+"""Words of a signature, and numba's names."""

@@ -66,10 +66,10 @@ class AttemptHarness:
         context = SimpleNamespace(setJobGroup=lambda *_, **__: None, cancelJobGroup=lambda _: self.cancelled.set())
         self.run = BatchRun(self.answers.append)
         self.rounds: list[Callable[[], None]] = []
-        session: Any = SimpleNamespace(sparkContext=context)
+        application: Any = SimpleNamespace(context=context)
         untyped: Any = self.commit
         self.attempt = BatchAttempt(
-            session,
+            application,
             self.run,
             untyped,
             calculation,

@@ -24,11 +24,12 @@ from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import OptionError, TidegateError
 from tidegate.jobs.options import JobOptions
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
-from tidegate.spark.batch.exchange import HASH, TARGET, ExchangeSender, SortedBlocks, sort_columns
+from tidegate.spark.application import spark_settings
+from tidegate.spark.batch.exchange import HASH, TARGET, SortedBlocks, sort_columns
+from tidegate.spark.batch.exchange_senders import ExchangeSender
 from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
 from tidegate.spark.batch.worker_task import FAILURE, TaskFailedError, failure_in, failure_report, subtask_of
 from tidegate.spark.driver_loop.row_materialisation import WriteTask
-from tidegate.spark.session import spark_settings
 from tidegate.subtask.chain import OperatorFailure
 
 COLUMNS: dict[str, pa.Array] = {

@@ -56,8 +56,7 @@ class Submitted:
             def run(self) -> int:
                 return 0
 
-        self._monkeypatch.setattr(driver_module, "StreamingLoop", Supervision)
-        self._monkeypatch.setattr(driver_module, "BatchLoop", Supervision)
+        self._monkeypatch.setattr(driver_module, "_loop_of", lambda _: Supervision)
         self._launches += 1
         driver = driver_module.Driver(
             self.client.root, "small", spec_number=1, launch=self._launches, storage_options={}

@@ -24,10 +24,10 @@ from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Command, CommandResult, Spec, Withdrawn, decode, encode
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.job_graph import JobGraph
+from tidegate.spark.application import ui_url
 from tidegate.spark.driver_loop import streaming_loop
 from tidegate.spark.driver_loop.command_desk import CommandDesk
 from tidegate.spark.driver_loop.streaming_loop import StreamingLoop
-from tidegate.spark.session import ui_url
 
 NOW = "2026-01-01T00:00:00+00:00"
 LATER = "2999-01-01T00:00:00+00:00"
@@ -185,8 +185,8 @@ class Loop:
         self.supervision = StreamingLoop(
             untyped,
             self.terminated,
-            new_session=lambda *_, **__: SimpleNamespace(  # type: ignore[arg-type, return-value]
-                stop=lambda: None, sparkContext=SimpleNamespace(uiWebUrl="http://driver:4040")
+            new_application=lambda *_, **__: SimpleNamespace(  # type: ignore[arg-type, return-value]
+                stop=lambda: None, context=SimpleNamespace(uiWebUrl="http://driver:4040")
             ),
             new_slot_wait=lambda *_: SimpleNamespace(poll=slots, offered=1),  # type: ignore[arg-type, return-value]
             new_attempt=lambda *_, **given: FakeAttempt(remaining, **given),  # type: ignore[arg-type, return-value]
@@ -224,8 +224,8 @@ def test_a_job_that_fails_once_runs_again_and_finishes() -> None:
 
 def test_where_sparks_own_pages_are_is_told_only_when_there_are_any() -> None:
     for context in (SimpleNamespace(uiWebUrl=None), None):
-        session: Any = SimpleNamespace(sparkContext=context)
-        assert ui_url(session) is None
+        application: Any = SimpleNamespace(context=context)
+        assert ui_url(application) is None
 
 
 def test_a_command_reaches_the_run_and_its_answer_the_store() -> None:

@@ -10,28 +10,29 @@ from pathlib import Path
 import numba
 
 import tidegate
+from tidegate.private_cache import private_cache_directory
 from tidegate.spark.kernel_preload import preload_kernels
 from tidegate.state.keys.key_hash import _targets
 from tidegate.state.keys.key_index_kernels import add_bytes, add_fixed
-from tidegate.state.numba_kernels import CACHE_VARIABLE, private_cache_directory
+from tidegate.state.numba_kernels import CACHE_VARIABLE
 
 
 def test_the_cache_is_private_to_its_user(tmp_path: Path) -> None:
-    directory = private_cache_directory(tmp_path / "new", "digest")
+    directory = private_cache_directory(tmp_path / "new", "kernels", "digest")
     assert directory == tmp_path / "new" / "tidegate" / "kernels" / "digest"
     assert all(level.stat().st_mode & 0o077 == 0 for level in (directory, directory.parent, directory.parent.parent))
-    assert private_cache_directory(tmp_path / "new", "digest") == directory
+    assert private_cache_directory(tmp_path / "new", "kernels", "digest") == directory
 
 
 def test_a_cache_that_others_can_write_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "tidegate").mkdir()
     (tmp_path / "tidegate").chmod(0o777)
-    assert private_cache_directory(tmp_path, "digest") is None
+    assert private_cache_directory(tmp_path, "kernels", "digest") is None
 
 
 def test_no_cache_can_be_made_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert private_cache_directory(tmp_path / "file", "digest") is None
+    assert private_cache_directory(tmp_path / "file", "kernels", "digest") is None
 
 
 def test_every_kernel_is_compiled_before_it_is_called() -> None:

@@ -16,14 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tidegate.operators.time.event_time import EventTimeColumn
-from tidegate.plan.batch_plan import BatchPlan, Stage, StageInput
-from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
-from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
-from tidegate.state.keys.key_types import is_key_type
-from tidegate.subtask.partitioner import targets_of
+from tidegate.plan.batch_plan import Stage, StageInput
+from tidegate.spark.batch.wire_rows import from_wire, wire_schema
 
 TARGET, HASH, TIME, INPUT, ORDER = "target", "hash", "time", "input", "place"
 TAG_SCHEMA = pa.schema(
@@ -31,12 +26,8 @@ TAG_SCHEMA = pa.schema(
 )
 BUCKET, PACK = "bucket", "pack"
 PACK_SCHEMA = pa.schema([(TARGET, pa.int32()), (BUCKET, pa.int32()), (ORDER, pa.int64()), (PACK, pa.binary())])
-_BUCKET_BITS = 6
+BUCKET_BITS = 6
 """A subtask merges the rows of one of 64 buckets of keys at a time. The first bits of a key's hash are its bucket."""
-_ORIGIN_BITS = 40
-"""Bits of ORDER that number the rows of one subtask."""
-_NO_TIME = np.iinfo(np.int64).min
-"""Before all times."""
 
 
 def sort_columns(schema: pa.Schema) -> tuple[str, ...]:
@@ -54,110 +45,6 @@ def exchange_schema(stage: Stage) -> pa.Schema:
     for given in stage.inputs:
         fields += list(wire_schema(given.schema, f"c{given.input_index}_"))
     return pa.schema(fields)
-
-
-class ExchangeSender:
-    """Prepares one input's rows for the exchange, in one upstream subtask."""
-
-    def __init__(self, plan: BatchPlan, stage: Stage, given: StageInput, index: int) -> None:
-        parallelism, max_parallelism = plan.parallelism, plan.max_parallelism
-        self._plan = plan
-        self._uid = plan.graph.nodes[stage.nodes[0]].uid
-        self._stage = stage
-        self._given = given
-        self._parallelism = parallelism
-        self._max_parallelism = max_parallelism
-        self._index = index
-        self._owners = subtask_of_key_groups(parallelism, max_parallelism)
-        self._time = None if given.event_time is None else EventTimeColumn(*given.event_time)
-        self._schema = exchange_schema(stage)
-        self._rows = 0
-        self._batches = 0
-
-    def tagged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch in `exchange_schema`."""
-        n = batch.num_rows
-        hashes, targets = self._places(batch)
-        columns: list[pa.Array] = [
-            pa.array(targets),
-            pa.array(hashes),
-            self._times(batch),
-            pa.array(np.full(n, self._given.input_index, np.int8)),
-            pa.array(np.arange(n, dtype=np.int64) + ((self._index << _ORIGIN_BITS) + self._rows)),
-        ]
-        self._rows += n
-        self._batches += 1
-        for other in self._stage.inputs:
-            mine = other.input_index == self._given.input_index
-            columns += to_wire(batch) if mine else [pa.nulls(n, f.type) for f in wire_schema(other.schema)]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-    def _places(self, batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        n = batch.num_rows
-        if self._given.exchange == "hash" and self._given.keys:
-            hashes = hash_keys(batch, self._given.keys)
-            return hashes.view(np.int64), self._owners[key_groups(hashes, self._max_parallelism)].astype(np.int32)
-        target = 0
-        if self._given.exchange == "forward":
-            target = self._index
-        elif self._given.partitioner is not None:
-            uid = self._uid
-            return np.zeros(n, np.int64), targets_of(
-                self._given.partitioner, batch, self._parallelism, uid, self._index
-            )
-        elif self._given.exchange == "rebalance":
-            return np.zeros(n, np.int64), self._spread(batch)
-        return np.zeros(n, np.int64), np.full(n, target, np.int32)
-
-    def _spread(self, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
-        """Distribute rows evenly.
-
-        A row must go to the same subtask if Spark reruns this subtask after others have read its rows; else rows would
-        be lost or duplicated. So the target depends on the place if the order is always the same, else on the content.
-        """
-        n = batch.num_rows
-        if self._plan.stages[self._given.upstream].is_ordered:
-            return np.full(n, (self._index + self._batches) % self._parallelism, np.int32)
-        columns = [field.name for field in batch.schema if is_key_type(field.type)]
-        if not columns:
-            return np.full(n, self._index, np.int32)
-        return (hash_keys(batch, columns) % np.uint64(self._parallelism)).astype(np.int32)
-
-    def _times(self, batch: pa.RecordBatch) -> pa.Array:
-        if self._time is None or self._time.column not in batch.schema.names:
-            return pa.array(np.zeros(batch.num_rows, np.int64))
-        return pc.fill_null(self._time.microseconds(batch), _NO_TIME)
-
-
-class PackSender:
-    """Packs rows of partial aggregates, in one upstream subtask."""
-
-    def __init__(self, plan: BatchPlan, given: StageInput, index: int) -> None:
-        self._keys = given.keys
-        self._max_parallelism = plan.max_parallelism
-        self._owners = subtask_of_key_groups(plan.parallelism, plan.max_parallelism)
-        self._packs = plan.parallelism << _BUCKET_BITS
-        self._next = index << _ORIGIN_BITS
-
-    def tagged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the packs of a batch, in `PACK_SCHEMA`."""
-        hashes = hash_keys(batch, self._keys)
-        targets = self._owners[key_groups(hashes, self._max_parallelism)].astype(np.int64)
-        numbers = (targets << _BUCKET_BITS) | (hashes >> np.uint64(64 - _BUCKET_BITS)).astype(np.int64)
-        counts = np.bincount(numbers, minlength=self._packs)
-        rows = batch.take(pa.array(np.argsort(numbers, kind="stable")))
-        starts = np.cumsum(counts) - counts
-        used = np.flatnonzero(counts)
-        packs = [rows.slice(starts[n], counts[n]).serialize().to_pybytes() for n in used.tolist()]
-        places = np.arange(self._next, self._next + len(used))
-        self._next += len(used)
-        columns = [
-            pa.array((used >> _BUCKET_BITS).astype(np.int32)),
-            pa.array((used & ((1 << _BUCKET_BITS) - 1)).astype(np.int32)),
-            pa.array(places),
-            pa.array(packs, pa.binary()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=PACK_SCHEMA)
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,7 @@ from tidegate.plan.job_graph import Node
 from tidegate.plan.spark_pushdown import SparkRows
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.parts import StatePart
-from tidegate.spark.batch.exchange import (
-    ExchangeSender,
-    PackedBlocks,
-    PackSender,
-    SortedBlock,
-    SortedBlocks,
-    exchange_schema,
-)
+from tidegate.spark.batch.exchange import PackedBlocks, SortedBlock, SortedBlocks, exchange_schema
 from tidegate.spark.batch.stage_operators import BLOCK_ROWS, Emitted, StageChain, run_exchanged, run_rows
 from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
 from tidegate.subtask.chain import OperatorFailure
@@ -378,6 +371,9 @@ def _as_sent(
     job: BatchJob, stage: Stage, sends_to: tuple[int, int] | None, index: int, rows: Iterable[Emitted]
 ) -> Iterator[pa.RecordBatch]:
     if sends_to is not None:
+        # Imported here, because only workers need the kernels that it imports.
+        from tidegate.spark.batch.exchange_senders import ExchangeSender, PackSender
+
         reader, given = job.plan.stages[sends_to[0]], _given(job.plan, sends_to)
         tagger = PackSender(job.plan, given, index) if reader.merges else ExchangeSender(job.plan, reader, given, index)
         for emitted in rows:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from tidegate.channel.control.connections import ControlServer
 from tidegate.channel.control.protocol import (
     Cancel,
@@ -32,9 +30,9 @@ from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.recovery.restore import RestoreState
 from tidegate.coordinator.supervision.slot_liveness import SlotLiveness
 from tidegate.jobs.options import JobOptions
+from tidegate.spark.application import SparkApplication, is_local
 from tidegate.spark.barrier_stage import BarrierStage, first_line
-from tidegate.spark.session import is_local
-from tidegate.spark.slot_entry import SlotParameters
+from tidegate.spark.slot_parameters import SlotParameters
 from tidegate.spark.versions import own_versions
 
 TICK_S = 0.1
@@ -72,7 +70,7 @@ class Attempt:
 
     def __init__(
         self,
-        session: SparkSession,
+        application: SparkApplication,
         options: JobOptions,
         parameters: Mapping[str, Any],
         *,
@@ -92,7 +90,6 @@ class Attempt:
             assignments: source uid -> subtask index -> splits, for a fresh start.
             on_round: called at every round of the loop, at least each TICK_S and after `wake`; may use `job_run`.
         """
-        self._session = session
         self._options = options
         self._assignments = assignments
         self._restore = restore
@@ -118,10 +115,10 @@ class Attempt:
             on_message=lambda slot, message: self._posted.put(("message", (slot, message))),
             on_lost=lambda slot, reason: self._posted.put(("lost", (slot, reason))),
         )
-        host = str(session.sparkContext.getConf().get("spark.driver.host", "127.0.0.1"))
+        host = str(application.context.getConf().get("spark.driver.host", "127.0.0.1"))
         control_host, control_port = self._control.listen("127.0.0.1" if is_local(master) else host)
         self._stage = BarrierStage(
-            session,
+            application,
             options.parallelism,
             SlotParameters(
                 **parameters,

@@ -19,6 +19,7 @@ from tidegate.coordinator.batch_commit import BatchCommit, StagedReport
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.errors import FencedError, TidegateError, UnclearAnswerError
 from tidegate.plan.batch_plan import BatchPlan
+from tidegate.spark.application import SparkApplication
 from tidegate.spark.barrier_stage import first_line
 from tidegate.spark.batch.spark_frames import SparkFrames, run_and_collect
 from tidegate.spark.batch.stage_compiler import compile_batch
@@ -90,7 +91,7 @@ class BatchAttempt:
 
     def __init__(
         self,
-        session: SparkSession,
+        application: SparkApplication,
         job_run: BatchRun,
         commit: BatchCommit,
         calculation: Callable[[], Sequence[StagedReport]] | None,
@@ -108,7 +109,7 @@ class BatchAttempt:
             on_round: called at every round of the loop, at least each TICK_S and after `wake`.
         """
         self.job_run = job_run
-        self._context: Any = session.sparkContext
+        self._context: Any = application.context
         self._commit = commit
         self._calculation = calculation
         self._group = f"tidegate-{run_id}"

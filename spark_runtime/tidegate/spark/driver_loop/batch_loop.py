@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from tidegate.connectors.found_schema import found_schemas
 from tidegate.connectors.interface import ReadBySpark
 from tidegate.connectors.split_documents import split_to_json
@@ -17,12 +15,12 @@ from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.errors import PipelineError, StoreError
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
 from tidegate.plan.graph_document import graph_document
+from tidegate.spark.application import SlotWait, SparkApplication, start_application
 from tidegate.spark.batch.stage_task import sum_counters
 from tidegate.spark.batch.worker_task import WorkerPlace
 from tidegate.spark.driver_loop.batch_attempt import BatchAttempt, BatchRun, StageExecution
 from tidegate.spark.driver_loop.spark_job import SparkJob, Splits
 from tidegate.spark.driver_loop.streaming_loop import StreamingLoop
-from tidegate.spark.session import SlotWait, start_session
 
 
 class NoSlotWait(SlotWait):
@@ -41,13 +39,15 @@ class BatchLoop(StreamingLoop):
         job: SparkJob,
         terminated: threading.Event,
         *,
-        new_session: Callable[..., SparkSession] = start_session,
+        new_application: Callable[..., SparkApplication] = start_application,
         new_attempt: Callable[..., Any] = BatchAttempt,
     ) -> None:
         """Create the loop. Raises PipelineError for pipelines that batch mode does not support; the message names the
         reason.
         """
-        super().__init__(job, terminated, new_session=new_session, new_slot_wait=NoSlotWait, new_attempt=new_attempt)
+        super().__init__(
+            job, terminated, new_application=new_application, new_slot_wait=NoSlotWait, new_attempt=new_attempt
+        )
         options = job.options
         allowed = options.allow_mode_dependent
         refuse_restore(job)
@@ -72,7 +72,7 @@ class BatchLoop(StreamingLoop):
         self._show(())
         self._job.retire_garbage()
 
-    def _make_attempt(self, session: SparkSession) -> tuple[Any, sv.StopPoint | None]:
+    def _make_attempt(self, application: SparkApplication) -> tuple[Any, sv.StopPoint | None]:
         job = self._job
         run_id = f"{next(self._runs):06d}{secrets.token_hex(4)}"
         run = BatchRun(lambda answer: self._inbox.put(lambda: sv.RunAnswered(answer, run.outcome is not None)))
@@ -96,7 +96,7 @@ class BatchLoop(StreamingLoop):
                 now_ms=self._now_ms(),
                 log_format=job.options.log_format,
             )
-            stages = StageExecution(session, job, self._plan, self._found, place)
+            stages = StageExecution(application.session, job, self._plan, self._found, place)
 
             def calculate() -> Sequence[StagedReport]:
                 commit.clean()
@@ -107,7 +107,7 @@ class BatchLoop(StreamingLoop):
             commit.checkpoint_id, commit.path = done
         started = sv.RunStarted(run_id, None, done is not None)
         attempt = self._new_attempt(
-            session,
+            application,
             run,
             commit,
             calculation,

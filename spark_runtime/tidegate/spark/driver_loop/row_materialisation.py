@@ -27,7 +27,6 @@ from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Spec
 from tidegate.jobs.stores.store import Store
 from tidegate.spark.barrier_stage import first_line
-from tidegate.spark.batch.spark_frames import declared_columns
 
 logger = logging.getLogger("tidegate.spark")
 
@@ -76,6 +75,9 @@ class RowMaterialisation:
         folder = self.layout.materialised_files(self.spec.number, uid, self.generation_log.generation)
         url = f"{absolute_url(self.root).rstrip('/')}/{folder}"
         where = f"source {uid!r}"
+        # Imported here, because it imports Spark SQL, which few drivers of streaming mode need.
+        from tidegate.spark.batch.spark_frames import declared_columns
+
         try:
             frame = declared_columns(self.session(), source).coalesce(parallelism)
             task = WriteTask(url, self.storage_options, source.schema(), where)

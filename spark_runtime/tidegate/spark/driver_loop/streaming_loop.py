@@ -17,8 +17,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from tidegate.clock import steady_clock
 from tidegate.connectors.found_schema import found_schemas
 from tidegate.connectors.interface import ReadBySpark
@@ -38,11 +36,11 @@ from tidegate.errors import (
 )
 from tidegate.log_format import context
 from tidegate.plan.graph_document import graph_document
+from tidegate.spark.application import SlotWait, SparkApplication, start_application, ui_url
 from tidegate.spark.driver_loop.attempt import Attempt, SlotState
 from tidegate.spark.driver_loop.checkpoint_deletion import CANCELLED_WORKER_GRACE_S
 from tidegate.spark.driver_loop.spark_job import SparkJob, Splits, assign_splits, fresh_splits
 from tidegate.spark.driver_loop.status_hint import busy_operators, job_metrics, job_watermark_us
-from tidegate.spark.session import SlotWait, start_session, ui_url
 
 logger = logging.getLogger("tidegate.spark")
 
@@ -63,26 +61,26 @@ class StreamingLoop:
         job: SparkJob,
         terminated: threading.Event,
         *,
-        new_session: Callable[..., SparkSession] = start_session,
-        new_slot_wait: Callable[[SparkSession, Any, Any], SlotWait] = SlotWait,
+        new_application: Callable[..., SparkApplication] = start_application,
+        new_slot_wait: Callable[[SparkApplication, Any, Any], SlotWait] = SlotWait,
         new_attempt: Callable[..., Attempt] = Attempt,
     ) -> None:
         """Create the loop.
 
         Args:
             terminated: set by SIGTERM.
-            new_session, new_slot_wait, new_attempt: create the objects that use Spark.
+            new_application, new_slot_wait, new_attempt: create the objects that use Spark.
         """
         self._job = job
         self._terminated = terminated
-        self._new_session, self._new_slot_wait, self._new_attempt = new_session, new_slot_wait, new_attempt
+        self._new_application, self._new_slot_wait, self._new_attempt = new_application, new_slot_wait, new_attempt
         self._now_ms = steady_clock()
         self._runs = itertools.count(1)
         self._supervisor = Supervisor(job.options)
         self._inbox: queue.Queue[LateEvent] = queue.Queue()
         self._attempt: Attempt | None = None
         self._late: list[ev.RunRequest] = []
-        self._session: SparkSession | None = None
+        self._application: SparkApplication | None = None
         self._splits: Splits | None = None
         self._wants_slots = False
         self._slot_wait: SlotWait | None = None
@@ -106,21 +104,21 @@ class StreamingLoop:
             self._validate_before_start()
             self._take_events()
             while self._exit_code is None:
-                self._run_round(self.session())
+                self._run_round(self.application())
             return self._exit_code
         finally:
             self._over.set()
             watcher.join(5.0)
-            if self._session is not None:
-                self._session.stop()
+            if self._application is not None:
+                self._application.stop()
 
-    def session(self) -> SparkSession:
-        """Return the job's session, which is started at the first call."""
-        if self._session is None:
+    def application(self) -> SparkApplication:
+        """Return the job's Spark application, which is started at the first call."""
+        if self._application is None:
             reads_frames = any(isinstance(node.source, ReadBySpark) for node in self._job.graph.nodes)
-            self._session = self._new_session(self._job.spec, self._job.options, reads_frames=reads_frames)
-            self._job.hint.update(spark_ui=ui_url(self._session))
-        return self._session
+            self._application = self._new_application(self._job.spec, self._job.options, reads_frames=reads_frames)
+            self._job.hint.update(spark_ui=ui_url(self._application))
+        return self._application
 
     def _validate_before_start(self) -> None:
         """Report configuration errors, and sources that cannot be read, before the driver waits for Spark and slots.
@@ -142,14 +140,14 @@ class StreamingLoop:
 
     # ------------------------------------------------------------ the loop
 
-    def _run_round(self, session: SparkSession) -> None:
+    def _run_round(self, application: SparkApplication) -> None:
         """Do one round between runs, or a whole run."""
         if self._start is not None:
             start, self._start = self._start, None
-            self._feed(self._one_run(session, start.requests))
+            self._feed(self._one_run(application, start.requests))
             return
         if self._wants_slots:
-            self._poll_slots(session)
+            self._poll_slots(application)
         self._take_events(self._pause_s())
 
     def _take_events(self, wait_s: float = 0.0) -> None:
@@ -175,10 +173,10 @@ class StreamingLoop:
         for action in self._supervisor.handle(event, self._now_ms()):
             self._carry_out(action)
 
-    def _poll_slots(self, session: SparkSession) -> None:
+    def _poll_slots(self, application: SparkApplication) -> None:
         job = self._job
         if self._slot_wait is None:
-            self._slot_wait = self._new_slot_wait(session, job.spec, job.options)
+            self._slot_wait = self._new_slot_wait(application, job.spec, job.options)
         slot_wait = self._slot_wait
         try:
             there = slot_wait.poll()
@@ -281,11 +279,13 @@ class StreamingLoop:
 
     # ------------------------------------------------------------ one run
 
-    def _one_run(self, session: SparkSession, requests: Sequence[ev.RunRequest]) -> sv.RunTornDown | sv.RunImpossible:
+    def _one_run(
+        self, application: SparkApplication, requests: Sequence[ev.RunRequest]
+    ) -> sv.RunTornDown | sv.RunImpossible:
         """Run the job once. Blocks until the run is over; events are processed meanwhile."""
         try:
             wanted = [request for request in requests if self._is_wanted(request)]
-            attempt, stop = self._make_attempt(session)
+            attempt, stop = self._make_attempt(application)
         except (FencedError, UnclearAnswerError):
             raise
         except StoreError as error:
@@ -310,7 +310,7 @@ class StreamingLoop:
         self._late = []
         return sv.RunTornDown(outcome, tuple(again), self._stop_point(), random.random(), self._latest())
 
-    def _make_attempt(self, session: SparkSession) -> tuple[Attempt, sv.StopPoint | None]:
+    def _make_attempt(self, application: SparkApplication) -> tuple[Attempt, sv.StopPoint | None]:
         """Return the next run, and the completed stop-savepoint if that is what the run commits."""
         job = self._job
         # In ascending order, because sinks recognise by it what an earlier run of this generation left.
@@ -356,7 +356,7 @@ class StreamingLoop:
 
         started = sv.RunStarted(run_id, restore.location if restore else None, commit_only is not None)
         attempt = self._new_attempt(
-            session,
+            application,
             job.options,
             self._slot_parameters(run_id),
             master=job.spec.master,

@@ -1,20 +1,31 @@
-"""The Spark session of a job, and the number of slots it offers."""
+"""The Spark application of a job, and the number of slots it offers."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
+from pyspark import SparkConf, SparkContext
+from pyspark.find_spark_home import _find_spark_home
 
 from tidegate.errors import EnvironmentProblemError, OptionError, SlotsUnavailableError
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec
 from tidegate.jobs.secrets import resolve_secrets
+from tidegate.private_cache import private_cache_directory, user_cache
+from tidegate.spark.class_archive import java_options, remove_archives
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger("tidegate.spark")
 
 FIXED_CONF = {
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
@@ -46,6 +57,31 @@ BATCH_CONF = {
 FIXED_BATCH_CONF = {"spark.sql.adaptive.enabled": "false"}
 """Settings of batch mode that users cannot change, because its stages depend on the number of partitions they request.
 """
+
+
+class SparkApplication:
+    """Spark's side of a driver.
+
+    Slots need only the context. Spark SQL, which takes more than a second of CPU to start, is started when it is used.
+
+    Attributes:
+        context: the Spark context.
+    """
+
+    def __init__(self, context: SparkContext) -> None:
+        self.context = context
+
+    @cached_property
+    def session(self) -> SparkSession:
+        """The session of Spark SQL."""
+        from pyspark.sql import SparkSession
+
+        return SparkSession(self.context)
+
+    def stop(self) -> None:
+        """Stop Spark."""
+        started = self.__dict__.get("session")
+        (self.context if started is None else started).stop()
 
 
 def is_local(master: str) -> bool:
@@ -97,7 +133,7 @@ def _with_defaults(spec: Spec, options: JobOptions, given: dict[str, str]) -> di
     return conf
 
 
-def start_session(spec: Spec, options: JobOptions, *, reads_frames: bool = False) -> SparkSession:
+def start_application(spec: Spec, options: JobOptions, *, reads_frames: bool = False) -> SparkApplication:
     """Start Spark.
 
     Args:
@@ -117,14 +153,9 @@ def start_session(spec: Spec, options: JobOptions, *, reads_frames: bool = False
     settings = spark_settings(spec, options, reads_frames=reads_frames)
     # Only spark-submit reads spark.pyspark.python. Without it, the workers use this variable.
     os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
-    builder: Any = SparkSession.builder
-    builder = builder.appName(f"tidegate {spec.job_id}")
-    if not submitted:  # spark-submit has set the master; in a pod, its address differs from the one outside
-        builder = builder.master(spec.master)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
+    archived = "" if submitted else _archive_options(settings, options.execution_mode)
     try:
-        session: SparkSession = builder.getOrCreate()
+        context = _start(spec, settings, archived)
     except Exception as error:
         raise EnvironmentProblemError(
             f"Spark could not be started on master {spec.master}",
@@ -132,20 +163,48 @@ def start_session(spec: Spec, options: JobOptions, *, reads_frames: bool = False
             cause=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             remedy="Run `tidegate doctor`, which checks Java and Python, and check the address of the master",
         ) from error
-    session.sparkContext.setLogLevel("WARN")
-    return session
+    context.setLogLevel("WARN")
+    return SparkApplication(context)
 
 
-def ui_url(session: SparkSession) -> str | None:
+def _archive_options(settings: Mapping[str, str], mode: str) -> str:
+    """Return the JVM's options for its archive of classes; "" if the user chose options or a class path for the JVM,
+    which an archive might not fit.
+    """
+    chosen = settings.get("spark.driver.extraJavaOptions") != IDLE_JVM["spark.driver.extraJavaOptions"]
+    if chosen or any(key in settings for key in ("spark.driver.extraClassPath", "spark.driver.defaultJavaOptions")):
+        return ""
+    directory = private_cache_directory(user_cache(), "classes")
+    return java_options(directory, Path(_find_spark_home()) / "jars", mode)
+
+
+def _start(spec: Spec, settings: Mapping[str, str], archived: str) -> SparkContext:
+    conf = SparkConf().setAppName(f"tidegate {spec.job_id}").setAll(list(settings.items()))
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        # Otherwise, spark-submit has set the master; in a pod, its address differs from the one outside.
+        conf.setMaster(spec.master)
+    if not archived:
+        return SparkContext.getOrCreate(conf)
+    key = "spark.driver.extraJavaOptions"
+    try:
+        return SparkContext.getOrCreate(conf.set(key, f"{settings[key]} {archived}"))
+    except Exception as error:
+        logger.warning("Spark did not start with its archive of classes, which is removed: %s", error)
+        directory = private_cache_directory(user_cache(), "classes")
+        if directory is not None:
+            remove_archives(directory)
+        return SparkContext.getOrCreate(conf.set(key, settings[key]))
+
+
+def ui_url(application: SparkApplication) -> str | None:
     """Return the URL of Spark's UI of this driver; None if `spark.ui.enabled` is false, which is the default."""
-    context: Any = getattr(session, "sparkContext", None)
-    url = getattr(context, "uiWebUrl", None)
+    url = getattr(application.context, "uiWebUrl", None)
     return str(url) if url else None
 
 
-def offered_slots(session: SparkSession) -> int:
+def offered_slots(application: SparkApplication) -> int:
     """Return how many Spark tasks could run at once now: the number that the barrier stage itself will check."""
-    context: Any = session.sparkContext
+    context: Any = application.context
     jvm_context = context._jsc.sc()
     return int(jvm_context.maxNumConcurrentTasks(jvm_context.resourceProfileManager().defaultResourceProfile()))
 
@@ -155,12 +214,12 @@ class SlotWait:
 
     def __init__(
         self,
-        session: SparkSession,
+        application: SparkApplication,
         spec: Spec,
         options: JobOptions,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._session, self._spec, self._options, self._monotonic = session, spec, options, monotonic
+        self._application, self._spec, self._options, self._monotonic = application, spec, options, monotonic
         self._since_s = monotonic()
         self.offered = 0
 
@@ -170,7 +229,7 @@ class SlotWait:
         Raises SlotsUnavailableError with needed slots, offered slots and a remedy; at once on a local master.
         """
         needed = self._options.parallelism
-        there = self.offered = offered_slots(self._session)
+        there = self.offered = offered_slots(self._application)
         if there >= needed:
             return True
         waited_s = self._monotonic() - self._since_s
