@@ -44,8 +44,9 @@ DEFAULT_CONF = {
 """Settings that the user's spark_conf may change."""
 
 IDLE_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""Settings of streaming mode that the user's spark_conf may change. There the driver's JVM only starts the slots: the
-optimising compiler and parallel garbage collection would cost CPU at the start, and save nothing later."""
+"""Settings that the user's spark_conf may change, for a driver whose JVM processes few rows: in streaming mode it only
+starts the slots. The optimising compiler and parallel garbage collection would cost CPU at the start, and save nothing
+later."""
 
 BATCH_CONF = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
@@ -89,18 +90,19 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def spark_settings(spec: Spec, options: JobOptions, *, reads_frames: bool = False) -> dict[str, str]:
+def spark_settings(spec: Spec, options: JobOptions, *, moves_rows: bool = False) -> dict[str, str]:
     """Return all settings of the job's session.
 
     Args:
-        reads_frames: Spark reads DataFrames for the job.
+        moves_rows: Spark itself processes rows of the job: it reads DataFrames or sorts rows.
 
     Raises:
         OptionError: barrier stages do not support a setting.
     """
     given = {key: str(value) for key, value in resolve_secrets(spec.spark_conf).items()}
+    idle = {} if moves_rows else IDLE_JVM
     if options.execution_mode == "batch":
-        return _with_defaults(spec, options, {**BATCH_CONF, **given, **FIXED_BATCH_CONF})
+        return _with_defaults(spec, options, {**BATCH_CONF, **idle, **given, **FIXED_BATCH_CONF})
     if given.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
         raise OptionError(
             "spark.dynamicAllocation.enabled=true is not supported in streaming mode",
@@ -116,7 +118,6 @@ def spark_settings(spec: Spec, options: JobOptions, *, reads_frames: bool = Fals
                 cause=f"the barrier stage depends on {key}={value}",
                 remedy=f"Remove {key} from spark_conf",
             )
-    idle = {} if reads_frames else IDLE_JVM
     return _with_defaults(spec, options, {**idle, **given, **FIXED_CONF})
 
 
@@ -133,11 +134,11 @@ def _with_defaults(spec: Spec, options: JobOptions, given: dict[str, str]) -> di
     return conf
 
 
-def start_application(spec: Spec, options: JobOptions, *, reads_frames: bool = False) -> SparkApplication:
+def start_application(spec: Spec, options: JobOptions, *, moves_rows: bool = False) -> SparkApplication:
     """Start Spark.
 
     Args:
-        reads_frames: see `spark_settings`.
+        moves_rows: see `spark_settings`.
 
     Raises:
         EnvironmentProblemError: Java is missing, or the master cannot be reached.
@@ -150,7 +151,7 @@ def start_application(spec: Spec, options: JobOptions, *, reads_frames: bool = F
             cause="Spark needs Java 17 or newer",
             remedy="Install Java, for example `apt-get install openjdk-17-jre-headless`",
         )
-    settings = spark_settings(spec, options, reads_frames=reads_frames)
+    settings = spark_settings(spec, options, moves_rows=moves_rows)
     # Only spark-submit reads spark.pyspark.python. Without it, the workers use this variable.
     os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
     archived = "" if submitted else _archive_options(settings, options.execution_mode)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numba
 
@@ -37,8 +38,9 @@ def test_no_cache_can_be_made_below_a_file(tmp_path: Path) -> None:
 
 def test_every_kernel_is_compiled_before_it_is_called() -> None:
     preload_kernels()
-    for compiled in (_targets, add_fixed, add_bytes):
-        assert len(compiled.signatures) == 1  # type: ignore[attr-defined]
+    kernels: tuple[Any, ...] = (_targets, add_fixed, add_bytes)
+    for made in kernels:
+        assert len(made.compiled().signatures) == 1
     assert os.environ[CACHE_VARIABLE] == numba.config.CACHE_DIR
 
 
@@ -54,3 +56,19 @@ def test_every_module_with_kernels_is_compiled_before_the_first_record() -> None
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert len(with_kernels) > 10
     assert with_kernels - set(loaded) == set()
+
+
+def test_a_driver_neither_compiles_kernels_nor_imports_numba_for_a_pipeline() -> None:
+    """It would cost a second of CPU at every start of a job."""
+    code = (
+        "import sys, pyarrow as pa, tidegate as t; import tidegate.spark.driver\n"
+        "s = pa.schema([('k', pa.string()), ('v', pa.int64()), ('ts', pa.timestamp('us'))])\n"
+        "p = t.Pipeline(); r = p.read(t.DataGen(lambda n: {}, s), uid='r').with_watermark('ts', '0 s').group_by('k')\n"
+        "w = r.window(t.tumbling('1 s')).agg(n=t.count(), a=t.sum('v'), b=t.mean('v'), uid='w')\n"
+        "w.write(t.Discard(), uid='o')\n"
+        "p.build()\n"
+        "print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "tidegate.state.aggregates.numbers" in loaded
+    assert {"numba", "tidegate.spark.slot_entry", "tidegate.spark.batch.stage_task"} & set(loaded) == set()

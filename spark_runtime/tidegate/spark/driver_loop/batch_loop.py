@@ -56,6 +56,11 @@ class BatchLoop(StreamingLoop):
         )
         self._found: Splits = {}
 
+    def _moves_rows_in_spark(self) -> bool:
+        """Return whether Spark reads DataFrames, or sorts rows for an exchange. Packs of partial aggregates are few."""
+        sorted_rows = any(stage.gathers == "exchange" and not stage.merges for stage in self._plan.stages)
+        return sorted_rows or super()._moves_rows_in_spark()
+
     def _validate_before_start(self) -> None:
         """Report sources that cannot be read, and sinks that cannot be written, before the driver waits for Spark."""
         decisions = self._job.log.read()

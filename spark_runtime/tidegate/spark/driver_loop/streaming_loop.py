@@ -115,10 +115,14 @@ class StreamingLoop:
     def application(self) -> SparkApplication:
         """Return the job's Spark application, which is started at the first call."""
         if self._application is None:
-            reads_frames = any(isinstance(node.source, ReadBySpark) for node in self._job.graph.nodes)
-            self._application = self._new_application(self._job.spec, self._job.options, reads_frames=reads_frames)
+            moves_rows = self._moves_rows_in_spark()
+            self._application = self._new_application(self._job.spec, self._job.options, moves_rows=moves_rows)
             self._job.hint.update(spark_ui=ui_url(self._application))
         return self._application
+
+    def _moves_rows_in_spark(self) -> bool:
+        """Return whether Spark's JVM processes rows of the job."""
+        return any(isinstance(node.source, ReadBySpark) for node in self._job.graph.nodes)
 
     def _validate_before_start(self) -> None:
         """Report configuration errors, and sources that cannot be read, before the driver waits for Spark and slots.

@@ -1,0 +1,107 @@
+"""The archive of classes that makes later drivers start faster."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tidegate.spark.class_archive import MAGIC, WRITTEN_AFTER_S, java_options, remove_archives
+
+
+@pytest.fixture
+def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Spark's jars, beside a Java of its own."""
+    (tmp_path / "java" / "bin").mkdir(parents=True)
+    (tmp_path / "java" / "bin" / "java").touch()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark.jar").write_text("1")
+    return tmp_path / "jars"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """The private cache directory."""
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache"
+
+
+def created(options: str) -> Path:
+    """The file that the JVM writes when it ends."""
+    found = re.search(r"-XX:ArchiveClassesAtExit=(\S+)", options)
+    assert found is not None, options
+    return Path(found[1])
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write an archive as a JVM did some time ago."""
+    path.write_bytes(content)
+    ago = path.stat().st_mtime - WRITTEN_AFTER_S - 1
+    os.utime(path, (ago, ago))
+
+
+def test_the_first_driver_leaves_a_mark_the_second_an_archive_that_the_third_uses(cache: Path, jars: Path) -> None:
+    assert java_options(cache, jars, "streaming") == ""
+    new = created(java_options(cache, jars, "streaming"))
+    write(new, MAGIC + b"classes")
+    used = java_options(cache, jars, "streaming")
+    (archive,) = cache.glob("*.jsa")
+    assert f"-XX:SharedArchiveFile={archive} " in used
+    assert archive.read_bytes() == MAGIC + b"classes"
+    assert java_options(cache, jars, "streaming") == used
+
+
+def test_an_archive_that_is_being_written_is_not_used_and_not_written_twice(cache: Path, jars: Path) -> None:
+    java_options(cache, jars, "streaming")
+    created(java_options(cache, jars, "streaming")).write_bytes(MAGIC)
+    assert java_options(cache, jars, "streaming") == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\0\0 no header yet"], ids=["empty", "without its header"])
+def test_an_archive_whose_jvm_was_killed_while_it_wrote_is_removed(cache: Path, jars: Path, content: bytes) -> None:
+    java_options(cache, jars, "streaming")
+    new = created(java_options(cache, jars, "streaming"))
+    write(new, content)
+    assert created(java_options(cache, jars, "streaming")) != new
+    assert not new.exists()
+
+
+def test_an_archive_that_was_cut_off_is_not_used(cache: Path, jars: Path) -> None:
+    """The JVM would end with a bus error."""
+    java_options(cache, jars, "streaming")
+    write(created(java_options(cache, jars, "streaming")), MAGIC + b"classes")
+    java_options(cache, jars, "streaming")
+    (archive,) = cache.glob("*.jsa")
+    archive.write_bytes(MAGIC)
+    created(java_options(cache, jars, "streaming"))
+    assert not archive.exists()
+
+
+def test_another_purpose_or_spark_has_another_archive(cache: Path, jars: Path) -> None:
+    java_options(cache, jars, "streaming")
+    write(created(java_options(cache, jars, "streaming")), MAGIC)
+    assert "SharedArchiveFile" in java_options(cache, jars, "streaming")
+    assert java_options(cache, jars, "batch") == ""
+    (jars / "spark.jar").write_text("22")
+    assert java_options(cache, jars, "streaming") == ""
+
+
+def test_without_a_private_directory_or_java_there_are_no_options(
+    cache: Path, jars: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert java_options(None, jars, "streaming") == ""
+    monkeypatch.setenv("JAVA_HOME", str(cache))
+    assert java_options(cache, jars, "streaming") == ""
+    assert list(cache.iterdir()) == []
+
+
+def test_archives_are_removed_after_a_jvm_did_not_start_with_one(cache: Path, jars: Path) -> None:
+    java_options(cache, jars, "streaming")
+    write(created(java_options(cache, jars, "streaming")), MAGIC)
+    java_options(cache, jars, "streaming")
+    remove_archives(cache)
+    assert list(cache.glob("*.jsa")) == []
+    created(java_options(cache, jars, "streaming"))
