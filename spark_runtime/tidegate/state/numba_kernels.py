@@ -96,9 +96,17 @@ _compiling = threading.RLock()
 
 
 def compile_kernels() -> None:
-    """Compile every kernel of the modules imported so far, or load it from the cache."""
+    """Compile every kernel of the modules imported so far, or load it from the cache.
+
+    Afterwards, these modules call numba's functions directly.
+    """
     for found in _kernels:
         found.compiled()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tidegate."):
+            for attribute, value in list(vars(module).items()):
+                if isinstance(value, Kernel):
+                    setattr(module, attribute, value.compiled())
 
 
 def kernel(*signatures: str) -> Callable[[_Function], _Function]:
