@@ -10,7 +10,7 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # `dev` has the runtime, the provider, and the extras of all connectors and back ends.
 LOCK_EXTRAS := --extra demo --extra dev
 
-.PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check words house rules sim sim-mutants crash-matrix format bench-w1 bench-latency bench-state bench-large-state \
+.PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check words house rules sim sim-mutants crash-matrix format bench bench-quick bench-compare bench-w1 bench-latency bench-state bench-large-state \
   bench-coordinator bench-end bench-waiters nexmark-check flink-endings yarn lock clean
 
 help:  ## this list
@@ -111,6 +111,18 @@ crash-matrix: preflight  ## kill subtask or driver at every step of an end and a
 	@$(MAKE) --no-print-directory setup
 	@$(PY) tests/faults/crash_matrix.py $(if $(ONLY),--only $(ONLY)) $(if $(SINKS),--sinks $(SINKS)) \
 	  $(if $(EVERY),--every $(EVERY))
+
+bench: preflight  ## engines beside each other on the same input; writes RESULTS.md, continues where it ended (ONLY=row)
+	@$(MAKE) --no-print-directory setup
+	@$(PY) benchmarks/bench.py $(if $(ONLY),--only $(ONLY) --again)
+
+bench-quick: preflight  ## a short run of the same, about six minutes; writes nothing
+	@$(MAKE) --no-print-directory setup
+	@$(PY) benchmarks/bench.py --quick $(if $(ONLY),--only $(ONLY))
+
+bench-compare: preflight  ## figures of two commits, in turn: make bench-compare A=main~5 B=main (ONLY=row)
+	@$(MAKE) --no-print-directory setup
+	@$(PY) benchmarks/bench_compare.py $(A) $(B) $(if $(ONLY),--only $(ONLY))
 
 bench-coordinator: setup  ## cost of a checkpoint's bookkeeping at 100, 1,000 and 10,000 subtasks
 	@$(PY) benchmarks/coordinator_scale.py --write

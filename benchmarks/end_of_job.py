@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import secrets
 import statistics
 import sys
@@ -24,25 +23,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from checkout import HERE
+from pipelines import end_of_job as pipeline
+from results import RESULTS, machine, write_section
 
-HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parent
-sys.path[:0] = [str(HERE), str(REPOSITORY / "spark_runtime")]
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(REPOSITORY / "spark_runtime"), os.environ.get("PYTHONPATH")])
-)
-
-from pipelines import end_of_job as pipeline  # noqa: E402
-from results import RESULTS, machine, write_section  # noqa: E402
-
-from tidegate.clock import parse_iso  # noqa: E402
-from tidegate.errors import JobFailedError  # noqa: E402
-from tidegate.jobs.client.job_client import JobClient  # noqa: E402
-from tidegate.jobs.launch.local import launch_local  # noqa: E402
-from tidegate.jobs.launches import find_local_driver  # noqa: E402
-from tidegate.jobs.records import Decision  # noqa: E402
-from tidegate.spark.slot_entry import SNAPSHOT_WRITERS  # noqa: E402
-from tidegate.testing.in_process_job import InProcessJob  # noqa: E402
+from tidegate.clock import parse_iso
+from tidegate.errors import JobFailedError
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launch.local import launch_local
+from tidegate.jobs.launches import find_local_driver
+from tidegate.jobs.records import Decision
+from tidegate.spark.slot_entry import SNAPSHOT_WRITERS
+from tidegate.testing.in_process_job import InProcessJob
 
 PIPELINE = str(HERE / "pipelines" / "end_of_job.py") + ":build"
 STAGES = (1, 3, 6)

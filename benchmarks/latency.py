@@ -23,23 +23,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parent
-sys.path[:0] = [str(HERE), str(REPOSITORY / "spark_runtime")]
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(REPOSITORY / "spark_runtime"), os.environ.get("PYTHONPATH")])
-)
+import numpy as np
+from checkout import HERE
+from cpu_timeline import CpuTimeline
+from results import machine, write_section
+from tidegate_w1 import driver
 
-import numpy as np  # noqa: E402
-from cpu_timeline import CpuTimeline  # noqa: E402
-from results import machine, write_section  # noqa: E402
-from tidegate_w1 import driver  # noqa: E402
-
-from tidegate.errors import JobFailedError  # noqa: E402
-from tidegate.jobs.client.job_client import JobClient  # noqa: E402
+from tidegate.errors import JobFailedError
+from tidegate.jobs.client.job_client import JobClient
 
 PIPELINE = str(HERE / "pipelines" / "latency.py") + ":build"
-RATES = {2_000: "2k", 5_000: "5k", 20_000: "20k", 50_000: "50k", 200_000: "200k"}
+RATES = {2_000: "2k", 5_000: "5k", 20_000: "20k", 50_000: "50k", 200_000: "200k", 2_000_000: "2M"}
+WORK = ("total", "window", "join")
+"""A running total per key, with the state API; windows of 0.1 s; a join of each row with the row before of its key."""
 SLOTS = (1, 2, 4)
 KEYS = 1_000
 RUN_TIMEOUT = timedelta(minutes=5)
@@ -54,23 +50,25 @@ class Row:
     engine: str
     slots: int
     rate: int
+    work: str
     p50_ms: float
     p99_ms: float
     cores: float
     note: str
 
 
-def ours(slots: int, rate: int, seconds: float, warm_up_s: float, work: str) -> Row:
+def ours(slots: int, rate: int, seconds: float, warm_up_s: float, folder: str, work: str = "total") -> Row:
     """Run tidegate, with checkpoints every second. Raises JobFailedError if it restarted or its results are wrong."""
     rows = int(rate * (warm_up_s + seconds)) // (slots * KEYS) * (slots * KEYS)
-    with tempfile.TemporaryDirectory(prefix="latency-report-", dir=work) as report:
-        client = JobClient(work, f"latency-{secrets.token_hex(4)}")
+    with tempfile.TemporaryDirectory(prefix="latency-report-", dir=folder) as report:
+        client = JobClient(folder, f"latency-{secrets.token_hex(4)}")
         spec = client.submit(
             pipeline=PIPELINE,
             arguments={
                 "rows": rows,
                 "rate": rate,
                 "keys": KEYS,
+                "work": work,
                 "slots": slots,
                 "warm_up_s": warm_up_s,
                 "report": report,
@@ -83,7 +81,7 @@ def ours(slots: int, rate: int, seconds: float, warm_up_s: float, work: str) -> 
             view = client.wait_status({"FINISHED"}, RUN_TIMEOUT, POLL_S)
         reports = [json.loads(path.read_text()) for path in sorted(Path(report).glob("*.json"))]
         latencies_ms = np.concatenate([np.load(path) for path in sorted(Path(report).glob("*.npy"))]) / 1000
-    check(reports, slots, rows)
+    check(reports, slots, rows, work)
     begin_s = max(facts["first_s"] for facts in reports) + warm_up_s
     end_s = min(facts["last_s"] for facts in reports)
     periodic = [c.duration_ms or 0 for c in view.completed if c.kind == "checkpoint"]
@@ -92,6 +90,7 @@ def ours(slots: int, rate: int, seconds: float, warm_up_s: float, work: str) -> 
         "tidegate",
         slots,
         rate,
+        work,
         float(np.percentile(latencies_ms, 50)),
         float(np.percentile(latencies_ms, 99)),
         timeline.between(begin_s, end_s) / (end_s - begin_s),
@@ -99,13 +98,20 @@ def ours(slots: int, rate: int, seconds: float, warm_up_s: float, work: str) -> 
     )
 
 
-def check(reports: Sequence[dict[str, Any]], slots: int, rows: int) -> None:
+def check(reports: Sequence[dict[str, Any]], slots: int, rows: int, work: str) -> None:
+    """Compare number and sums of the results. Raises JobFailedError."""
+    came, sums = sum(facts["rows"] for facts in reports), sum(facts["sum"] for facts in reports)
     totals = np.max([facts["totals"] for facts in reports], axis=0)
-    came = sum(facts["rows"] for facts in reports)
-    if len(reports) != slots or came != rows or not np.array_equal(totals, np.full(KEYS, rows // KEYS)):
+    right = {
+        "total": came == rows and np.array_equal(totals, np.full(KEYS, rows // KEYS)),
+        "window": sums == rows,
+        "join": came == sums == rows // 2,
+    }
+    if len(reports) != slots or not right[work]:
         raise JobFailedError(
-            "the results are wrong",
-            cause=f"{len(reports)} sinks saw {came} of {rows} rows, totals {totals.min()} to {totals.max()}",
+            f"the results of {work!r} are wrong",
+            cause=f"{len(reports)} sinks saw {came} results of {rows} rows, sum {sums}, totals {totals.min()} to "
+            f"{totals.max()}",
         )
 
 
@@ -120,26 +126,28 @@ def structured_streaming(slots: int, rate: int, seconds: float, warm_up_s: float
     if done.returncode:
         raise SystemExit(f"Structured Streaming failed at {rate} rows/s:\n{log.read_text()[-4000:]}")
     facts = json.loads(done.stdout.strip().splitlines()[-1])
-    return Row("Structured Streaming", slots, rate, facts["p50_ms"], facts["p99_ms"], facts["cores"], facts["note"])
+    return Row(
+        "Structured Streaming", slots, rate, "total", facts["p50_ms"], facts["p99_ms"], facts["cores"], facts["note"]
+    )
 
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Return the result as Markdown."""
     lines = [
-        "| slots | rows/s | engine | p50 ms | p99 ms | cores | |",
-        "| ---: | ---: | --- | ---: | ---: | ---: | --- |",
+        "| slots | rows/s | work | engine | p50 ms | p99 ms | cores | |",
+        "| ---: | ---: | --- | --- | ---: | ---: | ---: | --- |",
     ]
-    for row in sorted(rows, key=lambda row: (row.slots, row.rate, row.engine)):
+    for row in sorted(rows, key=lambda row: (row.slots, row.rate, row.work, row.engine)):
         lines.append(
-            f"| {row.slots} | {row.rate:,} | {row.engine} | {row.p50_ms:.1f} | {row.p99_ms:.1f} | {row.cores:.2f} "
-            f"| {row.note} |"
+            f"| {row.slots} | {row.rate:,} | {row.work} | {row.engine} | {row.p50_ms:.1f} | {row.p99_ms:.1f} "
+            f"| {row.cores:.2f} | {row.note} |"
         )
     return lines
 
 
 def last_line(rows: Sequence[Row]) -> str:
     """Return `latency: p99_5k=<ms> p99_20k=<ms> p99_200k=<ms> cores_20k=<n>`; `-` for missing values."""
-    two = {row.rate: row for row in rows if row.engine == "tidegate" and row.slots == 2}
+    two = {row.rate: row for row in rows if (row.engine, row.slots, row.work) == ("tidegate", 2, "total")}
     parts = [
         f"p99_{RATES[r]}={two[r].p99_ms:.1f}" if r in two else f"p99_{RATES[r]}=-" for r in (5_000, 20_000, 200_000)
     ]

@@ -1,7 +1,6 @@
 """CPU seconds from `start` to a job's first result, by part, beside a plain PySpark session.
 
-Run it as `python benchmarks/start.py`. The runs alternate. The first run of each kind is not counted, because it may
-compile kernels and create the archive of classes.
+Run it as `python benchmarks/start.py`. The runs alternate.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,8 @@ HERE = Path(__file__).parent
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PARTS = ("driver", "JVM", "daemon", "workers")
 TIMEOUT_S = 120.0
+ARCHIVE_S = 20.0
+"""Time in which an ended JVM writes its archive, and after which it is used, seconds."""
 PYSPARK = """
 import sys, time
 
@@ -110,26 +112,48 @@ def run_pyspark(work: Path) -> tuple[float, dict[str, float]]:
             process.terminate()
 
 
+Found = dict[str, list[tuple[float, dict[str, float]]]]
+"""Name -> (wall seconds, CPU seconds of each part) of each run."""
+
+
+def measure(folder: Path, repeat: int, warm_up: int) -> Found:
+    """Start both in turn. The first runs, `warm_up` in number, do not count: they compile kernels and create the
+    archive of classes."""
+    engines = {"tidegate": run_tidegate, "PySpark": run_pyspark}
+    found: Found = {name: [] for name in engines}
+    for number in range(warm_up):
+        run_tidegate(folder)
+        time.sleep(ARCHIVE_S if number else 0)
+    for _ in range(repeat):
+        for name, run in engines.items():
+            found[name].append(run(folder))
+    return found
+
+
+def median_cpu_s(runs: Sequence[tuple[float, dict[str, float]]]) -> float:
+    """Return the median of the CPU seconds of all parts."""
+    return median(sum(used.values()) for _, used in runs)
+
+
+def table(found: Found) -> list[str]:
+    """Return the result as Markdown."""
+    lines = ["| | seconds | CPU seconds | " + " | ".join(PARTS) + " | each run |"]
+    lines.append("| --- | ---: | ---: |" + " ---: |" * len(PARTS) + " --- |")
+    for name, runs in found.items():
+        parts = " | ".join(f"{median(used[part] for _, used in runs):.1f}" for part in PARTS)
+        each = ", ".join(f"{sum(used.values()):.1f}" for _, used in runs)
+        wall = median(wall for wall, _ in runs)
+        lines.append(f"| {name} | {wall:.1f} | {median_cpu_s(runs):.1f} | {parts} | {each} |")
+    return lines
+
+
 def main() -> int:
     """Run both several times, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
-    engines = {"tidegate": run_tidegate, "PySpark": run_pyspark}
-    found: dict[str, list[tuple[float, dict[str, float]]]] = {name: [] for name in engines}
     with tempfile.TemporaryDirectory(prefix="start-") as folder:
-        for number in range(options.repeat + 1):
-            for name, run in engines.items():
-                wall, used = run(Path(folder))
-                if number:
-                    found[name].append((wall, used))
-    print("| | seconds | CPU seconds | " + " | ".join(PARTS) + " | each run |")
-    print("| --- | ---: | ---: |" + " ---: |" * len(PARTS) + " --- |")
-    for name, runs in found.items():
-        totals = [sum(used.values()) for _, used in runs]
-        parts = " | ".join(f"{median(used[part] for _, used in runs):.1f}" for part in PARTS)
-        each = ", ".join(f"{total:.1f}" for total in totals)
-        print(f"| {name} | {median(wall for wall, _ in runs):.1f} | {median(totals):.1f} | {parts} | {each} |")
+        print("\n".join(table(measure(Path(folder), options.repeat, warm_up=2))))
     return 0
 
 

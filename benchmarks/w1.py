@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import statistics
@@ -23,15 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parent
-sys.path[:0] = [str(HERE), str(REPOSITORY / "spark_runtime")]
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(REPOSITORY / "spark_runtime"), os.environ.get("PYTHONPATH")])
-)
-
-import tidegate_w1  # noqa: E402
-from results import RESULTS, machine, write_section  # noqa: E402
+import tidegate_w1
+from checkout import HERE
+from results import RESULTS, machine, write_section
 
 KEYS = {10: "10", 100_000: "100k", 1_000_000: "1M"}
 OVERHEAD_KEYS = 100_000

@@ -1,9 +1,9 @@
-"""The pipeline of `benchmarks/latency.py`: a paced source, a hash exchange, one reducing state per key, and a sink that
-records the arrival of each result.
+"""The pipeline of `benchmarks/latency.py`: paced sources, a hash exchange, one keyed operator, and a sink that records
+the arrival of each result.
 
 It is one file, so that it can be pinned as the job's artifact. Arguments: `rows`, `rate` (rows per second over all
-slots), `keys`, `slots` and `warm_up_s` (numbers), and `report`, a local folder in which each sink subtask writes its
-figures.
+slots), `keys`, `slots` and `warm_up_s` (numbers), `work` (see `build`), and `report`, a local folder in which each sink
+subtask writes its figures.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.transactions import Committable, SinkContext
 
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field("due_us", pa.int64())])
+WINDOW = "100 ms"
 RESULT = pa.schema([pa.field("k", pa.int64()), pa.field("total", pa.int64()), pa.field("due_us", pa.int64())])
 
 
@@ -84,6 +85,7 @@ class LatencyWriter(SinkWriter):
         self._measured: list[npt.NDArray[np.int64]] = []
         self._rows = 0
         self._totals = np.zeros(sink.keys, np.int64)
+        self._sum = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Compare the clock with the time at which each row was due."""
@@ -94,6 +96,7 @@ class LatencyWriter(SinkWriter):
         self._last_s = now_us / 1e6
         self._measured.append(now_us - due_us[due_us >= (self._first_s + self._sink.warm_up_s) * 1e6])
         self._rows += batch.num_rows
+        self._sum += int(batch.column("total").to_numpy().sum())
         np.maximum.at(self._totals, batch.column("k").to_numpy(), batch.column("total").to_numpy())
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
@@ -110,6 +113,7 @@ class LatencyWriter(SinkWriter):
         """Write the report."""
         facts = {
             "rows": self._rows,
+            "sum": self._sum,
             "first_s": self._first_s,
             "last_s": self._last_s,
             "totals": self._totals.tolist(),
@@ -119,11 +123,61 @@ class LatencyWriter(SinkWriter):
             json.dump(facts, file)
 
 
+TIMED = pa.schema([*SCHEMA, pa.field("ts", pa.timestamp("us"))])
+
+
+def with_time(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Add the time at which a row was due as its event time."""
+    for batch in batches:
+        yield pa.record_batch([*batch.columns, batch["due_us"].view(pa.timestamp("us"))], schema=TIMED)
+
+
+def closed_windows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Make results of windows: their last row was due when the window ended, at the latest."""
+    for batch in batches:
+        yield pa.record_batch([batch["k"], batch["n"], batch["window_end"].view(pa.int64())], schema=RESULT)
+
+
+def _windows(rows: tidegate.Stream) -> tidegate.Stream:
+    timed = rows.map_in_arrow(with_time, schema=TIMED, uid="timed").with_watermark("ts", "0 s")
+    counts = timed.group_by("k").window(tidegate.tumbling(WINDOW)).agg(n=tidegate.count(), uid="windows")
+    return counts.map_in_arrow(closed_windows, schema=RESULT, uid="results")
+
+
+def _pairs(mine: tidegate.Stream, others: tidegate.Stream) -> tidegate.Stream:
+    """Join rows of equal numbers, one of each side. A result was due with the later of its rows."""
+
+    def results(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            due_us = np.maximum(batch["due_us"].to_numpy(), batch["due_us_right"].to_numpy())
+            keys = np.zeros(batch.num_rows, np.int64)
+            yield pa.record_batch([pa.array(keys), batch["v"], pa.array(due_us)], schema=RESULT)
+
+    timed = [
+        rows.map_in_arrow(with_time, schema=TIMED, uid=f"timed-{side}").with_watermark("ts", "0 s", uid=f"time-{side}")
+        for side, rows in (("left", mine), ("right", others))
+    ]
+    pairs = timed[0].join(timed[1], on="k", ttl="2 s", suffix="_right", uid="pairs")
+    return pairs.map_in_arrow(results, schema=RESULT, uid="results")
+
+
 def build(args: Mapping[str, Any]) -> tidegate.Pipeline:
-    """See the module."""
+    """Build the pipeline of the argument `work`: "total", a running total per key with the state API; "window", windows
+    of 0.1 s per key; or "join", a join of two streams with half of the rows each.
+    """
     rows, rate, keys, slots = int(args["rows"]), float(args["rate"]), int(args["keys"]), int(args["slots"])
     p = tidegate.Pipeline()
-    source = tidegate.DataGen(Rows(rate, keys, slots), SCHEMA, rows=rows, splits=slots, rate=rate)
-    totals = p.read(source, uid="rows").group_by("k").process(Totals(), schema=RESULT, uid="totals")
-    totals.write(LatencySink(keys, float(args["warm_up_s"]), str(args["report"])), uid="latency")
+
+    def read(uid: str, share: int, keys: int) -> tidegate.Stream:
+        made = Rows(rate / share, keys, slots)
+        return p.read(tidegate.DataGen(made, SCHEMA, rows=rows // share, splits=slots, rate=rate / share), uid=uid)
+
+    work = str(args["work"])
+    if work == "total":
+        results = read("rows", 1, keys).group_by("k").process(Totals(), schema=RESULT, uid="totals")
+    elif work == "window":
+        results = _windows(read("rows", 1, keys))
+    else:
+        results = _pairs(read("left", 2, rows), read("right", 2, rows))
+    results.write(LatencySink(keys, float(args["warm_up_s"]), str(args["report"])), uid="latency")
     return p

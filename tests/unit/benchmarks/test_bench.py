@@ -1,0 +1,45 @@
+"""The benchmark harness's own arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import bench
+import bench_compare
+import duckdb
+import pytest
+from engine_runs import EngineRun, _digest
+from parquet_input import Input
+
+
+def test_the_last_line_of_a_quick_run_is_read_back() -> None:
+    text = "| a table |\n\nbench: start_cpu=6.50 pruned=0.85\n"
+    assert bench_compare.figures_of(text) == {"start_cpu": 6.5, "pruned": 0.85}
+    with pytest.raises(ValueError, match="not one of figures"):
+        bench_compare.figures_of("an error")
+
+
+def test_two_commits_are_compared_by_their_medians() -> None:
+    old = [{"start_cpu": value} for value in (10.0, 12.0, 8.0)]
+    new = [{"start_cpu": value} for value in (5.0, 4.0, 6.0)]
+    lines = bench_compare.table(["a", "b"], [old, new])
+    assert lines[-1] == "| start_cpu | 10.00 | 5.00 | 0.50 | 10.00, 12.00, 8.00; 5.00, 4.00, 6.00 |"
+
+
+def test_rates_are_medians_with_or_without_start() -> None:
+    runs = [EngineRun("e", 1.0, cold, 1.0, warm, "") for cold, warm in ((4.0, 1.0), (5.0, 2.0), (10.0, 4.0))]
+    assert bench._rate(10_000_000, runs) == 2.0
+    assert bench._rate(10_000_000, runs, warm=True) == 5.0
+
+
+def test_the_digest_notices_a_changed_result_but_not_the_newest_window(tmp_path: Path) -> None:
+    def digest(total: int, newest: int) -> str:
+        folder = tmp_path / f"{total}-{newest}"
+        folder.mkdir(exist_ok=True)
+        first, second = (f"('a', TIMESTAMP '1970-01-01 00:00:0{s}', 2, {n})" for s, n in ((0, total), (1, newest)))
+        rows = f"VALUES {first}, {second}"
+        duckdb.execute(f"COPY (SELECT * FROM ({rows}) t(k, window_start, n, total)) TO '{folder}/o.parquet'")
+        return _digest(folder, Input(2_000_000, 1))
+
+    assert digest(3, 1) == digest(3, 2)
+    assert digest(3, 1) != digest(4, 1)
