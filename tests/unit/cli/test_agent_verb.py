@@ -61,3 +61,27 @@ def test_the_settings_of_a_launcher_are_options(
         assert "launcher nomad" in answer.out
     assert made[0]["nomad"]._address == "http://here"
     assert made[0]["yarn"]._settings.extra == {"nomad_address": "http://here", "yarn": "/opt/yarn"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import no_such_library\n", launcher_package.SOURCE.replace("(self, settings)", "(self)")],
+    ids=["no import", "no constructor"],
+)
+def test_a_broken_launcher_of_another_package_blocks_only_itself(
+    tidegate: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setattr(Agent, "run", lambda agent, over: None)
+    with launcher_package.installed(tmp_path, monkeypatch, source):
+        assert tidegate("agent", "--launcher", "yarn").code == 0
+        answer = tidegate("agent", "--launcher", "nomad")
+    assert answer.code == 12, answer.err
+    assert "package nomad_launcher" in answer.err and "uninstall it" in answer.err
+
+
+def test_a_percent_sign_in_the_description_of_a_setting_is_shown_in_the_help(
+    tidegate: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = launcher_package.SOURCE.replace("URL of Nomad's server.", "URL; 5 % of the jobs need it.")
+    with launcher_package.installed(tmp_path, monkeypatch, source), pytest.raises(SystemExit):
+        tidegate("agent", "--help")

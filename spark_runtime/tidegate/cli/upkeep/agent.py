@@ -34,7 +34,9 @@ def add_agent(parser: Parser) -> None:
     parser.add_argument("--python", metavar="PATH", help="Python interpreter of the drivers (default: this one)")
     parser.add_argument("--spark-submit", metavar="PATH", help="spark-submit (default: found by SPARK_HOME and PATH)")
     for setting in launcher_registry.settings():
-        parser.add_argument(setting.option, dest=setting.name, metavar=setting.metavar, help=setting.description)
+        parser.add_argument(
+            setting.option, dest=setting.name, metavar=setting.metavar, help=setting.description.replace("%", "%%")
+        )
     parser.add_argument(
         "--restarts",
         default=str(RESTARTS),
@@ -66,7 +68,8 @@ def make_agent(args: argparse.Namespace, around: CliEnvironment) -> Agent:
     """Make the agent that the arguments describe.
 
     Raises:
-        EnvironmentProblemError: drivers are to run here, and the interpreter does not have the runtime.
+        EnvironmentProblemError: drivers are to run here, and the interpreter does not have the runtime; or the package
+            of the launcher is broken.
         OptionError: an option is wrong.
     """
     within = arguments.duration(args.within, "--within")
@@ -78,12 +81,13 @@ def make_agent(args: argparse.Namespace, around: CliEnvironment) -> Agent:
         spark_submit=args.spark_submit,
         extra={name: value for name, value in given.items() if value is not None},
     )
+    own = launcher_registry.make_launcher(settings)
     require_interpreter(settings)
     return Agent(
         arguments.root(args, around.environment),
         arguments.storage_options(args, around.environment),
         kind=args.launcher,
-        launchers=launcher_registry.make_launchers(settings),
+        launchers={**launcher_registry.make_launchers(settings), own.kind: own},
         budget=RelaunchBudget(_restarts(args.restarts), within.total_seconds()),
         say=around.output.print,
     )
