@@ -85,3 +85,14 @@ def test_a_percent_sign_in_the_description_of_a_setting_is_shown_in_the_help(
     source = launcher_package.SOURCE.replace("URL of Nomad's server.", "URL; 5 % of the jobs need it.")
     with launcher_package.installed(tmp_path, monkeypatch, source), pytest.raises(SystemExit):
         tidegate("agent", "--help")
+
+
+def test_an_agent_of_a_root_that_does_not_exist_says_so(
+    tidegate: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits: another process may create the root."""
+    monkeypatch.setattr(Agent, "run", lambda agent, over: None)
+    tidegate.root = str(tmp_path / "jbos")
+    assert f"agent: the root does not exist [{tidegate.root}]" in tidegate("agent").err
+    tidegate.root = str(tmp_path)
+    assert tidegate("agent").err == ""

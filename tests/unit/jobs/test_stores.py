@@ -129,8 +129,21 @@ def test_a_disk_that_does_not_answer_is_not_taken_for_missing_files(
 
 def test_a_root_that_is_a_file_gives_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"the root cannot be used.*file system"):
-        open_store(str(tmp_path / "file")).probe()
+    store = open_store(str(tmp_path / "file"))
+    for use in (store.probe, lambda: store.list("")):
+        with pytest.raises(StoreError, match=rf"the root is a file, not a folder \[{tmp_path}/file\]"):
+            use()
+
+
+def test_a_probe_does_not_make_the_root(tmp_path: Path) -> None:
+    open_store(str(tmp_path / "not" / "there")).probe()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_probe_of_a_root_that_cannot_be_made_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="the root is a file"):
+        open_store(str(tmp_path / "file" / "root")).probe()
 
 
 def test_a_file_system_without_hard_links_fails_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tidegate.cli.job_lookup import job_of, same_job_arguments, show_progress
 from tidegate.cli.job_output import status_text, view_document, view_lines
 from tidegate.cli.pipeline_arguments import add_log_format, add_pipeline_settings, parse_arguments, parse_options
 from tidegate.cli.verb_registry import runtime
-from tidegate.errors import CommandRefusedError, JobNotFoundError, OptionError
+from tidegate.errors import CommandRefusedError, OptionError
 from tidegate.extras import require_runtime
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, read_pinned_graph
 from tidegate.jobs.client import fork as forking
@@ -180,15 +180,9 @@ def restore(args: argparse.Namespace, around: CliEnvironment) -> int:
     client = job_of(JobClient, args, around)
     before = client.spec(client.view().followed) if client.specs() else None
     if before is None and args.pipeline is None:
-        raise JobNotFoundError(
-            f"there is no job with the id {client.job_id!r}",
-            where=f"job {client.job_id}, root {client.root}",
-            remedy=job_remedy(
-                client.store,
-                client.job_id,
-                "To restore another job's savepoint under a new id, name the code: --pipeline file.py:build",
-            ),
-        )
+        hint = "To restore another job's savepoint under a new id, name the code: --pipeline file.py:build"
+        remedy = job_remedy(client.store, client.job_id, hint)
+        raise client.not_found(f"there is no job with the id {client.job_id!r}", remedy)
     options = merge_settings(before.options if before else {}, parse_options(args))
     checked = None if options is None else JobOptions.from_mapping(options)
     given = merge_settings(before.arguments if before else {}, parse_arguments(args))

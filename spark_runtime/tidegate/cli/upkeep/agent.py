@@ -10,11 +10,13 @@ from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
 from tidegate.cli.environment import CliEnvironment
 from tidegate.errors import OptionError
+from tidegate.jobs.client.job_directory import root_problem
 from tidegate.jobs.launch import launcher_registry
 from tidegate.jobs.launch.agent import Agent
 from tidegate.jobs.launch.launcher import LauncherSettings
 from tidegate.jobs.launch.launcher_checks import require_interpreter
 from tidegate.jobs.launch.relaunch import RelaunchBudget
+from tidegate.jobs.stores.store_registry import open_store
 
 RESTARTS = 3
 WITHIN = "1 h"
@@ -58,7 +60,11 @@ def agent(args: argparse.Namespace, around: CliEnvironment) -> int:
     made = make_agent(args, around)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
-    around.output.print(f"agent: supervises {arguments.root(args, around.environment)}, launcher {args.launcher}")
+    root = arguments.root(args, around.environment)
+    around.output.print(f"agent: supervises {root}, launcher {args.launcher}")
+    problem = root_problem(open_store(root, arguments.storage_options(args, around.environment)))
+    if problem:  # another process may create the root later, but a mistyped root stays empty
+        around.output.note(f"agent: {problem} [{root}]")
     made.run(over)
     around.output.print("agent: ended; the drivers keep running")
     return 0
