@@ -131,7 +131,7 @@ def test_a_root_that_is_a_file_gives_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = open_store(str(tmp_path / "file"))
     for use in (store.probe, lambda: store.list("")):
-        with pytest.raises(StoreError, match=rf"the root is a file, not a folder \[{tmp_path}/file\]"):
+        with pytest.raises(StoreError, match=rf"the path is a file, not a folder \[{tmp_path}/file\]"):
             use()
 
 
@@ -142,7 +142,7 @@ def test_a_probe_does_not_make_the_root(tmp_path: Path) -> None:
 
 def test_a_probe_of_a_root_that_cannot_be_made_fails(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="the root is a file"):
+    with pytest.raises(StoreError, match="the path is a file"):
         open_store(str(tmp_path / "file" / "root")).probe()
 
 

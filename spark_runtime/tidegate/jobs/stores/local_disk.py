@@ -206,7 +206,7 @@ class LocalStore(Store):
 
 
 def _root_is_a_file(path: str) -> StoreError:
-    return StoreError("the root is a file, not a folder", where=path, remedy="Correct the path of the root")
+    return StoreError("the path is a file, not a folder", where=path, remedy="Correct the path of the root")
 
 
 def _unless_gone(error: OSError) -> None:
