@@ -71,7 +71,7 @@ def test_an_agent_that_would_launch_drivers_without_the_runtime_does_not_begin(
     done = client.tidegate("agent", "--root", str(tmp_path))
     assert done.returncode == 12
     (line,) = done.stderr.splitlines()
-    assert client.python in line and 'Set "python" to an interpreter with tidegate[spark]' in line
+    assert client.python in line and "Set --python to an interpreter with tidegate[spark]" in line
 
 
 @pytest.mark.parametrize(

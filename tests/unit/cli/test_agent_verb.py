@@ -96,3 +96,14 @@ def test_an_agent_of_a_root_that_does_not_exist_says_so(
     assert f"agent: the root does not exist [{tidegate.root}]" in tidegate("agent").err
     tidegate.root = str(tmp_path)
     assert tidegate("agent").err == ""
+
+
+def test_an_interpreter_without_the_runtime_is_refused_by_the_name_of_the_flag(
+    tidegate: Caller, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho the package numba is not installed; exit 1\n")
+    python.chmod(0o755)
+    answer = tidegate("agent", "--python", str(python))
+    assert answer.code == 12
+    assert "Set --python to an interpreter with tidegate[spark]" in answer.err and '"python"' not in answer.err

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from store_suites.store_conformance import StoreConformance
 
-from tidegate.errors import AlreadyExistsError, StoreError
+from tidegate.errors import AlreadyExistsError, MissingExtraError, StoreError
 from tidegate.jobs.stores import local_disk
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.jobs.stores.local_disk import LocalStore
@@ -219,5 +219,5 @@ def test_every_scheme_names_a_class_that_is_a_store(kind: StoreKind) -> None:
 
 def test_a_missing_package_of_a_store_is_one_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tidegate.jobs.stores.s3", None)
-    with pytest.raises(StoreError, match="s3:// needs the package s3fs.*tidegate\\[s3\\]"):
+    with pytest.raises(MissingExtraError, match="s3:// needs the package s3fs.*tidegate\\[s3\\]"):
         open_store("s3://bucket/prefix")

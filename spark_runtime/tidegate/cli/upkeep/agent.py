@@ -88,7 +88,7 @@ def make_agent(args: argparse.Namespace, around: CliEnvironment) -> Agent:
         extra={name: value for name, value in given.items() if value is not None},
     )
     own = launcher_registry.make_launcher(settings)
-    require_interpreter(settings)
+    require_interpreter(settings, setting="--python")
     return Agent(
         arguments.root(args, around.environment),
         arguments.storage_options(args, around.environment),

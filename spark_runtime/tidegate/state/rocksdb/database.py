@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import EnvironmentProblemError, PipelineError, SnapshotError
+from tidegate.errors import EnvironmentProblemError, MissingExtraError, SnapshotError
 from tidegate.extras import installation
 from tidegate.state.rocksdb.byte_rows import ByteRows
 
@@ -40,11 +40,11 @@ OPEN_FILES = 256
 
 
 def require_rocksdict() -> None:
-    """Raise PipelineError with the name of the extra if `rocksdict` is not installed."""
+    """Raise MissingExtraError with the name of the extra if `rocksdict` is not installed."""
     try:
         import rocksdict  # noqa: F401
     except ImportError as error:
-        raise PipelineError(
+        raise MissingExtraError(
             "the state back end 'rocksdb' needs the package rocksdict",
             cause=str(error),
             remedy=f"Run `{installation('rocksdb')}` on the driver and the executors, or use state_backend='heap'",

@@ -54,7 +54,7 @@ class RocksDBBackend(KeyedStateBackend):
     """See the module and `KeyedStateBackend`."""
 
     def open(self, ctx: BackendContext) -> None:
-        """See `KeyedStateBackend`. Raises PipelineError if `rocksdict` is not installed."""
+        """See `KeyedStateBackend`. Raises MissingExtraError if `rocksdict` is not installed."""
         require_rocksdict()
         self._ctx = ctx
         self._scratch = Path(ctx.scratch or tempfile.mkdtemp(prefix="tidegate-rocksdb-"))
