@@ -57,7 +57,10 @@ class LocalCopies:
                 os.unlink(temporary)
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes | None:
-        """Return these bytes of the copy, unchecked; None: there is no copy."""
+        """Return these bytes of the copy, unchecked; None: there is no copy.
+
+        A file has at most one copy, in the folder of the slot that wrote it.
+        """
         with suppress(OSError):
             for slot in os.listdir(self._folder):
                 with suppress(OSError), open(os.path.join(self._folder, slot, name), "rb") as file:

@@ -176,14 +176,14 @@ class StreamJoin(StreamOperator):
         arrived = ArrivedRows(rows, times, starts)
         if self._is_over or not rows.num_rows:
             return arrived
-        late = spans.late(starts, times, self._late_rows_removed(arrived, side))
+        late = spans.late(starts, times, self._passed_watermarks(arrived, side))
         if timeless is not None:
             late &= ~timeless
         if late.any():
             self.ctx.count(LATE_DROPPED, int(late.sum()))
         return arrived.part(~late)
 
-    def _late_rows_removed(self, arrived: ArrivedRows, side: int) -> Int64s:
+    def _passed_watermarks(self, arrived: ArrivedRows, side: int) -> Int64s:
         """Return the watermark of each row's key group."""
         passed = self._state.passed
         if passed.is_even:

@@ -239,7 +239,8 @@ class HeapWindows:
         panes = [self._panes[n] for n in range(first, first + self._panes_per_window) if n in self._panes]
         if wanted is None and len(panes) == 1:
             return panes[0]
-        together = KeyedAggregates(self.layout, 0, wanted.num_rows if wanted else max(pane.size for pane in panes))
+        size = max(pane.size for pane in panes) if wanted is None else wanted.num_rows
+        together = KeyedAggregates(self.layout, 0, size)
         for pane in panes:
             if wanted is None:
                 together.merge(pane.keys(0, pane.size), pane.state(slice(0, pane.size)))
