@@ -98,6 +98,7 @@ class AsyncMap(StreamOperator):
             yield from self._all_answered()
             return
         self._passes_watermarks = not self._queue
+        # Of adjacent watermarks, only the last matters.
         if self._queue and isinstance(self._queue[-1], Watermark):
             self._queue[-1] = Watermark(watermark_us)
         elif self._queue:
@@ -267,6 +268,7 @@ class AsyncMap(StreamOperator):
             for batch in single_part(rows, self._spec.input_schema, self.ctx.uid).table.to_batches():
                 self._enqueue(pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.input_schema))
         known = [time_us for time_us in held if time_us is not None]
+        # An old subtask that held no watermark counts as the earliest, so that none is held then.
         if self._queue and known and len(known) == len(held):
             self._queue.append(Watermark(min(known)))
 

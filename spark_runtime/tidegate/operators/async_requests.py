@@ -82,6 +82,7 @@ class ThreadRequests:
                 answer = self._function(batch)
                 if isinstance(answer, Iterator):  # run a generator function's code here, not on the slot's loop
                     answer = list(answer)
+            # SystemExit would end only this thread, and the request would then wait for its answer without end.
             except BaseException as error:
                 self._done(number, None, error)
             else:

@@ -87,6 +87,7 @@ class LocalCopies:
         """Delete all copies, because the slot does not need them any more."""
         shutil.rmtree(self._own, ignore_errors=True)
         with suppress(OSError):
+            # Fails while another slot has copies in the folder, which must stay.
             os.rmdir(self._folder)
 
 
@@ -94,6 +95,7 @@ def _made_private(folder: str) -> bool:
     """Create the folder and return whether only this user owns it. Other users can write to its parent folder."""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
+        # A link might lead to a folder that another user controls.
         parents = (folder, os.path.dirname(folder))
         return all(not os.path.islink(path) and os.stat(path).st_uid == os.getuid() for path in parents)
     except OSError:

@@ -151,6 +151,7 @@ def encode_metadata(metadata: SnapshotMetadata) -> bytes:
     }
     canonical = _canonical(body)
     sha256 = hashlib.sha256(canonical).hexdigest()
+    # Written around the bytes of the checksum, so that the body, which may have megabytes, is encoded once.
     start = f'{{"record":"snapshot","v":{METADATA_VERSION},"sha256":"{sha256}","body":'.encode()
     return start + canonical + b"}\n"
 

@@ -122,6 +122,7 @@ class HeapWindows:
         """
         for number in self._unfired(until_us):
             window = self._window(number)
+            # The next window probably has as many keys, so that its arrays need not grow.
             self._expected = window.size
             yield from self._emit(number, window, _unfired(window, self.end_us(number), passed_us))
             if not self._keeps_fired:
