@@ -141,7 +141,7 @@ def check_launcher(
     settings: LauncherSettings, master: str, spark_conf: Mapping[str, str], world: World | None = None
 ) -> list[Check]:
     """Check whether the launcher of these settings can launch from this host: see `Launcher.check`. Raises as
-    `launcher_class`."""
+    `make_launcher`, also if the check of another package's launcher fails."""
     if settings.kind == AGENT:
         return [
             Check(
@@ -149,7 +149,15 @@ def check_launcher(
                 "launcher agent: `tidegate agent` beside the cluster launches drivers; this host needs no launcher",
             )
         ]
-    return make_launcher(settings).check(master, spark_conf, world or World())
+    launcher = make_launcher(settings)
+    try:
+        return launcher.check(master, spark_conf, world or World())
+    except Exception as error:
+        if settings.kind in BUILT_IN:
+            raise
+        raise broken_extension(
+            _entry_point(settings.kind), _named(settings.kind), "cannot be checked", error
+        ) from error
 
 
 def find_running_driver(job: JobDirectory, spec: Spec, by_kind: Mapping[str, Launcher]) -> RunningDriver | None:
