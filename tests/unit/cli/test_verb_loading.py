@@ -179,3 +179,10 @@ def test_a_wrong_word_is_answered_with_the_nearest_right_one(
 ) -> None:
     assert main([*words, *(["--root", "memory://wrong-words"] if words[0] in ("start", "reject") else [])]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("start",), ("restore",), ("fork",), ("snapshot", "check")])
+def test_the_help_names_packed_files_as_pipelines(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    assert "a file of `tidegate pack`" in " ".join(capsys.readouterr().out.split())
