@@ -25,6 +25,8 @@ import tidegate
 from tidegate import Pusher, PushSource
 from tidegate.connectors.interface import SourceContext, Split
 from tidegate.coordinator.job_run import RunEnded
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.records import CommandResult, encode
 from tidegate.testing.in_process_job import InProcessJob
 
 REPOSITORY = Path(__file__).parents[1]
@@ -136,6 +138,20 @@ def test_the_pipeline_of_the_readme_builds(tmp_path: Path) -> None:
     assert callable(build)
     graph = build({name: str(path) for name, path in arguments.items()}).build()
     assert {"flights", "airlines", "airline-name", "daily-delay", "out"} <= {node.uid for node in graph.nodes}
+    assert len(text.splitlines()) <= LONGEST_EXAMPLE
+
+
+def test_the_program_of_the_readme_takes_a_savepoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "delays.py").write_text("def build(args): ...\n")
+    job = JobClient(str(tmp_path / "root"), "delays")
+    job.submit(pipeline=f"{tmp_path}/delays.py:build", master="local[1]")
+    text = example("import JobClient")
+    taken = CommandResult("nightly-2026-11-23", True, "done", "", {"path": "delays/savepoints/1"}, 1, "")
+    job.store.create(job.layout.result(taken.command_id), encode(taken))
+    exec(compile(text.replace("/data/jobs", str(tmp_path / "root")), "README.md", "exec"), {})
+    assert capsys.readouterr().out == "CREATED\ndelays/savepoints/1\n"
+    sent = job.command(taken.command_id)
+    assert sent is not None and (sent.verb, sent.issued_by) == ("savepoint", "nightly.py")
     assert len(text.splitlines()) <= LONGEST_EXAMPLE
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 
 from tidegate.errors import MissingExtraError
 
@@ -53,7 +53,8 @@ def extra_required_by(what: str) -> Iterator[None]:
         extra = next((extra for extra, packages in PACKAGES.items() if package in packages), None)
         if extra is None:
             raise
-        raise _missing(what, extra, f"the package {package} is not installed") from None
+        absent = {package, *missing_packages(PACKAGES[extra])}
+        raise _missing(what, extra, not_installed(sorted(absent))) from None
 
 
 def require_runtime(what: str, *, apart_from: Collection[str] = ()) -> None:
@@ -66,24 +67,35 @@ def require_runtime(what: str, *, apart_from: Collection[str] = ()) -> None:
     Raises:
         MissingExtraError: a package is missing, or pyspark-client, which cannot start Spark, is in pyspark's place.
     """
+    absent = missing_packages([package for package in PACKAGES[RUNTIME] if package not in apart_from])
+    if absent:
+        raise _missing(what, RUNTIME, not_installed(absent))
+    if "pyspark" not in apart_from and not _starts_spark():
+        raise _missing(what, RUNTIME, "pyspark-client is installed instead of pyspark")
+
+
+def missing_packages(names: Collection[str]) -> list[str]:
+    """Return the packages of these import names that are not installed, without importing any."""
     from importlib.util import find_spec  # here, because clients that only read job directories do not need it
 
-    for package in PACKAGES[RUNTIME]:
-        if package in apart_from:
-            continue
-        found = find_spec(package)
-        if found is None:
-            raise _missing(what, RUNTIME, f"the package {package} is not installed")
-        if package == "pyspark" and not _starts_spark(found):
-            raise _missing(what, RUNTIME, "pyspark-client is installed instead of pyspark")
+    return [name for name in names if find_spec(name) is None]
 
 
-def _starts_spark(pyspark: ModuleSpec) -> bool:
+def not_installed(names: Collection[str]) -> str:
+    """Return the cause of an error about missing packages."""
+    return f"the package{'s' * (len(names) > 1)} {', '.join(names)} {'are' if len(names) > 1 else 'is'} not installed"
+
+
+def _starts_spark() -> bool:
     """Check that this is the full pyspark. pyspark-client has the same module name but cannot start Spark.
 
     Slots find pyspark in a zip file, so this asks Python's finders instead of the file system.
     """
-    return PathFinder.find_spec("pyspark.core", pyspark.submodule_search_locations) is not None
+    from importlib.util import find_spec  # as above
+
+    pyspark = find_spec("pyspark")
+    places = pyspark.submodule_search_locations if pyspark is not None else None
+    return PathFinder.find_spec("pyspark.core", places) is not None
 
 
 def _missing(what: str, extra: str, cause: str) -> MissingExtraError:

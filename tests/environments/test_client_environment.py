@@ -61,7 +61,8 @@ def test_a_verb_of_the_runtime_names_the_extra_in_one_line(
     assert done.returncode == 12
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"tidegate: `tidegate {verb}` needs the runtime: the package")
-    assert line.endswith('is not installed. Run: pip install "tidegate[spark]"')
+    missing = "numba, numpy, pyarrow, pyspark are not installed"
+    assert line.endswith(f'{missing}. Run: pip install "tidegate[spark]"')
 
 
 def test_an_agent_that_would_launch_drivers_without_the_runtime_does_not_begin(
@@ -70,7 +71,7 @@ def test_an_agent_that_would_launch_drivers_without_the_runtime_does_not_begin(
     done = client.tidegate("agent", "--root", str(tmp_path))
     assert done.returncode == 12
     (line,) = done.stderr.splitlines()
-    assert client.python in line and 'Set "python" to an interpreter with tidegate[spark]' in line
+    assert client.python in line and "Set --python to an interpreter with tidegate[spark]" in line
 
 
 @pytest.mark.parametrize(

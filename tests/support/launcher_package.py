@@ -83,8 +83,8 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str = SOURC
         other_package.install(
             folder, patch, module="nomad_launcher", source=source, group=launcher_registry.GROUP, names=names
         )
-        launcher_registry.from_other_packages.cache_clear()
+        launcher_registry.forget_packages()
         try:
             yield
         finally:
-            launcher_registry.from_other_packages.cache_clear()
+            launcher_registry.forget_packages()

@@ -135,9 +135,9 @@ class TidegateHook(BaseHook):
         try:
             job_root = self.get_conn()
             open_store(job_root.root, dict(job_root.storage_options)).probe()
+            checks = check_launcher(job_root.launcher_settings(), job_root.master, job_root.spark_conf)
         except TidegateError as error:
             return False, str(error)
-        checks = check_launcher(job_root.launcher_settings(), job_root.master, job_root.spark_conf)
         problems = [check.text for check in checks if not check.ok]
         if problems:
             return False, "; ".join([f"the job root {job_root.root} works", *problems])

@@ -17,7 +17,7 @@ from tidegate.jobs.launch.launcher_checks import require_interpreter
 from tidegate.jobs.launch.launcher_registry import (
     AGENT,
     find_running_driver,
-    launcher_class,
+    make_launcher,
     make_launchers,
     runs_on_this_host,
 )
@@ -91,7 +91,7 @@ def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
         request_running(client, spec, by="airflow", anew=begun)
         logger.info("job %s: submission %s waits for an agent to launch it", client.job_id, spec.number)
     else:
-        launch = _launch(client, spec, launcher_class(root.launcher)(settings))
+        launch = _launch(client, spec, make_launcher(settings))
         place = f"pid {launch.pid}" if launch.pid is not None else launch.external_id
         logger.info(
             "job %s: launched a driver for submission %s with %s, %s",

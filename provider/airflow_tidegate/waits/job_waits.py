@@ -228,7 +228,7 @@ class StagedWait(Wait):
     """
 
     kind: ClassVar[str] = "staged"
-    what: ClassVar[str] = "a checkpoint that waits for a verdict"
+    what: ClassVar[str] = "a checkpoint that waits for approval or rejection"
     checkpoint_id: int | None = None
     newer_than: int | None = None
 

@@ -86,7 +86,7 @@ def decide_supervision(seen: DriverObservation, limits: SupervisionLimits) -> Su
     return SupervisionDecision(
         "fail",
         f"no checkpoint has completed and no source has read a record for {_words(stood_s)}",
-        "Approve or reject the checkpoints that wait for a verdict: until then the job reads no records"
+        "Approve or reject the waiting checkpoints: until then the job reads no records"
         if seen.waits_for_verdict
         else "Check the job's status and log. The job was left running: retry the task to supervise it again",
     )

@@ -34,6 +34,35 @@ class Parser(argparse.ArgumentParser):
         """Raise OptionError. The remedy names the help of the verb concerned."""
         raise OptionError(message, where=self.prog, remedy=f"See `{self.prog} --help`")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the words. Raises OptionError for an unknown one; the remedy names the nearest flag.
+
+        argparse lets the parser of a verb ignore unknown words. It reports them for the whole command line, without
+        the verb, and knows only the flags of the whole.
+        """
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+            near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
+            raise OptionError(
+                f"unrecognized arguments: {' '.join(unknown)}",
+                where=self.prog,
+                remedy=(f"Did you mean {near[0]!r}? " if near else "") + f"See `{self.prog} --help`",
+            )
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise OptionError when a flag does not accept the value; the remedy names the nearest value."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        raise OptionError(
+            f"{value!r} is not a value of {next(iter(action.option_strings), action.metavar)}",
+            where=self.prog,
+            remedy=(f"Did you mean {near[0]!r}? " if near else "") + f"Use one of {', '.join(choices)}",
+        )
+
     def check_verb(self, words: Sequence[str]) -> None:
         """Raise OptionError when the first word is not a verb. The remedy names the nearest verb."""
         word = next(iter(words), "--help")

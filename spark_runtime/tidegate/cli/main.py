@@ -13,7 +13,7 @@ from tidegate.cli.arguments import Parser
 from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.output import Output
 from tidegate.cli.verb_registry import VERBS, add_arguments
-from tidegate.errors import OptionError, TidegateError
+from tidegate.errors import TidegateError
 
 EXIT_BUG = 70
 """Exit code for an exception that is not a TidegateError: a bug in tidegate."""
@@ -84,11 +84,7 @@ def main(
         around = make_surroundings(output) if make_surroundings is not None else CliEnvironment(output, os.environ)
         grammar = parser(words)
         grammar.check_verb(words)
-        # `parse_args` would report unknown words for the whole command line, without the verb and its help.
-        args, unknown = grammar.parse_known_args(words)
-        if unknown:
-            verb = f"tidegate {words[0]}"
-            raise OptionError(f"unrecognized arguments: {' '.join(unknown)}", where=verb, remedy=f"See `{verb} --help`")
+        args = grammar.parse_args(words)
         run: Callable[..., int] = args.run
         return run(args, around)
     except TidegateError as error:

@@ -8,6 +8,9 @@ from typing import Any, get_args
 from tidegate.cli import arguments
 from tidegate.log_format import LogFormat
 
+PIPELINE_HELP = "path/to/file.py:function, package.module:function, or a file of `tidegate pack`"
+"""Description of the argument PIPELINE."""
+
 
 def add_pipeline_settings(parser: argparse.ArgumentParser) -> None:
     """Add --arg, --args-json, --option, --options and --code-root."""

@@ -61,8 +61,12 @@ VERBS: Mapping[str, Verb] = {
     "stop": Verb("tidegate.cli.jobs.commands:add_stop", "stop a job with a savepoint"),
     "cancel": Verb("tidegate.cli.jobs.commands:add_cancel", "end the job without a snapshot"),
     "rescale": Verb("tidegate.cli.jobs.rescale:add_rescale", "restart a job from a savepoint at another parallelism"),
-    "approve": Verb("tidegate.cli.verdicts.verdict_verbs:add_approve", "commit output that waits for a verdict"),
-    "reject": Verb("tidegate.cli.verdicts.verdict_verbs:add_reject", "discard output that waits for a verdict"),
+    "approve": Verb(
+        "tidegate.cli.verdicts.verdict_verbs:add_approve", "commit output that waits for approval or rejection"
+    ),
+    "reject": Verb(
+        "tidegate.cli.verdicts.verdict_verbs:add_reject", "discard output that waits for approval or rejection"
+    ),
     "staged": Verb("tidegate.cli.verdicts.verdict_verbs:add_staged", "show where the output that waits is stored"),
     "commit-pending": Verb(
         "tidegate.cli.verdicts.verdict_verbs:add_commit_pending", "commit approved output of a job that is not running"

@@ -10,13 +10,16 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import EnvironmentProblemError, OptionError
+from tidegate.entry_points import broken_extension, load_entry_point
+from tidegate.errors import OptionError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "tidegate.connectors"
 """Group of the entry points."""
+
+_INTERFACE = "tidegate.connectors.interface"
 
 BUILT_IN: Mapping[str, str] = {
     "Csv": "tidegate.connectors.files.sink.text_sinks:Csv",
@@ -48,7 +51,7 @@ def find_connector(name: str) -> type[Any]:
     Raises:
         OptionError: no connector has this name (the message suggests the nearest name), or several distributions
             register it.
-        EnvironmentProblemError: the module cannot be imported, or lacks the class.
+        EnvironmentProblemError: the module cannot be imported, lacks the class, or has something else in its place.
     """
     points = [_built_in(name)] if name in BUILT_IN else [point for point in _entry_points() if point.name == name]
     if not points:
@@ -68,16 +71,17 @@ def find_connector(name: str) -> type[Any]:
             cause=", ".join(places),
             remedy="Uninstall all of these distributions but one",
         )
-    try:
-        connector: type[Any] = points[0].load()
-    except (ImportError, AttributeError) as error:
-        raise EnvironmentProblemError(
-            f"connector {name!r} cannot be loaded",
-            where=f"entry point {places[0]}",
-            cause=f"{type(error).__name__}: {error}",
-            remedy="Install the packages that the connector needs, or a version of it that works with this tidegate",
-        ) from error
+    connector: type[Any] = load_entry_point(points[0], f"connector {name!r}")
+    if name not in BUILT_IN and not _is_connector(connector):
+        cause = "it is not a subclass of tidegate.connectors.interface.Source or Sink"
+        raise broken_extension(points[0], f"connector {name!r}", "does not fit", cause)
     return connector
+
+
+def _is_connector(found: object) -> bool:
+    """Check the class by the names of its bases: the interface needs pyarrow, and the client has no pyarrow."""
+    bases = found.__mro__ if isinstance(found, type) else ()
+    return any(base.__module__ == _INTERFACE and base.__name__ in ("Source", "Sink") for base in bases)
 
 
 def _built_in(name: str) -> EntryPoint:

@@ -123,6 +123,7 @@ class ReplayReader(SourceReader):
         files = [FoundFile(*entry) for entry in splits[0].data["files"]]
         table = pa.Table.from_batches([batch for file in files for batch in self._read(file)], schema)
         times = table.column(self._time_column)
+        # The sort is stable, so records of equal time keep the order of the files. It puts nulls last.
         order = pc.sort_indices(times)
         recordings = []
         all_times_us = _as_us(times.drop_null())

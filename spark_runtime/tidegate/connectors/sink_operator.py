@@ -206,6 +206,7 @@ class SinkOperator(StreamOperator):
             waiting = [p for p in self._pending if p not in covered]
 
         def work() -> None:
+            # Before `recover`, which removes all staged data of earlier runs that is not in `kept`.
             self._apply_restored(covered, self._commit_restored)
             if self._sink.two_phase:
                 kept = [handle for p in waiting for handle in p.run()]
@@ -221,6 +222,7 @@ class SinkOperator(StreamOperator):
         # Serialises commits: two threads must not publish the same transaction at once.
         with self._publishing:
             with self._lock:
+                # Selected again under the lock, because another thread may have published some of them meanwhile.
                 open_still = [p for p in covered if p in self._pending]
             handles = [handle for p in open_still for handle in p.run()]
             if handles:

@@ -12,7 +12,7 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from tidegate.errors import PipelineError
+from tidegate.errors import MissingExtraError, PipelineError
 from tidegate.extras import installation
 from tidegate.jobs.records import RelativePaths
 from tidegate.jobs.secrets import resolve_secrets
@@ -71,6 +71,7 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None) -> tupl
 
     Raises:
         PipelineError: the protocol is unknown, its package is missing, or an option is refused.
+        MissingExtraError: the package of S3 is missing.
     """
     options = dict(resolve_secrets(storage_options or {}))
     # Listings must show files that other processes have just written or removed.
@@ -78,12 +79,12 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None) -> tupl
     try:
         filesystem, path = url_to_fs(url, **options)
     except (ImportError, ValueError, TypeError) as e:
-        remedy = "Check the URL's protocol, install its fsspec package, and check the names in storage_options"
+        what = "the file system of the path cannot be opened"
         if isinstance(e, ImportError) and url.partition("://")[0] in S3_PROTOCOLS:
             remedy = f"Run `{installation('s3')}` on the machines of the driver and the slots"
-        raise PipelineError(
-            "the file system of the path cannot be opened", where=url, cause=str(e), remedy=remedy
-        ) from e
+            raise MissingExtraError(what, where=url, cause=str(e), remedy=remedy) from e
+        remedy = "Check the URL's protocol, install its fsspec package, and check the names in storage_options"
+        raise PipelineError(what, where=url, cause=str(e), remedy=remedy) from e
     return filesystem, path
 
 

@@ -562,6 +562,8 @@ class Coordinator:
         pending = next((p for p in self._pending.values() if p.request is request), None)
         if pending is None:
             return answer_unstarted_stop(request, scene)
+        if pending.completing:
+            return []  # only the result of the write decides, as in `_on_decline`; the end of the run is the answer
         # Not `_abort`, which would answer the stop as a failed one and make the run fail with a counted failure.
         del self._pending[pending.checkpoint_id]
         return answer_timed_out_stop(pending, scene)

@@ -61,7 +61,7 @@ STOP_OUTCOMES: Mapping[str, StopOutcome] = MappingProxyType(
         ),
         COMMITS_PENDING: StopOutcome(
             True,
-            "the job has stopped with its savepoint; output that waits for a verdict is not committed",
+            "the job has stopped with its savepoint; output that waits for approval or rejection is not committed",
             "Approve or reject the output with `tidegate commit-pending`, which needs no running job. Or restore the "
             "savepoint with commit=on_request, and approve or reject the output in that run",
         ),

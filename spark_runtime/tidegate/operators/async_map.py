@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.errors import OutageError, PipelineError, TidegateError
-from tidegate.operators.async_requests import run_inline, start_requests
+from tidegate.operators.async_requests import concurrent_requests, start_requests
 from tidegate.operators.async_specs import HELD, REQUESTS, TIMED_OUT, AsyncMapSpec
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, coalesce_batches
 from tidegate.operators.declared_outputs import check_outputs
@@ -60,7 +60,7 @@ class AsyncMap(StreamOperator):
 
     def __init__(self, spec: AsyncMapSpec) -> None:
         self._spec = spec
-        self._at_once = run_inline(spec.function, spec.capacity)
+        self._at_once = concurrent_requests(spec.function, spec.capacity)
         self._side_outputs = dict(spec.side_outputs)
         self._queue: deque[_Request | Watermark] = deque()
         self._queued = 0  # number of requests in the queue
@@ -98,6 +98,7 @@ class AsyncMap(StreamOperator):
             yield from self._all_answered()
             return
         self._passes_watermarks = not self._queue
+        # Of adjacent watermarks, only the last matters.
         if self._queue and isinstance(self._queue[-1], Watermark):
             self._queue[-1] = Watermark(watermark_us)
         elif self._queue:
@@ -267,6 +268,7 @@ class AsyncMap(StreamOperator):
             for batch in single_part(rows, self._spec.input_schema, self.ctx.uid).table.to_batches():
                 self._enqueue(pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.input_schema))
         known = [time_us for time_us in held if time_us is not None]
+        # An old subtask that held no watermark counts as the earliest, so that none is held then.
         if self._queue and known and len(known) == len(held):
             self._queue.append(Watermark(min(known)))
 

@@ -21,10 +21,10 @@ def start_requests(function: AsyncFunction, capacity: int, done: Done) -> AsyncR
     """Start what calls the function: an event loop on one thread for a coroutine function, else a pool of threads."""
     if is_coroutine(function):
         return LoopRequests(function, done)
-    return ThreadRequests(function, run_inline(function, capacity), done)
+    return ThreadRequests(function, concurrent_requests(function, capacity), done)
 
 
-def run_inline(function: AsyncFunction, capacity: int) -> int:
+def concurrent_requests(function: AsyncFunction, capacity: int) -> int:
     """Return how many requests run at the same time.
 
     The limit is the number of threads: a request that waits for a free thread would use up its timeout.
@@ -82,6 +82,7 @@ class ThreadRequests:
                 answer = self._function(batch)
                 if isinstance(answer, Iterator):  # run a generator function's code here, not on the slot's loop
                     answer = list(answer)
+            # SystemExit would end only this thread, and the request would then wait for its answer without end.
             except BaseException as error:
                 self._done(number, None, error)
             else:

@@ -16,7 +16,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeAlias, cast
 
-from tidegate.errors import PipelineError
+from tidegate.entry_points import broken_extension, load_entry_point
+from tidegate.errors import PipelineError, TidegateError
 from tidegate.operators.operator_spec import OperatorSpec
 from tidegate.operators.stream_operator import StreamOperator
 
@@ -85,6 +86,7 @@ def create_operator(spec: OperatorSpec) -> StreamOperator:
 
     Raises:
         PipelineError: no operator is registered for the spec.
+        EnvironmentProblemError: the package that registers the operator is broken.
     """
     for spec_class in type(spec).__mro__:
         name = _dotted_name(spec_class)
@@ -92,13 +94,28 @@ def create_operator(spec: OperatorSpec) -> StreamOperator:
         if target is not None:
             return cast(Factory, pkgutil.resolve_name(target))(spec)
         if spec_class is not OperatorSpec and name in _installed():
-            return cast(Factory, _installed()[name].load())(spec)
+            return _of_other_package(_installed()[name], spec)
     name = _dotted_name(type(spec))
     raise PipelineError(
         f"no operator is registered for {name}",
         cause="the package with the operator is not installed in this process, or does not register the operator",
         remedy=f"Install the package on every executor; it needs an entry point {name!r} in the group {ENTRY_POINTS!r}",
     )
+
+
+def _of_other_package(point: EntryPoint, spec: OperatorSpec) -> StreamOperator:
+    what = f"operator of {point.name}"
+    factory = load_entry_point(point, what)
+    try:
+        operator = factory(spec)
+    except TidegateError:
+        raise
+    except Exception as error:  # the code of another package may raise anything
+        raise broken_extension(point, what, "cannot be created from its spec", error) from error
+    if not isinstance(operator, StreamOperator):
+        cause = f"it is a {type(operator).__name__}, not a subclass of {StreamOperator.__module__}.StreamOperator"
+        raise broken_extension(point, what, "does not fit", cause)
+    return operator
 
 
 @cache

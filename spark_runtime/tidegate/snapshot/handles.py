@@ -111,6 +111,13 @@ def relative_location(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if folder else name
 
 
+def full_location(store: Store, folder: str, name: str = "") -> str:
+    """Return the path or URL of `name` in `folder`, or of the folder, for readers. `folder` alone may be one word of an
+    absolute path: a snapshot outside the root is opened in a store of its parent folder."""
+    path = relative_location(folder, name) if name else folder
+    return f"{store.url.rstrip('/')}/{path}" if path else store.url
+
+
 class SnapshotStreams:
     """Writes and reads the state streams of one snapshot folder, as files or inline (S5.4).
 
@@ -217,7 +224,7 @@ class SnapshotStreams:
     def load_blob(self, file: BlobFile, blob: StoredBlob) -> bytes:
         """Return one blob, checked for size and checksum. Raises as `load` does."""
         if file.inline is not None:
-            data, where = file.inline[blob.offset : blob.offset + blob.size_bytes], "inline blobs"
+            data, where = file.inline[blob.offset : blob.offset + blob.size_bytes], self._inline_location()
         else:
             assert file.name is not None
             if (copy := self._copy(file.name, blob.offset, blob.size_bytes, blob.checksum)) is not None:
@@ -234,8 +241,7 @@ class SnapshotStreams:
         """
         what = f"state file {handle.path or '(inline)'}"
         if handle.inline is not None:
-            where = f"{relative_location(self._folder, '_metadata')}, inline state"
-            return _checked(handle.inline, handle.size_bytes, handle.sha256, what, where)
+            return _checked(handle.inline, handle.size_bytes, handle.sha256, what, self._inline_location())
         assert handle.path is not None
         if (copy := self._copy(handle.path, 0, handle.size_bytes, handle.sha256)) is not None:
             return copy
@@ -247,6 +253,9 @@ class SnapshotStreams:
         store, folder = self._folder_of(shared)
         path = store.local_path(relative_location(folder, checked_name(name)))
         return Path(path).stat().st_size if path is not None and Path(path).is_file() else None
+
+    def _inline_location(self) -> str:
+        return f"{full_location(self._store, self._folder, '_metadata')}, inline state"
 
     def _create(self, store: Store, folder: str, name: str, pieces: Pieces) -> None:
         store.create_from_pieces(relative_location(folder, checked_name(name)), pieces)
@@ -264,22 +273,23 @@ class SnapshotStreams:
         if self._shared is None:
             raise SnapshotError(
                 "the checkpoint needs files in the shared folder of its job, but that folder does not exist",
-                where=self._folder,
+                where=full_location(self._store, self._folder),
                 cause="the folder of the checkpoint was copied without the shared folder",
                 remedy="Restore a savepoint instead: savepoints can be copied",
             )
         return self._shared()
 
     def _read(self, name: str, *, shared: bool = False, part: StoredBlob | None = None) -> tuple[str, bytes]:
-        """Return path and bytes of a file, or of one blob in it."""
+        """Return the location of a file, for errors, and its bytes, or the bytes of one blob in it."""
         store, folder = self._folder_of(shared)
         path = relative_location(folder, checked_name(name))
+        where = full_location(store, folder, name)
         try:
-            return path, store.read(path) if part is None else store.read_range(path, part.offset, part.size_bytes)
+            return where, store.read(path) if part is None else store.read_range(path, part.offset, part.size_bytes)
         except NotFoundError as error:
             raise SnapshotError(
                 f"the state file {name} is missing",
-                where=path,
+                where=where,
                 cause="the file was deleted, or the snapshot's folder was copied only in part",
                 remedy="Restore another snapshot",
             ) from error

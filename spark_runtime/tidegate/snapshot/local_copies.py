@@ -57,7 +57,10 @@ class LocalCopies:
                 os.unlink(temporary)
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes | None:
-        """Return these bytes of the copy, unchecked; None: there is no copy."""
+        """Return these bytes of the copy, unchecked; None: there is no copy.
+
+        A file has at most one copy, in the folder of the slot that wrote it.
+        """
         with suppress(OSError):
             for slot in os.listdir(self._folder):
                 with suppress(OSError), open(os.path.join(self._folder, slot, name), "rb") as file:
@@ -84,6 +87,7 @@ class LocalCopies:
         """Delete all copies, because the slot does not need them any more."""
         shutil.rmtree(self._own, ignore_errors=True)
         with suppress(OSError):
+            # Fails while another slot has copies in the folder, which must stay.
             os.rmdir(self._folder)
 
 
@@ -91,6 +95,7 @@ def _made_private(folder: str) -> bool:
     """Create the folder and return whether only this user owns it. Other users can write to its parent folder."""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
+        # A link might lead to a folder that another user controls.
         parents = (folder, os.path.dirname(folder))
         return all(not os.path.islink(path) and os.stat(path).st_uid == os.getuid() for path in parents)
     except OSError:

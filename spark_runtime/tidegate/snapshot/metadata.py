@@ -1,9 +1,10 @@
 """`_metadata`: the file that makes a folder a snapshot (S2.1). Written last, create-only; read first.
 
-It is one JSON object: `{"record": "snapshot", "v": 3, "sha256": <of the body's canonical JSON>, "body": {...}}`. Paths
+It is one JSON object: `{"record": "snapshot", "v": 4, "sha256": <of the body's canonical JSON>, "body": {...}}`. Paths
 in it are relative to its folder, so that a savepoint can be moved or copied as a whole. Since version 2, state handles
 may have files of blobs; for checkpoints they are in the folder `shared` next to the job's `checkpoints`. Since version
-3, the checksum of a blob may be a CRC-32 (`blobs.matches`), and a handle records `formats` other than rows.
+3, the checksum of a blob may be a CRC-32 (`blobs.matches`), and a handle records `formats` other than rows. Since
+version 4, it has `counters`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from tidegate.errors import NotFoundError, SnapshotError
 from tidegate.jobs.stores.store import Store
-from tidegate.snapshot.handles import OpenLocation, SnapshotStreams, StateHandle, relative_location
+from tidegate.snapshot.handles import OpenLocation, SnapshotStreams, StateHandle, full_location, relative_location
 
 METADATA_NAME = "_metadata"
 METADATA_VERSION = 4
@@ -150,6 +151,7 @@ def encode_metadata(metadata: SnapshotMetadata) -> bytes:
     }
     canonical = _canonical(body)
     sha256 = hashlib.sha256(canonical).hexdigest()
+    # Written around the bytes of the checksum, so that the body, which may have megabytes, is encoded once.
     start = f'{{"record":"snapshot","v":{METADATA_VERSION},"sha256":"{sha256}","body":'.encode()
     return start + canonical + b"}\n"
 
@@ -204,17 +206,17 @@ def read_metadata(store: Store, folder: str) -> SnapshotMetadata:
         SnapshotError: there is no `_metadata`, or it is damaged or of a newer version.
         StoreError: the store cannot read.
     """
-    path = relative_location(folder, METADATA_NAME)
+    where = full_location(store, folder, METADATA_NAME)
     try:
-        data = store.read(path)
+        data = store.read(relative_location(folder, METADATA_NAME))
     except NotFoundError as error:
         raise SnapshotError(
-            f"{folder or store.url} is not a complete snapshot: it has no {METADATA_NAME}",
-            where=path,
+            f"{full_location(store, folder)} is not a complete snapshot: it has no {METADATA_NAME}",
+            where=where,
             cause="the path is wrong, or the snapshot was never completed",
             remedy="Name the folder of a completed checkpoint or savepoint",
         ) from error
-    return decode_metadata(data, where=path)
+    return decode_metadata(data, where=where)
 
 
 def verify(open_location: OpenLocation, location: str) -> SnapshotMetadata:

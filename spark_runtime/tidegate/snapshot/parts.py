@@ -76,6 +76,7 @@ class StatePart:
     def tables(self) -> Iterator[pa.Table]:
         """Yield all rows, a piece at a time. Only in format "rows"."""
         assert self.format == "rows", f"state {self.name!r} is stored in {self.format} files, not in rows"
+        # At least one table, so that a reader learns the columns of a state without rows.
         if self.table.num_rows or not self.blobs:
             yield self.table
         for blob in self.blobs:

@@ -52,7 +52,7 @@ class BackendFiles(Protocol):
     def tables(self, part: StatePart, state: str, max_parallelism: int) -> Iterator[pa.Table]:
         """Yield the rows of one state, a piece at a time.
 
-        Raises PipelineError if a required package is not installed.
+        Raises MissingExtraError if a required package is not installed.
         """
 
 

@@ -127,6 +127,7 @@ def redistributed(
             if part.kind == "broadcast":
                 replicas.setdefault(part.name, []).append(former_index)
     first = place.index if broadcast_from is None else broadcast_from
+    # Every name has its own source, because not every old subtask needs to have each broadcast state.
     sources = {name: _next_from(first, holders, place) for name, holders in replicas.items()}
     by_name: dict[str, list[StatePart]] = {}
     for former_index in sorted(former):
@@ -162,8 +163,10 @@ def _merged(name: str, found: Sequence[StatePart], place: Rescale, where: str) -
     tables = [part.table for part in found]
     if kind == "keyed":
         tables = [_in_range(table, place.key_groups) for table in tables]
+        # Without a rescale the blobs keep their ids, so that checkpoints need not write them again.
         blobs = [_cut(blob, place.key_groups) for blob in blobs] if place.changes else blobs
     elif blobs and kind == "list" and place.changes:
+        # An even split needs the number of all rows, which is known only when the blobs are read.
         tables, blobs = [table for part in found for table in part.tables()], []
     try:
         table = pa.concat_tables(tables)

@@ -107,6 +107,7 @@ def encode_parts(parts: Sequence[StatePart]) -> bytes:
             }
         )
     header = json.dumps({"key_bytes": KEY_BYTES_VERSION, "parts": headers}, separators=(",", ":")).encode()
+    # The lowest version that can express the parts.
     version = _VERSION_OF_CHANNELS if any(part.kind == "channel" for part in parts) else _VERSION
     version = _VERSION_OF_FILES if any(_is_in_pieces(part) for part in parts) else version
     version = _VERSION_OF_ROW_BLOBS if any(part.blobs and part.format == "rows" for part in parts) else version
@@ -178,6 +179,7 @@ def _to_ipc(table: pa.Table) -> pa.Buffer:
         compression="lz4" if held_bytes >= COMPRESSED_BYTES else None, use_threads=held_bytes >= THREADED_BYTES
     )
     with pa.ipc.new_stream(out, table.schema, options=options) as writer:
+        # Combined, so that the batches in the stream do not depend on the chunks of the table.
         writer.write_table(table.combine_chunks(), max_chunksize=ROWS_PER_PIECE)
     return out.getvalue()
 

@@ -129,6 +129,7 @@ def _with_defaults(spec: Spec, options: JobOptions, given: dict[str, str]) -> di
         conf.setdefault("spark.driver.bindAddress", "127.0.0.1")
     else:
         slots_per_executor = int(given.get("spark.executor.cores", "1"))
+        # Slots are Python processes. Spark counts their memory as overhead of the executor's JVM.
         overhead_mib = options.slot_memory_bytes * slots_per_executor // 2**20
         conf.setdefault("spark.executor.memoryOverhead", f"{overhead_mib}m")
     return conf

@@ -36,6 +36,7 @@ class BarrierStage:
         self._parameters = parameters
         self._on_end = on_end
         self._group = f"tidegate-{parameters.run_id}-{next(_groups)}"
+        # Spark keeps job groups per thread of the JVM. This class connects the Python thread with one JVM thread.
         self._thread: Any = InheritableThread(target=self._run, name=self._group)
 
     def start(self) -> None:

@@ -105,6 +105,7 @@ class Driver:
         set_up(options.log_format, job=self._spec.job_id)
         log = DecisionLog(self._store, self._layout, now_iso=now_iso, nonce=lambda: secrets.token_hex(8))
         self._listen_to_signals()
+        # Before the fence is appended: a superseded launch must not fence the driver that is meant to run the job.
         refuse_if_superseded(self._store, self._layout, self._spec.number, self._launch)
         generation_log = log.begin_generation(spec=self._spec.number, launch=self._launch)
         set_up(options.log_format, job=self._spec.job_id, generation=generation_log.generation)
@@ -287,4 +288,5 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
+    # Waits for no thread, such as a thread that user code has left running. It does not flush the streams itself.
     os._exit(code)

@@ -46,6 +46,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 def _is_alive(process_id: int) -> bool:
     try:
+        # Signal 0 is not sent; it only tests whether the process exists.
         os.kill(process_id, 0)
     except ProcessLookupError:
         return False
@@ -56,6 +57,7 @@ def _is_alive(process_id: int) -> bool:
 
 def _remove_unlocked(path: Path) -> None:
     """Remove a folder. Raises OSError if a process holds its lock, or it is not a folder."""
+    # Other users can write to the temporary folder, so a link must not lead to a removal elsewhere.
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         owner = os.fstat(folder).st_uid

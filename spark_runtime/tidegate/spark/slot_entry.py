@@ -102,6 +102,7 @@ class SlotMail:
         """Pass all messages to this loop from now on."""
         with self._switch:
             self._slot = slot
+            # Under the lock, so that a message that arrives now is not delivered before the waiting ones.
             while not self._queue.empty():
                 slot.post(self._queue.get())
 
@@ -184,6 +185,8 @@ class SlotRuntime:
             where = f"job {self._parameters.job_id}, slot {self._index} on {socket.gethostname()}"
             check_versions(self._parameters.versions, own_versions(), where)
             graph, execution = self._build()
+            # Before Hello, from which on the driver expects signs of life: no other thread runs while kernels are
+            # compiled.
             preload_kernels()
             self._control.send(Hello(*self._address, os.getpid(), socket.gethostname(), sys.version.split()[0]))
             message = self._mail.take(DEPLOY_TIMEOUT_S)
@@ -281,6 +284,7 @@ class SlotRuntime:
         if slot.was_cancelled:
             return False
         self._control.send(_heartbeat(resident_bytes(), slot))
+        # The writers still commit the final snapshot. `Over` is reported only after their work.
         self._writers.shutdown(wait=True)
         self._transport.flush()
         slot.close()
@@ -303,6 +307,7 @@ class SlotRuntime:
                 reason,
             )
             self._scratch.remove()
+            # `sys.exit` would end only this thread.
             os._exit(70)
 
     def _watch(self) -> None:
@@ -324,10 +329,14 @@ class SlotRuntime:
                         code=SLOT_MEMORY,
                     )
                 )
+                # Otherwise the process would end before the message is sent, and the driver would see only a lost slot.
                 self._control.flush(1.0)
                 self._scratch.remove()
+                # 128 + SIGKILL, as if the kernel had killed the process for its memory. `sys.exit` would end only this
+                # thread.
                 os._exit(137)
             if time.monotonic() >= next_beat:
+                # Counted from the planned time, so that delays do not add up.
                 next_beat += interval_s
                 self._control.send(_heartbeat(resident, self._slot))
 

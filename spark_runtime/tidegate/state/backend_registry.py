@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from tidegate.errors import OptionError
+from tidegate.errors import MissingExtraError, OptionError
 from tidegate.extras import installation
 from tidegate.state.keyed_state import KeyedStateBackend
 
@@ -26,7 +26,8 @@ def new_backend(name: str) -> KeyedStateBackend:
     """Return a back end that is not opened yet.
 
     Raises:
-        OptionError: the name is unknown, or a required package is not installed.
+        OptionError: the name is unknown.
+        MissingExtraError: a required package is not installed.
     """
     if name not in BACKENDS:
         raise OptionError(
@@ -38,7 +39,7 @@ def new_backend(name: str) -> KeyedStateBackend:
     try:
         found = getattr(importlib.import_module(module), class_name)
     except ImportError as error:
-        raise OptionError(
+        raise MissingExtraError(
             f"the state back end {name!r} cannot be loaded ({error})",
             where="option state_backend",
             cause="a package that the back end needs is not installed on this machine",

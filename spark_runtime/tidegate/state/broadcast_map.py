@@ -79,6 +79,7 @@ class BroadcastMap:
             grown = np.full(self._index.capacity, -1, np.int64)
             grown[: len(self._rows)] = self._rows
             self._rows = grown
+        # numpy keeps the last assignment if a key occurs several times.
         self._rows[entries] = np.arange(self._held, self._held + batch.num_rows)
         self._batches.append(batch)
         self._held += batch.num_rows

@@ -79,6 +79,7 @@ class CopyOnWriteArrays:
 
     def touch(self, entries: Entries) -> None:
         """Prepare `entries` for writing. Call it before they are written."""
+        # Stamped before the copy: `keep` finds the chunks to copy by their newer stamps.
         stamp_chunks(entries, CHUNK_SHIFT, self._epoch, self.stamps)
         if self._frozen:
             self._copy_chunk()
@@ -93,6 +94,7 @@ class CopyOnWriteArrays:
         """Return a frozen version of entries 0..size - 1. It costs nothing once it is not referenced any more."""
         frozen = FrozenArrays(self, size, self._lock)
         self._frozen = [*(ref for ref, _ in self._pending_freezes()), weakref.ref(frozen)]
+        # Stamps of later writes are higher than every stamp of this version, so that changed chunks are recognised.
         self._epoch += 1
         return frozen
 
@@ -155,9 +157,12 @@ class FrozenArrays:
         """Copy the chunks that are about to be written. For `CopyOnWriteArrays`."""
         wanted = np.flatnonzero(self._is_newer() & ~self._safe)
         live = self._cells.arrays
+        # If growth has replaced all arrays, only the frozen version still has the former ones, and nobody writes to
+        # them.
         if not wanted.size or not any(live.get(name) is array for name, array in self._arrays.items()):
             return
         with self._lock:
+            # Checked again under the lock: a reader may have read some of the chunks since.
             for chunk in wanted[~self._safe[wanted]].tolist():
                 self._aside[chunk] = self._copy(chunk)
                 self._safe[chunk] = True
@@ -176,6 +181,7 @@ def _chunks(entries: int) -> int:
 
 
 def _filled(length: int, dtype: np.dtype[Any], fill: Any) -> Array:
+    # np.zeros gets zeroed pages from the kernel when they are first used. np.full would write all of them now.
     return np.zeros(length, dtype) if isinstance(fill, int) and fill == 0 else np.full(length, fill, dtype)
 
 

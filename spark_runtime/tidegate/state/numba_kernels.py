@@ -48,6 +48,7 @@ def _settle_cache_directory() -> None:
         directory = Path(tempfile.mkdtemp(prefix="tidegate-kernels-"))
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
     os.environ[CACHE_VARIABLE] = str(directory)
+    # If numba was imported before this module, it has read the variable already.
     config = getattr(sys.modules.get("numba"), "config", None)
     if config is not None and not config.CACHE_DIR:
         config.CACHE_DIR = str(directory)

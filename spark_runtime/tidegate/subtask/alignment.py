@@ -408,7 +408,8 @@ class BarrierAligner:
         return [CaptureComplete(checkpoint_id)]
 
     def _drop(self, checkpoint_id: int) -> list[AlignmentAction]:
-        # Remembered even if unknown: barriers of this id may still arrive, and must block no channel (S3.4).
+        # Remembered even if unknown: barriers of this id may still arrive, and must block no channel (S3.4). Not by
+        # `_newest_done`: the barriers of an older checkpoint, which is still pending, may arrive later.
         self._cancelled.add(checkpoint_id)
         dropped = self._current.pop(checkpoint_id, None)
         # A checkpoint whose barriers are only queued blocks nothing. Channels blocked for an older one must stay

@@ -10,7 +10,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tidegate.extras import extra_required_by
+from tidegate.errors import MissingExtraError
+from tidegate.extras import extra_required_by, missing_packages, not_installed, require_runtime
 
 if TYPE_CHECKING:
     from tidegate.testing.aggregate_conformance import AggregateConformance
@@ -58,10 +59,29 @@ if "_pytest.assertion" in sys.modules:  # before the suites are imported: else f
     importlib.import_module("pytest").register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
 
 
+_TOOLS = {
+    "AggregateConformance": ("pytest", "hypothesis"),
+    "LauncherConformance": ("pytest",),
+    "SinkConformance": ("pytest", "hypothesis"),
+    "SourceConformance": ("pytest", "hypothesis"),
+}
+"""Packages that no extra installs, and that a suite needs."""
+
+
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module. Raises MissingExtraError if the runtime is not installed."""
+    """Import a public name from its module. Raises MissingExtraError if the runtime or a test tool is not installed."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "AggregateConformance":  # runs batch mode: without this check, the error would be about a driver
+        require_runtime(f"tidegate.testing.{name}")
+    tools = _TOOLS.get(name, ())
+    absent = missing_packages(tools)
+    if absent:
+        raise MissingExtraError(
+            f"tidegate.testing.{name} needs {' and '.join(tools)}",
+            cause=not_installed(absent),
+            remedy=f"Run: pip install {' '.join(tools)}",
+        )
     with extra_required_by(f"tidegate.testing.{name}"):
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value

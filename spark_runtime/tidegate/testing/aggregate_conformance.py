@@ -27,6 +27,7 @@ from tidegate.state.aggregates.aggregation import Aggregation, Selection
 from tidegate.state.copy_on_write import CopyOnWriteArrays, Entries
 from tidegate.testing.batch import InProcessBatch
 from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
+from tidegate.testing.conformance import Conformance
 from tidegate.testing.pipeline_run import run
 from tidegate.testing.script import Checkpoint, Crash
 
@@ -41,7 +42,7 @@ _ROW = st.tuples(st.integers(0, 2**16), st.sampled_from("abcd"), st.integers(0, 
 _BATCHES = st.lists(st.lists(_ROW, min_size=1, max_size=10), min_size=1, max_size=5)
 
 
-class AggregateConformance(ABC):
+class AggregateConformance(Conformance, ABC):
     """Subclass it, named `Test...`, and implement `make_aggregate`, `make_input` and `expected`."""
 
     @abstractmethod

@@ -18,23 +18,19 @@ import pytest
 from tidegate.errors import AlreadyExistsError, EnvironmentProblemError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.launcher import DriverState, Launcher, World
-from tidegate.jobs.launch.launcher_registry import RunningDriver, find_running_driver
+from tidegate.jobs.launch.launcher_registry import RESERVED_SETTINGS, RunningDriver, find_running_driver
 from tidegate.jobs.launch.programs import Answer
 from tidegate.jobs.launches import find_local_driver, launched_process, read_launch, record_launch
 from tidegate.jobs.records import Launch, Spec
+from tidegate.testing.conformance import Conformance
 
 END_LIMIT_S = 60.0
 """How long a killed driver may take to end, seconds; generous for a busy machine."""
 _POLL_S = 0.02
-_TAKEN_NAMES = frozenset(
-    ("root", "storage_options", "storage_option", "spark_conf", "master", "launcher", "python", "spark_submit")
-    + ("json", "restarts", "within", "run")
-)
-"""Extras of a connection and options of `tidegate agent` that launchers must not use as names of settings."""
 _PLAIN_SECRET = "conformance-plain-secret"
 
 
-class LauncherConformance(ABC):
+class LauncherConformance(Conformance, ABC):
     """Subclass it, named `Test...`, and implement the two methods.
 
     Attributes:
@@ -80,7 +76,7 @@ class LauncherConformance(ABC):
         assert re.fullmatch(r"[a-z][a-z0-9-]*", launcher.kind)
         names = [setting.name for setting in launcher.settings]
         assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names) and len(set(names)) == len(names)
-        assert _TAKEN_NAMES.isdisjoint(names)
+        assert RESERVED_SETTINGS.isdisjoint(names)
         assert all(setting.label and setting.description and setting.metavar for setting in launcher.settings)
 
     def test_a_launch_is_recorded_with_what_it_has_started(self) -> None:

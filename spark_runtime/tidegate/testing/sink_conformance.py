@@ -26,6 +26,7 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.client.staged_data import StagedData, merge_staged, quarantined_data
 from tidegate.jobs.history.verdicts import WithheldRange
 from tidegate.jobs.stores.store_registry import open_store
+from tidegate.testing.conformance import Conformance
 from tidegate.testing.one_sink_job import (
     COLLECT_ACTIONS,
     CRASH_ACTIONS,
@@ -38,7 +39,7 @@ from tidegate.testing.one_sink_job import (
 _settings = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-class SinkConformance(ABC):
+class SinkConformance(Conformance, ABC):
     """Subclass it, named `Test...`, and implement the two methods. Records are batches of one int64 column `n`."""
 
     @abstractmethod

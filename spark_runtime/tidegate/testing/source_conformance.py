@@ -16,12 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.connectors.interface import PollResult, Source, SourceContext, SourceReader, Split
+from tidegate.testing.conformance import Conformance
 
 MAX_BATCH_ROWS = 65_536
 _settings = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-class SourceConformance(ABC):
+class SourceConformance(Conformance, ABC):
     """Subclass it, named `Test...`, and implement `make_source`.
 
     Attributes:

@@ -12,6 +12,7 @@ import pytest
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
 from airflow_tidegate.get_provider_info import get_provider_info
+from airflow_tidegate.hooks.tidegate import TidegateHook
 from airflow_tidegate.launchers import ensure_driver
 from airflow_tidegate.operators.start import TidegateStartJobOperator
 from airflow_tidegate.version_compat import AirflowFailException
@@ -168,3 +169,25 @@ def test_a_launcher_of_another_package_is_named_by_a_connection(
     launch = read_launch(job.client.store, job.client.layout, 1, 1)
     assert (launch.launcher, launch.host) == ("nomad", "http://here:4646")
     assert job.client.launches() == [(1, 1)] and job.launches == []
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("import no_such_library\n", "cannot be loaded"),
+        (launcher_package.SOURCE.replace("(self, settings)", "(self)"), "cannot be created"),
+        (
+            launcher_package.SOURCE.replace("return [Check(", "raise LookupError\n        return [Check("),
+            "cannot be ch",
+        ),
+    ],
+    ids=["no import", "no constructor", "no check"],
+)
+def test_the_test_button_reports_a_broken_launcher_of_another_package(
+    connection: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, told: str
+) -> None:
+    connection(launcher="nomad", master="nomad")
+    with launcher_package.installed(tmp_path / "site-packages", monkeypatch, source):
+        good, message = TidegateHook().test_connection()
+    assert not good
+    assert f"the launcher 'nomad' {told}" in message and "package nomad_launcher" in message

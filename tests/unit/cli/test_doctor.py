@@ -77,6 +77,12 @@ def test_a_root_that_works_and_one_that_does_not(tmp_path: Path) -> None:
     assert not installation_checks._root("ftp://host/root", {}).ok
 
 
+def test_a_root_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
+    found = installation_checks._root(str(tmp_path / "root" / "jobs"), {})
+    assert found.ok and found.detail == f"{tmp_path}/root/jobs does not exist yet; the first job creates it"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_kernel_cache_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
     assert installation_checks._kernel_cache({"NUMBA_CACHE_DIR": str(tmp_path)}).ok
     (tmp_path / "file").touch()

@@ -110,5 +110,5 @@ def test_what_is_staged_is_shown_with_where_to_read_it(tidegate: Caller, driver:
 def test_nothing_staged_says_so(tidegate: Caller, driver: Driver) -> None:
     driver.generation_log.append("approve", {"checkpoint_id": 4, "by": "me"})
     answer = tidegate("staged", "flights")
-    assert (answer.code, answer.out) == (0, "flights: no staged output waits for a verdict\n"), answer.err
+    assert (answer.code, answer.out) == (0, "flights: no staged output waits for approval or rejection\n"), answer.err
     assert tidegate("staged", "flights", "9").code == 10

@@ -271,6 +271,28 @@ def test_list_of_an_empty_root_says_so(tidegate: Caller) -> None:
     assert tidegate("list").out == f"no jobs below {tidegate.root}\n"
 
 
+def test_a_root_that_does_not_exist_is_named(tidegate: Caller, tmp_path: Path) -> None:
+    tidegate.root = str(tmp_path / "jbos")
+    listed = tidegate("list")
+    assert (listed.code, listed.out) == (0, f"no jobs below {tidegate.root}: the root does not exist\n")
+    assert tidegate("list", "--json").document["problem"] == "the root does not exist"
+    for words in (("status", "flights"), ("stop", "flights"), ("restore", "flights"), ("gc", "flights")):
+        answer = tidegate(*words)
+        assert answer.code == 5
+        assert f"root {tidegate.root}]: the root does not exist. Correct the path of the root\n" in answer.err
+    assert tidegate("gc").out == "0 jobs: 0 B freed; the root does not exist\n"
+    assert not (tmp_path / "jbos").exists()
+
+
+def test_a_root_that_is_a_file_is_refused(tidegate: Caller, tmp_path: Path) -> None:
+    (tmp_path / "jobs.txt").touch()
+    tidegate.root = str(tmp_path / "jobs.txt")
+    for words, code in ((("list",), 11), (("gc",), 11), (("status", "flights"), 5), (("savepoint", "flights"), 5)):
+        answer = tidegate(*words)
+        assert answer.code == code
+        assert "is a file, not a folder" in answer.err and tidegate.root in answer.err
+
+
 def test_logs_come_with_their_names_when_there_are_several(tidegate: Caller, driver: Driver) -> None:
     folder = driver.client.layout.logs(1)
     driver.client.store.replace(f"{folder}/driver.log", b"one\n")

@@ -177,6 +177,8 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path, pipeline: str, capsys:
     file = packed_to(tmp_path, pipeline)
     (tmp_path / "bad.txt").write_text("--no-index\nno-such-package==1\n")
     for words, code, says in (
+        ([f"{pipeline}:biuld", "-o", str(tmp_path / "q.zip")], 3, "no function 'biuld', did you mean 'build'"),
+        ([f"{pipeline}:main", "-o", str(tmp_path / "q.zip")], 3, "no function 'main' [words.py]: its functions are"),
         ([f"{pipeline}:build", "-o", "p.tar"], 2, "does not end in .zip"),
         ([f"{pipeline}:build", "-o", "p.zip", "-r", "none.txt"], 2, "the requirements file does not exist"),
         ([str(file), "-o", str(tmp_path / "q.zip")], 2, "packed pipeline already"),
@@ -185,6 +187,48 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path, pipeline: str, capsys:
     ):
         assert main(["pack", *words]) == code
         assert says in capsys.readouterr().err
+
+
+def test_a_syntax_error_is_reported_before_packages_are_installed(
+    tmp_path: Path, pipeline: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(pipeline).write_text("def build(:\n")
+    assert main(["pack", f"{pipeline}:build", "-o", str(tmp_path / "p.zip"), "-r", "none.txt"]) == 3
+    assert "syntax error [words.py]" in capsys.readouterr().err
+    assert not (tmp_path / "p.zip").exists()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "async def build(): ...",
+        "build = make()",
+        "build: Build = make()",
+        "from library import build",
+        "from library import make as build",
+        "import build.sub",
+        "from library import *",
+        "if FAST:\n    def build(): ...",
+        "try:\n    from fast import build\nexcept ImportError:\n    def build(): ...",
+        "class build: ...",
+        "def __getattr__(name): ...",
+        "globals()['bu' + 'ild'] = 1",
+        "make, build = pair()",
+        "with setting:\n    def build(): ...",
+    ],
+)
+def test_a_name_that_the_module_may_define_is_packed(tmp_path: Path, pipeline: str, code: str) -> None:
+    """The driver finds the mistakes that remain: `pack` does not run the code."""
+    Path(pipeline).write_text(code + "\n")
+    packed_to(tmp_path, pipeline)
+
+
+@pytest.mark.parametrize(
+    "code", ["", "class Pipelines:\n    def build(self): ...", "def make():\n    def build(): ..."]
+)
+def test_a_name_that_the_module_does_not_define_is_refused(tmp_path: Path, pipeline: str, code: str) -> None:
+    Path(pipeline).write_text(code + "\n")
+    assert main(["pack", f"{pipeline}:build", "-o", str(tmp_path / "p.zip")]) == 3
 
 
 def test_a_file_that_is_no_artifact_is_refused(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_root_that_cannot_be_written_is_one_clear_message(tidegate: Caller, pi
     blocked.write_text("not a folder")
     tidegate.root = str(blocked / "root")
     answer = tidegate("start", pipeline, "--job-id", "j")
-    assert answer.code == 11 and "the root cannot be used" in answer.err and "Traceback" not in answer.err
+    assert answer.code == 11 and "the path is a file" in answer.err and "Traceback" not in answer.err
 
 
 def test_no_root_names_the_flag_and_the_variable(tidegate: Caller, pipeline: str) -> None:

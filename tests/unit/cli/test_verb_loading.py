@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_caller import Caller
 
-from tidegate.cli.main import parser
+from tidegate.cli.main import main, parser
 from tidegate.cli.verb_registry import RUNTIME, VERBS, Verb
 from tidegate.jobs.client.job_client import JobClient
 
@@ -120,7 +120,7 @@ def test_without_the_runtime_a_verb_that_needs_it_says_which_extra(
     assert done.returncode == 12, done.stderr
     (line,) = done.stderr.splitlines()
     assert f"`tidegate {verb}` needs the runtime" in line
-    assert "is not installed" in line and "tidegate[spark]" in line
+    assert "not installed" in line and "tidegate[spark]" in line
     assert done.stdout == ""
 
 
@@ -144,3 +144,45 @@ def test_a_mistake_of_ours_is_not_taken_for_a_missing_package(
     answer = tidegate("gc")
     assert answer.code == 70
     assert "this is a bug in tidegate" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["start", "p.py:build", "--job-id", "j", "--optoin", "a=1"],
+            "tidegate start]. Did you mean '--option'? See `t",
+        ),
+        (["start", "p.py:build", "--optoin=a=1"], "arguments: --optoin=a=1 [tidegate start]. Did you mean '--option'?"),
+        (
+            ["snapshot", "read", "path", "--uid", "u", "--state", "s", "--limt", "3"],
+            "[tidegate snapshot read]. Did you mean '--limit'?",
+        ),
+        (["status", "flights", "--zzzzzz"], "arguments: --zzzzzz [tidegate status]. See `tidegate status --help`"),
+        (["status", "flights", "other"], "arguments: other [tidegate status]. See `tidegate status --help`"),
+        (["--jsn", "list"], "arguments: --jsn [tidegate]. See `tidegate --help`"),
+        (
+            ["snapshot", "inspekt", "path"],
+            "'inspekt' is not a value of VERB [tidegate snapshot]. Did you mean 'inspect'?",
+        ),
+        (["reject", "j", "--checkpoint", "1", "--then", "replai"], "'replai' is not a value of --then"),
+        (["reject", "j", "--checkpoint", "1", "--then", "replai"], "Did you mean 'replay'? Use one of stop, replay"),
+        (["agent", "--launcher", "yran"], "Did you mean 'yarn'? Use one of local, spark-submit, yarn, kubernetes"),
+        (["agent", "--launcher", "zzzz"], "[tidegate agent]. Use one of local, spark-submit, yarn, kubernetes"),
+        (["start", "p.py:build", "--job-id", "j", "--option", "paralelism=2"], "'parallelism'"),
+        (["start", "p.py:build", "--job-id", "j", "--option", "state_backend=rocksdbb"], "'rocksdb'"),
+        (["stats"], "Did you mean 'status'?"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_nearest_right_one(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, *(["--root", "memory://wrong-words"] if words[0] in ("start", "reject") else [])]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("start",), ("restore",), ("fork",), ("snapshot", "check")])
+def test_the_help_names_packed_files_as_pipelines(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    assert "a file of `tidegate pack`" in " ".join(capsys.readouterr().out.split())

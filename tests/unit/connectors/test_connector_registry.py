@@ -138,15 +138,28 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 def test_a_connector_that_cannot_be_loaded_is_reported_with_its_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, "acme-broken", "Broken = acme_missing:Broken\nGone = acme_lines:Gone")
+    points = "Broken = acme_missing:Broken\nGone = acme_lines:Gone\nOld = acme_old:Old"
+    install(tmp_path, "acme-broken", points)
+    (tmp_path / "acme_old.py").write_text("raise RuntimeError('too old')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, cause in (("Broken", "acme_missing"), ("Gone", "Gone")):
+    for name, cause in (("Broken", "acme_missing"), ("Gone", "Gone"), ("Old", "RuntimeError: too old")):
         with pytest.raises(EnvironmentProblemError, match=f"connector '{name}' cannot be loaded") as caught:
             find_connector(name)
         assert cause in caught.value.cause
+        assert f"package acme-broken, entry point {name} = acme_" in caught.value.where
         finding = check_connector(name)
         assert not finding.ok and cause in finding.detail and finding.remedy
     assert check_connector("Lines").ok
+
+
+@pytest.mark.parametrize("name", ["json", "Path"])
+def test_an_entry_point_without_a_source_or_sink_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    install(tmp_path, "acme-wrong", "json = json:dumps\nPath = pathlib:Path")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(EnvironmentProblemError, match=f"connector '{name}' does not fit.*acme-wrong.*not a subclass"):
+        find_connector(name)
 
 
 def test_a_name_that_two_distributions_register_is_refused_and_a_built_in_one_wins(

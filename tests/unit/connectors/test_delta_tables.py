@@ -23,7 +23,7 @@ from tidegate.connectors.files.sink import file_writer
 from tidegate.connectors.files.sink.hive_partitions import by_partition
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.transactions import SinkContext
-from tidegate.errors import OptionError, PipelineError
+from tidegate.errors import MissingExtraError, OptionError, PipelineError
 from tidegate.testing.one_sink_job import TestWriter
 
 SCHEMA = TestWriter.schema
@@ -285,7 +285,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         return real(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(PipelineError, match=r"tidegate\[delta\]"):
+    with pytest.raises(MissingExtraError, match=r"tidegate\[delta\]"):
         Delta(tmp_path).check(SCHEMA)
 
 

@@ -11,7 +11,7 @@ from coordinator_driver import ALL, SOURCE, WINDOW, Driver, of
 from test_supervision import BOOM, PHASES, Driven, command, farewell, statuses
 from test_supervision import of as chosen
 
-from tidegate.channel.control.protocol import SubtaskEndedData, SubtaskFinished, SubtaskRunning, Trigger
+from tidegate.channel.control.protocol import Acknowledged, SubtaskEndedData, SubtaskFinished, SubtaskRunning, Trigger
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import CommandAnswer, SnapshotRequest, TimeOutStop
 from tidegate.coordinator.job_run import RunEnded, RunFailed, StopTimedOut
@@ -121,6 +121,19 @@ def test_a_stop_whose_savepoint_is_complete_is_not_taken_back() -> None:
     assert "held up by operator win -> out, subtask 1 (has not committed savepoint 1);" in answer.message
     (end,) = of(run.send(SubtaskFinished((WINDOW, 1))), ev.EndRun)
     assert end.stop == "drain"
+
+
+def test_a_stop_whose_savepoint_is_being_completed_is_not_taken_back() -> None:
+    """S2.1, S7.7: the entry "complete 1" may already be in the log, so that its files must stay."""
+    run = stopping()
+    run.end_data(natural=False)
+    for subtask in ALL[:3]:
+        run.ack(subtask, 1)
+    (complete,) = run.coordinator.handle(Acknowledged(ALL[3], 1, "run"), run.now)
+    assert isinstance(complete, ev.CompleteCheckpoint)
+    assert run.coordinator.handle(GIVE_UP, run.now) == []
+    run.send(ev.CompletionDurable(1, 101))
+    assert run.coordinator.stop_completed
 
 
 def test_a_run_that_only_commits_a_stop_says_who_has_not() -> None:

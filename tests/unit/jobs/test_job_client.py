@@ -117,7 +117,7 @@ def test_a_plain_secret_in_storage_options_is_never_written(tmp_path: Path, pipe
 
 def test_a_root_that_does_not_work_is_refused_at_submission(tmp_path: Path, pipeline: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="the root cannot be used"):
+    with pytest.raises(StoreError, match="the path is a file"):
         JobClient(str(tmp_path / "file"), "flights").submit(pipeline=pipeline)
 
 

@@ -75,6 +75,12 @@ def test_the_probe_of_an_interpreter_answers_for_this_one() -> None:
         require_interpreter(LauncherSettings("local", python="/no/such/python"))
 
 
+def test_an_error_names_the_setting_of_the_caller() -> None:
+    lacking = World(lambda command, limit_s: Answer(1, "no numba"))
+    with pytest.raises(EnvironmentProblemError, match="Set --python to an interpreter"):
+        require_interpreter(LauncherSettings("local"), lacking, setting="--python")
+
+
 @pytest.mark.parametrize("launcher", ["local", "spark-submit"])
 def test_one_master_that_answers_is_enough(launcher: str) -> None:
     master, refusals = "spark://a:1,b:2", {"a:1": "refused"}

@@ -304,6 +304,15 @@ def test_what_yarn_says_of_an_application(report: str, state: DriverState) -> No
     assert launcher.state(a_launch(external_id=APPLICATION)) is state
 
 
+def test_a_yarn_that_does_not_answer_is_an_error_and_an_unknown_application_is_gone() -> None:
+    """As `Launcher.state` says: UNKNOWN would let the caller launch a second driver after a silence."""
+    refused = Cluster(("-status", Answer(255, "java.net.ConnectException: Connection refused")))
+    with pytest.raises(EnvironmentProblemError, match=r"YARN did not answer.*Connection refused"):
+        YarnLauncher(LauncherSettings(), refused).state(a_launch(external_id=APPLICATION))
+    gone = Cluster(("-status", Answer(255, f"Application with id '{APPLICATION}' doesn't exist in RM.")))
+    assert YarnLauncher(LauncherSettings(), gone).state(a_launch(external_id=APPLICATION)) is DriverState.GONE
+
+
 def test_a_yarn_application_is_killed_and_read_by_its_id() -> None:
     cluster = Cluster(
         ("-status", Answer(0, "\tState : RUNNING\n")),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from store_suites.store_conformance import StoreConformance
 
-from tidegate.errors import AlreadyExistsError, StoreError
+from tidegate.errors import AlreadyExistsError, MissingExtraError, StoreError
 from tidegate.jobs.stores import local_disk
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.jobs.stores.local_disk import LocalStore
@@ -129,8 +129,21 @@ def test_a_disk_that_does_not_answer_is_not_taken_for_missing_files(
 
 def test_a_root_that_is_a_file_gives_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"the root cannot be used.*file system"):
-        open_store(str(tmp_path / "file")).probe()
+    store = open_store(str(tmp_path / "file"))
+    for use in (store.probe, lambda: store.list("")):
+        with pytest.raises(StoreError, match=rf"the path is a file, not a folder \[{tmp_path}/file\]"):
+            use()
+
+
+def test_a_probe_does_not_make_the_root(tmp_path: Path) -> None:
+    open_store(str(tmp_path / "not" / "there")).probe()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_probe_of_a_root_that_cannot_be_made_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="the path is a file"):
+        open_store(str(tmp_path / "file" / "root")).probe()
 
 
 def test_a_file_system_without_hard_links_fails_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,5 +219,5 @@ def test_every_scheme_names_a_class_that_is_a_store(kind: StoreKind) -> None:
 
 def test_a_missing_package_of_a_store_is_one_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tidegate.jobs.stores.s3", None)
-    with pytest.raises(StoreError, match="s3:// needs the package s3fs.*tidegate\\[s3\\]"):
+    with pytest.raises(MissingExtraError, match="s3:// needs the package s3fs.*tidegate\\[s3\\]"):
         open_store("s3://bucket/prefix")

@@ -18,7 +18,7 @@ import tidegate
 from tidegate.api.draft.graph_draft import DraftNode
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
-from tidegate.errors import PipelineError
+from tidegate.errors import EnvironmentProblemError, PipelineError
 from tidegate.operators import operator_registry
 from tidegate.operators.operator_registry import BUILT_IN, create_operator
 from tidegate.operators.operator_spec import OperatorSpec
@@ -140,14 +140,21 @@ class Times(StreamOperator):
 """
 
 
+def install(folder: Path, source: str) -> None:
+    """A package as pip leaves it."""
+    (folder / "times_operator.py").write_text(source)
+    metadata = folder / "times_operator-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: times-operator\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[tidegate.operators]\ntimes_operator.TimesSpec = times_operator:Times\n"
+    )
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An installed package with a spec, its operator and the entry point that names it."""
-    (tmp_path / "times_operator.py").write_text(PACKAGE)
-    folder = tmp_path / "times_operator-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: times-operator\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text("[tidegate.operators]\ntimes_operator.TimesSpec = times_operator:Times\n")
+    install(tmp_path, PACKAGE)
     monkeypatch.syspath_prepend(tmp_path)
     operator_registry._installed.cache_clear()
     yield importlib.import_module("times_operator")
@@ -165,3 +172,33 @@ def test_an_operator_of_another_package_runs_in_a_job(package: Any) -> None:
 
     InProcessJob(build).submit().to_end()
     assert sorted(collected("times").rows()) == [(0,), (10,), (20,), (30,), (40,)]
+
+
+BROKEN = {
+    "no class": (PACKAGE.replace("class Times(", "class Product("), "cannot be loaded.*AttributeError.*Times"),
+    "no spec accepted": (
+        PACKAGE.replace("__init__(self, spec: TimesSpec)", "__init__(self)"),
+        "cannot be created from its spec.*TypeError",
+    ),
+    "no operator": (
+        PACKAGE.replace("class Times(StreamOperator)", "class Times"),
+        "does not fit.*it is a Times, not a subclass of tidegate.operators.stream_operator.StreamOperator",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "told"), BROKEN.values(), ids=BROKEN)
+def test_a_package_with_a_broken_operator_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, told: str
+) -> None:
+    install(tmp_path, source)
+    monkeypatch.syspath_prepend(tmp_path)
+    operator_registry._installed.cache_clear()
+    try:
+        spec = importlib.import_module("times_operator").TimesSpec(10)
+        with pytest.raises(EnvironmentProblemError, match=f"operator of times_operator.TimesSpec {told}") as raised:
+            create_operator(spec)
+        assert "package times-operator, entry point times_operator.TimesSpec" in raised.value.where
+    finally:
+        operator_registry._installed.cache_clear()
+        del sys.modules["times_operator"]

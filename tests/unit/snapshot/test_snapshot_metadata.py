@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import AlreadyExistsError, SnapshotError
+from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.blobs import BlobFile, StoredBlob
@@ -94,6 +95,17 @@ def test_a_folder_without_metadata_is_not_a_complete_snapshot(store: Store) -> N
     metadata(store)
     with pytest.raises(SnapshotError, match="sp-7 is not a complete snapshot"):
         read_metadata(store, FOLDER)
+
+
+@pytest.mark.parametrize("data", [None, b"no JSON"])
+def test_an_error_about_metadata_names_its_whole_path(tmp_path: Path, data: bytes | None) -> None:
+    """A snapshot outside the root is opened in a store of its parent folder."""
+    if data is not None:
+        (tmp_path / "chk-9").mkdir()
+        (tmp_path / "chk-9" / METADATA_NAME).write_bytes(data)
+    with pytest.raises(SnapshotError) as raised:
+        read_metadata(*open_snapshot_folder(open_store("/root"), {}, f"{tmp_path}/chk-9"))
+    assert raised.value.where == f"{tmp_path}/chk-9/{METADATA_NAME}"
 
 
 def test_a_savepoint_can_be_copied_as_a_whole(store: Store, tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tidegate.errors import AlreadyExistsError, SnapshotError
+from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
+from tidegate.snapshot.blobs import BlobFile, StoredBlob
 from tidegate.snapshot.handles import DEFAULT_THRESHOLD_BYTES, SnapshotStreams, StateHandle
 
 
@@ -61,15 +64,31 @@ def test_a_damaged_or_missing_file_is_named(store: Store, data: bytes | None, wh
     store.delete("s/daily-3-g1-r1")
     if data is not None:
         store.create("s/daily-3-g1-r1", data)
-    with pytest.raises(SnapshotError, match=f"daily-3-g1-r1.*{what}"):
+    with pytest.raises(SnapshotError, match=f"daily-3-g1-r1.*{what}") as raised:
         streams.load(handle)
+    assert raised.value.where == f"{store.url}/s/daily-3-g1-r1"
+
+
+def test_an_error_in_a_snapshot_outside_the_root_names_its_whole_path(tmp_path: Path) -> None:
+    """Such a snapshot is opened in a store of its parent folder."""
+    folder = f"{tmp_path}/job/checkpoints/chk-9"
+    streams = SnapshotStreams.at(folder, partial(open_snapshot_folder, open_store("/root"), {}))
+    blobs = BlobFile("blobs", None, True, 5, (StoredBlob("a", 0, 5, ""),))
+    for read, path in (
+        (lambda: streams.load(StateHandle("op", None, 5, "")), f"{folder}/op"),
+        (lambda: streams.load_blob(blobs, blobs.blobs[0]), f"{tmp_path}/job/shared/blobs"),
+    ):
+        with pytest.raises(SnapshotError) as raised:
+            read()
+        assert raised.value.where == path
 
 
 def test_a_damaged_inline_stream_is_refused(store: Store) -> None:
     handle = SnapshotStreams(store, "s").store("f", b"state")
     document = handle.to_json() | {"inline": "c3RhdGY="}
-    with pytest.raises(SnapshotError, match="inline.*checksum"):
+    with pytest.raises(SnapshotError, match="inline.*checksum") as raised:
         SnapshotStreams(store, "s").load(StateHandle.from_json(document))
+    assert raised.value.where == f"{store.url}/s/_metadata, inline state"
 
 
 @pytest.mark.parametrize("path", ["../other/f", "/etc/passwd", "a/../../f", "", ".", "a//b", "a\\b", "s3:x"])

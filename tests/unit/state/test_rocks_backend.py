@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.errors import EnvironmentProblemError, PipelineError, SnapshotError
+from tidegate.errors import EnvironmentProblemError, MissingExtraError, SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
 from tidegate.state.keyed_state import BackendContext, Elements, KeySet, StateDescriptor, TimeToLive
 from tidegate.state.rocksdb import portable_rows, row_cache
@@ -249,7 +249,7 @@ def test_leftovers_of_a_killed_process_go_when_it_opens_and_its_own_when_it_clos
 
 def test_without_rocksdict_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, opened: Opener) -> None:
     monkeypatch.setitem(sys.modules, "rocksdict", None)
-    with pytest.raises(PipelineError, match=r'pip install "tidegate\[rocksdb\]"'):
+    with pytest.raises(MissingExtraError, match=r'pip install "tidegate\[rocksdb\]"'):
         opened()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidegate.errors import OptionError, SnapshotError
+from tidegate.errors import MissingExtraError, OptionError, SnapshotError
 from tidegate.state.backend_registry import new_backend
 from tidegate.state.copy_on_write import CHUNK_ENTRIES
 from tidegate.state.heap.frozen_state import INLINE_ENTRIES
@@ -38,7 +38,7 @@ def test_back_ends_are_made_by_name() -> None:
 
 def test_a_back_end_that_is_not_installed_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(new_backend.__globals__["BACKENDS"], "rocksdb", ("tidegate.state.not_there", "RocksBackend"))
-    with pytest.raises(OptionError, match=r"not_there.*tidegate\[rocksdb\]"):
+    with pytest.raises(MissingExtraError, match=r"not_there.*tidegate\[rocksdb\]"):
         new_backend("rocksdb")
 
 

@@ -108,7 +108,7 @@ function drawBanners(job) {
   if (job.status === "CREATED") told.push(banner("quiet", "No driver has started yet", "The job is submitted, and waits for its driver. If no driver starts within some minutes, start the job again."));
   if (job.status === "RESTARTING") told.push(banner("warning", "The job is restarting", failure?.message ?? ""));
   if (job.no_restore) told.push(banner("quiet", "This page cannot restore the job", job.no_restore));
-  if (job.paused) told.push(banner("warning", "The sources are paused", `${job.waiting.length} checkpoints wait for a verdict, the largest number that max_uncommitted_checkpoints allows. Commit or reject them: until then the job reads no records.`));
+  if (job.paused) told.push(banner("warning", "The sources are paused", `${job.waiting.length} checkpoints wait for approval or rejection, the largest number that max_uncommitted_checkpoints allows. Commit or reject them: until then the job reads no records.`));
   if (job.deletions) told.push(banner("warning", "Checkpoints wait for file deletions", job.deletions));
   return told;
 }
@@ -133,7 +133,7 @@ function drawGate(gate) {
   if (!gate) return null;
   const newestWaiting = gate.waiting.at(-1);
   const ended = gate.is_terminal ? "The job has ended: give the verdict in a DAG (TidegateCommitCheckpointOperator, TidegateRejectCheckpointOperator) or with `tidegate commit-pending`" : "";
-  return card("Waiting for a verdict",
+  return card("Waiting for approval or rejection",
     h("p", { class: "sub" }, `Checkpoints ${gate.waiting.join(", ")} have staged rows. Readers of the output see these rows only after you commit the checkpoint.`),
     gate.problem ? h("p", { class: "sub" }, gate.problem) : null,
     gate.staged.length ? table([["Sink", "name"], ["From checkpoint", "number"], ["Rows", "number"], ["Size", "number"], ["Where"]],

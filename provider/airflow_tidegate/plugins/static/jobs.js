@@ -73,7 +73,7 @@ function drawJobs({ jobs, none, several, connections }) {
   return table(columns, jobs.map((job) => [
     h("div", {}, h("a", { href: url("ui", "jobs", job.conn_id, job.job_id), class: "job" }, job.job_id), several ? h("small", {}, job.conn_id) : null),
     h("div", {}, badge(job.status, job.is_silent),
-      job.waiting.length ? h("small", {}, `${job.waiting.length} waiting for a verdict`) : null,
+      job.waiting.length ? h("small", {}, `${job.waiting.length} waiting for approval or rejection`) : null,
       job.reason ? h("small", { class: "reason", title: job.reason }, job.reason) : null),
     rate(job.rate),
     job.records ? count(job.records) : null,

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 OnReady = Callable[[int], None]
-"""Longest wait of `stop` for the thread, seconds. Its calls do not block."""
+"""Called with the events of `selectors` that a socket is ready for."""
 JOIN_TIMEOUT_S = 5.0
 """How long `stop` waits for the thread, seconds; its calls do not block."""
 

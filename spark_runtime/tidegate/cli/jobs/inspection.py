@@ -21,9 +21,10 @@ from tidegate.cli.job_output import (
 )
 from tidegate.cli.output import table
 from tidegate.errors import OptionError, TidegateError
-from tidegate.jobs.client.job_directory import JobDirectory, list_jobs
+from tidegate.jobs.client.job_directory import JobDirectory, list_jobs, root_problem
 from tidegate.jobs.restore.snapshot_lookup import has_deleted_checkpoints
 from tidegate.jobs.status import JobStatus, JobView
+from tidegate.jobs.stores.store_registry import open_store
 
 FOLLOW_POLL_S = 1.0
 """Pause between two reads of logs with --follow, in seconds."""
@@ -131,13 +132,14 @@ def list_all(args: argparse.Namespace, around: CliEnvironment) -> int:
         else:
             rows.append((job_id, str(view.spec_number), str(len(view.completed)), status_text(view)))
             documents.append(view_document(view))
+    problem = "" if rows else root_problem(open_store(root, storage_options))
     if not rows:
-        around.output.print(f"no jobs below {root}")
+        around.output.print(f"no jobs below {root}" + (f": {problem}" if problem else ""))
     else:
         headings = ("job", "submission", "snapshots", "status")
         for line in table(headings, rows, right=frozenset({"submission", "snapshots"})):
             around.output.print(line)
-    around.output.document({"root": root, "jobs": documents})
+    around.output.document({"root": root, "jobs": documents} | ({"problem": problem} if problem else {}))
     return 0
 
 

@@ -15,9 +15,15 @@ from tidegate.cli.arguments import Parser
 from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.job_lookup import job_of, same_job_arguments, show_progress
 from tidegate.cli.job_output import status_text, view_document, view_lines
-from tidegate.cli.pipeline_arguments import add_log_format, add_pipeline_settings, parse_arguments, parse_options
+from tidegate.cli.pipeline_arguments import (
+    PIPELINE_HELP,
+    add_log_format,
+    add_pipeline_settings,
+    parse_arguments,
+    parse_options,
+)
 from tidegate.cli.verb_registry import runtime
-from tidegate.errors import CommandRefusedError, JobNotFoundError, OptionError
+from tidegate.errors import CommandRefusedError, OptionError
 from tidegate.extras import require_runtime
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, read_pinned_graph
 from tidegate.jobs.client import fork as forking
@@ -41,7 +47,7 @@ _ENDED = tuple(status for status in JobStatus if status.is_terminal)
 def add_start(parser: Parser) -> None:
     """Add the arguments of `tidegate start`."""
     parser.description = "Checks the pipeline, pins its code, submits it, starts a driver here and waits until it runs."
-    parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
+    parser.add_argument("pipeline", metavar="PIPELINE", help=PIPELINE_HELP)
     arguments.add_job(parser, positional=False)
     _add_fresh(parser, "start under the id of an ended job, without its state; all input is read again.")
     _add_settings(parser)
@@ -109,9 +115,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="refuse a snapshot that is older than this, before anything is submitted (default: any age)",
     )
-    parser.add_argument(
-        "--pipeline", metavar="PIPELINE", help="replaces the pinned code: file.py:function or module:function"
-    )
+    parser.add_argument("--pipeline", metavar="PIPELINE", help=f"replaces the pinned code: {PIPELINE_HELP}")
     parser.add_argument(
         "--allow-non-restored-state", action="store_true", help="drop state that no operator of the pipeline restores"
     )
@@ -180,15 +184,9 @@ def restore(args: argparse.Namespace, around: CliEnvironment) -> int:
     client = job_of(JobClient, args, around)
     before = client.spec(client.view().followed) if client.specs() else None
     if before is None and args.pipeline is None:
-        raise JobNotFoundError(
-            f"there is no job with the id {client.job_id!r}",
-            where=f"job {client.job_id}, root {client.root}",
-            remedy=job_remedy(
-                client.store,
-                client.job_id,
-                "To restore another job's savepoint under a new id, name the code: --pipeline file.py:build",
-            ),
-        )
+        hint = "To restore another job's savepoint under a new id, name the code: --pipeline file.py:build"
+        remedy = job_remedy(client.store, client.job_id, hint)
+        raise client.not_found(f"there is no job with the id {client.job_id!r}", remedy)
     options = merge_settings(before.options if before else {}, parse_options(args))
     checked = None if options is None else JobOptions.from_mapping(options)
     given = merge_settings(before.arguments if before else {}, parse_arguments(args))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
-from tidegate.cli.pipeline_arguments import add_pipeline_settings
+from tidegate.cli.pipeline_arguments import PIPELINE_HELP, add_pipeline_settings
 from tidegate.cli.verb_registry import with_runtime
 
 DEFAULT_LIMIT = 20
@@ -66,7 +66,7 @@ def _add_read(parser: Parser) -> None:
 
 def _add_check(parser: Parser) -> None:
     _add_path(parser)
-    parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
+    parser.add_argument("pipeline", metavar="PIPELINE", help=PIPELINE_HELP)
     add_pipeline_settings(parser)
     parser.add_argument(
         "--allow-non-restored-state",

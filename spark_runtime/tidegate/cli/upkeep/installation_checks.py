@@ -19,6 +19,7 @@ from typing import Any
 from tidegate.connectors.connector_registry import find_connector, registered_connectors
 from tidegate.errors import TidegateError
 from tidegate.extras import RUNTIME, installation
+from tidegate.jobs.client.job_directory import root_problem
 from tidegate.jobs.launch.driver_requirements import (
     COMMAND_TIMEOUT_S,
     CheckResult,
@@ -180,4 +181,6 @@ def _root(root: str | None, storage_options: Mapping[str, Any]) -> CheckResult:
     except TidegateError as error:
         detail = f"{error.what}{f' [{error.where}]' if error.where else ''}{f': {error.cause}' if error.cause else ''}"
         return CheckResult("root", False, detail, error.remedy or "Use another root for the jobs")
+    if root_problem(store):
+        return CheckResult("root", True, f"{store.url} does not exist yet; the first job creates it")
     return CheckResult("root", True, f"{store.url}: objects can be created, read, listed and deleted")

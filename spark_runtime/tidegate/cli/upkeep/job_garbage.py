@@ -19,7 +19,7 @@ from tidegate.connectors.leftovers import Leftover
 from tidegate.coordinator.garbage.garbage_collection import CollectionReport, collect_garbage
 from tidegate.coordinator.garbage.sink_leftovers import SinkLeftovers
 from tidegate.errors import OptionError, TidegateError
-from tidegate.jobs.client.job_directory import JobDirectory
+from tidegate.jobs.client.job_directory import JobDirectory, root_problem
 from tidegate.jobs.layout import JobLayout, job_ids
 from tidegate.jobs.stores.store_registry import open_store
 
@@ -57,7 +57,10 @@ def run(args: argparse.Namespace, around: CliEnvironment) -> int:
             around.output.note(f"{job_id}: {error}")
             failures[job_id] = error
     freed_bytes = sum(document["freed_bytes"] for document in documents)
-    around.output.print(f"{len(documents)} jobs: {size_text(freed_bytes)} {_verb(args)}")
+    problem = root_problem(store)
+    around.output.print(
+        f"{len(documents)} jobs: {size_text(freed_bytes)} {_verb(args)}" + (f"; {problem}" if problem else "")
+    )
     failed = [{"job_id": job_id, "error": str(error)} for job_id, error in failures.items()]
     around.output.document({"dry_run": args.dry_run, "jobs": documents, "failed": failed, "freed_bytes": freed_bytes})
     return next((error.exit_code for error in failures.values()), 0)

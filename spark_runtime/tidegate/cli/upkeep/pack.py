@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import csv
+import difflib
 import hashlib
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 
 from tidegate.cli.arguments import Parser
@@ -75,15 +77,63 @@ def packed_pipeline(
     """Return the packed file's bytes, and `name==version` of each package in it.
 
     Raises:
-        PipelineError: pip cannot install the requirements, or a package has a file name that is in use.
+        PipelineError: the module has no such function, pip cannot install the requirements, or a package has a file
+            name that is in use.
         EnvironmentProblemError: pip is not installed.
     """
     code = pack(path).files
+    _check_function(dict(code), target)
     packages: Files = ()
     names: list[str] = []
     if requirements is not None:
         packages, names = _packages(requirements, install or run_pip)
     return pack_pipeline(describe(target, names, packages), (*code, *packages)), names
+
+
+def _check_function(code: Mapping[str, bytes], target: str) -> None:
+    """Raise PipelineError when the module certainly has no such function.
+
+    The module is not imported: it may need packages that this machine does not have.
+    """
+    module, _, function = target.partition(":")
+    name = module.replace(".", "/")
+    file = next(path for path in (f"{name}.py", f"{name}/__init__.py") if path in code)
+    try:
+        tree = ast.parse(code[file], file)
+    except (SyntaxError, ValueError) as error:
+        raise PipelineError("the pipeline's code has a syntax error", where=file, cause=str(error)) from error
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    if function in names | _other_names(tree) or "*" in _other_names(tree):
+        return
+    near = difflib.get_close_matches(function, names, n=1)
+    raise PipelineError(
+        f"there is no function {function!r}" + (f", did you mean {near[0]!r}?" if near else ""),
+        where=file,
+        cause=f"its functions are {', '.join(sorted(names))}" if names else "it has no functions",
+        remedy="Name the function that takes the arguments and returns the Pipeline",
+    )
+
+
+def _other_names(tree: ast.Module) -> set[str]:
+    """Return all names that code anywhere in the module binds; "*": it may bind any name.
+
+    Too many names do no harm: the driver loads the function, and finds the mistakes that remain.
+    """
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names) | ast.ImportFrom(names=names):
+                found |= {(name.asname or name.name).partition(".")[0] for name in names}
+            case ast.FunctionDef(name="__getattr__") | ast.Name(id="globals" | "exec" | "setattr"):
+                found.add("*")
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
+                functions = [it for it in ast.walk(node) if isinstance(it, ast.FunctionDef | ast.ClassDef)]
+                found |= {it.name for it in functions}
+            case ast.ClassDef(name=name):
+                found.add(name)
+    return found
 
 
 def _packages(requirements: str, install: Install) -> tuple[Files, list[str]]:

@@ -129,7 +129,7 @@ def staged(args: argparse.Namespace, around: CliEnvironment) -> int:
     for line in staged_lines(found):
         around.output.print(line)
     if not found:
-        around.output.print(f"{client.job_id}: no staged output waits for a verdict")
+        around.output.print(f"{client.job_id}: no staged output waits for approval or rejection")
     around.output.document({"job_id": client.job_id, "staged": [data.to_json() for data in found]})
     return 0
 

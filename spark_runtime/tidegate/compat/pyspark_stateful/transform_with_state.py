@@ -308,7 +308,7 @@ class TransformWithState(StreamOperator):
 
     def _turn(self, phase: Phase) -> None:
         for timers in self._timers.values():
-            timers.next_batch_of_timers(phase)
+            timers.enter_phase(phase)
 
     def _user_timers(self, back_end: KeyedStateBackend, kind: TimerKind) -> UserTimers:
         dropped = partial(count_dropped, self.ctx, kind)

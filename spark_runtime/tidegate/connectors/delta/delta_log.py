@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tidegate.connectors.delta.delta_schema import check_table, delta_schema
 from tidegate.connectors.storage import S3_PROTOCOLS, sync_to_disk
-from tidegate.errors import OutageError, PipelineError
+from tidegate.errors import MissingExtraError, OutageError, PipelineError
 from tidegate.extras import installation
 from tidegate.jobs.secrets import MASK, resolve_secrets
 
@@ -51,11 +51,11 @@ _FRAMES = re.compile(r"\n\s*0: .*", re.DOTALL)
 
 
 def require_deltalake(url: str) -> None:
-    """Raise PipelineError with the name of the extra if `deltalake` is not installed."""
+    """Raise MissingExtraError with the name of the extra if `deltalake` is not installed."""
     try:
         import deltalake  # noqa: F401
     except ImportError as e:
-        raise PipelineError(
+        raise MissingExtraError(
             "the Delta sink needs the package deltalake",
             where=url,
             cause=str(e),

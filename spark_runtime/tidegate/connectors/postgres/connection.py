@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tidegate.errors import EnvironmentProblemError, OptionError, PipelineError
+from tidegate.errors import MissingExtraError, OptionError, PipelineError
 from tidegate.extras import installation
 from tidegate.jobs.secrets import MASK, is_reference, resolve_secrets
 
@@ -35,12 +35,12 @@ def load_psycopg() -> Any:
     """Return the module `psycopg`.
 
     Raises:
-        EnvironmentProblemError: it is not installed, or finds no libpq.
+        MissingExtraError: it is not installed, or finds no libpq.
     """
     try:
         import psycopg
     except ImportError as e:
-        raise EnvironmentProblemError(
+        raise MissingExtraError(
             "the Postgres sink needs the package psycopg",
             where="this Python environment",
             cause=str(e).splitlines()[0],

@@ -101,6 +101,7 @@ class PostgresWriter(SinkWriter):
             # In its own transaction, so that the lock for creating tables is not held during the copy.
             table = self._run(lambda connection: self._staging_table(connection, made), "staged", str(made))
             self._run(lambda connection: self._stage(connection, writer, made, table, rows), "staged", str(made))
+            # Only after the commit: a repeated attempt reads the rows again.
             rows.drop()
             return [Committable(str(made), {"rows": rows.rows, "staging": table})]
 

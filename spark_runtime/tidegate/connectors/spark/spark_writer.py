@@ -215,6 +215,7 @@ class _StagingWriter(SinkWriter):
             filesystem, path = open_filesystem(self._url, storage_options)
             filesystem.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
             self._file = filesystem.open(path, "wb")
+            # Older versions of the format cannot store nanoseconds.
             self._writer = pq.ParquetWriter(self._file, self._ctx.schema, version="2.6")
         return self._writer
 

@@ -288,10 +288,24 @@ class JobDirectory:
 
     def not_found(self, what: str, remedy: str = LIST_REMEDY) -> JobNotFoundError:
         """Return the error for something that does not exist in this job."""
-        return JobNotFoundError(what, where=f"job {self.job_id}, root {self.root}", remedy=remedy)
+        problem = root_problem(self.store)
+        if problem:
+            remedy = "Correct the path of the root"
+        return JobNotFoundError(what, where=f"job {self.job_id}, root {self.root}", cause=problem, remedy=remedy)
+
+
+def root_problem(store: Store) -> str:
+    """Return why a root contains no job at all: "" unless it is a local path that is no folder.
+
+    An object store has no folders. If its bucket does not exist, every read raises StoreError.
+    """
+    path = store.local_path("")
+    if path is None or os.path.isdir(path):
+        return ""
+    return "the root is a file, not a folder" if os.path.exists(path) else "the root does not exist"
 
 
 def list_jobs(root: str | Store, storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the ids of all jobs below a root, sorted."""
+    """Return the ids of all jobs below a root, sorted. Raises StoreError when the root is a file, or cannot be read."""
     store = open_store(root, storage_options) if isinstance(root, str | os.PathLike) else root
     return [name for name in job_ids(store.list("")) if store.exists(JobLayout(name).spec(1))]

@@ -23,8 +23,12 @@ except ImportError as error:
 """Program for the interpreter: it prints what is missing. Its arguments are packages that come from elsewhere."""
 
 
-def check_interpreter(settings: LauncherSettings, world: World) -> Check:
-    """Check that the drivers' interpreter has the runtime. Takes about 0.1 s, because it imports no package of it."""
+def check_interpreter(settings: LauncherSettings, world: World, setting: str = '"python"') -> Check:
+    """Check that the drivers' interpreter has the runtime. Takes about 0.1 s, because it imports no package of it.
+
+    Args:
+        setting: name of the setting with the interpreter, for the remedy: a field of a connection, or a flag.
+    """
     python = settings.python or sys.executable
     try:
         answer = world.run((python, "-c", PROBE, *_brought(settings)), PROBE_LIMIT_S)
@@ -32,19 +36,22 @@ def check_interpreter(settings: LauncherSettings, world: World) -> Check:
         return Check(False, f"python: {error}")
     if answer.code != 0:
         last = (answer.text.strip().splitlines() or ["the interpreter failed without output"])[-1]
-        remedy = f'Set "python" to an interpreter with {distribution(RUNTIME)}, or run with it: {installation(RUNTIME)}'
+        remedy = (
+            f"Set {setting} to an interpreter with {distribution(RUNTIME)}, or run with it: {installation(RUNTIME)}"
+        )
         return Check(False, f"python: {python} cannot run a driver: {last}. {remedy}")
     return Check(True, f"python: {python} has the packages for a driver")
 
 
-def require_interpreter(settings: LauncherSettings, world: World | None = None) -> None:
+def require_interpreter(settings: LauncherSettings, world: World | None = None, *, setting: str = '"python"') -> None:
     """Raise EnvironmentProblemError when the interpreter of drivers on this host does not have the runtime.
 
     Other launchers do not run drivers on this host, and another package's launcher may use `python` differently.
+    `setting`: as in `check_interpreter`.
     """
     if settings.kind not in ("local", "spark-submit"):
         return
-    found = check_interpreter(settings, World() if world is None else world)
+    found = check_interpreter(settings, World() if world is None else world, setting)
     if not found.ok:
         raise EnvironmentProblemError(found.text)
 

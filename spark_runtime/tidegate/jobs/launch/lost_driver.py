@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from tidegate.errors import StoreError, TidegateError
+from tidegate.errors import StoreError
 from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.launch.desired_state import read_desired
 from tidegate.jobs.launch.launcher import recorded_place
@@ -35,7 +35,7 @@ def lost_driver_report(job: JobDirectory, spec: Spec) -> tuple[str, str]:
 def _launch_place(launch: Launch) -> str:
     try:
         place = launcher_class(launch.launcher).log_place(launch)
-    except TidegateError:  # this host does not have the launcher
+    except Exception:  # this host does not have the launcher, or it is another package's and raises anything
         place = recorded_place(launch)
     return f"launch {launch.attempt} by {launch.launcher}, {place}"
 

@@ -43,7 +43,7 @@ def run_program(command: Sequence[str], limit_s: float) -> Answer:
         raise EnvironmentProblemError(
             f"{command[0]} cannot be run",
             cause=str(error),
-            remedy="Install this program on this host, or name its path in the Airflow connection",
+            remedy="Install this program on this host, or name its path in the Airflow connection or the agent's flags",
         ) from error
     except subprocess.TimeoutExpired as error:
         raise EnvironmentProblemError(

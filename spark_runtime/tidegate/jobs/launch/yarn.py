@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -70,14 +70,18 @@ class YarnLauncher(ClusterLauncher):
         application = self._application(launch)
         if application is None:
             return DriverState.GONE
-        return yarn_state(self._status(yarn_status_command(self._settings, application)))
+        answer = self._run(yarn_status_command(self._settings, application), STATUS_TIMEOUT_S)
+        state = yarn_state(answer.text)
+        if state is DriverState.UNKNOWN and answer.code != 0:
+            raise no_answer("YARN", answer)
+        return state
 
     def log(self, launch: Launch) -> str:
         """See `Launcher.log`."""
         application = self._application(launch)
         if application is None:
             return ""
-        return self._status(yarn_log_command(self._settings, application))
+        return self._run(yarn_log_command(self._settings, application), STATUS_TIMEOUT_S).text
 
     def kill(self, launch: Launch, *, graceful: bool = True) -> bool:
         """See `Launcher.kill`. YARN has no graceful end. For a savepoint, send a stop command first."""
@@ -115,9 +119,6 @@ class YarnLauncher(ClusterLauncher):
         if answer.code != 0:
             raise no_answer("YARN", answer)
         return yarn_application(answer.text)
-
-    def _status(self, command: Sequence[str]) -> str:
-        return self._run(command, STATUS_TIMEOUT_S).text
 
 
 def yarn_command(settings: LauncherSettings, spec: Spec, launch: Launch, root: str, entry: str) -> tuple[str, ...]:

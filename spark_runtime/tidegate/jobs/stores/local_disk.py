@@ -99,7 +99,11 @@ class LocalStore(Store):
         with self._errors(folder):
             try:
                 names = os.listdir(self._folder(folder))
-            except (FileNotFoundError, NotADirectoryError):
+            except FileNotFoundError:
+                return []
+            except NotADirectoryError:
+                if not folder:
+                    raise _root_is_a_file(self._root) from None
                 return []
         return sorted(name for name in names if not name.startswith(TEMPORARY_PREFIX))
 
@@ -140,8 +144,13 @@ class LocalStore(Store):
         return self._folder(path)
 
     def probe(self) -> None:
-        """See `Store.probe`."""
-        probe_store(self)
+        """See `Store.probe`. A root that does not exist is not made: its nearest folder that exists is probed."""
+        folder = self._root
+        while not os.path.lexists(folder):
+            folder = os.path.dirname(folder)
+        if os.path.isfile(folder):
+            raise _root_is_a_file(folder)
+        probe_store(LocalStore(folder))
 
     def _path(self, path: str) -> str:
         return os.path.join(self._root, check_path(path))
@@ -194,6 +203,10 @@ class LocalStore(Store):
                 if protected
                 else "Check that the root is a folder on a file system with hard links and free space",
             ) from error
+
+
+def _root_is_a_file(path: str) -> StoreError:
+    return StoreError("the path is a file, not a folder", where=path, remedy="Correct the path of the root")
 
 
 def _unless_gone(error: OSError) -> None:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from tidegate.errors import StoreError
+from tidegate.errors import MissingExtraError, StoreError
 from tidegate.extras import installation
 from tidegate.jobs.secrets import resolve_secrets
 from tidegate.jobs.stores.store import Store
@@ -56,7 +56,8 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
         storage_options: options of s3fs. Values may be references to secrets, which are resolved here.
 
     Raises:
-        StoreError: the kind of store has no create-only writes, or a package is missing.
+        StoreError: the kind of store has no create-only writes.
+        MissingExtraError: the package of the store is not installed.
         OptionError: a reference to a secret cannot be resolved.
     """
     if not isinstance(url, str | os.PathLike) or not os.fspath(url):
@@ -99,7 +100,7 @@ def _class_of(kind: StoreKind, url: str) -> Any:
     except ImportError as error:
         if not kind.package:
             raise
-        raise StoreError(
+        raise MissingExtraError(
             f"{url.partition(':')[0]}:// needs the package {kind.package}",
             where=url,
             cause=str(error),

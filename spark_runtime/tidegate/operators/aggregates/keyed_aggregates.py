@@ -172,6 +172,7 @@ class KeyedAggregates:
         entries = np.empty(stop - start, np.int32)
         self._index.find_or_add(keys, start, stop, entries)
         self._cells.grow(self._index.capacity)
+        # Stamps matter only for windows that are written in chunks. A smaller one saves this unless it is frozen.
         if self._index.size > CHUNK_ENTRIES or self._cells.is_watched:
             self._cells.touch(entries)
         return entries

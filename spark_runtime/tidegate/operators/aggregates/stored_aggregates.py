@@ -208,6 +208,7 @@ class StoredAggregates:
 
     def _written(self, folded: FoldResult) -> FoldResult:
         arrays = folded.folding.state(slice(0, folded.keys.size))
+        # If all keys or none had a state, the entries are in the order of the keys already.
         if folded.was_there.any() and not folded.was_there.all():
             places = pa.array(folded.places)
             arrays = [array.take(places) for array in arrays]

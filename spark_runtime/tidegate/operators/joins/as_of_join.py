@@ -102,6 +102,8 @@ class AsOfJoin(StreamOperator):
                 rows, times, owners = rows.filter(pa.array(~late)), times[~late], owners[~late]
         if len(owners):
             self._lists[side].append(keys, owners, pa.RecordBatch.from_arrays(rows.columns, schema=self._kept(side)))
+            # A row is due when the watermark is later than its time, because versions of that time may still arrive
+            # before.
             self._state.register(keys, owners, times + 1)
 
     def _kept(self, side: int) -> pa.Schema:

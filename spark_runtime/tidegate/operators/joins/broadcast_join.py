@@ -72,6 +72,7 @@ class BuildSide:
             yield from self._passing(probe, matches, self._condition)
         elif self._spec.how in ("semi", "anti"):
             yield from self._unmatched(probe, matches >= 0)
+        # If no build key repeats, the entry of a key is the number of its row, and no pairs have to be formed.
         elif self._unique and (self._keep_unmatched or bool((matches >= 0).all())):
             for start in range(0, probe.num_rows, MAX_BATCH_ROWS):
                 part = slice(start, start + MAX_BATCH_ROWS)
@@ -208,6 +209,7 @@ class BroadcastJoin(StreamOperator):
                 if "held_us" in part.table.column_names:  # the first version wrote it here
                     held += part.table.column("held_us").to_pylist()
         known = [time_us for time_us in held if time_us is not None]
+        # An old subtask that held no watermark counts as the earliest, so that none is held then.
         self._held_us = min(known) if known and len(known) == len(held) else None
         if ended and not self.ctx.drained:
             self._build = BuildSide(self._spec, self._build_rows)

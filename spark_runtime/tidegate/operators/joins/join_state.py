@@ -52,6 +52,7 @@ class JoinState:
         )
         self.lists = {descriptor.name: self.back_end.list(descriptor) for descriptor in descriptors}
         self.timers = self.back_end.timers("event")
+        # Opened even if unused, because a snapshot contains the timers of both kinds.
         self.back_end.timers("processing")
 
     def keys(self, columns: Sequence[pa.Array]) -> KeySet:
@@ -69,6 +70,7 @@ class JoinState:
         """Freeze the state."""
         write, passed = self.back_end.snapshot(checkpoint_id, portable=portable), self.passed.part()
         groups = pa.array(np.array(self._groups, np.uint16))
+        # A row for each key group, so that every subtask receives the form, at any parallelism.
         form = pa.table([groups, pa.array([self._form] * len(groups))], schema=FORM_SCHEMA)
         return lambda: [*write(), passed, StatePart(FORM_STATE, "keyed", form)]
 

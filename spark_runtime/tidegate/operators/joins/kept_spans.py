@@ -82,6 +82,7 @@ class IntervalSpans:
 
     def ends(self, side: int, starts: Int64s) -> Int64s:
         """See `Spans`."""
+        # The last row of a span is at start + width - 1, and the watermark must be later than its last possible match.
         return starts + (self.width_us + self._reach[side])
 
     def due(self, side: int, starts: Int64s, times: Int64s) -> Int64s:

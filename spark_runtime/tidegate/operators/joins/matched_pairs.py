@@ -55,6 +55,7 @@ class Pairs:
 
     def matched_elements(self) -> npt.NDArray[np.bool_]:
         """Return which elements have a match."""
+        # Each probe opens a range of elements and closes it. The running sum counts the ranges that contain an element.
         opened = np.bincount(self._first, minlength=self._elements + 1)
         closed = np.bincount(self._last, minlength=self._elements + 1)
         matched = np.cumsum(opened - closed)[:-1] > 0

@@ -176,14 +176,14 @@ class StreamJoin(StreamOperator):
         arrived = ArrivedRows(rows, times, starts)
         if self._is_over or not rows.num_rows:
             return arrived
-        late = spans.late(starts, times, self._late_rows_removed(arrived, side))
+        late = spans.late(starts, times, self._passed_watermarks(arrived, side))
         if timeless is not None:
             late &= ~timeless
         if late.any():
             self.ctx.count(LATE_DROPPED, int(late.sum()))
         return arrived.part(~late)
 
-    def _late_rows_removed(self, arrived: ArrivedRows, side: int) -> Int64s:
+    def _passed_watermarks(self, arrived: ArrivedRows, side: int) -> Int64s:
         """Return the watermark of each row's key group."""
         passed = self._state.passed
         if passed.is_even:
@@ -218,6 +218,7 @@ class StreamJoin(StreamOperator):
             keys = self._state.keys(columns)
             return keys, every, keys.rows, keys.rows
         rows, starts = probed
+        # One set for both kinds of spans, because a set is valid only until the next call of `keys`.
         picked = pa.array(np.concatenate([rows, every]))
         spans = pa.array(np.concatenate([starts, columns[-1].to_numpy()]))
         keys = self._state.keys([*(column.take(picked) for column in columns[:-1]), spans])
@@ -289,6 +290,7 @@ class StreamJoin(StreamOperator):
             if self._spec.emits_unmatched(side):
                 yield from self._columns.unmatched(side, arrived.rows.filter(pa.array(~hit)), None)
             return
+        # The first match decides a left row of a semi or anti join, so that the row is not stored.
         if side == LEFT and not self._spec.emits_pairs and hit.any():
             arrived, owners, hit = arrived.part(~hit), owners[~hit], hit[~hit]
         if not len(owners):
@@ -351,6 +353,7 @@ class StreamJoin(StreamOperator):
     def _side_alone(self, side: int) -> Iterator[pa.RecordBatch]:
         """Emit the rows of a side without a match, and delete the side's state."""
         rows = self._sides[side]
+        # A new iteration each time, because nothing may be written between two sets of one iteration.
         while (keys := next(self._state.back_end.all_keys(rows.descriptor, KEYS_PER_STEP_AT_END), None)) is not None:
             if self._spec.emits_unmatched(side):
                 stored = rows.fetch(keys)

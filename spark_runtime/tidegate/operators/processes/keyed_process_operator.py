@@ -199,8 +199,8 @@ class KeyedProcessOperator(StreamOperator):
         self._turn("open")
 
     def _turn(self, phase: Phase) -> None:
-        self._event.next_batch_of_timers(phase)
-        self._processing.next_batch_of_timers(phase)
+        self._event.enter_phase(phase)
+        self._processing.enter_phase(phase)
 
 
 def event_time(given: ProcessInput) -> EventTimeColumn | None:

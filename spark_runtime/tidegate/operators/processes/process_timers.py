@@ -61,7 +61,7 @@ class UserTimers:
         self._phase: Phase = "open"
         self._answers = self._answers_taken = 0
 
-    def next_batch_of_timers(self, phase: Phase) -> None:
+    def enter_phase(self, phase: Phase) -> None:
         """Enter a phase, which decides the timers that are accepted from now on."""
         self._phase = phase
         self._answers = self._answers_taken = 0

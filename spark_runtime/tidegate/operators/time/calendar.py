@@ -74,6 +74,7 @@ class Calendar:
             return self._hour_of(time_us)
         shown = EPOCH + timedelta(microseconds=time_us) + self._ahead(time_us) - self._offset
         index = self._index(shown)
+        # A change of the clock can make it show a time of a neighbouring window.
         while self._start_us(index) > time_us:
             index -= 1
         while (end_us := self._start_us(index + 1)) <= time_us:
@@ -216,6 +217,7 @@ class CalendarTable:
         """Add the windows of these times to the table."""
         missing = times_us[~self._is_known(times_us)]
         while len(missing):
+            # One time of each hour, because most windows are longer. The loop finds windows that this leaves out.
             _, first = np.unique(missing // (HOUR // MICROSECOND), return_index=True)
             for time_us in missing[first].tolist():
                 if not self._is_known(np.array([time_us])).all():

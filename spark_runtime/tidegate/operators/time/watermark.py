@@ -79,6 +79,7 @@ class WatermarkOperator(StreamOperator):
             self.ctx.count(NULL_EVENT_TIME, nulls)
         if len(times):
             split = self.ctx.current_split
+            # MAX_WATERMARK itself would mean the end of the input.
             latest = min(self._time.to_us(int(times.max())), MAX_WATERMARK - 1)
             self._progress[split] = max(self._progress.get(split, MIN_WATERMARK), latest)
         yield from self._advance()

@@ -45,6 +45,7 @@ class BackendWindows:
         self._spec = spec
         self.grid = window_grid(spec.size_us, spec.step_us, spec.offset_us, spec.calendar)
         self._panes_per_window, self._panes_per_step = self.grid.panes_per_window, self.grid.panes_per_step
+        # A window is computed from all panes of a key. Together they should not exceed a batch.
         self._most_keys = max(1, MAX_BATCH_ROWS // self._panes_per_window)
         self._store = StoredAggregates(ctx, name, self.layout, self.state_schema, spec.renamed, by_start=True)
         self._timers = self._store.timers
@@ -138,6 +139,7 @@ class BackendWindows:
             fired_us = np.full(keys.size, progress.watermark_us)
             if progress.passed_us is not None:
                 fired_us = np.maximum(fired_us, progress.passed_us[keys.groups])
+            # MIN_WATERMARK minus the lateness does not fit into int64.
             fired_us = np.maximum(fired_us, MIN_TIME_US)
             panes = self.grid.panes(starts_us)
             over = self.grid.window_end(panes // self._panes_per_step) <= fired_us - self._spec.lateness_us
@@ -174,6 +176,7 @@ class BackendWindows:
         """Emit due windows, one row for each, and register the next timers of their keys. Windows of one key share no
         pane."""
         emitted, there = self._merge_panes(columns, windows)
+        # The panes after the first step also belong to the next window.
         later: Mask = np.any(there[:, self._panes_per_step :], axis=1)
         if later.any():
             self._register_at(columns, windows + 1, self.grid.window_end(windows + 1), later)

@@ -122,6 +122,7 @@ class HeapWindows:
         """
         for number in self._unfired(until_us):
             window = self._window(number)
+            # The next window probably has as many keys, so that its arrays need not grow.
             self._expected = window.size
             yield from self._emit(number, window, _unfired(window, self.end_us(number), passed_us))
             if not self._keeps_fired:
@@ -239,7 +240,8 @@ class HeapWindows:
         panes = [self._panes[n] for n in range(first, first + self._panes_per_window) if n in self._panes]
         if wanted is None and len(panes) == 1:
             return panes[0]
-        together = KeyedAggregates(self.layout, 0, wanted.num_rows if wanted else max(pane.size for pane in panes))
+        size = max(pane.size for pane in panes) if wanted is None else wanted.num_rows
+        together = KeyedAggregates(self.layout, 0, size)
         for pane in panes:
             if wanted is None:
                 together.merge(pane.keys(0, pane.size), pane.state(slice(0, pane.size)))

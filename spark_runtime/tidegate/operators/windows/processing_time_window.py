@@ -83,10 +83,12 @@ class ProcessingWindowAggregate(StreamOperator):
     def next_processing_time_ms(self) -> int | None:
         """Return the end of the first open window."""
         end_us = self._windows.next_end_us
+        # Rounded up, because in the millisecond before its end the window is still open.
         return None if end_us == MAX_WATERMARK else -(-end_us // 1000)
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
         """Emit every window that has ended, in batches of at most `MAX_BATCH_ROWS` rows."""
+        # Read before `advance`, which drops it when all key groups have caught up.
         passed_us = self._progress.passed_us
         self._progress.advance(now_ms * 1000)
         yield from coalesce_batches(self._windows.fire(now_ms * 1000, passed_us))

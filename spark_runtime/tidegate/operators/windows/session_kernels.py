@@ -44,6 +44,8 @@ def join_sessions(
         session = heads[keys[r]]
         while session >= 0:
             following = nexts[session]
+            # Compared with the run alone: sessions of a key are more than a gap apart, so that none is reached through
+            # another.
             if starts[session] - gap <= highs[r] and lows[r] <= lasts[session] + gap:
                 low = min(low, starts[session])
                 high = max(high, lasts[session])
@@ -67,6 +69,7 @@ def join_sessions(
             starts[target] = low
             lasts[target] = high
         targets[r] = target
+    # A later run of the key may have merged the target of an earlier one into another session.
     for r in range(len(keys)):
         while targets[r] >= 0 and parents[targets[r]] >= 0:
             targets[r] = parents[targets[r]]

@@ -217,6 +217,7 @@ class SessionTable:
         known = self.size
         targets, absorbed = self._join(ids, starts, lasts, MIN_WATERMARK)
         have_fired = self._cells.arrays[_FIRED].copy()
+        # 1 is neutral for the minimum below: a new session counts as fired if all its parts have.
         have_fired[known : self.size] = 1
         np.minimum.at(have_fired, targets, fired)
         if len(absorbed):

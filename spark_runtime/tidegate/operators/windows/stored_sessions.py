@@ -78,9 +78,11 @@ class StoredSessions:
         while (due := self._timers.due(until_us, MAX_BATCH_ROWS)) is not None:
             table = self._table_of(due.keys)
             fires = table.due(until_us)
+            # Computed now, because the sessions are deleted from the table below.
             results = list(self._rows.results(table, fires))
             table.mark_fired(fires)
             table.close(until_us - self._spec.lateness_us if until_us < MAX_WATERMARK else MAX_WATERMARK)
+            # `due` has removed the timers of these keys, so that all of them are registered again.
             self._write(due.keys, table, np.full(due.keys.size, MAX_WATERMARK))
             yield from results
 

@@ -105,6 +105,7 @@ class WindowAggregate(StreamOperator):
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """Emit every window that ends at or before the watermark, in batches of at most `MAX_BATCH_ROWS` rows."""
+        # Read before `advance` or `reset`, which drop it.
         passed_us = self._progress.passed_us
         if watermark_us == MAX_WATERMARK:
             yield from coalesce_batches(self._windows.fire(watermark_us, passed_us))
@@ -221,6 +222,7 @@ class WindowAggregate(StreamOperator):
         else:
             grouped = group_by_number(self._grid.panes(times))
         if grouped.order is not None:
+            # Late rows are emitted with all columns. Otherwise only the used columns are copied.
             columns = batch.schema.names if LATE in self.ctx.side_outputs else windows.layout.used_columns
             batch = batch.select(columns).take(pa.array(grouped.order))
         rows = windows.layout.read(batch)

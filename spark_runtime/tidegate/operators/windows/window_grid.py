@@ -121,6 +121,7 @@ class FixedGrid:
 
     def windows_of(self, pane: int, after_us: int, until_us: int = MAX_WATERMARK) -> range:
         """See `WindowGrid`."""
+        # The negated floor division rounds up.
         first = -((self.panes_per_window - 1 - pane) // self.panes_per_step)
         after, until = ((us - self.size_us - self.offset_us) // self.step_us for us in (after_us, until_us))
         return range(max(first, after + 1), min(pane // self.panes_per_step, until) + 1)

@@ -135,6 +135,7 @@ class SortedBlocks:
             return len(hashes)
         ends = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
         if rows and hashes[0] != last:
+            # The last key ended with the previous batch, so the block may end before this batch.
             ends = np.concatenate([[0], ends])
         far_enough = ends[ends + rows >= self._block_rows]
         return int(far_enough[0]) if len(far_enough) else len(hashes)

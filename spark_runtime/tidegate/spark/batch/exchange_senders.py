@@ -48,6 +48,7 @@ class ExchangeSender:
             pa.array(hashes),
             self._times(batch),
             pa.array(np.full(n, self._given.input_index, np.int8)),
+            # An int64 leaves 23 bits for the index of the subtask.
             pa.array(np.arange(n, dtype=np.int64) + ((self._index << _ORIGIN_BITS) + self._rows)),
         ]
         self._rows += n
@@ -61,6 +62,7 @@ class ExchangeSender:
         n = batch.num_rows
         if self._given.exchange == "hash" and self._given.keys:
             hashes = hash_keys(batch, self._given.keys)
+            # Spark has no unsigned integers. Any order of the hashes suffices, as long as it is the same in all tasks.
             return hashes.view(np.int64), self._owners[key_groups(hashes, self._max_parallelism)].astype(np.int32)
         target = 0
         if self._given.exchange == "forward":
@@ -86,6 +88,7 @@ class ExchangeSender:
         columns = [field.name for field in batch.schema if is_key_type(field.type)]
         if not columns:
             return np.full(n, self._index, np.int32)
+        # uint64 on both sides: numpy converts a mix of uint64 and int64 to floats, which lose digits.
         return (hash_keys(batch, columns) % np.uint64(self._parallelism)).astype(np.int32)
 
     def _times(self, batch: pa.RecordBatch) -> pa.Array:

@@ -125,6 +125,7 @@ def _is_declared(column: StructField, declared: pa.Field) -> bool:
         return False
     try:
         found = to_arrow_type(kind, timezone="UTC")
+    # PySpark raises several kinds of errors for types that Arrow lacks.
     except Exception:
         return False
     return bool(found == _plain(declared.type))

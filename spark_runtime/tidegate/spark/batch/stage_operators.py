@@ -67,6 +67,7 @@ class StageChain:
         for input_index in inputs:
             yield from self.input_ends(input_index)
         for place, operator in enumerate(self._operators):
+            # The inputs of the head have ended above. Each of the other operators has one input.
             if place:
                 yield from self._after(place, operator.end_input(0))
             yield from self._after(place, operator.finish())

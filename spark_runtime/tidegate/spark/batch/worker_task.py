@@ -135,6 +135,7 @@ def worker_job(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJo
             job_id=place.job_id,
             lineage=spec.lineage,
             generation=place.generation,
+            # Padded with zeros, because run ids are compared as texts.
             run_id=f"{place.run_id}-{attempt:010d}",
             checkpoint_id=place.checkpoint_id,
             now_ms=place.now_ms,
@@ -230,6 +231,7 @@ def failure_report(error: Exception) -> dict[str, Any]:
 
 def failure_in(text: str) -> RunFailed | None:
     """Return a failed task's report from the text of Spark's error; None: no task of ours failed."""
+    # The JSON has no line ends, so the greedy match ends with its line of Spark's error.
     found = re.search(re.escape(FAILURE) + r"(\{.*\})", text)
     if found is None:
         return None

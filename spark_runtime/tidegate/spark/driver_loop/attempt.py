@@ -285,6 +285,7 @@ class Attempt:
         if isinstance(self.job_run.outcome, RunEnded):
             clean = self._stage.join(STAGE_END_S)
         else:
+            # Short, because after a failure a slot may hang and never process Cancel.
             clean = self._stage.join(0.5)
         if not clean:
             self._stage.cancel()

@@ -77,6 +77,7 @@ class StageExecution:
             ends = compile_batch(self.plan, assign_splits(self.splits, self.plan.parallelism), frames)
             reports = [StagedReport.from_json(json.loads(text)) for text in run_and_collect(ends)]
             counted = counters_of_stages(self.job.store, self.place.checkpoint_path)
+            # All counters are summed in the end, so any report may carry the counters of stages without a sink.
             return [*reports[:-1], replace(reports[-1], counters=sum_counters([reports[-1].counters, *counted]))]
         finally:
             self.session.catalog.clearCache()
@@ -191,6 +192,7 @@ class BatchAttempt:
         try:
             self._context.setJobGroup(self._group, f"tidegate run {self._run_id}", interruptOnCancel=True)
             self._done.put((work(), None))
+        # Every error must reach the loop, which waits for a result.
         except BaseException as error:
             self._done.put((None, error))
 

@@ -64,6 +64,7 @@ class BatchLoop(StreamingLoop):
     def _validate_before_start(self) -> None:
         """Report sources that cannot be read, and sinks that cannot be written, before the driver waits for Spark."""
         decisions = self._job.log.read()
+        # A completed submission only has to be committed, and its own output may exist already.
         if was_completed_before(decisions, self._job.spec.number) is None:
             try:
                 self._job.check_fresh_start(decisions)

@@ -71,6 +71,7 @@ class CommandDesk:
                     extra=context(command=command.command_id),
                 )
                 with self._lock:
+                    # Before the commands that have arrived since, to keep the order of arrival.
                     self._new[:0] = new[position:]
                 break
         return valid
@@ -81,6 +82,7 @@ class CommandDesk:
         A command that may not be executed is answered, if it needs an answer. `begun`: see `CommandBook.decide`. Raises
         StoreError if the store does not answer.
         """
+        # Without the lock, because the store may block for long, and the poller needs the lock.
         withdrawn = self._store.exists(self._layout.withdrawn(command_id))
         answered = self._store.exists(self._layout.result(command_id))
         with self._lock:
@@ -139,6 +141,7 @@ class CommandDesk:
     def _write(self, result: CommandResult) -> None:
         try:
             self._store.create(self._layout.result(result.command_id), encode(result))
+        # The first answer counts. An earlier attempt may have written it, and lost the store's confirmation.
         except AlreadyExistsError:
             return
         except TidegateError as error:

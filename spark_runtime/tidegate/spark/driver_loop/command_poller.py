@@ -65,9 +65,12 @@ class CommandPoller:
         polls_left = 0
         while not self._over.wait(POLL_S):
             try:
+                # Read before the listing: a command that the listing misses rings later, so the next poll finds another
+                # bell.
                 bell = self._read_bell()
                 if not polls_left or bell != self._bell:
                     self._poll()
+                    # Stored after the listing has succeeded. If it fails, the next poll lists again.
                     self._bell, polls_left = bell, POLLS_PER_LISTING
                 polls_left -= 1
             except TidegateError as error:
@@ -113,6 +116,7 @@ class CommandPoller:
             self._on_command(command)
         for command_id, (spec, problem) in unreadable.items():
             self._on_unreadable(command_id, spec, problem)
+        # Only now: if the store fails above, the next poll reads all new commands again, and in order.
         self._seen |= unreadable.keys() | {command.command_id for command in found}
 
 

@@ -59,6 +59,7 @@ class OwnerObserver:
     ) -> None:
         """Stop polling."""
         self._over.set()
+        # A thread that was never started cannot be joined.
         if self._thread.ident is not None:
             self._thread.join(5.0)
 
@@ -85,6 +86,7 @@ class OwnerObserver:
             extra=place,
         )
         try:
+            # A command that has an answer is never executed again (S9.4), so the next attempt needs a new id.
             while self._client.result(asked.command_id) is not None:
                 asked = self._watch.request_end()
             self._client.send(

@@ -64,6 +64,7 @@ class RowMaterialisation:
         found = find_materialised(self.store, self.layout, self.spec.number, uid)
         if found is None:
             files = self._written(uid, source, parallelism)
+            # A fenced driver must not record its files, because the driver that replaced it may record its own.
             self.generation_log.check()
             made = Materialised(self.spec.number, uid, tuple(files), self.now_iso())
             found = record_materialised(self.store, self.layout, made)
@@ -125,6 +126,7 @@ class WriteTask:
                 if writer is None:
                     filesystem.makedirs(folder, exist_ok=True)
                     file = filesystem.open(path, "wb")
+                    # Older versions of the format cannot store nanoseconds.
                     writer = pq.ParquetWriter(file, self.schema, version="2.6")
                 writer.write_batch(as_declared(batch, self.schema, self.where), row_group_size=ROW_GROUP_ROWS)
                 rows += batch.num_rows

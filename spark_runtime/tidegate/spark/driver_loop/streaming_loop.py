@@ -147,6 +147,7 @@ class StreamingLoop:
     def _run_round(self, application: SparkApplication) -> None:
         """Do one round between runs, or a whole run."""
         if self._start is not None:
+            # Cleared before the run, because events at the end of the run may set the next start.
             start, self._start = self._start, None
             self._feed(self._one_run(application, start.requests))
             return
@@ -161,6 +162,7 @@ class StreamingLoop:
                 event = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             except queue.Empty:
                 break
+            # Only the first event is awaited; the others are processed if they are there.
             wait_s = 0.0
             self._feed(event())
         wake_ms = self._supervisor.next_wake_ms()
@@ -307,6 +309,7 @@ class StreamingLoop:
                 again += attempt.shut_down(outcome.message)
             elif stop is not None:
                 outcome = replace(outcome, stop=stop.mode, checkpoint_id=stop.checkpoint_id, path=stop.path)
+            # Answers and progress that the run has put into the inbox are processed before its end.
             self._take_events()
         finally:
             self._attempt = None
@@ -449,6 +452,7 @@ class StreamingLoop:
 
     def _enqueue(self, event: LateEvent) -> None:
         self._inbox.put(event)
+        # Read once, because the loop's thread may set it to None at any time.
         attempt = self._attempt
         if attempt is not None:
             attempt.wake()

@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
+from tidegate.entry_points import broken_extension, load_entry_point
 from tidegate.errors import PipelineError
 from tidegate.state.aggregates.aggregation import AggregateFunction
 
@@ -45,7 +46,8 @@ def find_aggregate(name: str) -> AggregateFunction:
     """Return the aggregate of this name. An entry point cannot replace a built-in aggregate.
 
     Raises:
-        PipelineError: no aggregate has this name, several packages register it, or the registered object does not fit.
+        PipelineError: no aggregate has this name, or several packages register it.
+        EnvironmentProblemError: the package of the aggregate cannot be imported, or the registered object does not fit.
     """
     if name in BUILT_IN:
         module, _, constant = BUILT_IN[name].partition(":")
@@ -66,19 +68,9 @@ def find_aggregate(name: str) -> AggregateFunction:
             remedy="Uninstall all of these packages but one",
         )
     (point,) = places.values()
-    try:
-        found = point.load()
-    except (ImportError, AttributeError) as error:
-        raise PipelineError(
-            f"the aggregate {name!r} cannot be loaded from {point.value!r}",
-            cause=str(error),
-            remedy="Fix the package that registers the aggregate",
-        ) from error
+    found = load_entry_point(point, f"aggregate {name!r}")
     if not isinstance(found, AggregateFunction) or found.name != name:
-        own = repr(found.name) if isinstance(found, AggregateFunction) else f"a {type(found).__name__}"
-        raise PipelineError(
-            f"the entry point {name!r} does not lead to an aggregate of this name",
-            cause=f"{point.value!r} is {own}",
-            remedy=f"Register an AggregateFunction with name={name!r} under this entry point",
-        )
+        own = f"the aggregate {found.name!r}" if isinstance(found, AggregateFunction) else f"a {type(found).__name__}"
+        cause = f"it is {own}, not an AggregateFunction with name={name!r}"
+        raise broken_extension(point, f"aggregate {name!r}", "does not fit", cause)
     return found

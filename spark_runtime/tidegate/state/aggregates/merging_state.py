@@ -64,6 +64,7 @@ def _reduced(
     output = reduced_type(reduction, field.type)
     function = cast(Function, reduction)
     accumulator = Accumulator(field.name, function, field.type, output)
+    # "min" reads the numbers unchanged, whichever function they are a result of.
     before = read_values(stored, "min")
     mask = None if before.valid is None else before.valid == 0
     accumulator.grow(len(stored))
@@ -79,6 +80,7 @@ def _first_or_last(reduction: str, stored: pa.Array, entries: npt.NDArray[np.int
     if reduction == "first":
         rows = rows[::-1]
         rows = rows[~valid_mask(stored)[entries[rows]]]
+    # If an entry occurs several times, numpy keeps the last assignment. For "first" the rows are reversed above.
     at[entries[rows]] = rows + size
     return pa.concat_arrays([stored, column]).take(pa.array(at))
 
@@ -98,6 +100,7 @@ def _aggregated(
     held = numbers[stored.present[numbers]]
     of_rows = np.concatenate([held, owners.astype(np.int64)])
     rows = np.concatenate([held, np.arange(columns.num_rows) + len(stored.present)])
+    # Stable: the stored accumulator stays before the new rows of its key, and these keep their order.
     order = np.argsort(of_rows, kind="stable")
     both = pa.Table.from_batches([stored.columns.cast(descriptor.columns), columns.cast(descriptor.columns)])
     batch = both.take(pa.array(rows[order])).combine_chunks().to_batches()

@@ -96,6 +96,7 @@ def merge_moments(
 ) -> None:
     """Add the moments i to entries[i]."""
     for i in range(len(entries)):
+        # A state without values changes nothing, and would divide by zero if the entry has none either.
         if others[i]:
             _joined(entries[i], others[i], their_means[i], their_squares[i], counts, means, squares)
 

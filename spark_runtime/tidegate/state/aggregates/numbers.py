@@ -154,6 +154,7 @@ class Accumulator:
                 _count(entries, arrays[self._counts])
             else:
                 _count_valid(entries, valid, arrays[self._counts])
+        # The array is added at the first null. Until then every known entry has a value.
         elif valid is not None and self._seen not in arrays:
             self._cells.add(self._seen, np.uint8)
             arrays[self._seen][:known] = 1
@@ -261,6 +262,7 @@ def _typed(values: Any, missing: npt.NDArray[np.bool_] | None, type_: pa.DataTyp
 
 
 def _start_of_min(dtype: np.dtype[Any]) -> Any:
+    # NaN is greater than every number, so that it is the neutral start of min.
     return np.nan if dtype.kind == "f" else np.iinfo(dtype).max
 
 
@@ -300,6 +302,8 @@ def _sum_ints(entries: Any, values: Any, sums: Any) -> Any:
     for i in range(len(entries)):
         old = sums[entries[i]]
         new = old + values[i]
+        # The sign bit becomes 1 where both operands have another sign than their sum, which is an overflow. One test at
+        # the end replaces a branch for each row.
         overflow |= (old ^ new) & (values[i] ^ new)
         sums[entries[i]] = new
     return overflow < 0
@@ -384,6 +388,7 @@ class DecimalSum:
 
     def fold(self, entries: Entries, columns: Columns) -> Rows:
         """See `Fold`. Raises SumOverflowError."""
+        # Summed in 256 bits, where no sum of a batch overflows. The cast back to 128 bits detects an overflow.
         table = pa.table({"entry": pa.array(entries), "value": columns[0].cast(self._wide)})
         sums = table.group_by("entry", use_threads=False).aggregate([("value", "sum")]).sort_by("entry")
         try:

@@ -84,8 +84,10 @@ class BestRows:
         places = np.arange(len(entries))
         keys = [_nulls_last(column) for column in columns[len(columns) - self._orders :]]
         if self._order.descends and keys:
+            # The complement reverses the order. A negation would overflow for the lowest int64.
             keys[0] = ~keys[0]
         by: list[npt.NDArray[np.int64]] = [-places if self._order.last_wins else places, *reversed(keys)]
+        # lexsort sorts by its last key first.
         order = np.lexsort([*by, entries.astype(np.int64)])
         ordered = entries[order]
         if self._limit is not None:

@@ -220,6 +220,7 @@ def order_keys(array: pa.Array) -> Int64s:
     if pt.is_boolean(type_):
         return fixed_values(array.cast(pa.int8()))
     if pt.is_uint64(type_):
+        # With the highest bit flipped, unsigned numbers have the order of signed ones.
         return fixed_values(array) ^ _SIGN
     if pt.is_integer(type_) or pt.is_temporal(type_):
         return fixed_values(array)
@@ -230,9 +231,11 @@ def order_keys(array: pa.Array) -> Int64s:
 
 
 def _of_floats(array: pa.Array) -> Int64s:
+    # -0.0 + 0.0 is 0.0, so that both zeros have the same bits. The sum is also a copy that may be changed.
     values: Any = array.to_numpy(zero_copy_only=False) + 0.0
     bits = values.view(np.int64)
     bits[np.isnan(values)] = CANONICAL_NAN_BITS
+    # The bits of negative floats ascend with their magnitude, so that their order has to be reversed.
     keys: Int64s = np.where(bits < 0, ~(bits ^ _SIGN), bits)
     return keys
 

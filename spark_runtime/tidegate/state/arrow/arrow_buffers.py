@@ -60,6 +60,7 @@ def ranges_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
             remedy="Divide the value into several, or store the value outside the state and its URL in the state",
         )
     lengths = sizes.astype(np.int32)
+    # A slice keeps the whole buffers of its array. Only this part of them belongs to the slice.
     first, end = int(offsets[0]), int(offsets[-1])
     starts = offsets[:-1] - first
     if is_binary_like(array.type):

@@ -107,6 +107,7 @@ class FixedColumn:
         self.type = type_
         self._cells = cells
         self._name, self._valid = name, f"{name}?"
+        # numpy has no integers of other widths: values such as decimals are moved as raw bytes.
         self._dtype = np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}")
         cells.add(self._name, self._dtype)
         cells.add(self._valid, np.uint8)
@@ -157,6 +158,7 @@ class RangedColumn:
         """See `Column`."""
         starts, lengths, values = ranges_of(array)
         if self._compacts:
+            # Released before the log is compacted, so that the former values are not copied.
             self.forget(positions)
             self._compact(len(values))
         starts += self._log.append(values)
@@ -202,8 +204,11 @@ class RangedColumn:
         starts = self._cells.arrays[self._start]
         lengths = np.maximum(self._cells.arrays[self._length], 0).astype(np.int64)
         log = _new_log(self.type)
+        # In parts, because the content of the whole log may not fit into one Arrow array.
         for values in in_parts(lambda at: self._log.gather(starts[at], lengths[at]), ALL, len(lengths)):
             log.append(values)
+        # Replaced and not overwritten: a frozen version still reads the former starts, which belong to the log that it
+        # pinned.
         self._cells.replace(self._start, np.cumsum(lengths) - lengths)
         self._log, self._dead = log, 0
 
@@ -273,6 +278,7 @@ class _ByteLog:
     def append(self, values: npt.NDArray[np.uint8]) -> int:
         start, self.size = self.size, self.size + len(values)
         if self.size > len(self._bytes):
+            # A new array, because a frozen version keeps reading the former one.
             grown = np.empty(max(self.size, 2 * len(self._bytes)), np.uint8)
             grown[:start] = self._bytes[:start]
             self._bytes = grown
@@ -333,6 +339,7 @@ class WriteOnceRows:
 
     def pin(self) -> Callable[[Positions], list[pa.Array]]:
         """Return `take` for the present rows; for any thread."""
+        # The dict is copied, because growth puts other arrays into the live one.
         arrays, takes = dict(self._cells.arrays), [column.pin() for column in self._columns]
         return lambda positions: [take(arrays, positions) for take in takes]
 
@@ -367,6 +374,8 @@ class _ElementLog:
 def _present(positions: Chosen) -> tuple[npt.NDArray[np.bool_] | None, Chosen]:
     if isinstance(positions, slice) or not len(positions) or positions.min() >= 0:
         return None, positions
+    # Any entry serves for an absent one, because `present` makes its value null. -1 would be the last entry, if there
+    # is one.
     return positions >= 0, np.maximum(positions, 0)
 
 

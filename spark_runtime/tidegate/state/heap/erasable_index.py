@@ -81,6 +81,7 @@ class _Slots:
 
     def _release(self, entries: Entries) -> None:
         self.count -= len(entries)
+        # No key is left. Numbering starts again, so that later snapshots contain no dead entries.
         if not self.count:
             self.size = self._freed = 0
             return
@@ -89,6 +90,7 @@ class _Slots:
 
     def _grow(self) -> None:
         assert self.size <= MAX_ENTRIES, f"a state of one subtask holds at most {MAX_ENTRIES} entries"
+        # A power of two, because slots are addressed with a mask.
         former, self.capacity = self.capacity, max(2 * self.capacity, 1 << (self.size - 1).bit_length())
         self._known = _longer(self._known, self.capacity)
         self._free = _longer(self._free, self.capacity)
@@ -117,6 +119,7 @@ class ErasableFixed(_Slots):
         """See `ErasableIndex`."""
         entries = self._allocate(len(rows))
         at = entries
+        # The null key is found by its entry number and has no slot, because its raw value is arbitrary.
         if keys.valid is not None and len(null := np.flatnonzero(keys.valid[rows] == 0)):
             self._null = int(entries[null[0]])
             rows, at = np.delete(rows, null), np.delete(entries, null)

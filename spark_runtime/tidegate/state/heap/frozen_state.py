@@ -54,6 +54,8 @@ class FrozenState:
         if self.size <= INLINE_ENTRIES and self.size * self.entry_bytes <= INLINE_BYTES:
             return StatePart(self.name, "keyed", self.table())
         blobs = tuple(
+            # An unchanged chunk has the same stamp and so the same id: a later checkpoint does not write it again
+            # (S5.2).
             Blob(f"{self.name}-{chunk}-{stamp}", partial(self.rows, chunk), CHUNK_ENTRIES * self.entry_bytes)
             for chunk, stamp in enumerate(self.stamps.tolist())
         )

@@ -81,6 +81,7 @@ class HeapTable:
             groups: key group of each of `keys`.
         """
         entries = self.index.add(keys, rows)
+        # The arrays grow first, because `touch` needs a stamp for the chunk of every entry.
         self.cells.grow(self.index.capacity)
         self.values.grow(self.index.capacity)
         self.cells.touch(entries)
@@ -108,6 +109,7 @@ class HeapTable:
         self.cells.arrays[LIVE][entries] = 0
         for column in (*self._keys, *self._others):
             column.forget(entries)
+            # Without any key, the logs can be dropped, and need no compaction.
             if not self.index.count:
                 column.clear()
         self.version += 1

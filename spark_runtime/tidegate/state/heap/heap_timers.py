@@ -78,6 +78,7 @@ class ColumnarTimers:
         arrays, links = self._cells.arrays, self._links
         times_us = np.ascontiguousarray(times_us, np.int64)
         entered = enter_timers(entries, times_us, numbers, self._slots, arrays[_TIMES], arrays[_OWNERS])
+        # Timers that are registered already need no number, so that only some of the candidates are used.
         numbers = numbers[:entered]
         again = min(entered, self._freed)
         self._freed -= again
@@ -93,6 +94,7 @@ class ColumnarTimers:
         arrays, links = self._cells.arrays, self._links
         times_us = np.ascontiguousarray(times_us, np.int64)
         count = find_timers(entries, times_us, self._slots, arrays[_TIMES], arrays[_OWNERS], found)
+        # A timer may be named twice, but must be removed once.
         numbers = np.unique(found[:count])
         unqueue_timers(numbers, self._count, links.queue, links.queue_times, links.places)
         self._forget(numbers)
@@ -125,6 +127,7 @@ class ColumnarTimers:
         entries, owners = np.unique(self._cells.arrays[_OWNERS][numbers], return_inverse=True)
         columns = self._keys.take(0, len(self._keyed.schema), entries)
         keys = self._keyed.same(pa.RecordBatch.from_arrays(columns, schema=self._keyed.schema))
+        # Last, because a key is removed from the table with its last timer.
         self._forget(numbers)
         return DueTimers(keys, owners.astype(np.int32), times)
 

@@ -83,6 +83,7 @@ class HeapList(HeapState):
 
             return pa.concat_tables(in_parts(made, ALL, len(numbers)))
 
+        # Elements count, too: a state of few keys with long lists is not small.
         size = max(frozen.size, self._log.size)
         entry_bytes = self.table.row_bytes + self._log.held_bytes // max(frozen.size, 1)
         return FrozenState(self.descriptor.name, self.schema, size, frozen.stamps, rows, entry_bytes)
@@ -105,6 +106,7 @@ class HeapList(HeapState):
         self.table.values.touch(entries)
         self._make_room(entries, counts)
         starts, lengths = self.table.values.arrays[START][entries], self.table.values.arrays[LENGTH][entries]
+        # The new elements of a key are written as one range, so that rows must be in the order of their keys.
         if np.any(owners[1:] < owners[:-1]):
             order = pa.array(np.argsort(owners, kind="stable"))
             arrays = [array.take(order) for array in arrays]
@@ -147,6 +149,8 @@ class HeapList(HeapState):
         log.reserve(int(lengths.sum()))
         starts = np.cumsum(lengths) - lengths
         log.copy(self._log, expand_ranges(cells[START], lengths), np.arange(log.size))
+        # Replaced and not overwritten: a frozen version still reads the former starts, which belong to the log that it
+        # pinned.
         self.table.values.replace(START, starts)
         self.table.values.replace(ROOM, lengths)
         self._log, self._dead = log, 0

@@ -72,6 +72,7 @@ class HeapMap(HeapState):
         """See `MapState`."""
         entries = self.entries_of(keys)
         entries = entries[entries >= 0 if where is None else (entries >= 0) & where]
+        # The whole chain of each key goes, so that no row has to be unlinked.
         self._rows.remove(self._chains(entries)[1])
         self.table.remove(entries)
 
@@ -130,8 +131,10 @@ class HeapMap(HeapState):
 
     def _add(self, keys: KeySet, owners: KeyNumbers, pairs: BytesKeys, missing: npt.NDArray[np.int64]) -> Entries:
         mine, of_rows = np.unique(owners[missing], return_inverse=True)
+        # Found before `find_or_add`, which adds the missing keys.
         is_new = self.entries_of(keys)[mine] < 0
         entries = self.find_or_add(keys, mine)
+        # A reused entry still has the head of the key that had it before.
         self.table.values.arrays[_HEAD][entries[is_new]] = -1
         rows = self._rows.add(pairs, missing, pairs.columns.columns, keys.groups[owners])
         if self._rows.cells.capacity > self._links.shape[1]:

@@ -17,6 +17,7 @@ from tidegate.state.numba_kernels import inlined, kernel
 
 @inlined
 def _place(owner: Any, time: Any, mask: Any) -> Any:
+    # Many timers differ only in the key, or in high bits of the time, so that all bits must take part in the place.
     mixed = (np.uint64(time) ^ (np.uint64(owner) << np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(29))) + np.uint64(owner)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -194,6 +195,8 @@ def unqueue_timers(numbers: Any, size: Any, queue: Any, queue_times: Any, places
         at = np.int64(places[numbers[i]])
         if at < size:
             queue[at], queue_times[at] = queue[size], queue_times[size]
+            # The timer that fills the gap comes from the end, perhaps of another branch. It may belong above the gap or
+            # below it.
             if at > 0 and queue_times[at] < queue_times[(at - 1) >> 2]:
                 _rise(at, queue, queue_times, places)
             else:

@@ -70,6 +70,7 @@ class HeapState:
         missing = numbers[entries[numbers] < 0].astype(np.int64)
         if len(missing):
             entries[missing] = self.table.add(keys.keys, missing, keys.batch.columns, keys.groups)
+            # Stored under the new version: adding rows moves no other entry, so that the found ones stay right.
             keys.found[id(self.table)] = self.table.version, entries
         return entries[numbers]
 

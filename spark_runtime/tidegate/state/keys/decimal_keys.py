@@ -64,6 +64,7 @@ def _tenth(words: Any, first: Any, out: Any) -> Any:
     rest = np.uint64(0)
     for k in range(4):
         word = np.uint64(words[first + 3 - k])
+        # In halves of a word, because a remainder together with a whole word exceeds 64 bits.
         high = (rest << np.uint64(32)) | (word >> np.uint64(32))
         low = ((high % np.uint64(10)) << np.uint64(32)) | (word & np.uint64(0xFFFFFFFF))
         out[3 - k] = np.int64(((high // np.uint64(10)) << np.uint64(32)) | (low // np.uint64(10)))
@@ -96,6 +97,7 @@ def write_decimals(source: Any, valid: Any, scale: Any, data: Any, offsets: Any)
             of_row = np.int64(0) if is_zero else scale
             if is_negative:
                 _negate(words, 0)
+            # An odd number is no multiple of ten. The test saves the division.
             while not is_zero and words[0] & 1 == 0 and _tenth(words, 0, tenth) == np.uint64(0):
                 for j in range(4):
                     words[j] = tenth[j]
@@ -112,6 +114,7 @@ def write_decimals(source: Any, valid: Any, scale: Any, data: Any, offsets: Any)
                 while going and length > 1:
                     top = (words[(length - 1) >> 3] >> (8 * ((length - 1) & 7))) & 0xFF
                     below = (words[(length - 2) >> 3] >> (8 * ((length - 2) & 7))) & 0xFF
+                    # The top byte may go only if the sign bit of the byte below repeats it.
                     going = top == filler and (below >> 7) == (filler & 1)
                     if going:
                         length -= 1

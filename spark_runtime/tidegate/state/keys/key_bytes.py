@@ -114,6 +114,7 @@ def fixed_column(array: pa.Array) -> FixedKeyColumn:
     else:
         tag, values = INT_TAG, fixed_values(array)
         if pt.is_uint64(type_):
+            # Seen as int64, unsigned values from 2^63 on are negative.
             own, own_tag = values < 0, UINT_TAG
     tags: Bytes | None = None
     if own is not None and own.any():
@@ -165,6 +166,7 @@ def canonical_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> tuple[Byte
         if isinstance(part, VariableColumn):
             _add_variable_lengths(part.tags, part.offsets, offsets)
         elif part.tags is None:
+            # The tag and eight bytes.
             offsets[1:] += 9
         else:
             _add_fixed_lengths(part.tags, offsets)
@@ -229,6 +231,7 @@ def _normalised_floats(array: pa.Array) -> Int64s:
     wide = array.cast(pa.float64())
     buffer = wide.buffers()[1]
     values = np.zeros(len(wide)) if buffer is None else np.frombuffer(buffer, np.float64, len(wide), wide.offset * 8)
+    # -0.0 + 0.0 is 0.0, so that both zeros have the same bits.
     bits: Int64s = (values + 0.0).view(np.int64)
     bits[np.isnan(values)] = CANONICAL_NAN_BITS
     return bits

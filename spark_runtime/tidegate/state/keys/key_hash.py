@@ -89,6 +89,7 @@ def partition_hash(
     targets = np.empty(batch.num_rows, np.uint16)
     in_group = np.zeros(max_parallelism, np.int64)
     _targets(hash_keys(batch, columns), np.uint64(max_parallelism), owners, targets, in_group)
+    # Each subtask owns at least one group. This matters because reduceat returns a wrong count for an empty range.
     return cut_by_target(batch, targets, np.add.reduceat(in_group, first_groups))
 
 
@@ -132,6 +133,7 @@ def cut_by_target(
 def _owners(parallelism: int, max_parallelism: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
     """Return the subtask of each key group, and the first key group of each subtask."""
     owners = subtask_of_key_groups(parallelism, max_parallelism)
+    # All callers share the cached array.
     owners.flags.writeable = False
     return owners, np.searchsorted(owners, np.arange(parallelism)).astype(np.int64)
 

@@ -196,6 +196,7 @@ class BytesIndex:
         self._cursor[0] = 0
         while True:
             before = self.size
+            # The kernel numbers new rows from 0 in each call, so that it gets the rest of `added`.
             add_bytes(
                 keys.data, offsets, hashes, self._slots, self._hashes, self._ends, self._arena, self._cursor, out,
                 added[before - known :],
@@ -210,6 +211,7 @@ class BytesIndex:
                 self._grow_arena(int(offsets[row + 1] - offsets[row]))
         if self.size > known:
             rows = pa.array(added[: self.size - known] + start)
+            # The stored key must not depend on the form, such as -0.0 or 0.0, in which a key arrived first.
             self._chunks.append(_normalised(keys.columns.take(rows)))
             if len(self._chunks) > 64:
                 self._chunks = [_one_batch(self._chunks, self._schema)]

@@ -71,6 +71,7 @@ class DistinctKeyRows:
 
     def _groups(self, columns: pa.RecordBatch, keys: Keys) -> npt.NDArray[np.uint16]:
         whole = len(self._group_columns) == len(self.schema)
+        # Hashes of the whole key decide the key group only if no column is a namespace.
         hashes = keys.hashes if isinstance(keys, BytesKeys) and whole else hash_keys(columns, self._group_columns)
         return key_groups(hashes, self._max_parallelism)
 

@@ -107,6 +107,7 @@ class UnwrittenCheckpoint:
             if self._failure is not None:
                 raise self._failure
             assert self._folder is not None, "the folder is made at the first call"
+            # The caller holds the only reference, so that the folder is deleted with the last blob that reads it.
             folder, self._folder = self._folder, None
             return folder
 
@@ -114,6 +115,7 @@ class UnwrittenCheckpoint:
         while self._rows:
             table, keys, rows = self._rows[-1]
             table.write(keys, rows)
+            # Removed after the write, so that a failed write leaves the rows for the next call.
             self._rows.pop()
         if self._folder is not None or self._failure is not None or not self._wanted:
             return

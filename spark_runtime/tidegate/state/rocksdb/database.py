@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import EnvironmentProblemError, PipelineError, SnapshotError
+from tidegate.errors import EnvironmentProblemError, MissingExtraError, SnapshotError
 from tidegate.extras import installation
 from tidegate.state.rocksdb.byte_rows import ByteRows
 
@@ -40,11 +40,11 @@ OPEN_FILES = 256
 
 
 def require_rocksdict() -> None:
-    """Raise PipelineError with the name of the extra if `rocksdict` is not installed."""
+    """Raise MissingExtraError with the name of the extra if `rocksdict` is not installed."""
     try:
         import rocksdict  # noqa: F401
     except ImportError as error:
-        raise PipelineError(
+        raise MissingExtraError(
             "the state back end 'rocksdb' needs the package rocksdict",
             cause=str(error),
             remedy=f"Run `{installation('rocksdb')}` on the driver and the executors, or use state_backend='heap'",
@@ -174,6 +174,7 @@ class RocksTable:
 
     def get(self, keys: ByteRows) -> ByteRows:
         """Return the row of each key; missing if there is none."""
+        # Neighbouring keys share blocks, so that a multi-get in key order reads fewer of them.
         order = keys.order()
         with failures(self._database.directory):
             family: Any = self._database.family(self.name)
@@ -197,6 +198,7 @@ class RocksTable:
 
         Nothing is held open between two steps, so that old files can be deleted. Concurrent writes may be seen.
         """
+        # Few, because the size of the rows is not known before the first step.
         limit = 256
         while True:
             found = self._some(lower, upper, limit)
@@ -206,6 +208,7 @@ class RocksTable:
             yield keys, rows
             if len(found) < limit:
                 return
+            # The least key that is greater than the last one.
             lower = found[-1][0] + b"\0"
             size = int(keys.lengths.sum() + rows.lengths.sum()) // len(found)
             limit = min(SCAN_ROWS, 1 + SCAN_BYTES // max(size, 1))
@@ -225,6 +228,7 @@ class RocksTable:
                     rows.append(cursor.value())
                     cursor.next()
                 counts.append(len(keys) - before)
+            # A cursor is also invalid after an error, which only `status` raises.
             cursor.status()
         return ByteRows.of_list(keys), ByteRows.of_list(rows), counts
 
@@ -253,11 +257,13 @@ class RocksTable:
         from rocksdict import WriteBatch
 
         with failures(self._database.directory):
+            # Creates the column family if it is missing, because the handle below needs it.
             self._database.family(self.name)
             database = self._database.opened()
             batch = WriteBatch(raw_mode=True)
             batch.set_default_column_family(database.get_column_family_handle(self.name))
             there = rows.present
+            # A deque of length 0 consumes the calls without a loop in Python.
             deque(map(batch.put, keys.take(there).to_list(), rows.take(there).to_list()), maxlen=0)
             if not there.all():
                 deque(map(batch.delete, keys.take(~there).to_list()), maxlen=0)
@@ -282,6 +288,7 @@ def failures(directory: Path) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError, TypeError):
         raise
     except Exception as error:
+        # rocksdict raises a plain Exception for RocksDB's own errors.
         if type(error) is not Exception:
             raise
         text = str(error)

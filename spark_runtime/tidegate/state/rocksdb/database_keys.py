@@ -62,6 +62,7 @@ def distinct(keys: ByteRows) -> tuple[ByteRows, KeyNumbers, Hashes]:
     hashes = np.empty(len(keys), np.uint64)
     hash_rows(data, offsets, hashes)
     rows, added = np.empty(len(keys), np.int32), np.empty(len(keys), np.int64)
+    # Everything has room for all keys, so that the kernel never stops early.
     slots = np.full(4 << max(len(keys), 1).bit_length(), -1, np.int32)
     cursor, known = np.zeros(2, np.int64), np.empty(len(keys), np.uint64)
     ends, arena = np.zeros(len(keys) + 1, np.int64), np.empty(len(data), np.uint8)

@@ -129,6 +129,7 @@ class DatabaseRestore:
             return {}
         base = max(theirs, key=lambda one: _common(one.key_groups, mine))
         inherited = base.write_to(self._database.directory, self._ctx.uid)
+        # Opened after the files are in place, because opening an empty directory creates a new database.
         self._database.opened()
         for name in self._ctx.forgotten.intersection(self._database.table_names()):
             self._database.drop(name)
@@ -150,6 +151,7 @@ class DatabaseRestore:
                 table.delete_range(b"", low)
                 table.delete_range(high, group_key(MAX_KEY_GROUPS))
                 continue
+            # Timers by time begin with the time and not with a key group, so that they are all written again.
             table.delete_range(b"", b"\xff" * (TIME_BYTES + 1))
             for keys, rows in self._database.table(name.removesuffix(BY_TIME)).scan(low, high):
                 table.write(_by_time(keys), rows)

@@ -38,7 +38,7 @@ class RocksFiles(BackendFiles):
         return FilesOfPart.of(part, READING).states
 
     def tables(self, part: StatePart, state: str, max_parallelism: int) -> Iterator[pa.Table]:
-        """Yield the rows of one state; writes the files to a temporary folder. Raises PipelineError if rocksdict is
+        """Yield the rows of one state; writes the files to a temporary folder. Raises MissingExtraError if rocksdict is
         missing.
         """
         with rows_of_files(part, max_parallelism, self._new_backend) as parts:
@@ -57,7 +57,7 @@ def rows_of_files(
         folder: where the temporary folder is created; None: in the system's.
 
     Raises:
-        PipelineError: `rocksdict` is not installed.
+        MissingExtraError: `rocksdict` is not installed.
         SnapshotError: the files are damaged.
     """
     files = FilesOfPart.of(part, READING)

@@ -54,7 +54,7 @@ class RocksDBBackend(KeyedStateBackend):
     """See the module and `KeyedStateBackend`."""
 
     def open(self, ctx: BackendContext) -> None:
-        """See `KeyedStateBackend`. Raises PipelineError if `rocksdict` is not installed."""
+        """See `KeyedStateBackend`. Raises MissingExtraError if `rocksdict` is not installed."""
         require_rocksdict()
         self._ctx = ctx
         self._scratch = Path(ctx.scratch or tempfile.mkdtemp(prefix="tidegate-rocksdb-"))
@@ -116,6 +116,7 @@ class RocksDBBackend(KeyedStateBackend):
 
     def snapshot(self, checkpoint_id: int, *, portable: bool = False) -> AsyncSnapshot:
         """See `KeyedStateBackend`."""
+        # The former snapshot must get its rows and its folder before anything later is written.
         self._settle()
         self._snapshots += 1
         name = f"{checkpoint_id}-{self._snapshots}"
@@ -180,6 +181,7 @@ class RocksDBBackend(KeyedStateBackend):
         ]
 
     def _blob_id(self, name: str, size: int) -> str:
+        # Files of the restored snapshot keep the ids of their blobs, so that checkpoints do not write them again.
         return self._inherited.get(name) or f"{self._nonce}-{Path(name).stem}-{size}.sst"
 
 

@@ -71,6 +71,7 @@ class RowCache:
             self._place(unknown, self._table.get(self._keys(unknown)), False)
         starts = self._at[entries]
         _touch(entries, self._hits)
+        # These rows refer to the present buffer. `_shrink` may replace the buffer, but does not change it.
         rows = ByteRows(self._arena, starts, self._length[entries])
         self._shrink()
         return rows
@@ -182,6 +183,7 @@ class RowCache:
         bytes_each = ENTRY_BYTES + np.diff(self._ends[: size + 1]) + self._length[:size]
         keep = np.arange(size)
         if int(bytes_each.sum()) > quota // 2:
+            # Written first, because an entry may be dropped only when the table has its row.
             self.flush()
             keep = np.flatnonzero(self._hits[:size] > 1)
             keep = keep[np.cumsum(bytes_each[keep]) <= quota // 2]
@@ -236,6 +238,7 @@ def _place_rows(
             at[entry] = -1
             length[entry] = 0
         else:
+            # The place of an absent or unknown entry is negative, and so always below the mark.
             if at[entry] < used[1] or length[entry] != lengths[i]:
                 at[entry] = end
                 length[entry] = lengths[i]

@@ -230,6 +230,7 @@ def _of_stored_bytes(type_: pa.DataType, rows: ByteRows, mask: Bytes | None) -> 
         return pa.Array.from_buffers(type_, len(rows), [_validity(mask), pa.py_buffer(ends), pa.py_buffer(data)])
     codec = _children(type_)
     if pt.is_struct(type_):
+        # A null has no bytes, not even a version, so that it is decoded as a missing row.
         rows = ByteRows(rows.data, np.where(rows.lengths > 0, rows.starts, -1), rows.lengths)
         return pa.Array.from_buffers(type_, len(rows), [_validity(mask)], children=codec.decode(rows).columns)
     elements, offsets = unframe(rows)

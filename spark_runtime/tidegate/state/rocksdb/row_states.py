@@ -120,6 +120,7 @@ class RocksMap:
         return join_bytes(ids_of(keys).take(owners), ByteRows.of(*canonical_bytes(map_keys, names)))
 
     def _scan(self, ids: ByteRows) -> tuple[ByteRows, ByteRows, list[int]]:
+        # The scan reads the table, which lacks the changes that are only in the cache.
         self._cells.cache.flush()
         order = ids.order()
         found, rows, counts = self._cells.table.scan_prefixes(ids.take(order).to_list())

@@ -130,4 +130,5 @@ def _time_key(time_us: int) -> bytes:
 
 
 def _end_key(until_us: int) -> bytes | None:
+    # The time after the latest one does not fit into eight bytes.
     return None if until_us >= _LATEST else _time_key(until_us + 1)

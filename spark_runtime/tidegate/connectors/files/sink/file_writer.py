@@ -110,6 +110,7 @@ class FileWriter(SinkWriter):
 
     def _file_of(self, values: PartitionValues) -> EncodedFile:
         """Return the open file of a partition, and make it the last one to be closed."""
+        # Removed here and added again below: a dict keeps the order of insertion, so its first entry is the least used.
         file = self._open.pop(values, None)
         if file is not None and self._cut.reached(file):
             file.close()
@@ -158,11 +159,13 @@ class FileWriter(SinkWriter):
             entries = []
             for file in files:
                 file.start_closing()
+            # All closes begin first: the encoder thread then works while this thread syncs or uploads the files before.
             for file in files:
                 file.finish_closing()
                 entries.append(file.entry())
                 self._make_durable(file)
             if self._local:
+                # The snapshot names the files, so their folder entries must survive a crash before it completes (S7.4).
                 sync_to_disk(self._layout.staging)
             return [Committable(transaction, {"files": entries, **({"replaces": True} if replaces else {})})]
 
@@ -188,6 +191,7 @@ class FileWriter(SinkWriter):
                 self._commit(handle)
                 if self._local:
                     continue  # a rename removed the staged file
+            # Also with a marker, because a crash may have come between the marker and this removal.
             self._remove_staged(handle)
 
     def _is_marked(self, handle: Committable) -> bool:

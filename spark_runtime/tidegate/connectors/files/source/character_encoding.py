@@ -49,6 +49,7 @@ class CharacterEncoding:
         """Convert records, see `Decoder`. For a wide encoding, `text` comes from a stream that is already in UTF-8."""
         if self._is_utf8 or self.is_wide:
             try:
+                # Arrow checks UTF-8 without creating a Python string of the whole text.
                 _as_one_string(text).validate(full=True)
             except pa.ArrowInvalid:
                 raise self._error(text, "utf-8") from None

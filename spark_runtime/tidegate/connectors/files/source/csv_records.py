@@ -85,6 +85,8 @@ class CsvParser:
         """See `TextParser`."""
         try:
             table = self._read(text, self._types)
+        # Few blocks have empty quotes in columns that are not text, so the text is searched for them only after an
+        # error.
         except pa.ArrowInvalid:
             if not self._others:
                 raise
@@ -143,6 +145,7 @@ def read_csv(
     """
     convert: dict[str, Any] = {}
     if types is not None:
+        # For Arrow, an empty list means all columns. One column is enough to count the rows.
         convert = {"column_types": types, "include_columns": list(types) or list(names[:1])}
     return pa_csv.read_csv(
         pa.BufferReader(text),
@@ -181,6 +184,7 @@ def _empty_quotes_as_null(text: bytes, null_values: Sequence[str]) -> tuple[byte
     """
     if "" not in null_values or b'""' not in text:
         return text, null_values
+    # The marker becomes longer until the text does not contain it.
     null = next(mark for mark in (b"\x1a" * length for length in itertools.count(1)) if mark not in text)
     return _QUOTED.sub(lambda match: match[1] or null, text), [*null_values, null.decode()]
 
@@ -198,6 +202,7 @@ def _refuse(name: str, number: str | None, lost: str) -> None:
 
 
 def _one(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    # The empty array gives `concat_arrays` its type if there is no chunk.
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], kind), *column.chunks])
 
 

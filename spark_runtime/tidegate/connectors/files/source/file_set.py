@@ -311,6 +311,7 @@ class FileSet:
             if chunk.bad and self.policy.stops_at_bad:
                 raise refused(path, chunk.bad[0])
             yield chunk
+        # Again at the end, because a change after the last check may have mixed two versions of the file.
         refuse_changed()
 
     def why_unreadable(self, file: FoundFile) -> str:

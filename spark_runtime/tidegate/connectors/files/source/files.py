@@ -211,6 +211,8 @@ def _cut(rows: Sequence[int], wanted_rows: int) -> list[tuple[int, int]]:
     cuts: list[tuple[int, int]] = []
     first, before = 0, 0
     for group, n in enumerate(rows):
+        # A row group belongs to the part that contains its middle row. All numbers are doubled, so that they stay
+        # whole.
         middle_in = (2 * before + n) * parts // (2 * total) if total else 0
         if middle_in > len(cuts) and group > first:
             cuts.append((first, group))
@@ -281,6 +283,7 @@ class FilesReader(SourceReader):
     def snapshot(self) -> Sequence[Split]:
         """Return all splits; the split being read has its position."""
         now = dict(self._splits)
+        # While records are skipped that an earlier run has emitted, only the restored position is valid.
         if self._reading is not None and not self._at.skip:
             now[self._left[0]] = self._current(finished=False)
         return list(now.values())

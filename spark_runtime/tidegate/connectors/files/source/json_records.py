@@ -107,6 +107,7 @@ class JsonParser:
         if self._on_new is not None and not self._is_strict:
             self._look_for_new(text)
         table = self._read(text)
+        # Arrow makes a row of each value if a line has several values.
         if table.num_rows != lines:
             _refuse_others_beside(text)
         if self._keeps_digits and may_lose_digits(text):
@@ -233,6 +234,7 @@ def _infer(text: bytes) -> tuple[pa.Table, bytes]:
     except pa.ArrowInvalid as error:
         if _TOO_BIG not in str(error):
             raise
+    # 0.5 is a float, as is each number that it replaces, so the inferred types stay the same.
     readable = _STRING_OR_POWER.sub(lambda found: found[0] if found[0].startswith(b'"') else b"0.5", text)
     return read_json(readable, None, "infer"), readable
 
@@ -334,6 +336,7 @@ def _refuse_other_values(text: bytes) -> int:
         return 0
     ends = line_ends(text, True)
     begins = np.concatenate([[0], ends[:-1]])
+    # The number of opening marks, also in strings, is an upper bound of the depth. Only lines beyond it are measured.
     opened = np.searchsorted(np.flatnonzero((data | 32) == 123), np.append(begins, len(data)))
     for place in np.flatnonzero(np.diff(opened) > _MAX_DEPTH).tolist():
         if _depth(text[begins[place] : ends[place]]) > _MAX_DEPTH:
@@ -404,4 +407,5 @@ def _reason(error: Exception, text: bytes) -> str:
 
 
 def _one(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    # The empty array gives `concat_arrays` its type if there is no chunk.
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], kind), *column.chunks])

@@ -66,11 +66,13 @@ def _pieces(data: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
 
 
 def _digit_or_point(data: npt.NDArray[np.uint8]) -> Mask:
+    # Smaller bytes wrap around to large ones, so one comparison tests both bounds.
     return ((data - np.uint8(48)) < 10) | (data == 46)
 
 
 def _any_long_run(data: npt.NDArray[np.uint8]) -> bool:
     run = _digit_or_point(data)
+    # Each step doubles the length of the runs that are left: 2, 4, 8, and then `_LONG_CHARACTERS`.
     for step in (1, 2, 4, 8):
         run = run[:-step] & run[step:]
     return bool(run.any())
@@ -115,6 +117,7 @@ def _kept(characters: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64], tex
 
 def _strings(characters: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) -> pa.Array:
     """Return texts of these lengths, cut from consecutive characters."""
+    # Arrow's strings have 32-bit offsets. A block is far below 2 GiB.
     bounds = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=bounds[1:])
     return pa.Array.from_buffers(
@@ -124,6 +127,7 @@ def _strings(characters: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) 
 
 def may_have_leading_zeros(text: bytes) -> bool:
     """Return whether a CSV field may begin with a zero and another digit or an `x`, after blanks, tabs and a sign."""
+    # The masks compare up to two characters before a zero, also at the beginning of the text.
     lines = b"\n\n" + text
     data = np.frombuffer(lines, np.uint8)
     if any(map(_any_leading_zero, _pieces(data))):

@@ -20,6 +20,7 @@ FindEnds = Callable[[bytes, bool], Ends]
 """(text, whether the stream ends with it) -> the position after each whole record and its line end, ascending."""
 
 _LF, _CR, _QUOTE, _COMMA = b'\n\r",'
+# Possessive quantifiers do not backtrack, so the search takes linear time, also if a quotation mark is never closed.
 _FIELD = rb'(?:"(?:[^"]|"")*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+|)'
 _RECORD = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*+(\r\n|\n|\r|\Z)")
 
@@ -71,11 +72,13 @@ def blocks(stream: ByteStream, offset: int, find_ends: FindEnds, block_bytes: in
         if len(ends):
             wanted = block_bytes
         elif over or len(text) >= MAX_RECORD_BYTES:
+            # Only the first line is given up, because whole records may follow it.
             lines = line_ends(text, True)
             yield RecordBlock(offset, text[: lines[0]], lines[:1], torn=True)
             offset, text = offset + int(lines[0]), text[lines[0] :]
             continue
         else:
+            # Doubling limits how often the beginning of a long record is searched again.
             wanted = min(2 * len(text), MAX_RECORD_BYTES)
             continue
         begin = 0
@@ -91,6 +94,8 @@ def line_ends(text: bytes, is_last: bool) -> Ends:
     data = np.frombuffer(text, np.uint8)
     is_end = data == _LF
     if b"\r" in text:
+        # A CR before an LF is no end of its own. A CR at the end of the text may be followed by an LF, unless the
+        # stream ends.
         alone = data == _CR
         alone[:-1] &= ~is_end[1:]
         alone[-1] &= is_last
@@ -114,9 +119,11 @@ def csv_ends(text: bytes, is_last: bool) -> Ends:
     opening = quotes[0::2]
     before = data[np.maximum(opening - 1, 0)]
     opens = (opening == 0) | (before == _COMMA) | (before == _LF) | (before == _CR)
+    # A mark directly after a closing mark is the second half of `""`.
     opens[1:] |= quotes[1:-1:2] + 1 == opening[1:]
     if not opens.all():  # a mark within a value, as in 5" disk: marks do not form pairs
         return _csv_ends_one_by_one(text, is_last)
+    # After an even number of quotation marks, a line end is outside of quotes.
     return lines[np.searchsorted(quotes, lines) % 2 == 0]
 
 

@@ -20,6 +20,7 @@ SKIPPED_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
 """Byte order mark at the start of UTF-8 text."""
 _NO_TEXT = "tidegate.no-text"
+# A lone surrogate is not allowed in UTF-8. The error handler "surrogatepass" writes it all the same.
 codecs.register_error(
     _NO_TEXT, lambda error: ("\udc00", error.end) if isinstance(error, UnicodeDecodeError) else ("", 0)
 )
