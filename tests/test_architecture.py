@@ -30,7 +30,8 @@ CODE_RUNNING_FORMATS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "
 PROVIDER_MAY_IMPORT = ("tidegate.jobs", "tidegate.errors", "tidegate.extras", "tidegate.units", "tidegate.clock")
 
 # Who may ask the clock that people set: times for people, the expiry of commands, the processing time of operators.
-WALL_CLOCK_READERS = {"clock.py", "spark/driver.py", "subtask/deployment.py"}
+# class_archive.py compares the wall clock with the time of a file.
+WALL_CLOCK_READERS = {"clock.py", "spark/class_archive.py", "spark/driver.py", "subtask/deployment.py"}
 
 
 def modules() -> list[Path]:

@@ -8,6 +8,7 @@ handles forks itself.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 
@@ -16,6 +17,8 @@ def main() -> None:
     """Load imports and kernels, then serve PySpark's requests for workers."""
     # Threads do not survive the fork of a worker.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    # Imports create no garbage, and a collection would write to pages that workers could share.
+    gc.disable()
     from pyspark.daemon import manager
 
     from tidegate.spark.kernel_preload import preload_kernels
@@ -23,7 +26,8 @@ def main() -> None:
     importlib.import_module("tidegate.spark.slot_entry")
     importlib.import_module("tidegate.spark.batch.worker_task")
     preload_kernels()
-
+    gc.freeze()
+    gc.enable()
     manager()
 
 

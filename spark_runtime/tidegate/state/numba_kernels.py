@@ -24,6 +24,20 @@ from tidegate.private_cache import private_cache_directory, user_cache
 CACHE_VARIABLE = "NUMBA_CACHE_DIR"
 """Environment variable that names another directory for compiled kernels."""
 
+_TYPES = {
+    "u1": "uint8",
+    "u2": "uint16",
+    "u4": "uint32",
+    "u8": "uint64",
+    "i4": "int32",
+    "i8": "int64",
+    "f8": "float64",
+    "b1": "boolean",
+    "void": "void",
+}
+"""Words of a signature, and numba's names."""
+_compiling = threading.RLock()
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -93,7 +107,6 @@ class Kernel:
 
 
 _kernels: list[Kernel] = []
-_compiling = threading.RLock()
 
 
 def compile_kernels() -> None:
@@ -146,17 +159,3 @@ def _type(numba: Any, word: str) -> Any:
     item, _, array = word.partition("[]")
     type_ = getattr(numba, _TYPES[item])
     return numba.types.Array(type_, 1, "C", readonly=not array) if "[]" in word else type_
-
-
-_TYPES = {
-    "u1": "uint8",
-    "u2": "uint16",
-    "u4": "uint32",
-    "u8": "uint64",
-    "i4": "int32",
-    "i8": "int64",
-    "f8": "float64",
-    "b1": "boolean",
-    "void": "void",
-}
-"""Words of a signature, and numba's names."""
