@@ -127,7 +127,7 @@ def plan_batch(
     if not allow_mode_dependent:
         _refuse_mode_dependent(graph)
     runs = with_partial_aggregates(with_sinks_last(graph))
-    execution = make_execution_plan(runs, parallelism, max_parallelism)
+    execution = make_execution_plan(runs, parallelism, max_parallelism, prunes=False)
     stages: list[Stage] = []
     for chain in execution.chains:
         stage = _stage(runs, chain)
