@@ -1,4 +1,4 @@
-"""Which columns each operator reads of its inputs, given the columns of its output that are read. Pure.
+"""Which columns each operator reads of its inputs, by the columns of its output that are read. Pure.
 
 Only specs of this package are known, by their exact class: a subclass may have an operator of its own. Every other
 operator, and every function of a user, reads all columns. State is never narrower than the pipeline declares it: an
@@ -43,7 +43,7 @@ def columns_needed(spec: OperatorSpec, inputs: Sequence[pa.Schema], wanted: Name
 
 
 def kept_projections(spec: ProjectSpec, wanted: Names) -> tuple[tuple[str, pc.Expression], ...]:
-    """Return the columns of a projection that must be computed: those that are read, and all that are not plain
+    """Return the columns of a projection that must be computed: the read ones, and all that are not plain
     columns, because their computation may fail, and must fail whoever reads it."""
     return tuple(
         (name, expression)
@@ -53,7 +53,8 @@ def kept_projections(spec: ProjectSpec, wanted: Names) -> tuple[tuple[str, pc.Ex
 
 
 def kept_pair_columns(spec: BroadcastJoinSpec, wanted: Names) -> Names:
-    """Return the columns of a pair that must be built: those that are read, and those of the further condition."""
+    """Return the columns of a pair that must be built: the columns that are read, and the columns of the
+    further condition."""
     return wanted if spec.where is None else wanted | _read_by(spec.where, spec.pairs)
 
 

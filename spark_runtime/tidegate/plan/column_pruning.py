@@ -38,8 +38,19 @@ def prune_columns(graph: JobGraph) -> JobGraph:
     return JobGraph(tuple(nodes))
 
 
+def source_columns(graph: JobGraph) -> dict[str, tuple[str, ...]]:
+    """Return uid -> columns that something reads, for the sources of which something reads only a part."""
+    reads = columns_read_by_edge(graph)
+    found: dict[str, tuple[str, ...]] = {}
+    for node in graph.nodes:
+        wanted = _wanted(graph, reads, node)
+        if node.source is not None and not wanted.issuperset(node.schema.names):
+            found[node.uid] = tuple(name for name in node.schema.names if name in wanted)
+    return found
+
+
 def columns_read_by_edge(graph: JobGraph, *, in_time_order: bool = False) -> dict[int, tuple[Names, ...]]:
-    """Return the columns that each edge must carry, by node id, in input order.
+    """Return the columns that each edge must carry, by the number of its reader in the graph, in input order.
 
     They are never none, because a batch without columns has no rows.
 

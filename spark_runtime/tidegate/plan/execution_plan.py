@@ -92,8 +92,8 @@ class ExecutionPlan:
     """Chains in topological order; `chains[i].chain_id == i`.
 
     Attributes:
-        graph: the graph that runs: the user's graph without the columns that nothing reads. Its schemas and those of
-            the chains are narrower than the user's, everything else is equal.
+        graph: the graph that runs: the user's graph without the columns that nothing reads. Its schemas and the
+            chains' schemas are narrower than the user's; everything else is equal.
         parallelism: subtasks of every chain.
         max_parallelism: key groups (S5.1).
         chains: the chains.

@@ -15,6 +15,7 @@ from tidegate.operators.row_specs import FilterSpec
 from tidegate.plan.column_needs import columns_needed
 from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
 from tidegate.plan.graph_document import graph_document
+from tidegate.plan.graph_text import explain_graph
 from tidegate.plan.job_graph import JobGraph
 from tidegate.testing.collect_sink import CollectSink
 
@@ -157,6 +158,15 @@ def test_what_users_and_snapshots_know_of_a_graph_stays() -> None:
     assert graph_document(graph) == before
     assert [chain.nodes for chain in pruned.chains] == [chain.nodes for chain in whole.chains]
     assert whole.graph is graph
+
+
+def test_explain_shows_the_columns_that_are_used() -> None:
+    text = explain_graph(graph_of(lambda x, y: windowed(x)))
+    assert text.count("of which are used") == 1
+    assert "\n            of which are used k, v, ts" in text
+    p = td.Pipeline()
+    unfinished = p.read(td.DataGen(no_rows, SCHEMA, rows=1), uid="left").select("k")
+    assert "are used" not in unfinished.explain()
 
 
 def test_an_operator_that_another_package_derives_from_a_known_one_receives_all_columns() -> None:

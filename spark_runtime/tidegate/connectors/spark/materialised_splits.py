@@ -38,7 +38,7 @@ class MaterialisedReader(SourceReader):
     """Reader of one split after the other, as `FilesReader`."""
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str] | None = None) -> None:
-        """Create the reader. Args: columns: those of the schema that the job uses; None: all."""
+        """Create the reader. Args: columns: columns of the schema that the job uses; None: all."""
         self._schema = schema
         self._columns = columns
         self._reader: FilesReader | None = None
