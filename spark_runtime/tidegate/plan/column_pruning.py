@@ -25,9 +25,9 @@ _PASSES_ROWS = (DeduplicateSpec, FilterSpec, UnionSpec, WatermarkSpec)
 """Specs whose operators emit rows with the columns of their input."""
 
 
-def prune_columns(graph: JobGraph) -> JobGraph:
-    """Return the graph without the columns that nothing reads."""
-    reads = columns_read_by_edge(graph)
+def prune_columns(graph: JobGraph, *, in_time_order: bool = False) -> JobGraph:
+    """Return the graph without the columns that nothing reads. Args: in_time_order: see `columns_read_by_edge`."""
+    reads = columns_read_by_edge(graph, in_time_order=in_time_order)
     nodes: list[Node] = []
     for node in graph.nodes:
         edges = tuple(
@@ -38,9 +38,13 @@ def prune_columns(graph: JobGraph) -> JobGraph:
     return JobGraph(tuple(nodes))
 
 
-def source_columns(graph: JobGraph) -> dict[str, tuple[str, ...]]:
-    """Return uid -> columns that something reads, for the sources of which something reads only a part."""
-    reads = columns_read_by_edge(graph)
+def source_columns(graph: JobGraph, *, in_time_order: bool = False) -> dict[str, tuple[str, ...]]:
+    """Return uid -> columns that something reads, for each source with a column that nothing reads.
+
+    Args:
+        in_time_order: see `columns_read_by_edge`.
+    """
+    reads = columns_read_by_edge(graph, in_time_order=in_time_order)
     found: dict[str, tuple[str, ...]] = {}
     for node in graph.nodes:
         wanted = _wanted(graph, reads, node)

@@ -60,7 +60,8 @@ class SparkRead:
         """Return a description, one line."""
         shown = (name if what == Field(name) else f"{name}={text_of(what)}" for name, what in self.columns)
         where = f" where {' and '.join(map(text_of, self.conditions))}" if self.conditions else ""
-        done = ", ".join(graph.nodes[node_id].uid for node_id in sorted(self.rows.runs))
+        evaluated = (graph.nodes[node_id] for node_id in sorted(self.rows.runs))
+        done = ", ".join(node.uid for node in evaluated if node.spec is not None and not node.spec.part_of)
         return f"{', '.join(shown)}{where}{f', which is all of {done}' if done else ''}"
 
 

@@ -22,9 +22,11 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
-from tidegate.plan import execution_plan
+from tidegate.plan import batch_plan, execution_plan
+from tidegate.plan.batch_plan import plan_batch
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.router import OutputEdge
+from tidegate.testing.batch import InProcessBatch
 from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 from tidegate.testing.in_process_job import InProcessJob
 
@@ -164,6 +166,24 @@ def test_results_are_the_same_with_unread_columns_and_without(name: str, sink: s
     assert results(sink) == wanted
 
 
+@pytest.mark.parametrize("name", OPERATORS)
+def test_batch_gives_the_same_results_with_unread_columns_and_without(
+    name: str, sink: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S8.1."""
+
+    def run() -> Counter[tuple[Any, ...]]:
+        options = {"parallelism": 2, "allow_mode_dependent": True}
+        job = InProcessBatch(pipeline(OPERATORS[name], sink), options, batch_rows=23)
+        job.run()
+        job.commit()
+        return results(sink)
+
+    pruned = run()
+    monkeypatch.setattr(batch_plan, "with_used_columns", lambda graph: graph)
+    assert pruned == run() != Counter()
+
+
 # ------------------------------------------------------------ what is read and sent
 
 
@@ -233,6 +253,31 @@ def test_an_unused_column_is_neither_read_from_parquet_nor_sent(
     assert read_columns == {"k", "v"}
     assert sent_columns["hash"] == {("k", "v")}
     assert results(sink) == Counter({(k, sum(range(k, 1_000, 7))): 1 for k in range(7)})
+
+
+def test_batch_neither_reads_nor_sends_an_unused_column(wide_file: str, sink: str, read_columns: set[str]) -> None:
+    job = InProcessBatch(sums_of(wide_file, sink), {"parallelism": 2})
+    job.run()
+    job.commit()
+    assert read_columns == {"k", "v"}
+    assert results(sink) == Counter({(k, sum(range(k, 1_000, 7))): 1 for k in range(7)})
+
+
+def test_batch_sends_each_reader_its_own_columns() -> None:
+    """S8.1: the source is read once, and each exchange carries the columns of its reader, with the event time."""
+
+    def draw(x: td.Stream, y: td.Stream) -> td.Stream:
+        last = x.group_by("text0").agg(last=td.max_by("v", by="f"), output="final", uid="last")
+        last.write(td.Discard(), uid="last-out")
+        return x.group_by("k").process(First(), schema=SCHEMA_OF_FIRST, uid="process").select("v")
+
+    plan = plan_batch(pipeline(draw, "unused")().build(), 2, 128, allow_mode_dependent=True)
+    by_reader = {plan.graph.nodes[stage.nodes[0]].uid: stage.inputs for stage in plan.stages if stage.inputs}
+    ((given,), (whole,)) = by_reader["last"], by_reader["process"]
+    assert given.exchange == whole.exchange == "hash"
+    assert whole.schema.names == SCHEMA.names
+    assert given.schema.names == ["v", "f", "ts", "text0"]
+    assert given.event_time == ("ts", "ms")
 
 
 def test_a_source_that_reads_all_columns_sends_the_used_ones(
