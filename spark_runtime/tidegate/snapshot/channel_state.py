@@ -150,8 +150,9 @@ def _checked_input(
         if element.schema.names != given.schema.names:
             element = element.select(given.schema.names)
         if not _same_types(element.schema, given.schema):
+            types = ", ".join(f"{field.name}: {field.type}" for field in element.schema)
             raise _schema_mismatch(
-                f"records in flight to input {index} of the operator with other types ({element.schema})", where
+                f"records in flight to input {index} of the operator with other types ({types})", where
             )
     return given, element
 
