@@ -293,7 +293,7 @@ class Run:
                     document, lambda location: open_location(world.store, job.spec, location), job.plan
                 ),
             )
-            return deploy(job.graph, job.plan, deployment, slot, channels)
+            return deploy(job.plan, deployment, slot, channels)
 
         self.slots = [
             SlotProcess(world, self, index, lambda slot, index=index: make(index, slot)) for index in range(PARALLELISM)

@@ -159,6 +159,15 @@ class Source(ABC):
         """
         return self
 
+    def reading_only(self, columns: Sequence[str]) -> Source:
+        """Return the same source, of which the job uses only `columns`, some names of its schema in their order.
+
+        Its readers may then leave out other columns, where this changes nothing else: not the splits, the positions
+        (S4.2), the rows, nor which records are refused. The runtime drops what they emit beyond. The plan calls this;
+        `schema` and `discover` are called on the whole source. The default returns the source itself.
+        """
+        return self
+
     def side_outputs(self) -> Mapping[str, pa.Schema]:
         """Return name -> schema of the side outputs that `PollResult.sides` may hold."""
         return {}

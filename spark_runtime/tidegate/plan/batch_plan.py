@@ -17,6 +17,7 @@ from tidegate.operators.async_specs import AsyncMapSpec
 from tidegate.operators.row_specs import UnionSpec
 from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.operators.time.watermark_specs import TimeUnit
+from tidegate.plan.batch_columns import with_used_columns
 from tidegate.plan.execution_plan import Chain, make_execution_plan
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
 from tidegate.plan.partial_aggregation import merges_partial_rows, with_partial_aggregates
@@ -92,7 +93,8 @@ class BatchPlan:
     """Stages in topological order; `stages[i].stage_id == i`.
 
     Attributes:
-        graph: the graph that runs: nothing reads from a sink, and partial aggregates are added.
+        graph: the graph that runs: nothing reads from a sink, partial aggregates are added, and columns that nothing
+            reads are left out.
         parallelism: subtasks, and Spark partitions, of every stage.
         max_parallelism: key groups (S5.1).
         stages: the stages.
@@ -128,8 +130,8 @@ def plan_batch(
     _refuse_unbounded(graph)
     if not allow_mode_dependent:
         _refuse_mode_dependent(graph)
-    runs = with_partial_aggregates(with_sinks_last(graph))
-    execution = make_execution_plan(runs, parallelism, max_parallelism)
+    runs = with_used_columns(with_partial_aggregates(with_sinks_last(graph)))
+    execution = make_execution_plan(runs, parallelism, max_parallelism, prunes=False)
     stages: list[Stage] = []
     for chain in execution.chains:
         stage = _stage(runs, chain)

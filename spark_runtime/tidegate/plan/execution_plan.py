@@ -14,6 +14,7 @@ import pyarrow as pa
 from tidegate.errors import OptionError, PipelineError
 from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.operators.time.watermark_specs import WatermarkSpec
+from tidegate.plan.column_pruning import prune_columns
 from tidegate.plan.graph_document import schema_text
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
 
@@ -48,7 +49,8 @@ class ChainInput:
 class ChainOutput:
     """One edge from a chain's tail to input `input_index` of `target_chain`.
 
-    It carries every record of the tail's output `output`, and every event. `partitioner`: for `custom`.
+    It carries every record of the tail's output `output`, and every event. `partitioner`: for `custom`. `columns`:
+    columns that it carries; None: all.
     """
 
     target_chain: int
@@ -57,6 +59,7 @@ class ChainOutput:
     keys: tuple[str, ...]
     output: str = MAIN_OUTPUT
     partitioner: Partitioner | None = None
+    columns: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,14 +92,17 @@ class ExecutionPlan:
     """Chains in topological order; `chains[i].chain_id == i`.
 
     Attributes:
+        graph: the graph that runs: the user's graph without the columns that nothing reads. Its schemas and the
+            chains' schemas are narrower than the user's; everything else is equal.
         parallelism: subtasks of every chain.
         max_parallelism: key groups (S5.1).
         chains: the chains.
         channels: number of channels in the whole job; ids are 0 <= id < channels.
         digest: sha256, hex: equal in two processes that planned the same graph: uids, kinds, schemas, exchanges and the
-            two numbers above. Expressions and functions are not included.
+            two numbers above. Expressions, functions, and columns left out are not included.
     """
 
+    graph: JobGraph
     parallelism: int
     max_parallelism: int
     chains: tuple[Chain, ...]
@@ -141,11 +147,16 @@ class ExecutionPlan:
         return "\n".join(lines)
 
 
-def make_execution_plan(graph: JobGraph, parallelism: int, max_parallelism: int) -> ExecutionPlan:
+def make_execution_plan(
+    graph: JobGraph, parallelism: int, max_parallelism: int, *, prunes: bool = True
+) -> ExecutionPlan:
     """Divide the graph into chains, along forward edges whose consumer has one input, and whose producer has one
     consumer and emits its main output there.
 
     Deterministic: driver and slots plan separately and compare digests.
+
+    Args:
+        prunes: leave out the columns that nothing reads. Batch mode does so on its own.
 
     Raises:
         OptionError: not 1 <= parallelism <= max_parallelism.
@@ -157,20 +168,23 @@ def make_execution_plan(graph: JobGraph, parallelism: int, max_parallelism: int)
             cause="each subtask needs at least one of the max_parallelism key groups",
             remedy=f"Set parallelism to 1..{max_parallelism}; max_parallelism can be raised only for a new job",
         )
-    members = _cut_chains(graph)
-    _refuse_alignment_without_source(graph, members)
+    runs = prune_columns(graph) if prunes else graph
+    members = _cut_chains(runs)
+    _refuse_alignment_without_source(runs, members)
     chain_of_tail = {nodes[-1]: chain_id for chain_id, nodes in enumerate(members)}
     outputs: list[list[ChainOutput]] = [[] for _ in members]
     inputs: list[list[ChainInput]] = [[] for _ in members]
     next_channel = 0
     for chain_id, nodes in enumerate(members):
-        for input_index, edge in enumerate(graph.nodes[nodes[0]].inputs):
+        for input_index, edge in enumerate(runs.nodes[nodes[0]].inputs):
             upstream = chain_of_tail[edge.upstream]
-            schema = graph.edge_schema(edge)
+            schema = runs.edge_schema(edge)
             given = ChainInput(input_index, upstream, edge.exchange, edge.keys, schema, next_channel)
             inputs[chain_id].append(given)
             outputs[upstream].append(
-                ChainOutput(chain_id, input_index, edge.exchange, edge.keys, edge.output, edge.partitioner)
+                ChainOutput(
+                    chain_id, input_index, edge.exchange, edge.keys, edge.output, edge.partitioner, edge.columns
+                )
             )
             next_channel += _channel_count(edge.exchange, parallelism)
     if next_channel > MAX_CHANNELS:
@@ -180,10 +194,10 @@ def make_execution_plan(graph: JobGraph, parallelism: int, max_parallelism: int)
             remedy="Lower parallelism, or divide the pipeline into two jobs",
         )
     chains = tuple(
-        _chain(graph, chain_id, nodes, inputs[chain_id], outputs[chain_id]) for chain_id, nodes in enumerate(members)
+        _chain(runs, chain_id, nodes, inputs[chain_id], outputs[chain_id]) for chain_id, nodes in enumerate(members)
     )
     return ExecutionPlan(
-        parallelism, max_parallelism, chains, next_channel, _digest(graph, parallelism, max_parallelism)
+        runs, parallelism, max_parallelism, chains, next_channel, _digest(graph, parallelism, max_parallelism)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidegate.connectors.interface import ReadBySpark
 from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.plan.batch_plan import with_sinks_last
+from tidegate.plan.column_pruning import source_columns
 from tidegate.plan.graph_document import schema_text
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 from tidegate.plan.spark_pushdown import plan_spark_read
@@ -23,32 +24,42 @@ def explain_graph(graph: JobGraph) -> str:
     A node with several readers is described once, and later shown by its uid only.
     """
     read = {edge.upstream for node in graph.nodes for edge in node.inputs}
-    lines: list[str] = []
-    seen: set[int] = set()
+    tree = _Tree(graph)
     for node in graph.nodes:
         if node.node_id not in read:
-            _explain(graph, node, None, "", "", seen, lines)
-    return "\n".join(lines)
+            tree.add(node)
+    return "\n".join(tree.lines)
 
 
-def _explain(
-    graph: JobGraph, node: Node, edge: Edge | None, first: str, rest: str, seen: set[int], lines: list[str]
-) -> None:
-    """Append the node's lines: `first` precedes its own line, `rest` the lines below it."""
-    arrow = _edge_text(edge) if edge is not None else ""
-    if node.node_id in seen:
-        lines.append(f"{first}[{node.uid}] as above{arrow}")
-        return
-    seen.add(node.node_id)
-    lines.append(f"{first}[{node.uid}] {describe_node(node)}{arrow}")
-    below = rest + ("|  " if node.inputs else "   ")
-    lines.append(f"{below}{schema_text(node.schema)}  ({node.location})")
-    if isinstance(node.source, ReadBySpark):
-        lines.append(f"{below}in batch Spark reads {_spark_read_text(graph, node)}")
-    for index, given in enumerate(node.inputs):
-        last = index == len(node.inputs) - 1
-        upstream = graph.nodes[given.upstream]
-        _explain(graph, upstream, given, rest + "+- ", rest + ("   " if last else "|  "), seen, lines)
+class _Tree:
+    """The lines of the trees so far."""
+
+    def __init__(self, graph: JobGraph) -> None:
+        self.lines: list[str] = []
+        self._graph = graph
+        self._seen: set[int] = set()
+        read = {edge.upstream for node in graph.nodes for edge in node.inputs}
+        # While a stream has no reader, nobody knows which columns it will need.
+        is_finished = all(node.sink is not None or node.node_id in read for node in graph.nodes)
+        self._columns = source_columns(graph) if is_finished else {}
+
+    def add(self, node: Node, edge: Edge | None = None, first: str = "", rest: str = "") -> None:
+        """Append the node's lines: `first` precedes its own line, `rest` the lines below it."""
+        arrow = _edge_text(edge) if edge is not None else ""
+        if node.node_id in self._seen:
+            self.lines.append(f"{first}[{node.uid}] as above{arrow}")
+            return
+        self._seen.add(node.node_id)
+        self.lines.append(f"{first}[{node.uid}] {describe_node(node)}{arrow}")
+        below = rest + ("|  " if node.inputs else "   ")
+        self.lines.append(f"{below}{schema_text(node.schema)}  ({node.location})")
+        if node.uid in self._columns:
+            self.lines.append(f"{below}of which are used {', '.join(self._columns[node.uid])}")
+        if isinstance(node.source, ReadBySpark):
+            self.lines.append(f"{below}in batch Spark reads {_spark_read_text(self._graph, node)}")
+        for index, given in enumerate(node.inputs):
+            last = index == len(node.inputs) - 1
+            self.add(self._graph.nodes[given.upstream], given, rest + "+- ", rest + ("   " if last else "|  "))
 
 
 def _spark_read_text(graph: JobGraph, source: Node) -> str:

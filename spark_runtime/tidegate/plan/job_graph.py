@@ -30,6 +30,7 @@ class Edge:
             `rebalance` batches round robin; `custom` by `partitioner`.
         keys: key columns for `hash`.
         output: output of the upstream node that it reads.
+        columns: columns of that output that it carries, in its order; None: all. Set by the planner alone.
     """
 
     upstream: int
@@ -37,6 +38,12 @@ class Edge:
     keys: tuple[str, ...] = ()
     output: str = MAIN_OUTPUT
     partitioner: Partitioner | None = None
+    columns: tuple[str, ...] | None = None
+
+    def schema_from(self, upstream: Node) -> pa.Schema:
+        """Return the schema of the records that the edge carries. Args: upstream: the node that it reads."""
+        emitted = upstream.output_schema(self.output)
+        return emitted if self.columns is None else pa.schema([emitted.field(name) for name in self.columns])
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class JobGraph:
 
     def edge_schema(self, edge: Edge) -> pa.Schema:
         """Return the schema of the records of an edge."""
-        return self.nodes[edge.upstream].output_schema(edge.output)
+        return edge.schema_from(self.nodes[edge.upstream])
 
     def side_outputs_read(self, node_id: int) -> frozenset[str]:
         """Return the names of the node's side outputs that something reads."""

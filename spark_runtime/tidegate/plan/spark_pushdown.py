@@ -8,19 +8,18 @@ downstream find their schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.operators.aggregates.aggregate_specs import BoundAggregate, PartialAggSpec
 from tidegate.operators.row_specs import FilterSpec, ProjectSpec
 from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.operators.time.watermark_specs import WatermarkSpec
-from tidegate.operators.windows.session_specs import SessionAggSpec
-from tidegate.operators.windows.window_specs import PartialWindowSpec, WindowAggSpec
-from tidegate.plan.expression_trees import ColumnRef, columns_read, conjuncts, read_expression
+from tidegate.plan.column_needs import columns_needed
+from tidegate.plan.column_pruning import columns_read_by_edge
+from tidegate.plan.expression_trees import ColumnRef, conjuncts, read_expression
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.pushdown_conditions import Condition, Field, Scope, condition_of, text_of
 
@@ -61,7 +60,8 @@ class SparkRead:
         """Return a description, one line."""
         shown = (name if what == Field(name) else f"{name}={text_of(what)}" for name, what in self.columns)
         where = f" where {' and '.join(map(text_of, self.conditions))}" if self.conditions else ""
-        done = ", ".join(graph.nodes[node_id].uid for node_id in sorted(self.rows.runs))
+        evaluated = (graph.nodes[node_id] for node_id in sorted(self.rows.runs))
+        done = ", ".join(node.uid for node in evaluated if node.spec is not None and not node.spec.part_of)
         return f"{', '.join(shown)}{where}{f', which is all of {done}' if done else ''}"
 
 
@@ -165,58 +165,14 @@ def _sole_consumers(graph: JobGraph, node: Node) -> Iterator[Node]:
 
 def _needed(graph: JobGraph, left: Sequence[Node], tail: Node) -> frozenset[str]:
     """Return the names of the columns that are read from the input of the first operator in `left`."""
-    needed = _read_after(graph, tail)
-    for node in reversed(left):
-        given = graph.nodes[node.inputs[0].upstream].schema
-        if isinstance(node.spec, FilterSpec):
-            needed |= _read_by(node.spec.expression, given)
-        elif isinstance(node.spec, WatermarkSpec):
-            needed |= {node.spec.column}
-        elif isinstance(node.spec, ProjectSpec):
-            needed = _read_by_projection(node.spec, given, needed)
-        elif isinstance(node.spec, PartialWindowSpec):
-            needed = _read_by_window(node.spec.window)
-        elif isinstance(node.spec, PartialAggSpec):
-            needed = _read_by_aggregates(node.spec.keys, node.spec.aggregates)
-        else:
-            needed = frozenset(given.names)
-    return needed
-
-
-def _read_by_projection(spec: ProjectSpec, given: pa.Schema, needed: Iterable[str]) -> frozenset[str]:
-    """Return needed plain columns, and all inputs of computed ones: a computation on nulls could fail."""
-    read: frozenset[str] = frozenset()
-    for name, expression in spec.columns:
-        tree = read_expression(expression)
-        if not isinstance(tree, ColumnRef):
-            read |= _read_by(expression, given)
-        elif name in needed:
-            read |= {tree.name}
-    return read
-
-
-def _read_by(expression: pc.Expression, given: pa.Schema) -> frozenset[str]:
-    read = columns_read(expression, given)
-    return frozenset(given.names) if read is None else read
-
-
-def _read_after(graph: JobGraph, tail: Node) -> frozenset[str]:
-    """Return the columns that the next readers need; windows declare them, all other operators read all."""
+    reads = columns_read_by_edge(graph, in_time_order=True)
     needed = frozenset() if tail.event_time is None else frozenset([tail.event_time[0]])
     for node, index in graph.consumers(tail.node_id):
-        spec = node.spec
-        says = isinstance(spec, WindowAggSpec | SessionAggSpec) and not graph.side_outputs_read(node.node_id)
-        if not says or node.inputs[index].exchange != "hash":
-            return frozenset(tail.schema.names)
-        assert isinstance(spec, WindowAggSpec | SessionAggSpec), "the reader does not declare its columns"
-        needed |= _read_by_window(spec)
+        needed |= reads[node.node_id][index]
+    for node in reversed(left):
+        given = [graph.edge_schema(edge) for edge in node.inputs]
+        if node.spec is None or graph.side_outputs_read(node.node_id):
+            needed = frozenset(given[0].names)
+        else:
+            (needed,) = columns_needed(node.spec, given, needed)
     return needed
-
-
-def _read_by_window(spec: WindowAggSpec | SessionAggSpec) -> frozenset[str]:
-    time = () if spec.time_column is None else (spec.time_column,)
-    return _read_by_aggregates(spec.keys, spec.aggregates).union(time)
-
-
-def _read_by_aggregates(keys: Sequence[str], aggregates: Sequence[BoundAggregate]) -> frozenset[str]:
-    return frozenset([*keys, *(column for aggregate in aggregates for column in aggregate.columns)])

@@ -2,8 +2,9 @@
 
 Each subtask with in-flight data has one part of kind "channel", under the uid of its chain's head. The part has one row
 for each element, in the order of its channel. Rows contain the subtask and the parallelism of the capture, so that
-parts of several subtasks can be combined, and a rescale can distinguish them. A batch contains its schema: if the
-schema no longer fits, the batch is refused and never misread.
+parts of several subtasks can be combined, and a rescale can distinguish them. A batch contains its schema. Columns that
+the pipeline does not read are dropped. If a column is missing or has another type, the batch is refused and never
+misread.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class ReplayInput:
     """One input of a chain's head in the job that restores.
 
     Attributes:
-        schema: schema of its records.
+        schema: the columns that it reads.
         cut: splits records by subtask, for a hash input; None: any subtask may process them.
         may_replay: False for inputs whose records must come from one place, or go to all subtasks.
     """
@@ -111,7 +112,7 @@ def replay_elements(
     replay: list[InFlightElement] = []
     for row in rows:
         element = row["watermark_us"] if row["batch"] is None else _decode(row["batch"], where)
-        given = _checked_input(inputs, row["input"], element, where)
+        given, element = _checked_input(inputs, row["input"], element, where)
         if row["parallelism"] == parallelism:
             if row["subtask"] == subtask:
                 replay.append(InFlightElement(row["input"], row["source"], element))
@@ -132,24 +133,36 @@ def _share(
 
 def _checked_input(
     inputs: Mapping[int, ReplayInput], index: int, element: pa.RecordBatch | int, where: str
-) -> ReplayInput:
+) -> tuple[ReplayInput, pa.RecordBatch | int]:
+    """Return the input and the element, with the columns that the input reads."""
     given = inputs.get(index)
     if given is None or not given.may_replay:
         change = "the pipeline no longer has" if given is None else "is a forward or broadcast input in the pipeline"
         raise _schema_mismatch(f"records in flight to input {index} of the operator, which {change}", where)
-    if isinstance(element, pa.RecordBatch) and not _same_columns(element.schema, given.schema):
-        raise _schema_mismatch(
-            f"records in flight to input {index} of the operator with other columns ({element.schema.names})", where
-        )
-    return given
+    if isinstance(element, pa.RecordBatch):
+        missing = [name for name in given.schema.names if name not in element.schema.names]
+        if missing:
+            raise _schema_mismatch(
+                f"records in flight to input {index} of the operator without the columns {missing}, which the pipeline "
+                f"reads; the records have {element.schema.names}",
+                where,
+            )
+        if element.schema.names != given.schema.names:
+            element = element.select(given.schema.names)
+        if not _same_types(element.schema, given.schema):
+            types = ", ".join(f"{field.name}: {field.type}" for field in element.schema)
+            raise _schema_mismatch(
+                f"records in flight to input {index} of the operator with other types ({types})", where
+            )
+    return given, element
 
 
-def _same_columns(found: pa.Schema, declared: pa.Schema) -> bool:
-    """Return whether names and types are equal, ignoring nullability, also in nested types.
+def _same_types(found: pa.Schema, declared: pa.Schema) -> bool:
+    """Return whether the types of equal columns are equal, ignoring nullability, also in nested types.
 
     A source's batches may differ in nullability from the schema that it declares, and no operator depends on it.
     """
-    return found.names == declared.names and all(
+    return all(
         old == new or _without_nullability(old) == _without_nullability(new)
         for old, new in zip(found.types, declared.types, strict=True)
     )

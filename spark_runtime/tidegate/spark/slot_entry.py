@@ -41,7 +41,6 @@ from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.log_format import set_up
 from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
-from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.location import open_location
 from tidegate.spark.kernel_preload import preload_kernels
@@ -184,13 +183,13 @@ class SlotRuntime:
         try:
             where = f"job {self._parameters.job_id}, slot {self._index} on {socket.gethostname()}"
             check_versions(self._parameters.versions, own_versions(), where)
-            graph, execution = self._build()
+            execution = self._build()
             # Before Hello, from which on the driver expects signs of life: no other thread runs while kernels are
             # compiled.
             preload_kernels()
             self._control.send(Hello(*self._address, os.getpid(), socket.gethostname(), sys.version.split()[0]))
             message = self._mail.take(DEPLOY_TIMEOUT_S)
-            if isinstance(message, Deploy) and self._loop(graph, execution, message):
+            if isinstance(message, Deploy) and self._loop(execution, message):
                 self._control.send(Over())
                 self._await_release()
         except BaseException as error:
@@ -201,7 +200,7 @@ class SlotRuntime:
             if self._slot is not None:
                 self._slot.close()
 
-    def _build(self) -> tuple[JobGraph, ExecutionPlan]:
+    def _build(self) -> ExecutionPlan:
         """Rebuild the pipeline from the pinned artifact: nothing is unpickled."""
         code = os.path.join(self._scratch.path, "artifact")
         unpack_artifact(self._store, self._layout, self._spec.artifact, code)
@@ -222,7 +221,7 @@ class SlotRuntime:
                 remedy="Make build() depend on its arguments alone, and install the same package versions on all "
                 "machines",
             )
-        return graph, execution
+        return execution
 
     def _await_release(self) -> None:
         """Wait until all slots are done: to the others, closed connections of a finished slot would look like a
@@ -232,7 +231,7 @@ class SlotRuntime:
             while not isinstance(self._mail.take(RELEASE_TIMEOUT_S), Cancel):
                 continue
 
-    def _loop(self, graph: JobGraph, execution: ExecutionPlan, message: Deploy) -> bool:
+    def _loop(self, execution: ExecutionPlan, message: Deploy) -> bool:
         """Deploy and run. Returns False if the driver cancelled the run."""
         peers = {peer.slot: (peer.host, peer.port) for peer in message.peers}
         copies = None
@@ -271,7 +270,7 @@ class SlotRuntime:
             state_backend=self._options.state_backend,
             state_memory_bytes=self._options.state_memory_bytes,
         )
-        subtasks = deploy(graph, execution, deployment, slot, self._transport)
+        subtasks = deploy(execution, deployment, slot, self._transport)
         self._control.send(Deployed())
         if not isinstance(self._mail.take(DEPLOY_TIMEOUT_S), Start):
             return False

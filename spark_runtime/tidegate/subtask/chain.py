@@ -42,8 +42,17 @@ class OperatorFailure(Exception):
 class OperatorChain:
     """Run a chain's operators. `index` counts from the head. An empty chain passes everything through."""
 
-    def __init__(self, operators: Sequence[StreamOperator], uids: Sequence[str], subtask: int) -> None:
+    def __init__(
+        self,
+        operators: Sequence[StreamOperator],
+        uids: Sequence[str],
+        subtask: int,
+        columns: Sequence[tuple[str, ...] | None] = (),
+    ) -> None:
+        """Create the chain. Args: columns: for each operator the columns that it receives from the operator, or the
+        source, before it; None: all. Empty: every operator receives all."""
         self.operators = tuple(operators)
+        self._columns = tuple(columns) or (None,) * len(self.operators)
         self._uids = tuple(uids)
         self._subtask = subtask
         self._timed = [
@@ -71,7 +80,7 @@ class OperatorChain:
         if not self.operators:
             yield batch
             return
-        for out in self._guarded(0, self.operators[0].process(batch, input_index)):
+        for out in self._guarded(0, self.operators[0].process(self._received(0, batch), input_index)):
             yield from self._through(1, out)
 
     def watermark(self, time_us: int) -> Iterator[Output]:
@@ -219,8 +228,15 @@ class OperatorChain:
             if operator.forwards_end() if is_end else operator.forwards_watermarks():
                 yield from self._through(index + 1, element)
         else:
-            for out in self._guarded(index, operator.process(element, 0)):
+            for out in self._guarded(index, operator.process(self._received(index, element), 0)):
                 yield from self._through(index + 1, out)
+
+    def _received(self, index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = self._columns[index]
+        try:
+            return batch if columns is None else batch.select(columns)
+        except KeyError as error:  # a source emits other columns than it declares
+            raise OperatorFailure(self._uids[index], self._subtask, error) from error
 
     def _guarded(self, index: int, emission: Iterable[Output]) -> Iterator[Output]:
         before, self._at = self._at, index

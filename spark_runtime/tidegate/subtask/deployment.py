@@ -22,7 +22,7 @@ from tidegate.operators.processes.process_specs import KeyedProcessSpec, Process
 from tidegate.operators.stream_operator import OperatorContext, StartRequests, StreamOperator
 from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.plan.execution_plan import Chain, ChainInput, ChainOutput, ExecutionPlan
-from tidegate.plan.job_graph import JobGraph, Node
+from tidegate.plan.job_graph import Node
 from tidegate.snapshot.channel_state import Cut, InFlightElement, ReplayInput, replay_elements
 from tidegate.state.keys.key_hash import partition_hash
 from tidegate.subtask.alignment import AlignmentMode
@@ -124,7 +124,6 @@ class _Channels:
 
 
 def deploy(
-    graph: JobGraph,
     plan: ExecutionPlan,
     deployment: Deployment,
     host: SubtaskHost,
@@ -142,15 +141,14 @@ def deploy(
     if deployment.restored is not None:
         host.restored_files(deployment.restored.files)
     places = [(chain, index) for chain in reversed(plan.chains) for index in deployment.indices]
-    in_flight = [_in_flight(graph, plan, chain, index, deployment.restored) for chain, index in places]
+    in_flight = [_in_flight(plan, chain, index, deployment.restored) for chain, index in places]
     return [
-        _deploy_subtask(graph, plan, chain, index, deployment, host, channels, replay)
+        _deploy_subtask(plan, chain, index, deployment, host, channels, replay)
         for (chain, index), replay in zip(places, in_flight, strict=True)
     ]
 
 
 def _deploy_subtask(
-    graph: JobGraph,
     plan: ExecutionPlan,
     chain: Chain,
     index: int,
@@ -159,20 +157,23 @@ def _deploy_subtask(
     channels: _Channels,
     replay: Sequence[InFlightElement],
 ) -> Subtask:
-    restored = deployment.restored
+    graph, restored = plan.graph, deployment.restored
     finished = restored is not None and (chain.chain_id, index) in restored.finished
     nodes = [graph.nodes[n] for n in chain.nodes]
     operators: list[StreamOperator] = []
     uids: list[str] = []
     contexts: list[OperatorContext] = []
+    columns: list[tuple[str, ...] | None] = []
     for node in nodes:
         # A finished operator runs no user code (S6.2). Sinks are still opened, because they commit what is permitted.
         if node.source is not None or (finished and node.sink is None):
             continue
-        context = _context(graph, plan, node, index, deployment, host)
+        context = _context(plan, node, index, deployment, host)
         operators.append(_open_operator(node, bool(graph.consumers(node.node_id)), index, context, restored))
         contexts.append(context)
         uids.append(node.uid)
+        # The head's columns were selected where its channels begin.
+        columns.append(None if node is nodes[0] else node.inputs[0].columns)
     source = None
     if nodes[0].source is not None:
         place = SourceContext(nodes[0].uid, index, plan.parallelism, host.wake)
@@ -182,7 +183,7 @@ def _deploy_subtask(
         source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms, group, read)
         if not finished:
             source.start(_splits(nodes[0].uid, index, deployment))
-    router = _router(graph, plan, chain, index, channels)
+    router = _router(plan, chain, index, channels)
     if source is not None:
         router.announce_split(source.turn)
     head = nodes[0].spec
@@ -191,7 +192,7 @@ def _deploy_subtask(
     never_overtaken = any(given.exchange not in REPLAYABLE_KINDS for given in chain.inputs)
     return Subtask(
         (chain.chain_id, index),
-        OperatorChain(operators, uids, index),
+        OperatorChain(operators, uids, index, columns),
         uids,
         ports,
         router,
@@ -212,9 +213,8 @@ def _splits(uid: str, index: int, deployment: Deployment) -> list[Any]:
     return [split_from_json(document) for document in deployment.splits.get(uid, {}).get(index, ())]
 
 
-def _context(
-    graph: JobGraph, plan: ExecutionPlan, node: Node, index: int, deployment: Deployment, host: SubtaskHost
-) -> OperatorContext:
+def _context(plan: ExecutionPlan, node: Node, index: int, deployment: Deployment, host: SubtaskHost) -> OperatorContext:
+    graph = plan.graph
     scratch = os.path.join(deployment.scratch, f"n{node.node_id}-{index}") if deployment.scratch else ""
     if scratch:
         os.makedirs(scratch, exist_ok=True)
@@ -295,9 +295,7 @@ def _input_ports(
     return ports
 
 
-def _in_flight(
-    graph: JobGraph, plan: ExecutionPlan, chain: Chain, index: int, restored: RestoredState | None
-) -> list[InFlightElement]:
+def _in_flight(plan: ExecutionPlan, chain: Chain, index: int, restored: RestoredState | None) -> list[InFlightElement]:
     """Return the elements that were in flight to this subtask when the snapshot was taken (S3.7)."""
     if restored is None:
         return []
@@ -307,7 +305,7 @@ def _in_flight(
     }
     replay: list[InFlightElement] = []
     for position, node_id in enumerate(chain.nodes):
-        uid = graph.nodes[node_id].uid
+        uid = plan.graph.nodes[node_id].uid
         parts = restored.parts.get((uid, index), ())
         mine = inputs if position == 0 else {}
         replay += replay_elements(parts, mine, index, plan.parallelism, where=f"operator {uid!r}, subtask {index}")
@@ -331,7 +329,7 @@ def _cut(plan: ExecutionPlan, edge: ChainInput | ChainOutput) -> Cut | None:
     )
 
 
-def _announces_splits(graph: JobGraph, plan: ExecutionPlan, out: ChainOutput) -> bool:
+def _announces_splits(plan: ExecutionPlan, out: ChainOutput) -> bool:
     """Return whether an operator downstream creates watermarks per split.
 
     It must receive all its input through forward edges from a single source.
@@ -339,11 +337,11 @@ def _announces_splits(graph: JobGraph, plan: ExecutionPlan, out: ChainOutput) ->
     target = plan.chains[out.target_chain]
     if out.exchange != "forward" or len(target.inputs) > 1:
         return False
-    makes_watermarks = any(isinstance(graph.nodes[n].spec, WatermarkSpec) for n in target.nodes)
-    return makes_watermarks or any(_announces_splits(graph, plan, further) for further in target.outputs)
+    makes_watermarks = any(isinstance(plan.graph.nodes[n].spec, WatermarkSpec) for n in target.nodes)
+    return makes_watermarks or any(_announces_splits(plan, further) for further in target.outputs)
 
 
-def _router(graph: JobGraph, plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) -> Router:
+def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) -> Router:
     edges: list[OutputEdge] = []
     for out in chain.outputs:
         targets = [index] if out.exchange == "forward" else range(plan.parallelism)
@@ -353,8 +351,8 @@ def _router(graph: JobGraph, plan: ExecutionPlan, chain: Chain, index: int, chan
         ]
         cut = _cut(plan, out)
         if out.partitioner is not None:
-            reader = graph.nodes[plan.chains[out.target_chain].nodes[0]].uid
+            reader = plan.graph.nodes[plan.chains[out.target_chain].nodes[0]].uid
             cut = partition_batch(out.partitioner, plan.parallelism, reader, index)
-        in_turn, tells_splits = out.exchange == "rebalance", _announces_splits(graph, plan, out)
-        edges.append(OutputEdge(ends, cut, in_turn, out.output, index % len(ends), tells_splits))
+        in_turn, tells_splits = out.exchange == "rebalance", _announces_splits(plan, out)
+        edges.append(OutputEdge(ends, cut, in_turn, out.output, index % len(ends), tells_splits, out.columns))
     return Router(edges)

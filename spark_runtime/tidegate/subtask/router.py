@@ -29,6 +29,7 @@ class OutputEdge:
         output: name of the chain's output whose records it sends.
         first: channel with which `rebalance` begins; it differs between senders.
         tells_splits: its reader needs to know the split of the source.
+        columns: columns that it carries; None: all. Other columns are dropped before the batch is divided.
     """
 
     channels: Sequence[OutputChannel]
@@ -37,6 +38,7 @@ class OutputEdge:
     output: str = MAIN_OUTPUT
     first: int = 0
     tells_splits: bool = False
+    columns: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         self._next = self.first
@@ -53,16 +55,18 @@ class OutputEdge:
         if not isinstance(element, pa.RecordBatch):
             for channel in self.channels:
                 channel.send(element)
-        elif self.partition is not None:
-            for channel, part in zip(self.channels, self.partition(element), strict=True):
+            return
+        batch = element if self.columns is None else element.select(self.columns)
+        if self.partition is not None:
+            for channel, part in zip(self.channels, self.partition(batch), strict=True):
                 if part is not None and part.num_rows:
                     channel.send(part)
         elif self.round_robin:
-            self.channels[self._next].send(element)
+            self.channels[self._next].send(batch)
             self._next = (self._next + 1) % len(self.channels)
         else:
             for channel in self.channels:
-                channel.send(element)
+                channel.send(batch)
 
 
 @dataclass

@@ -38,7 +38,6 @@ from tidegate.jobs.stores.store_registry import open_store
 from tidegate.operators.stream_operator import StartRequests
 from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
 from tidegate.plan.graph_document import graph_document
-from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.location import open_location
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.slot import LoopSignal, Slot
@@ -152,9 +151,7 @@ class InProcessJob:
         return InProcessRun(self, self._spec, self.generation_log)
 
 
-def _built_job(
-    owner: InProcessJob, spec: Spec, generation_log: GenerationLog
-) -> tuple[DriverJob, JobGraph, ExecutionPlan]:
+def _built_job(owner: InProcessJob, spec: Spec, generation_log: GenerationLog) -> tuple[DriverJob, ExecutionPlan]:
     """Build the job as a new driver does: the graph is built and pinned, and planned."""
     options = JobOptions.from_mapping(spec.options)
     schemas = schemas_in_effect(owner.store, owner.layout, spec, owner.specs, owner.log)
@@ -179,7 +176,7 @@ def _built_job(
         now_iso=owner.now_iso,
         specs=lambda: owner.specs,
     )
-    return job, graph, execution
+    return job, execution
 
 
 class InProcessRun:
@@ -190,7 +187,7 @@ class InProcessRun:
         self.writers = InlineExecutor()
         self._to_driver: list[SlotMessage] = []
         self._retired: list[str] = []
-        job, graph, execution = _built_job(owner, spec, generation_log)
+        job, execution = _built_job(owner, spec, generation_log)
         if owner.last_job is not None and owner.last_job.generation_log is generation_log:
             job = owner.last_job  # a driver that restarts its job keeps its record of deleted snapshots
         self._job = owner.last_job = job
@@ -203,7 +200,7 @@ class InProcessRun:
         self.run = self._new_run(run_id, restore, splits, commit_only)
         self.slot = self._new_slot(run_id)
         deployment = self._deployment(run_id, execution, restore, splits, commit_only)
-        self._subtasks = deploy(graph, execution, deployment, self.slot, None)
+        self._subtasks = deploy(execution, deployment, self.slot, None)
         self.slot.start(self._subtasks)
         self._deliver()
 

@@ -130,7 +130,7 @@ class RunOfSlots:
             )
             document = {index: restore.for_slot(index)} if restore is not None else {}
             make = partial(deployment, index, slot, document)
-            slot.launch(job.graph, job.plan, make, transport.of(slot), options.state_size_threshold_bytes)
+            slot.launch(job.plan, make, transport.of(slot), options.state_size_threshold_bytes)
 
     def _on_arrival(self, slot: SlotProcess, message: SlotMessage) -> None:
         self._post("message", (slot, message))

@@ -26,7 +26,6 @@ from tidegate.channel.control.protocol import (
 from tidegate.channel.ports import InputChannel, OutputChannel
 from tidegate.errors import StoreError
 from tidegate.plan.execution_plan import ExecutionPlan
-from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.handles import OpenLocation
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
@@ -180,7 +179,6 @@ class SlotProcess:
 
     def launch(
         self,
-        graph: JobGraph,
         plan: ExecutionPlan,
         make: Callable[[], Deployment],
         channels: SlotTransport,
@@ -205,7 +203,7 @@ class SlotProcess:
                     wake=_Wake(self.wake),
                     input_steps=INPUT_STEPS[self._phase_ms % len(INPUT_STEPS)],
                 )
-                self._deployed = deploy(graph, plan, deployment, self._slot, channels)
+                self._deployed = deploy(plan, deployment, self._slot, channels)
             except Exception as error:
                 self._fail(error)
                 return

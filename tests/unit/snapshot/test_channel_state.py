@@ -117,7 +117,8 @@ def test_other_parts_of_the_operator_are_left_alone() -> None:
     [
         ({}, "input 0 of the operator, which the pipeline no longer has"),
         ({0: ReplayInput(SCHEMA, may_replay=False)}, "forward or broadcast"),
-        ({0: ReplayInput(pa.schema([("k", pa.string())]))}, r"other columns \(\['k', 'n'\]\)"),
+        ({0: ReplayInput(pa.schema([("k", pa.string())]))}, r"other types \(k: int64\)"),
+        ({0: ReplayInput(SCHEMA.append(pa.field("m", pa.int64())))}, r"without the columns \['m'\].*\['k', 'n'\]"),
     ],
 )
 def test_a_pipeline_that_cannot_take_the_records_is_refused_with_operator_and_remedy(
@@ -145,9 +146,23 @@ def test_records_that_differ_from_the_declared_schema_in_nullability_alone_come_
     inputs = {0: ReplayInput(declared, cut(parallelism) if parallelism > 1 else None)}
     replays = [replay_elements([part], inputs, index, parallelism, where="x") for index in range(parallelism)]
     assert [e.element.to_pylist() for replay in replays for e in replay] == [[{"k": 1, "l": [2]}]]  # type: ignore[union-attr]
-    for other in (declared.set(1, pa.field("l", pa.list_(pa.int32()))), declared.set(1, pa.field("m", pa.int64()))):
-        with pytest.raises(SnapshotError, match="other columns"):
+    changes = {
+        "other types": declared.set(1, pa.field("l", pa.list_(pa.int32()))),
+        "without the columns": declared.set(1, pa.field("m", pa.int64())),
+    }
+    for message, other in changes.items():
+        with pytest.raises(SnapshotError, match=message):
             replay_elements([part], {0: ReplayInput(other)}, 0, 1, where="x")
+
+
+def test_columns_that_the_pipeline_does_not_read_are_dropped() -> None:
+    """S3.7, S5.5: also columns between others, before the rows are divided."""
+    given = pa.record_batch({"a": ["x"], "k": [1], "b": [None], "n": [2]})
+    part = stored(channel_part([InFlightElement(0, 0, given)], 0, 1))
+    for parallelism in (1, 2):
+        inputs = {0: ReplayInput(SCHEMA, cut(parallelism) if parallelism > 1 else None)}
+        replays = [replay_elements([part], inputs, index, parallelism, where="x") for index in range(parallelism)]
+        assert [e.element.to_pydict() for replay in replays for e in replay] == [{"k": [1], "n": [2]}]  # type: ignore[union-attr]
 
 
 def test_dictionaries_and_empty_columns_survive() -> None:

@@ -78,7 +78,9 @@ def windowed() -> BatchPlan:
     """A source, and windows by key."""
     p = Pipeline()
     source = p.read(DataGen(numbered_rows(300), KEYED_ROWS, rows=10), uid="numbers").with_watermark("ts", "0 s")
-    source.group_by("k").window(tumbling("1 s")).agg(n=collect("ts"), uid="w").write(Discard(), uid="out")
+    source.group_by("k").window(tumbling("1 s")).agg(n=collect("ts"), m=collect("v"), uid="w").write(
+        Discard(), uid="out"
+    )
     return plan_batch(p.build(), 2, 128)
 
 

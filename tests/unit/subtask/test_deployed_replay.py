@@ -68,7 +68,7 @@ def deployed(
         restored=RestoredState(CommitPermit(1, 1, 1), parts, ()),
         unaligned_after_ms=unaligned_after_ms,
     )
-    subtasks = deploy(graph, execution, deployment, slot, None)
+    subtasks = deploy(execution, deployment, slot, None)
     heads = {chain.chain_id: graph.nodes[chain.nodes[0]].uid for chain in execution.chains}
     return {(heads[s.subtask[0]], s.subtask[1]): s for s in subtasks}
 
@@ -134,7 +134,8 @@ def test_at_another_parallelism_every_row_goes_to_the_owner_of_its_key() -> None
 @pytest.mark.parametrize(
     ("uid", "element", "message"),
     [
-        ("windows", pa.record_batch({"k": pa.array([1], pa.int64())}), "other columns"),
+        ("windows", pa.record_batch({"k": pa.array([1], pa.int64())}), r"without the columns \['ts'\]"),
+        ("windows", joined(1).set_column(0, "k", pa.array(["1"])), "with other types"),
         ("out", joined(1), "input 0 of the operator, which the pipeline no longer has"),
         ("join", joined(1), "forward or broadcast"),
     ],

@@ -47,7 +47,7 @@ def shares(draw: Callable[[td.Pipeline], td.Stream], state_backend: Any = "heap"
     )
     operators = [
         o
-        for subtask in deploy(graph, make_execution_plan(graph, 2, 16), deployment, slot, None)
+        for subtask in deploy(make_execution_plan(graph, 2, 16), deployment, slot, None)
         for o in operators_of(subtask)
     ]
     for operator in operators:

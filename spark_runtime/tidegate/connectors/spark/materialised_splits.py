@@ -37,14 +37,17 @@ def splits_of_files(
 class MaterialisedReader(SourceReader):
     """Reader of one split after the other, as `FilesReader`."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, columns: Sequence[str] | None = None) -> None:
+        """Create the reader. Args: columns: columns of the schema that the job uses; None: all."""
         self._schema = schema
+        self._columns = columns
         self._reader: FilesReader | None = None
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Accept splits; no file is opened yet."""
-        self._reader = FilesReader(_file_set(self._schema, splits)) if splits else None
-        if self._reader is not None:
+        if splits:
+            files = _file_set(self._schema, splits)
+            self._reader = FilesReader(files if self._columns is None else files.reading_only(self._columns))
             self._reader.add_splits(splits)
 
     def poll(self, now_ms: int) -> PollResult:

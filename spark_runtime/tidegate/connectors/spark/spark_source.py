@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
@@ -41,6 +42,7 @@ class SparkSource(Source):
                 remedy='Pass schema=pa.schema([("id", pa.int64()), ...])',
             )
         self._schema = schema
+        self._used: tuple[str, ...] | None = None
 
     @property
     def boundedness(self) -> Boundedness:
@@ -69,7 +71,13 @@ class SparkSource(Source):
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
         """Return a reader of the files that the driver wrote."""
-        return MaterialisedReader(self._schema)
+        return MaterialisedReader(self._schema, self._used)
+
+    def reading_only(self, columns: Sequence[str]) -> Self:
+        """Return the same source; its readers read only these columns of the files that the driver wrote."""
+        other = copy.copy(self)
+        other._used = tuple(columns)
+        return other
 
     def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
         """Return the splits whose rows are missing in the job directory."""

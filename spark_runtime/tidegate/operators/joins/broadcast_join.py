@@ -15,6 +15,7 @@ from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, concat_batches
 from tidegate.operators.joins.join_specs import BUILD_SIDE, BroadcastJoinSpec
 from tidegate.operators.joins.joined_columns import Condition
+from tidegate.operators.joins.left_out_columns import note_left_out, without_left_out
 from tidegate.operators.joins.matched_pairs import pair_rows
 from tidegate.operators.restored_parts import single_part
 from tidegate.operators.stream_operator import Output, StreamOperator
@@ -200,6 +201,9 @@ class BroadcastJoin(StreamOperator):
                 rows = part.table
                 if OWNER_COLUMN in rows.column_names:  # the first version wrote no owners
                     rows = rows.drop_columns(OWNER_COLUMN)
+                where = f"operator {self.ctx.uid!r}, state {part.name!r}"
+                names, left_out = self._spec.left_schema.names, self._spec.left_out
+                rows = without_left_out(rows, names, left_out, renamed, where)
                 table = single_part(replace(part, table=rows), self._spec.left_schema, self.ctx.uid, renamed).table
                 self._buffered.extend(_batches(table, self._spec.left_schema))
             elif part.name == "held":
@@ -217,7 +221,7 @@ class BroadcastJoin(StreamOperator):
     def _buffered_table(self, buffered: Sequence[pa.RecordBatch]) -> pa.Table:
         table = pa.Table.from_batches(buffered, schema=self._spec.left_schema)
         owners = pa.array(np.full(table.num_rows, self.ctx.subtask, np.int32))
-        return table.append_column(OWNER_COLUMN, owners)
+        return note_left_out(table.append_column(OWNER_COLUMN, owners), self._spec.left_out)
 
     def _complete(self) -> Iterator[Output]:
         if self._build is not None:

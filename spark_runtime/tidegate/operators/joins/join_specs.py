@@ -56,6 +56,7 @@ class BroadcastJoinSpec(OperatorSpec):
         right_on: key columns of the build side; None: the same names as on the probe side.
         added: (build column, its name in a pair) for the build columns of a pair; None: all that are not keys.
         where: further condition, over the columns of a pair; null counts as false.
+        left_out: columns of the probe side that nothing reads. `left_schema` and `schema` do not contain them.
     """
 
     on: tuple[str, ...]
@@ -67,6 +68,7 @@ class BroadcastJoinSpec(OperatorSpec):
     right_on: tuple[str, ...] | None = None
     added: tuple[tuple[str, str], ...] | None = None
     where: pc.Expression | None = field(default=None, compare=False)
+    left_out: tuple[str, ...] = ()
 
     @property
     def build_keys(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,8 +111,8 @@ class FileFormat(Protocol):
         """Yield the records after position `at` (`Chunk.at`, 0: the start) of row groups [first, last) or the whole
         file.
 
-        Batches have exactly the schema `columns.emitted` and at most `MAX_BATCH_ROWS` rows. Columns are matched by
-        name.
+        Batches have the schema `columns.emitted`, of a Parquet file `columns.read`, and at most `MAX_BATCH_ROWS` rows.
+        Columns are matched by name.
 
         Args:
             on_difference: receives what the file lacks or has beyond the schema; may raise. It is called before the
@@ -176,14 +177,14 @@ class ParquetFormat:
                 )
             if groups is None or groups[0] == 0:  # once per file
                 on_difference(path, missing=unlike.missing, new=unlike.new)
-            present = [name for name in columns.emitted.names if name in file.schema_arrow.names]
+            present = [name for name in columns.read.names if name in file.schema_arrow.names]
             read = file.iter_batches(MAX_BATCH_ROWS, row_groups=list(range(first, last)), columns=present)
             for batch in read:
                 begin = min(batch.num_rows, max(0, at - row))
                 rows = batch.num_rows - begin
                 row += batch.num_rows
                 if rows:
-                    wanted = _to_schema(batch.slice(begin), columns.emitted)
+                    wanted = _to_schema(batch.slice(begin), columns.read)
                     yield _checked(wanted, row, before + row - rows)
             if row < at:
                 raise truncated_file_error(path, row, at)
@@ -396,7 +397,7 @@ def _checked(batch: pa.RecordBatch, at: int, first_row: int) -> Chunk:
             good.append(part)
         except pa.ArrowInvalid as error:
             if end - begin == 1:
-                bad.append(BadRecord(first_row + begin, _decode_error(part), one_line(error)))
+                bad.append(BadRecord(first_row + begin, _decode_error(part), _reason(error, part.schema)))
                 return
             middle = (begin + end) // 2
             halves(begin, middle)
@@ -404,6 +405,11 @@ def _checked(batch: pa.RecordBatch, at: int, first_row: int) -> Chunk:
 
     halves(0, batch.num_rows)
     return Chunk(pa.concat_batches(good) if good else batch.slice(0, 0), tuple(bad), at)
+
+
+def _reason(error: pa.ArrowInvalid, schema: pa.Schema) -> str:
+    """Return Arrow's text with the column's name: its number depends on which columns the job reads."""
+    return re.sub(r"^In column (\d+)", lambda found: f"in column {schema.names[int(found[1])]!r}", one_line(error))
 
 
 def _decode_error(row: pa.RecordBatch) -> bytes:

@@ -72,14 +72,16 @@ class FileSchema:
     """Columns of a set of files.
 
     Attributes:
-        emitted: schema of the records.
+        emitted: schema of the records. Files are compared with it, and records of text are checked against it.
         known: schema of all columns that are not new in a file; includes the columns of `emitted`.
         inferred: the types were found in the first file, so they must keep every digit of other files, too.
+        read: columns of `emitted` that batches of a Parquet file have. The job uses no others.
     """
 
     emitted: pa.Schema
     known: pa.Schema
     inferred: bool
+    read: pa.Schema
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ class FileSet:
         self._known_files: list[FoundFile] | None = None
         self._known_columns: FileSchema | None = None
         self._found: FoundSchema | None = None
+        self._used: frozenset[str] | None = None
         self._from = "schema="
 
     def describe(self) -> str:
@@ -159,7 +160,25 @@ class FileSet:
                     remedy="Name existing columns in columns=",
                 )
             emitted = pa.schema([whole.field(name) for name in self._columns])
-        return FileSchema(emitted, whole, inferred=self._given_schema is None)
+        return FileSchema(emitted, whole, inferred=self._given_schema is None, read=self._read_of(emitted))
+
+    def _read_of(self, emitted: pa.Schema) -> pa.Schema:
+        """Return the columns that must be read of a Parquet file.
+
+        If bad records are not to fail the job, text is read whether it is used or not: where it is not valid UTF-8, the
+        record is bad, and must be left out.
+        """
+        if self._used is None:
+            return emitted
+        checks_text = not self.policy.stops_at_bad
+        used = [field for field in emitted if field.name in self._used or (checks_text and _may_hold_text(field.type))]
+        return pa.schema(used)
+
+    def reading_only(self, columns: Sequence[str]) -> FileSet:
+        """See `Source.reading_only`. Text formats read all columns: another one may show that a record is bad."""
+        other = copy.copy(self)
+        other._used, other._known_columns = frozenset(columns), None
+        return other
 
     def _inferred(self) -> FoundSchema:
         """Return the schema of the first file that has a record."""
@@ -327,6 +346,10 @@ class FileSet:
     def _at(self, file: FoundFile) -> tuple[Any, str]:
         url = self.urls[min(file.given, len(self.urls) - 1)]
         return open_filesystem(url, self._storage_options)[0], file.path
+
+
+def _may_hold_text(kind: pa.DataType) -> bool:
+    return pa.types.is_nested(kind) or not pa.types.is_primitive(kind)
 
 
 def _refused(filesystem: AbstractFileSystem, file: FoundFile) -> PipelineError | None:

@@ -160,6 +160,12 @@ class Files(Source):
         other._files = self._files.with_found_schema(found)
         return other
 
+    def reading_only(self, columns: Sequence[str]) -> Self:
+        """Return the same source; its readers read only these columns of Parquet files. See `FileSet.reading_only`."""
+        other = copy.copy(self)
+        other._files = self._files.reading_only(columns)
+        return other
+
     def side_outputs(self) -> Mapping[str, pa.Schema]:
         """Return `bad_records` with `on_bad_record="dead_letter"`."""
         return self._files.side_outputs()
