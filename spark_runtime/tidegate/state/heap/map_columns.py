@@ -133,6 +133,7 @@ class HeapMap(HeapState):
         is_new = self.entries_of(keys)[mine] < 0
         entries = self.find_or_add(keys, mine)
         self.table.values.arrays[_HEAD][entries[is_new]] = -1
+        assert pairs.columns is not None, "pairs have canonical bytes"
         rows = self._rows.add(pairs, missing, pairs.columns.columns, keys.groups[owners])
         if self._rows.cells.capacity > self._links.shape[1]:
             links = np.zeros((3, self._rows.cells.capacity), np.int32)

@@ -35,6 +35,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.errors import PipelineError
+from tidegate.state.byte_words import address_of, copy_bytes, store_half, store_word
 from tidegate.state.keys.decimal_keys import decimal_bytes
 from tidegate.state.keys.key_types import KEY_TYPES_TEXT, is_text_type, stored_array
 from tidegate.state.keys.key_types import is_fixed_key_type as is_fixed_key_type
@@ -182,6 +183,11 @@ def canonical_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> tuple[Byte
 
 def key_array(batch: pa.RecordBatch, name: str) -> pa.Array:
     """Return column `name` of `batch`, in its stored type. Raises PipelineError if the type cannot be a key."""
+    return stored_array(key_column(batch, name))
+
+
+def key_column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """Return column `name` of `batch` as it is. Raises PipelineError if the type cannot be a key."""
     array = batch.column(name)
     if not is_key_type(array.type):
         raise PipelineError(
@@ -189,7 +195,7 @@ def key_array(batch: pa.RecordBatch, name: str) -> pa.Array:
             cause=f"keys can be {KEY_TYPES_TEXT}",
             remedy=f"Cast {name!r} to one of these types first",
         )
-    return stored_array(array)
+    return array
 
 
 def raw_values(array: pa.Array) -> Int64s:
@@ -248,31 +254,28 @@ def _add_variable_lengths(tags: Any, source: Any, offsets: Any) -> None:
 
 @kernel("void(u1[], i8[], u1[]!, i8[]!)")
 def _write_fixed(tags: Any, values: Any, data: Any, cursor: Any) -> None:
+    base = address_of(data)
     for i in range(len(tags)):
         at = cursor[i]
         data[at] = tags[i]
         at += 1
         if tags[i]:
-            value = np.uint64(values[i])
-            for j in range(8):
-                data[at + j] = np.uint8(value >> np.uint64(8 * j))
+            store_word(base + at, np.uint64(values[i]))
             at += 8
         cursor[i] = at
 
 
 @kernel("void(u1[], i8[], u1[], u1[]!, i8[]!)")
 def _write_variable(tags: Any, offsets: Any, source: Any, data: Any, cursor: Any) -> None:
+    base, read = address_of(data), address_of(source)
     for i in range(len(tags)):
         at = cursor[i]
         data[at] = tags[i]
         at += 1
         if tags[i]:
-            start = offsets[i]
-            length = offsets[i + 1] - start
-            for j in range(4):
-                data[at + j] = np.uint8(np.uint64(length) >> np.uint64(8 * j))
+            length = offsets[i + 1] - offsets[i]
+            store_half(base + at, np.uint64(length))
             at += 4
-            for j in range(length):
-                data[at + j] = source[start + j]
+            copy_bytes(read + offsets[i], base + at, length)
             at += length
         cursor[i] = at
