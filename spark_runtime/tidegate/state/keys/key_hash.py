@@ -13,7 +13,7 @@ import pyarrow.types as pt
 
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.state.byte_words import AHEAD_BYTES, address_of, prefetch
-from tidegate.state.keys.key_bytes import canonical_bytes, fixed_column, is_fixed_key_type, key_column
+from tidegate.state.keys.key_bytes import fixed_column, hashed_bytes, is_fixed_key_type, key_column
 from tidegate.state.keys.key_types import stored_array, stored_type
 from tidegate.state.keys.text_keys import is_ranged, text_keys
 from tidegate.state.keys.xxh64 import avalanche, begin_short, mix_1, mix_8, xxh64
@@ -43,16 +43,14 @@ def hash_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> Hashes:
     """
     if len(columns) == 1 and is_ranged((first := key_column(batch, columns[0])).type):
         return text_keys(first)[1]
+    if len(columns) > 1 or not is_fixed_key_type(stored_type(first.type)):
+        return hashed_bytes(batch, columns)[2]
     out = np.empty(batch.num_rows, np.uint64)
-    if len(columns) == 1 and is_fixed_key_type(stored_type(first.type)):
-        column = fixed_column(stored_array(first))
-        if column.tags is None:
-            _hash_fixed(column.values, column.tag, out)
-        else:
-            _hash_tagged(column.tags, column.values, out)
+    column = fixed_column(stored_array(first))
+    if column.tags is None:
+        _hash_fixed(column.values, column.tag, out)
     else:
-        data, offsets = canonical_bytes(batch, columns)
-        hash_rows(data, offsets, out)
+        _hash_tagged(column.tags, column.values, out)
     return out
 
 

@@ -20,15 +20,15 @@ from tidegate.state.byte_words import gather_bytes
 from tidegate.state.keys.key_bytes import (
     Bytes,
     Int64s,
-    canonical_bytes,
     fixed_array,
+    hashed_bytes,
     is_fixed_key_type,
     key_array,
     key_column,
     raw_values,
     valid_mask,
 )
-from tidegate.state.keys.key_hash import Hashes, hash_rows
+from tidegate.state.keys.key_hash import Hashes
 from tidegate.state.keys.key_index_kernels import (
     FREE,
     MAX_ENTRIES,
@@ -132,9 +132,7 @@ class KeyReader:
             return BytesKeys(texts.data, texts.starts, texts.ends, hashes, None)
         arrays = [key_array(batch, name) for name in self._columns]
         keys = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        data, offsets = canonical_bytes(keys, self._columns)
-        hashes = np.empty(batch.num_rows, np.uint64)
-        hash_rows(data, offsets, hashes)
+        data, offsets, hashes = hashed_bytes(keys, self._columns)
         return BytesKeys(data, offsets[:-1], offsets[1:], hashes, keys)
 
     def new_index(self, expected: int = 0) -> KeyIndex:
