@@ -58,6 +58,10 @@ class FixedKeys:
     values: Int64s
     valid: Bytes | None
 
+    def rows(self, numbers: Int64s) -> FixedKeys:
+        """Return the keys of these rows."""
+        return FixedKeys(self.values[numbers], None if self.valid is None else self.valid[numbers])
+
 
 @dataclass(frozen=True)
 class BytesKeys:
@@ -74,6 +78,11 @@ class BytesKeys:
     ends: Int64s
     hashes: Hashes
     columns: pa.RecordBatch | None
+
+    def rows(self, numbers: Int64s) -> BytesKeys:
+        """Return the keys of these rows."""
+        columns = None if self.columns is None else self.columns.take(pa.array(numbers))
+        return BytesKeys(self.data, self.starts[numbers], self.ends[numbers], self.hashes[numbers], columns)
 
 
 Keys: TypeAlias = FixedKeys | BytesKeys
