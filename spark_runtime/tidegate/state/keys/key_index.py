@@ -69,7 +69,7 @@ class BytesKeys:
 
     Attributes:
         hashes: xxh64 of the canonical bytes.
-        columns: key columns from which canonical bytes were read; None: the bytes are those of text or binary, and a
+        columns: key columns from which canonical bytes were read; None: the bytes are plain text or binary, and a
             null is empty, but has another hash.
     """
 

@@ -34,7 +34,7 @@ def slot_of(h: Any, mask: Any) -> Any:
 
 @inlined
 def prefetch_entry(far: Any, middle: Any, near: Any, slots_at: Any, bounds_at: Any, held: Any, mask: Any) -> None:
-    """Ask for the memory of three later rows, given by their hashes: the slot, the bounds and the bytes of an entry.
+    """Request memory for three later rows: the slot of hash `far`, the bounds of `middle`, the bytes of `near`.
 
     Each needs the one before, which was requested some rows ago. Most keys are in the first slot, so no other is tried.
     """

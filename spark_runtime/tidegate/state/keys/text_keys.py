@@ -89,7 +89,7 @@ def text_keys(array: pa.Array) -> tuple[TextRanges, Hashes]:
 def text_array(type_: pa.DataType, ends: Int64s, hashes: Hashes, data: Bytes) -> pa.Array:
     """Return an array of texts that follow one another in `data`: text i is data[ends[i]:ends[i + 1]].
 
-    No copy of the text. A text is null where it is empty and its hash is that of null.
+    No copy of the text. A text is null where it is empty and its hash is `NULL_HASH`.
 
     Raises:
         pa.ArrowInvalid: the texts have more than 2 GiB, and `type_` is not a large type.
