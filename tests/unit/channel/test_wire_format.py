@@ -127,6 +127,28 @@ def test_dictionary_columns_travel_with_their_dictionaries() -> None:
     assert wire_format.decode_batch(flags, payload, batch.schema).equals(batch)
 
 
+@pytest.mark.parametrize("index_type", [pa.int16(), pa.uint16(), pa.int64()], ids=str)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_part_of_a_batch_travels_with_the_values_it_uses(index_type: pa.DataType, ordered: bool) -> None:
+    dictionary = pa.array([f"value {i}" * 20 for i in range(1_100)])
+    indices = pa.array([999, 3, None, 3, 50, 0], index_type)
+    words = pa.DictionaryArray.from_arrays(indices, dictionary, ordered=ordered)
+    whole = pa.record_batch({"w": words, "n": pa.array(range(6))})
+    for part in (whole, whole.slice(1, 3), whole.slice(2, 1), whole.slice(0, 0)):
+        flags, payload = wire_format.encode_batch(part)
+        assert payload.size < 5_000
+        read = wire_format.decode_batch(flags, payload, whole.schema)
+        assert read.schema == whole.schema and read.to_pylist() == part.to_pylist()
+        held = read.column("w").dictionary.to_pylist()
+        assert held == [text for text in dictionary.to_pylist() if text in part.column("w").to_pylist()]
+
+
+def test_a_dictionary_of_views_travels_whole() -> None:
+    words = pa.DictionaryArray.from_arrays(pa.array([1]), pa.array([f"{i}" for i in range(1_100)], pa.string_view()))
+    batch = pa.record_batch({"w": words})
+    assert wire_format.decode_batch(*wire_format.encode_batch(batch), batch.schema).equals(batch)
+
+
 def test_a_damaged_batch_is_refused() -> None:
     batch = pa.record_batch({"a": pa.array([1], pa.int64())})
     _, payload = wire_format.encode_batch(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import struct
 
 import numpy as np
@@ -170,6 +171,37 @@ def test_a_key_hashes_alike_in_every_batch_and_slice(pairs: list[tuple[int | Non
         whole = hash_keys(batch, columns).tolist()
         assert whole == [model_xxh64(row) for row in rows(batch, *columns)]
         assert hash_keys(batch.slice(start), columns).tolist() == whole[start:]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data(), st.integers(0, 150), st.integers(0, 5))
+def test_the_bytes_of_several_columns_are_those_of_each_one_after_the_other(
+    data: st.DataObject, count: int, start: int
+) -> None:
+    """S5.1."""
+    kinds: dict[str, tuple[pa.DataType, st.SearchStrategy[object]]] = {
+        "int": (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
+        "unsigned": (pa.uint64(), st.sampled_from([0, 7, 2**63, 2**64 - 1])),
+        "float": (pa.float32(), st.sampled_from([0.0, -0.0, 1.5, float("nan")])),
+        "nanos": (pa.timestamp("ns"), st.sampled_from([1500, 2000])),
+        "text": (pa.string(), st.text("ab", max_size=40)),
+        "bytes": (pa.large_binary(), st.binary(max_size=3)),
+        "fixed": (pa.binary(2), st.binary(min_size=2, max_size=2)),
+        "number": (pa.decimal128(9, 2), st.sampled_from([decimal.Decimal("1.50"), decimal.Decimal("-0.01")])),
+    }
+    columns = data.draw(st.lists(st.sampled_from(sorted(kinds)), min_size=2, max_size=5, unique=True))
+    picks = data.draw(st.randoms(use_true_random=False))
+    arrays = []
+    for name in columns:
+        type_, values = kinds[name]
+        some = [None, *data.draw(st.lists(values, min_size=1, max_size=6))][data.draw(st.integers(0, 1)) :]
+        arrays.append(pa.array([picks.choice(some) for _ in range(count)], type_))
+    batch = pa.record_batch(arrays, names=columns).slice(start)
+    single = [rows(batch, name) for name in columns]
+    together = rows(batch, *columns)
+    assert together == [b"".join(parts) for parts in zip(*single, strict=True)]
+    assert hash_keys(batch, columns).tolist() == [model_xxh64(row) for row in together]
+    assert [hash_keys(batch, [n]).tolist() for n in columns] == [[model_xxh64(r) for r in one] for one in single]
 
 
 def test_a_column_that_cannot_be_a_key_is_refused_by_name() -> None:

@@ -10,6 +10,7 @@ import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import (
@@ -30,6 +31,8 @@ MAX_FRAME_BYTES = 256 * 2**20
 """Largest payload of a frame with a record batch."""
 MAX_EVENT_BYTES = 64
 """Largest payload of all other frames."""
+SPARE_VALUES = 1024
+"""Values more than rows from which a dictionary is cut to the used values. Less would cost more than to send them."""
 SEQUENCES = 2**32
 NO_CHANNEL = 2**32 - 1
 """Channel id of frames that concern the connection."""
@@ -187,6 +190,7 @@ def encode_batch(batch: pa.RecordBatch) -> tuple[int, pa.Buffer]:
     # A single IPC message of Arrow does not contain dictionaries, so these batches need a whole stream.
     if any(_has_dictionary(field.type) for field in batch.schema):
         sink = pa.BufferOutputStream()
+        batch = _with_used_values(batch)
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
         flags, payload = FLAG_STREAM, sink.getvalue()
@@ -218,6 +222,31 @@ def decode_batch(flags: int, payload: pa.Buffer, schema: pa.Schema) -> pa.Record
             where=f"{payload.size:,} bytes",
             cause=str(error),
         ) from error
+
+
+def _with_used_values(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with only the used values in dictionaries with `SPARE_VALUES`, in the same order.
+
+    A part of a larger batch shares its dictionary, which every message would carry whole.
+    """
+    arrays = list(batch.columns)
+    for i, array in enumerate(arrays):
+        if not _has_spare_values(array):
+            continue
+        indices = array.indices
+        used = np.zeros(len(array.dictionary), np.bool_)
+        used[indices.drop_null().to_numpy()] = True
+        numbers = pa.array(np.maximum(np.cumsum(used) - 1, 0)).cast(indices.type)
+        values = array.dictionary.filter(pa.array(used))
+        arrays[i] = pa.DictionaryArray.from_arrays(numbers.take(indices), values, ordered=array.type.ordered)
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
+def _has_spare_values(array: pa.Array) -> bool:
+    if not pa.types.is_dictionary(array.type) or len(array.dictionary) < len(array) + SPARE_VALUES:
+        return False
+    is_view = pa.types.is_string_view(array.type.value_type) or pa.types.is_binary_view(array.type.value_type)
+    return not is_view  # pyarrow cannot filter views
 
 
 def _has_dictionary(data_type: pa.DataType) -> bool:

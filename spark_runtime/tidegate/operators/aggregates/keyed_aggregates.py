@@ -137,7 +137,7 @@ class KeyedAggregates:
 
     def keys_of(self, entries: Entries) -> pa.RecordBatch:
         """Return the key columns of these entries."""
-        return self.keys(0, self._index.size).take(pa.array(entries))
+        return self._index.key_columns_of(entries)
 
     def open(self, keys: pa.RecordBatch) -> None:
         """Create entries without rows for these keys."""

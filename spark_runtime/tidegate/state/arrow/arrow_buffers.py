@@ -88,15 +88,6 @@ def expand_ranges(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64])
     return out
 
 
-def gather_bytes(
-    source: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint8]:
-    """Return the bytes of each range of `source`, one range after the other."""
-    out = np.empty(int(lengths.sum()), np.uint8)
-    _gather(source, starts, lengths, out)
-    return out
-
-
 def bitmap(valid: npt.NDArray[Any]) -> pa.Buffer | None:
     """Return Arrow's validity bitmap of zeros and non-zeros; None if all are valid."""
     return None if valid.all() else pa.py_buffer(np.packbits(valid != 0, bitorder="little"))
@@ -125,14 +116,4 @@ def _expand(starts: Any, lengths: Any, out: Any) -> None:
     for i in range(len(starts)):
         for j in range(lengths[i]):
             out[at] = starts[i] + j
-            at += 1
-
-
-@kernel("void(u1[], i8[], i8[], u1[]!)")
-def _gather(source: Any, starts: Any, lengths: Any, out: Any) -> None:
-    at = 0
-    for i in range(len(starts)):
-        start = starts[i]
-        for j in range(lengths[i]):
-            out[at] = source[start + j]
             at += 1

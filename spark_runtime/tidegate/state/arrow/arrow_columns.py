@@ -23,13 +23,13 @@ from tidegate.state.arrow.arrow_buffers import (
     expand_ranges,
     fixed_column_array,
     fixed_width,
-    gather_bytes,
     has_offsets,
     is_binary_like,
     ranged_array,
     ranges_of,
     raw_fixed,
 )
+from tidegate.state.byte_words import gather_bytes
 from tidegate.state.copy_on_write import Arrays, CopyOnWriteArrays
 from tidegate.state.keys.key_bytes import valid_mask
 

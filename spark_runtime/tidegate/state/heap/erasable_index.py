@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.state.arrow.arrow_buffers import gather_bytes
+from tidegate.state.byte_words import address_of, gather_bytes, same_bytes
 from tidegate.state.copy_on_write import Entries
 from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.keys.key_index import MAX_ENTRIES, BytesKeys, FixedKeys, KeyReader
-from tidegate.state.keys.key_index_kernels import find_fixed, same_bytes, slot_of
+from tidegate.state.keys.key_index import BytesKeys, FixedKeys, KeyReader
+from tidegate.state.keys.key_index_kernels import MAX_ENTRIES, find_fixed, slot_of
 from tidegate.state.numba_kernels import kernel
 
 MIN_CAPACITY = 64
@@ -152,15 +152,17 @@ class ErasableBytes(_Slots):
         out = np.empty(len(keys.hashes), np.int32)
         known = self._known.view(np.uint64)
         find_ranges(
-            keys.data, keys.offsets, keys.hashes, self._slots, known, self._starts, self._lengths, self._bytes, out
-        )
+            keys.data, keys.starts, keys.ends, keys.hashes,
+            self._slots, known, self._starts, self._lengths, self._bytes, out,
+        )  # fmt: skip
         return out
 
     def add(self, keys: BytesKeys, rows: Int64s) -> Entries:
         """See `ErasableIndex`."""
         entries = self._allocate(len(rows))
-        lengths = keys.offsets[rows + 1] - keys.offsets[rows]
-        data = gather_bytes(keys.data, keys.offsets[rows], lengths)
+        starts = keys.starts[rows]
+        lengths = keys.ends[rows] - starts
+        data = gather_bytes(keys.data, starts, lengths)
         self._make_room(len(data))
         self._bytes[self._used : self._used + len(data)] = data
         self._starts[entries] = self._used + np.cumsum(lengths) - lengths
@@ -233,11 +235,21 @@ def erase_entries(known: Any, entries: Any, slots: Any) -> None:
         slots[gap] = np.int32(-1)
 
 
-@kernel("void(u1[], i8[], u8[], i4[], u8[], i8[], i8[], u1[], i4[]!)")
+@kernel("void(u1[], i8[], i8[], u8[], i4[], u8[], i8[], i8[], u1[], i4[]!)")
 def find_ranges(
-    data: Any, offsets: Any, hashes: Any, slots: Any, known: Any, starts: Any, lengths: Any, held: Any, out: Any
+    data: Any,
+    row_starts: Any,
+    row_ends: Any,
+    hashes: Any,
+    slots: Any,
+    known: Any,
+    starts: Any,
+    lengths: Any,
+    held: Any,
+    out: Any,
 ) -> None:
     """Write the entry of each row's bytes, or -1; entry e has held[starts[e]:starts[e] + lengths[e]]."""
+    read, held_at = address_of(data), address_of(held)
     mask = len(slots) - 1
     for i in range(len(hashes)):
         h = hashes[i]
@@ -245,7 +257,8 @@ def find_ranges(
         entry = slots[at]
         while entry >= 0 and not (
             known[entry] == h
-            and same_bytes(data, offsets[i], offsets[i + 1], held, starts[entry], starts[entry] + lengths[entry])
+            and lengths[entry] == row_ends[i] - row_starts[i]
+            and same_bytes(read + row_starts[i], held_at + starts[entry], lengths[entry])
         ):
             at = (at + 1) & mask
             entry = slots[at]

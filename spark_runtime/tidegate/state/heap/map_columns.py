@@ -136,6 +136,7 @@ class HeapMap(HeapState):
         entries = self.find_or_add(keys, mine)
         # A reused entry still has the head of the key that had it before.
         self.table.values.arrays[_HEAD][entries[is_new]] = -1
+        assert pairs.columns is not None, "pairs have canonical bytes"
         rows = self._rows.add(pairs, missing, pairs.columns.columns, keys.groups[owners])
         if self._rows.cells.capacity > self._links.shape[1]:
             links = np.zeros((3, self._rows.cells.capacity), np.int32)

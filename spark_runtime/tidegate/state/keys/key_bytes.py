@@ -35,6 +35,17 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.errors import PipelineError
+from tidegate.state.byte_words import (
+    AHEAD_BYTES,
+    address_of,
+    copy_bytes,
+    load_byte,
+    load_word,
+    prefetch,
+    store_byte,
+    store_half,
+    store_word,
+)
 from tidegate.state.keys.decimal_keys import decimal_bytes
 from tidegate.state.keys.key_types import KEY_TYPES_TEXT, is_text_type, stored_array
 from tidegate.state.keys.key_types import is_fixed_key_type as is_fixed_key_type
@@ -43,6 +54,7 @@ from tidegate.state.keys.stored_values import Int64s as Int64s
 from tidegate.state.keys.stored_values import fixed_values as fixed_values
 from tidegate.state.keys.stored_values import valid_mask as valid_mask
 from tidegate.state.keys.stored_values import width_of
+from tidegate.state.keys.xxh64 import xxh64
 from tidegate.state.numba_kernels import kernel
 
 NULL_TAG = 0x00
@@ -62,6 +74,8 @@ BINARY_TAG = 0x11
 DECIMAL_TAG = 0x12
 NANOSECOND_TAGS = (NANOSECOND_TAG, TIME_NANOSECOND_TAG, DURATION_NANOSECOND_TAG)
 
+HASHED_ROWS = 64
+"""Rows that are written before they are hashed: a read of bytes that several stores have just written would wait."""
 CANONICAL_NAN_BITS = 0x7FF8000000000000
 
 Bytes = npt.NDArray[np.uint8]
@@ -84,9 +98,14 @@ class FixedKeyColumn:
 
 @dataclass(frozen=True)
 class VariableColumn:
-    """A key column of strings or bytes: row i is data[offsets[i]:offsets[i + 1]], unless tags[i] is the tag of null."""
+    """A key column of strings or bytes: row i is data[offsets[i]:offsets[i + 1]], unless tags[i] is the tag of null.
 
-    tags: Bytes
+    Attributes:
+        tag, tags: as in `FixedKeyColumn`.
+    """
+
+    tag: int
+    tags: Bytes | None
     offsets: Int64s
     data: Bytes
 
@@ -129,21 +148,19 @@ def variable_column(array: pa.Array) -> VariableColumn:
     if pt.is_decimal(array.type):
         valid = valid_mask(array)
         data, offsets = decimal_bytes(array, valid)
-        return VariableColumn(np.where(valid, np.uint8(DECIMAL_TAG), np.uint8(NULL_TAG)), offsets, data)
+        return VariableColumn(DECIMAL_TAG, np.where(valid, np.uint8(DECIMAL_TAG), np.uint8(NULL_TAG)), offsets, data)
     tag = STRING_TAG if is_text_type(array.type) else BINARY_TAG
     if pt.is_fixed_size_binary(array.type):
         array = array.cast(pa.binary())
-    tags = np.full(len(array), tag, np.uint8)
-    if array.null_count:
-        tags[~valid_mask(array)] = NULL_TAG
+    tags = np.where(valid_mask(array), np.uint8(tag), np.uint8(NULL_TAG)) if array.null_count else None
     wide = pt.is_large_string(array.type) or pt.is_large_binary(array.type)
     _, offsets_buffer, data_buffer = array.buffers()
     if offsets_buffer is None or not len(array):
-        return VariableColumn(tags, np.zeros(len(array) + 1, np.int64), np.zeros(0, np.uint8))
+        return VariableColumn(tag, tags, np.zeros(len(array) + 1, np.int64), np.zeros(0, np.uint8))
     dtype = np.dtype(np.int64 if wide else np.int32)
     offsets = np.frombuffer(offsets_buffer, dtype, len(array) + 1, array.offset * dtype.itemsize).astype(np.int64)
     data = np.zeros(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
-    return VariableColumn(tags, offsets, data)
+    return VariableColumn(tag, tags, offsets, data)
 
 
 def canonical_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> tuple[Bytes, Int64s]:
@@ -159,31 +176,41 @@ def canonical_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> tuple[Byte
     Raises:
         PipelineError: a column's type cannot be a key.
     """
+    return _written(batch, columns, np.zeros(0, np.uint64))
+
+
+def hashed_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> tuple[Bytes, Int64s, npt.NDArray[np.uint64]]:
+    """Return data and offsets as `canonical_bytes` does, and xxh64 of each row's bytes. Args and errors: the same."""
+    hashes = np.empty(batch.num_rows, np.uint64)
+    return *_written(batch, columns, hashes), hashes
+
+
+def _written(batch: pa.RecordBatch, columns: Sequence[str], hashes: npt.NDArray[np.uint64]) -> tuple[Bytes, Int64s]:
+    """Return canonical bytes and offsets, and write `hashes` unless they are empty."""
     arrays = [key_array(batch, name) for name in columns]
     parts = [fixed_column(a) if is_fixed_key_type(a.type) else variable_column(a) for a in arrays]
-    offsets = np.zeros(batch.num_rows + 1, np.int64)
+    rows, room = batch.num_rows, 0
+    places: list[int] = []
     for part in parts:
+        tags = 0 if part.tags is None else part.tags.ctypes.data
         if isinstance(part, VariableColumn):
-            _add_variable_lengths(part.tags, part.offsets, offsets)
-        elif part.tags is None:
-            # The tag and eight bytes.
-            offsets[1:] += 9
+            places += [tags, part.tag, 0, part.offsets.ctypes.data, part.data.ctypes.data]
+            room += 5 * rows + int(part.offsets[-1] - part.offsets[0])
         else:
-            _add_fixed_lengths(part.tags, offsets)
-    np.cumsum(offsets, out=offsets)
-    data = np.empty(int(offsets[-1]), np.uint8)
-    cursor = offsets[:-1].copy()
-    for part in parts:
-        if isinstance(part, VariableColumn):
-            _write_variable(part.tags, part.offsets, part.data, data, cursor)
-        else:
-            tags = part.tags if part.tags is not None else np.full(batch.num_rows, part.tag, np.uint8)
-            _write_fixed(tags, part.values, data, cursor)
-    return data, offsets
+            places += [tags, part.tag, part.values.ctypes.data, 0, 0]
+            room += 9 * rows
+    data, offsets = np.empty(room, np.uint8), np.zeros(rows + 1, np.int64)
+    _write_rows(np.array(places, np.int64), data, offsets, hashes)
+    return data[: offsets[-1]], offsets
 
 
 def key_array(batch: pa.RecordBatch, name: str) -> pa.Array:
     """Return column `name` of `batch`, in its stored type. Raises PipelineError if the type cannot be a key."""
+    return stored_array(key_column(batch, name))
+
+
+def key_column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """Return column `name` of `batch` as it is. Raises PipelineError if the type cannot be a key."""
     array = batch.column(name)
     if not is_key_type(array.type):
         raise PipelineError(
@@ -191,7 +218,7 @@ def key_array(batch: pa.RecordBatch, name: str) -> pa.Array:
             cause=f"keys can be {KEY_TYPES_TEXT}",
             remedy=f"Cast {name!r} to one of these types first",
         )
-    return stored_array(array)
+    return array
 
 
 def raw_values(array: pa.Array) -> Int64s:
@@ -237,45 +264,35 @@ def _normalised_floats(array: pa.Array) -> Int64s:
     return bits
 
 
-@kernel("void(u1[], i8[]!)")
-def _add_fixed_lengths(tags: Any, offsets: Any) -> None:
-    for i in range(len(tags)):
-        offsets[i + 1] += 9 if tags[i] else 1
+@kernel("void(i8[], u1[]!, i8[]!, u8[]!)")
+def _write_rows(parts: Any, data: Any, offsets: Any, hashes: Any) -> None:
+    """Write the bytes of each row, their offsets and, unless `hashes` is empty, their hashes.
 
-
-@kernel("void(u1[], i8[], i8[]!)")
-def _add_variable_lengths(tags: Any, source: Any, offsets: Any) -> None:
-    for i in range(len(tags)):
-        offsets[i + 1] += 5 + source[i + 1] - source[i] if tags[i] else 1
-
-
-@kernel("void(u1[], i8[], u1[]!, i8[]!)")
-def _write_fixed(tags: Any, values: Any, data: Any, cursor: Any) -> None:
-    for i in range(len(tags)):
-        at = cursor[i]
-        data[at] = tags[i]
-        at += 1
-        if tags[i]:
-            value = np.uint64(values[i])
-            for j in range(8):
-                data[at + j] = np.uint8(value >> np.uint64(8 * j))
-            at += 8
-        cursor[i] = at
-
-
-@kernel("void(u1[], i8[], u1[], u1[]!, i8[]!)")
-def _write_variable(tags: Any, offsets: Any, source: Any, data: Any, cursor: Any) -> None:
-    for i in range(len(tags)):
-        at = cursor[i]
-        data[at] = tags[i]
-        at += 1
-        if tags[i]:
-            start = offsets[i]
-            length = offsets[i + 1] - start
-            for j in range(4):
-                data[at + j] = np.uint8(np.uint64(length) >> np.uint64(8 * j))
-            at += 4
-            for j in range(length):
-                data[at + j] = source[start + j]
-            at += length
-        cursor[i] = at
+    Args:
+        parts: five numbers for each column: the address of the tags or 0, the tag of all rows if that is 0, the address
+            of the values or 0, and if that is 0 the addresses of the offsets and of the bytes.
+    """
+    base = address_of(data)
+    rows = len(offsets) - 1
+    at = base
+    for first in range(0, rows, HASHED_ROWS):
+        end = min(first + HASHED_ROWS, rows)
+        for i in range(first, end):
+            for p in range(0, len(parts), 5):
+                tag = load_byte(parts[p] + i) if parts[p] else np.uint64(parts[p + 1])
+                store_byte(at, tag)
+                at += 1
+                if tag and parts[p + 2]:
+                    store_word(at, load_word(parts[p + 2] + 8 * i))
+                    at += 8
+                elif tag:
+                    start = np.int64(load_word(parts[p + 3] + 8 * i))
+                    length = np.int64(load_word(parts[p + 3] + 8 * i + 8)) - start
+                    prefetch(parts[p + 4] + start + AHEAD_BYTES)
+                    store_half(at, np.uint64(length))
+                    copy_bytes(parts[p + 4] + start, at + 4, length)
+                    at += 4 + length
+            offsets[i + 1] = at - base
+        if len(hashes):
+            for i in range(first, end):
+                hashes[i] = xxh64(base + offsets[i], offsets[i + 1] - offsets[i])

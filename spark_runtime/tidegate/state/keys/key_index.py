@@ -1,8 +1,8 @@
 """Open-addressing indexes from keys to dense entry numbers 0, 1, 2, ... in order of first occurrence.
 
 State per key is kept in plain columns indexed by entry number. `FixedIndex` is for one key column of eight bytes a row,
-`BytesIndex` for all other keys; both implement `KeyIndex`. Not safe for several threads. A snapshot writer may use the
-result of `freeze` while the index continues to change.
+`TextIndex` for one of text or binary, `BytesIndex` for all other keys; all implement `KeyIndex`.
+Not safe for several threads. A snapshot writer may use the result of `freeze` while the index continues to change.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
+from tidegate.state.byte_words import gather_bytes
 from tidegate.state.keys.key_bytes import (
     Bytes,
     Int64s,
-    canonical_bytes,
     fixed_array,
+    hashed_bytes,
     is_fixed_key_type,
     key_array,
+    key_column,
     raw_values,
     valid_mask,
 )
-from tidegate.state.keys.key_hash import hash_rows
+from tidegate.state.keys.key_hash import Hashes
 from tidegate.state.keys.key_index_kernels import (
+    FREE,
+    MAX_ENTRIES,
     add_bytes,
     add_fixed,
     add_fixed_or_null,
@@ -37,13 +41,12 @@ from tidegate.state.keys.key_index_kernels import (
     find_fixed,
 )
 from tidegate.state.keys.key_types import stored_field
+from tidegate.state.keys.text_keys import is_ranged, text_array, text_keys
 
 Entries = npt.NDArray[np.int32]
 
 MIN_ENTRIES = 32
 """Number of entries that a new index has room for."""
-MAX_ENTRIES = 2**30
-"""Most entries of an index: entry numbers are int32."""
 FrozenKeys: TypeAlias = Callable[[int, int], pa.RecordBatch]
 """Returns the key columns of entries start..stop; for any thread."""
 
@@ -55,22 +58,38 @@ class FixedKeys:
     values: Int64s
     valid: Bytes | None
 
+    def rows(self, numbers: Int64s) -> FixedKeys:
+        """Return the keys of these rows."""
+        return FixedKeys(self.values[numbers], None if self.valid is None else self.valid[numbers])
+
 
 @dataclass(frozen=True)
 class BytesKeys:
-    """Keys of a batch as canonical bytes, with their hashes and the key columns they were read from."""
+    """Keys of a batch as bytes: row i is data[starts[i]:ends[i]].
+
+    Attributes:
+        hashes: xxh64 of the canonical bytes.
+        columns: key columns from which canonical bytes were read; None: the bytes are plain text or binary, and a
+            null is empty, but has another hash.
+    """
 
     data: Bytes
-    offsets: Int64s
-    hashes: npt.NDArray[np.uint64]
-    columns: pa.RecordBatch
+    starts: Int64s
+    ends: Int64s
+    hashes: Hashes
+    columns: pa.RecordBatch | None
+
+    def rows(self, numbers: Int64s) -> BytesKeys:
+        """Return the keys of these rows."""
+        columns = None if self.columns is None else self.columns.take(pa.array(numbers))
+        return BytesKeys(self.data, self.starts[numbers], self.ends[numbers], self.hashes[numbers], columns)
 
 
 Keys: TypeAlias = FixedKeys | BytesKeys
 
 
 class KeyIndex(Protocol):
-    """Interface of both indexes."""
+    """Interface of all indexes."""
 
     size: int
     capacity: int
@@ -86,6 +105,9 @@ class KeyIndex(Protocol):
 
     def key_columns(self, start: int, stop: int) -> pa.RecordBatch:
         """Return the key columns of entries start..stop."""
+
+    def key_columns_of(self, entries: Entries) -> pa.RecordBatch:
+        """Return the key columns of these entries."""
 
     def freeze(self) -> FrozenKeys:
         """Return a reader of the keys of all present entries; copies nothing."""
@@ -105,23 +127,28 @@ class KeyReader:
         """
         self.schema = pa.schema([stored_field(schema.field(name)) for name in columns])
         self._columns = tuple(columns)
-        self.is_fixed = not canonical and len(self.schema) == 1 and is_fixed_key_type(self.schema.field(0).type)
+        single = not canonical and len(self.schema) == 1
+        self.is_fixed = single and is_fixed_key_type(self.schema.field(0).type)
+        self._is_text = single and is_ranged(self.schema.field(0).type)
 
     def read(self, batch: pa.RecordBatch) -> Keys:
         """Return the keys of every row. Raises PipelineError if a column's type cannot be a key."""
         if self.is_fixed:
             array = key_array(batch, self._columns[0])
             return FixedKeys(raw_values(array), valid_mask(array).view(np.uint8) if array.null_count else None)
+        if self._is_text:
+            texts, hashes = text_keys(key_column(batch, self._columns[0]))
+            return BytesKeys(texts.data, texts.starts, texts.ends, hashes, None)
         arrays = [key_array(batch, name) for name in self._columns]
         keys = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        data, offsets = canonical_bytes(keys, self._columns)
-        hashes = np.empty(batch.num_rows, np.uint64)
-        hash_rows(data, offsets, hashes)
-        return BytesKeys(data, offsets, hashes, keys)
+        data, offsets, hashes = hashed_bytes(keys, self._columns)
+        return BytesKeys(data, offsets[:-1], offsets[1:], hashes, keys)
 
     def new_index(self, expected: int = 0) -> KeyIndex:
         """Return an empty index with room for `expected` entries."""
-        return FixedIndex(self.schema, expected) if self.is_fixed else BytesIndex(self.schema, expected)
+        if self.is_fixed:
+            return FixedIndex(self.schema, expected)
+        return (TextIndex if self._is_text else BytesIndex)(self.schema, expected)
 
 
 class FixedIndex:
@@ -161,6 +188,12 @@ class FixedIndex:
         """See `KeyIndex`."""
         return _fixed_batch(self._schema, self._values[start:stop], int(self._cursor[2]) - start)
 
+    def key_columns_of(self, entries: Entries) -> pa.RecordBatch:
+        """See `KeyIndex`."""
+        is_null = entries == self._cursor[2]
+        array = fixed_array(self._values[entries], is_null if is_null.any() else None, self._schema.field(0).type)
+        return pa.RecordBatch.from_arrays([array], schema=self._schema)
+
     def freeze(self) -> FrozenKeys:
         """See `KeyIndex`."""
         values, null_entry = self._values[: self.size], int(self._cursor[2])  # values of existing entries never change
@@ -181,7 +214,7 @@ class BytesIndex:
         self._schema = schema
         self.size = 0
         self.capacity = _capacity(expected)
-        self._slots = np.full(2 * self.capacity, -1, np.int32)
+        self._slots = np.full(2 * self.capacity, FREE, np.int64)
         self._hashes = np.empty(self.capacity, np.uint64)
         self._ends = np.zeros(self.capacity + 1, np.int64)  # bytes of entry e: arena[ends[e]:ends[e + 1]]
         self._arena = np.empty(self.capacity * 16, np.uint8)
@@ -190,7 +223,7 @@ class BytesIndex:
 
     def find_or_add(self, keys: BytesKeys, start: int, stop: int, out: Entries) -> None:
         """See `KeyIndex`."""
-        offsets, hashes = keys.offsets[start : stop + 1], keys.hashes[start:stop]
+        starts, ends, hashes = keys.starts[start:stop], keys.ends[start:stop], keys.hashes[start:stop]
         known = self.size
         added = np.empty(stop - start, np.int64)
         self._cursor[0] = 0
@@ -198,8 +231,8 @@ class BytesIndex:
             before = self.size
             # The kernel numbers new rows from 0 in each call, so that it gets the rest of `added`.
             add_bytes(
-                keys.data, offsets, hashes, self._slots, self._hashes, self._ends, self._arena, self._cursor, out,
-                added[before - known :],
+                keys.data, starts, ends, hashes, self._slots, self._hashes, self._ends, self._arena, self._cursor,
+                out, added[before - known :],
             )  # fmt: skip
             self.size = int(self._cursor[1])
             row = int(self._cursor[0])
@@ -208,19 +241,15 @@ class BytesIndex:
             if self.size == self.capacity:
                 self._grow()
             else:
-                self._grow_arena(int(offsets[row + 1] - offsets[row]))
+                self._grow_arena(int(ends[row] - starts[row]))
         if self.size > known:
-            rows = pa.array(added[: self.size - known] + start)
-            # The stored key must not depend on the form, such as -0.0 or 0.0, in which a key arrived first.
-            self._chunks.append(_normalised(keys.columns.take(rows)))
-            if len(self._chunks) > 64:
-                self._chunks = [_one_batch(self._chunks, self._schema)]
+            self._keep(keys, added[: self.size - known] + start)
 
     def find(self, keys: BytesKeys, start: int, stop: int, out: Entries) -> None:
         """See `KeyIndex`."""
         find_bytes(
-            keys.data, keys.offsets[start : stop + 1], keys.hashes[start:stop],
-            self._slots, self._hashes, self._ends, self._arena, out,
+            keys.data, keys.starts[start:stop], keys.ends[start:stop], keys.hashes[start:stop],
+            self._slots, self._ends, self._arena, out,
         )  # fmt: skip
 
     def key_columns(self, start: int, stop: int) -> pa.RecordBatch:
@@ -229,21 +258,64 @@ class BytesIndex:
             self._chunks = [_one_batch(self._chunks, self._schema)]
         return self._chunks[0].slice(start, stop - start)
 
+    def key_columns_of(self, entries: Entries) -> pa.RecordBatch:
+        """See `KeyIndex`."""
+        return self.key_columns(0, self.size).take(pa.array(entries))
+
     def freeze(self) -> FrozenKeys:
         """See `KeyIndex`."""
         chunks = list(self._chunks)
         return lambda start, stop: _one_batch(_slices(chunks, start, stop), self._schema)
+
+    def _keep(self, keys: BytesKeys, rows: Int64s) -> None:
+        """Keep the key columns of new entries."""
+        assert keys.columns is not None, "keys of another reader"
+        self._chunks.append(_normalised(keys.columns.take(pa.array(rows))))
+        if len(self._chunks) > 64:
+            self._chunks = [_one_batch(self._chunks, self._schema)]
 
     def _grow(self) -> None:
         self.capacity = _grown(self.capacity)
         more = self.capacity - len(self._hashes)
         self._hashes = np.concatenate([self._hashes, np.empty(more, np.uint64)])
         self._ends = np.concatenate([self._ends, np.empty(more, np.int64)])
-        self._slots = np.full(2 * self.capacity, -1, np.int32)
+        self._slots = np.full(2 * self.capacity, FREE, np.int64)
         fill_bytes(self._hashes[: self.size], self._slots)
 
     def _grow_arena(self, needed: int) -> None:
         self._arena = np.concatenate([self._arena, np.empty(len(self._arena) + needed, np.uint8)])
+
+
+class TextIndex(BytesIndex):
+    """Index over the bytes of one text or binary column; see `KeyIndex`. Its keys are the key column."""
+
+    def key_columns(self, start: int, stop: int) -> pa.RecordBatch:
+        """See `KeyIndex`."""
+        return self.freeze()(start, stop)
+
+    def key_columns_of(self, entries: Entries) -> pa.RecordBatch:
+        """See `KeyIndex`."""
+        starts = self._ends[entries]
+        lengths = self._ends[1:][entries] - starts
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        return self._batch(ends, self._hashes[entries], gather_bytes(self._arena, starts, lengths))
+
+    def freeze(self) -> FrozenKeys:
+        """See `KeyIndex`."""
+        size, ends, hashes, arena = self.size, self._ends, self._hashes, self._arena  # existing entries never change
+
+        def read(start: int, stop: int) -> pa.RecordBatch:
+            start, stop = min(start, size), min(stop, size)
+            return self._batch(ends[start : stop + 1], hashes[start:stop], arena)
+
+        return read
+
+    def _keep(self, keys: BytesKeys, rows: Int64s) -> None:
+        """Do nothing: the arena has the keys."""
+
+    def _batch(self, ends: Int64s, hashes: Hashes, data: Bytes) -> pa.RecordBatch:
+        array = text_array(self._schema.field(0).type, ends, hashes, data)
+        return pa.RecordBatch.from_arrays([array], schema=self._schema)
 
 
 def _capacity(expected: int) -> int:

@@ -59,8 +59,8 @@ class DistinctKeyRows:
         rows = np.empty(columns.num_rows, np.int32)
         index.find_or_add(keys, 0, columns.num_rows, rows)
         if index.size < columns.num_rows:
-            columns = columns.take(pa.array(first_rows(rows)))
-            keys = self.reader.read(columns)
+            first = first_rows(rows)
+            columns, keys = columns.take(pa.array(first)), keys.rows(first)
         return KeyBatch(columns.num_rows, rows, self._groups(columns, keys), keys, columns)
 
     def same(self, columns: pa.RecordBatch) -> KeyBatch:

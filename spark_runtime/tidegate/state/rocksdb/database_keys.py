@@ -12,7 +12,7 @@ import pyarrow as pa
 from tidegate.state.keyed_state import BackendContext, KeyNumbers, KeySet
 from tidegate.state.keys.key_bytes import canonical_bytes
 from tidegate.state.keys.key_hash import Hashes, KeyGroups, hash_keys, hash_rows, key_groups
-from tidegate.state.keys.key_index_kernels import add_bytes
+from tidegate.state.keys.key_index_kernels import FREE, add_bytes
 from tidegate.state.keys.key_sets import first_rows
 from tidegate.state.rocksdb.byte_rows import ByteRows, fixed_width_bytes, join_bytes
 from tidegate.state.rocksdb.key_columns import key_columns
@@ -63,10 +63,10 @@ def distinct(keys: ByteRows) -> tuple[ByteRows, KeyNumbers, Hashes]:
     hash_rows(data, offsets, hashes)
     rows, added = np.empty(len(keys), np.int32), np.empty(len(keys), np.int64)
     # Everything has room for all keys, so that the kernel never stops early.
-    slots = np.full(4 << max(len(keys), 1).bit_length(), -1, np.int32)
+    slots = np.full(4 << max(len(keys), 1).bit_length(), FREE, np.int64)
     cursor, known = np.zeros(2, np.int64), np.empty(len(keys), np.uint64)
     ends, arena = np.zeros(len(keys) + 1, np.int64), np.empty(len(data), np.uint8)
-    add_bytes(data, offsets, hashes, slots, known, ends, arena, cursor, rows, added)
+    add_bytes(data, offsets[:-1], offsets[1:], hashes, slots, known, ends, arena, cursor, rows, added)
     size = int(cursor[1])
     return ByteRows.of(arena, ends[: size + 1]), rows, known[:size]
 

@@ -14,7 +14,7 @@ import numpy as np
 from tidegate.state.keys.key_bytes import Bytes, Int64s
 from tidegate.state.keys.key_hash import Hashes, hash_rows
 from tidegate.state.keys.key_index import MIN_ENTRIES, Entries
-from tidegate.state.keys.key_index_kernels import add_bytes, fill_bytes
+from tidegate.state.keys.key_index_kernels import FREE, add_bytes, fill_bytes
 from tidegate.state.numba_kernels import kernel
 from tidegate.state.rocksdb.byte_rows import ByteRows
 from tidegate.state.rocksdb.database import RocksTable
@@ -112,7 +112,7 @@ class RowCache:
         return self._keys(changed), ByteRows(self._arena, self._at[changed], self._length[changed])
 
     def _clear(self) -> None:
-        self._slots = np.full(2 * MIN_ENTRIES, -1, np.int32)
+        self._slots = np.full(2 * MIN_ENTRIES, FREE, np.int64)
         self._hashes = np.empty(MIN_ENTRIES, np.uint64)
         self._ends = np.zeros(MIN_ENTRIES + 1, np.int64)
         self._key_bytes = np.empty(MIN_ENTRIES * 32, np.uint8)
@@ -136,8 +136,9 @@ class RowCache:
         self._cursor[0] = 0
         while True:
             add_bytes(
-                data, offsets, hashes, self._slots, self._hashes, self._ends, self._key_bytes, self._cursor, out, added
-            )
+                data, offsets[:-1], offsets[1:], hashes,
+                self._slots, self._hashes, self._ends, self._key_bytes, self._cursor, out, added,
+            )  # fmt: skip
             row = int(self._cursor[0])
             if row == len(hashes):
                 return out
@@ -155,7 +156,7 @@ class RowCache:
         self._length = _grown(self._length, capacity, 0)
         self._dirty = _grown(self._dirty, capacity, 0)
         self._hits = _grown(self._hits, capacity, 0)
-        self._slots = np.full(2 * capacity, -1, np.int32)
+        self._slots = np.full(2 * capacity, FREE, np.int64)
         fill_bytes(self._hashes[: self.size], self._slots)
 
     def _keys(self, entries: Any) -> ByteRows:
