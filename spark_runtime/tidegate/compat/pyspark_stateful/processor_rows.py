@@ -113,12 +113,11 @@ def row_type(names: Sequence[str]) -> type[Row]:
     A `Row` is created, and its fields are found, by Python code. Here both is done by the interpreter.
     """
     fields: Any = namedtuple("Fields", names, rename=True)  # type: ignore[misc]
-    getters = {
+    getters: dict[str, Any] = {}
+    for name, renamed in zip(names, fields._fields, strict=True):
         # Names of methods stay methods, as in Row; of equal names, the first is found.
-        name: vars(fields)[renamed]
-        for name, renamed in reversed(list(zip(names, fields._fields, strict=True)))
-        if not name.startswith("__") and not hasattr(Row, name)
-    }
+        if not name.startswith("__") and not hasattr(Row, name):
+            getters.setdefault(name, vars(fields)[renamed])
     return type("Row", (Row,), {**getters, "__fields__": list(names), "__module__": Row.__module__})
 
 
