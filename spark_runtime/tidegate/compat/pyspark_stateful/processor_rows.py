@@ -114,6 +114,7 @@ def row_type(names: Sequence[str]) -> type[Row]:
     """
     fields: Any = namedtuple("Fields", names, rename=True)  # type: ignore[misc]
     getters: dict[str, Any] = {}
+    renamed: str
     for name, renamed in zip(names, fields._fields, strict=True):
         # Names of methods stay methods, as in Row; of equal names, the first is found.
         if not name.startswith("__") and not hasattr(Row, name):
