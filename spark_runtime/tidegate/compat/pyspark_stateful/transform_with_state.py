@@ -59,8 +59,8 @@ class TransformWithState(StreamOperator):
     `initial:waiting`.
     """
 
-    merged_bytes = 4 * 2**20
-    """Large: a call costs as much as tens of rows, and a merged batch has more rows for each key."""
+    merged_bytes = 16 * 2**20
+    """Large, because a call costs as much as tens of rows, and a merged batch has more rows for each key."""
 
     def __init__(self, spec: StatefulProcessorSpec) -> None:
         self._spec = spec
