@@ -116,6 +116,7 @@ def main() -> int:
     parser.add_argument("--back-end", choices=["heap", "rocksdb"])
     args = parser.parse_args()
     preload_kernels()
+    gc.freeze()  # as a slot does
     print(f"{'variant':8} {'back end':8} {'rows':>7} {'a key':>6} {'us/row':>8} {'us/call':>8} {'M rows/s':>9}")
     for variant in [args.variant] if args.variant else ["rows", "pandas"]:
         for back_end in [args.back_end] if args.back_end else ["heap", "rocksdb"]:

@@ -73,7 +73,7 @@ class Twice:
         return found
 
     def snapshots(self) -> list[list[str]]:
-        """What a snapshot has."""
+        """The rows of a snapshot of each end, as text."""
         return [
             sorted(map(repr, part.table.to_pylist()))
             for backend, _ in self.ends
@@ -83,7 +83,7 @@ class Twice:
 
 
 def of_eight_bytes(reduction: Reduction, type_: pa.DataType) -> bool:
-    """Whether its result takes eight bytes: only then it is changed in place."""
+    """True if a result takes eight bytes: other results are folded outside."""
     return reduction == "count" or type_.bit_width == 64 or (reduction == "sum" and type_ in (pa.int16(), pa.float32()))
 
 
