@@ -1,7 +1,7 @@
 """Fixed cost of a batch in single operators and in the state API, without channels or Spark.
 
-Run it as `python benchmarks/micro_batches.py`. It prints CPU microseconds per batch, for batches of 10 and 1,000
-rows: the best of several rounds, because noise only slows a round down.
+Run it as `python benchmarks/micro_batches.py`. It prints CPU microseconds per batch, for batches of 10,
+1,000 and 65,536 rows: the best of several rounds, because noise only slows a round down.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import tidegate
 from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
@@ -24,8 +25,8 @@ from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.spark.kernel_preload import preload_kernels
 
 ROUNDS = 7
-BATCHES = 1_000
-ROWS = (10, 1_000)
+ROWS = (10, 1_000, 65_536)
+BATCHES = {10: 1_000, 1_000: 1_000, 65_536: 100}
 KEYS = 100
 INPUT = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts_ms", pa.int64())])
 TEXT = pa.schema([("k", pa.string()), ("v", pa.int64()), ("ts_ms", pa.int64())])
@@ -71,6 +72,50 @@ class Value(tidegate.KeyedProcess):
         yield pa.RecordBatch.from_arrays([rows.batch["k"], rows.batch["v"]], names=["k", "total"])
 
 
+class List(tidegate.KeyedProcess):
+    """Appends to a list, and reads and clears it after each tenth batch."""
+
+    states = (tidegate.list_state("waiting", pa.schema([("v", pa.int64())])),)
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def process(self, rows: Any, ctx: Any) -> Iterator[pa.RecordBatch]:
+        """Emit the rows."""
+        waiting = ctx.list("waiting")
+        self.number += 1
+        waiting.append(rows.keys, rows.owners, pa.record_batch([rows.batch["v"]], names=["v"]))
+        if self.number % 10 == 0:
+            waiting.get(rows.keys)
+            waiting.clear(rows.keys)
+        yield pa.RecordBatch.from_arrays([rows.batch["k"], rows.batch["v"]], names=["k", "total"])
+
+
+class Map(tidegate.KeyedProcess):
+    """Reads and replaces an entry of a map for each row."""
+
+    states = (tidegate.map_state("last", pa.schema([("n", pa.int64())]), pa.schema([("v", pa.int64())])),)
+
+    def process(self, rows: Any, ctx: Any) -> Iterator[pa.RecordBatch]:
+        """Emit the rows."""
+        last, entries = ctx.map("last"), pa.record_batch([pc.bit_wise_and(rows.batch["v"], 3)], names=["n"])
+        last.get(rows.keys, rows.owners, entries)
+        last.put(rows.keys, rows.owners, entries, pa.record_batch([rows.batch["v"]], names=["v"]))
+        yield pa.RecordBatch.from_arrays([rows.batch["k"], rows.batch["v"]], names=["k", "total"])
+
+
+class Timers(tidegate.KeyedProcess):
+    """Registers a timer for each row."""
+
+    def process(self, rows: Any, ctx: Any) -> Iterator[pa.RecordBatch]:
+        """Emit the rows."""
+        ctx.event_timers.register(rows.keys, rows.owners, rows.batch["ts_ms"].to_numpy() * 1000)
+        yield pa.RecordBatch.from_arrays([rows.batch["k"], rows.batch["v"]], names=["k", "total"])
+
+    def on_timers(self, due: Any, ctx: Any) -> None:
+        """Do nothing."""
+
+
 def process_operator(process: Any, schema: pa.Schema) -> Any:
     """Return an open operator for a process keyed by k."""
     output = pa.schema([schema.field("k"), ("total", pa.int64())])
@@ -88,7 +133,7 @@ def opened(spec: Any, schema: pa.Schema) -> Any:
 def batches(rows: int, schema: pa.Schema) -> list[pa.RecordBatch]:
     """Return batches whose keys repeat, with slowly rising times."""
     made = []
-    for number in range(BATCHES):
+    for number in range(BATCHES[rows]):
         i = np.arange(number * rows, (number + 1) * rows)
         keys = i * 2654435761 % KEYS
         column = pa.array(keys) if schema is INPUT else pa.array([f"key-{k:016d}" for k in keys])
@@ -123,7 +168,10 @@ def main() -> int:
         "KeyedProcess, no state": (lambda: process_operator(Nothing(), INPUT), INPUT),
         "KeyedProcess, reducing state": (lambda: process_operator(Reducing(), INPUT), INPUT),
         "KeyedProcess, value state": (lambda: process_operator(Value(), INPUT), INPUT),
-        "the same, text keys": (lambda: process_operator(Value(), TEXT), TEXT),
+        "KeyedProcess, list state": (lambda: process_operator(List(), INPUT), INPUT),
+        "KeyedProcess, map state": (lambda: process_operator(Map(), INPUT), INPUT),
+        "KeyedProcess, timers": (lambda: process_operator(Timers(), INPUT), INPUT),
+        "value state, text keys": (lambda: process_operator(Value(), TEXT), TEXT),
         "window: count, sum": (lambda: opened(window, INPUT), INPUT),
     }
     print(f"{'us per batch of':32}" + "".join(f"{rows:>8,} rows" for rows in ROWS))

@@ -60,6 +60,10 @@ class MemoryChannel:
         self._queued_bytes -= size
         return element
 
+    def next_batch_bytes(self) -> int:
+        """See `InputChannel.next_batch_bytes`."""
+        return self._queue[0][1] if self._queue else 0
+
     def on_barrier_queued(self, announce: Announce) -> None:
         """See `InputChannel.on_barrier_queued`."""
         self._announce = announce

@@ -54,6 +54,9 @@ class InputChannel(Protocol):
     def poll(self) -> Element | None:
         """Return the next element, or None if there is none now."""
 
+    def next_batch_bytes(self) -> int:
+        """Return the bytes of the next element if it is a record batch that `poll` would return now; else 0."""
+
     def on_barrier_queued(self, announce: Announce) -> None:
         """Call `announce` for every checkpoint barrier and for the end, in order, once they are in the queue.
 

@@ -28,6 +28,9 @@ def check_outputs(
     """
     if not isinstance(result, SideOutput):
         checked = check_output(result, schema, refuse)
+        if 0 < checked.num_rows <= MAX_BATCH_ROWS:
+            yield checked
+            return
         for start in range(0, checked.num_rows, MAX_BATCH_ROWS):
             yield checked.slice(start, MAX_BATCH_ROWS)
         return
@@ -53,6 +56,9 @@ def check_output(result: object, schema: pa.Schema, refuse: Refuse) -> pa.Record
     """
     if not isinstance(result, pa.RecordBatch):
         raise refuse(f"the result is a {type(result).__name__}", "Yield pyarrow.RecordBatch objects")
+    is_declared = result.schema.equals(schema, check_metadata=True)
+    if is_declared and all(field.nullable for field in schema):
+        return result
     if result.schema.names != schema.names:
         declared, given = schema.names, result.schema.names
         missing = [name for name in declared if name not in given]

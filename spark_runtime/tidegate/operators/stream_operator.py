@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -15,6 +15,8 @@ from tidegate.jobs.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.jobs.stores.store import Store
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
+MERGED_BYTES = 256 * 1024
+"""Queued batches are merged up to this size. Larger ones would be copied for less than their processing costs."""
 MAIN_OUTPUT = "main"
 """Name of the output that every operator has."""
 Done: TypeAlias = Callable[[int, object, BaseException | None], None]
@@ -164,6 +166,8 @@ class StreamOperator(ABC):
     portable: bool = False
     """Set before each `snapshot`. True: the snapshot is a savepoint, and any back end must be able to restore it
     (S5.2)."""
+    merged_bytes: ClassVar[int] = MERGED_BYTES
+    """Batches that wait in the queues of an input are merged up to this size before `process` (S3.1)."""
 
     def open(self, ctx: OperatorContext) -> None:
         """Store the context. Compile kernels here, not at the first record."""

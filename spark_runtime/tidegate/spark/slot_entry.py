@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import queue
@@ -279,7 +280,8 @@ class SlotRuntime:
         slot.start(subtasks)
         self._slot = slot
         self._mail.open(slot)
-        slot.run()
+        with _long_lived_objects_kept():
+            slot.run()
         if slot.was_cancelled:
             return False
         self._control.send(_heartbeat(resident_bytes(), slot))
@@ -360,6 +362,21 @@ class SlotRuntime:
         self._transport.close()
         self._writers.shutdown(wait=False, cancel_futures=True)
         self._scratch.remove()
+
+
+@contextlib.contextmanager
+def _long_lived_objects_kept() -> Iterator[None]:
+    """Exclude existing objects from garbage collection: modules, classes and kernels, which the loop never drops.
+
+    A full collection visits all of them for 60 ms. User code that creates objects for each row causes many collections,
+    which took 40 % of its time.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        # Spark may use the process for another run.
+        gc.unfreeze()
 
 
 def _heartbeat(resident: int, slot: Slot | None) -> Heartbeat:

@@ -79,12 +79,14 @@ class KeySet(Protocol):
     Attributes:
         size: number of keys.
         rows: for each row of the batch, the number of its key.
-        groups: key group of each key, uint16.
     """
 
     size: int
     rows: KeyNumbers
-    groups: npt.NDArray[np.uint16]
+
+    @property
+    def groups(self) -> npt.NDArray[np.uint16]:
+        """Return the key group of each key."""
 
     def columns(self) -> pa.RecordBatch:
         """Return the key columns, a row for each key, with the values of their first occurrence."""

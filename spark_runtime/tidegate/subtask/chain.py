@@ -15,7 +15,14 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK, SplitChanged, Watermark
 from tidegate.jobs.history.verdicts import WithheldRange
 from tidegate.jobs.stores.store import Store
-from tidegate.operators.stream_operator import CommitPermit, EmissionPaused, Output, SideOutput, StreamOperator
+from tidegate.operators.stream_operator import (
+    MERGED_BYTES,
+    CommitPermit,
+    EmissionPaused,
+    Output,
+    SideOutput,
+    StreamOperator,
+)
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.failure_codes import failure_code
 
@@ -74,6 +81,11 @@ class OperatorChain:
         # Both attributes are read once, because the loop and the writer threads change them at the same time.
         at, writing = self._at, tuple(self._writing)
         return tuple(dict.fromkeys((*(() if at is None else (self._uids[at],)), *writing)))
+
+    @property
+    def merged_bytes(self) -> int:
+        """Return the size up to which queued batches are merged before the head processes them."""
+        return self.operators[0].merged_bytes if self.operators else MERGED_BYTES
 
     def batch(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Process a batch, from the head on."""

@@ -31,7 +31,14 @@ from tidegate.channel.elements import (
     Watermark,
     batch_bytes,
 )
-from tidegate.operators.stream_operator import CommitPermit, EmissionPaused, OperatorContext, Output, SideOutput
+from tidegate.operators.stream_operator import (
+    MERGED_BYTES,
+    CommitPermit,
+    EmissionPaused,
+    OperatorContext,
+    Output,
+    SideOutput,
+)
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.alignment import (
     AlignmentAborted,
@@ -132,7 +139,11 @@ class Subtask:
         self._uids = tuple(uids)
         head_uid = self._uids[0] if self._uids else ""
         self._captures = InFlightCaptures(inputs, subtask[1], parallelism, head_uid, self._abort_capture)
-        self._inputs = Inputs(inputs, self._captures, replay)
+        merged_bytes = chain.merged_bytes
+        if unaligned_after_ms is not None:
+            # A barrier overtakes queued batches, but not those that the operator is processing (S3.7).
+            merged_bytes = min(merged_bytes, MERGED_BYTES)
+        self._inputs = Inputs(inputs, self._captures, replay, merged_bytes=merged_bytes)
         self._router, self._host = router, host
         self._source = source
         self._mode = mode

@@ -109,6 +109,11 @@ class DataChannel:
             self.wake_sender(1)
         return element
 
+    def next_batch_bytes(self) -> int:
+        """See `InputChannel.next_batch_bytes`."""
+        arrived = bool(self._queue) and self._queue[0][0] <= self._scheduler.now_ms
+        return self._queue[0][2] if arrived else 0
+
 
 class ControlLink(Generic[M]):
     """One direction of a control connection: messages in order. Once cut, nothing arrives any more."""

@@ -534,8 +534,13 @@ def test_a_barrier_is_announced_and_what_lies_in_front_of_it_told_without_pollin
         output.send(event)
     slots.wait(lambda: len(announced) == 3)
     assert announced == [*barriers, EndOfPartition()]
+    first_bytes = received.next_batch_bytes()
+    assert 0 < first_bytes < received.queued_bytes
     assert received.queued_before(1) == in_front
+    queued_bytes = received.queued_bytes
     assert slots.poll(0) == in_front.pop(0)
+    assert received.queued_bytes == queued_bytes - first_bytes
+    assert received.next_batch_bytes() == 0, "a watermark"
     assert received.queued_before(2) == [*in_front, barriers[0], EndOfData(True)]
     assert received.queued_before(3) == [*in_front, barriers[0], EndOfData(True), barriers[1]]
     for element in in_front:

@@ -18,8 +18,12 @@ def test_elements_leave_a_memory_channel_in_the_order_they_entered() -> None:
     elements = [BATCH, Watermark(5), BATCH, CheckpointBarrier(1, "checkpoint", 0), EndOfPartition()]
     for element in elements:
         channel.send(element)
-    assert [channel.poll() for _ in elements] == elements
-    assert channel.poll() is None
+    sizes = []
+    for element in elements:
+        sizes.append(channel.next_batch_bytes())
+        assert channel.poll() == element
+    assert sizes == [BATCH.nbytes, 0, BATCH.nbytes, 0, 0]
+    assert channel.poll() is None and channel.next_batch_bytes() == 0
 
 
 def test_a_memory_channel_takes_one_batch_beyond_its_capacity_and_no_second() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import gc
+import pickle
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
+from tidegate.compat.pyspark_stateful import processor_rows
+from tidegate.compat.pyspark_stateful.frame_blocks import (
+    block_columns,
+    block_parts,
+    frame_access,
+    public_columns,
+    public_parts,
+)
 from tidegate.compat.pyspark_stateful.processor_rows import PandasFrames, RowObjects
 from tidegate.errors import PipelineError
 
@@ -120,3 +129,74 @@ def test_what_a_row_does_not_have_is_null() -> None:
         {"k": "b", "n": None},
         {"k": "c", "n": 3},
     ]
+
+
+def by_two_keys(batch: pa.RecordBatch, *owners: int) -> Any:
+    """Rows of two keys."""
+    return SimpleNamespace(rows=np.array(owners, np.int32), size=2, columns=lambda: batch.slice(0, 2))
+
+
+def test_an_input_row_does_what_a_row_of_pyspark_does() -> None:
+    """Also where a column has the name of a method, two have one name, or a name is no identifier."""
+    names = ["n", "count", "n", "two words", "__odd"]
+    batch = pa.record_batch([pa.array([i]) for i in range(5)], names=names)
+    (made,) = RowObjects(pa.schema([("n", pa.int64())]), "It", "here").by_key(batch, keys(batch)).of(0)
+    row = Row(*names)(0, 1, 2, 3, 4)
+    assert isinstance(made, Row) and made == row and repr(made) == repr(row) and hash(made) == hash(row)
+    assert (made.n, made["n"], made["count"], made["two words"], made[4]) == (0, 0, 1, 3, 4)
+    assert made.count(2) == row.count(2) == 1 and "count" in made and "other" not in made
+    assert made.asDict() == row.asDict() and tuple(made) == (0, 1, 2, 3, 4)
+    assert getattr(made, "two words") == 3
+    for missing in ("other", "__odd"):
+        with pytest.raises(AttributeError):
+            getattr(made, missing)
+    with pytest.raises(Exception, match="READ_ONLY"):
+        made.n = 1
+    again = pickle.loads(pickle.dumps(made))  # noqa: S301 - its own
+    assert type(again) is Row and again == made and again.asDict() == made.asDict()
+
+
+@pytest.mark.parametrize("way", ["blocks", "public"])
+def test_a_frame_of_one_key_can_be_changed_and_others_do_not_see_it(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "public":
+        monkeypatch.setattr(processor_rows, "frame_access", lambda: (public_parts, public_columns))
+    columns = [pa.array([1, 2, 3, 4]), pa.array(["a", "b", "c", "d"]), pa.array([NOON] * 4, BERLIN)]
+    batch = pa.record_batch(columns, names=["n", "word", "at"])
+    rows = frames(batch.schema)
+    groups = rows.by_key(batch, by_two_keys(batch, 0, 1, 0, 1))
+    (first,), (second,) = groups.of(0), groups.of(1)
+    first.loc[0, "n"] = 7
+    first["n"] += 1
+    first.index.name = first.columns.name = "mine"
+    assert first["n"].tolist() == [8, 4] and second["n"].tolist() == [2, 4]
+    assert list(second.index) == [0, 1] and second.index.name is None
+    assert second["word"].tolist() == ["b", "d"]
+    assert [row["n"] for row in given(rows, first, second)] == [8, 4, 2, 4]
+
+
+def test_this_pandas_has_the_blocks_that_make_frames_fast() -> None:
+    """Else the public way would be used, and nobody would notice."""
+    assert frame_access() == (block_parts, block_columns)
+
+
+def test_columns_of_frames_with_differing_types_are_joined_as_each_frame_would_be_read() -> None:
+    rows = frames(pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))]))
+    utc, naive = pd.Timestamp(NOON), pd.Timestamp(NOON).tz_convert(None)
+    results = [
+        pd.DataFrame({"n": [1], "at": [utc]}),
+        pd.DataFrame({"n": [2], "at": [utc]}),
+        pd.DataFrame({"n": pd.array([3, None], dtype="Int64"), "at": [naive, pd.NaT]}),
+        pd.DataFrame({"n": [5.0], "at": pd.Series([None], dtype=object)}),
+    ]
+    at = [NOON, NOON, NOON, None, None]
+    assert given(rows, *results) == [{"n": n, "at": t} for n, t in zip([1, 2, 3, None, 5], at, strict=True)]
+
+
+def test_results_beyond_a_part_are_converted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor_rows, "CONVERTED_ROWS", 2)
+    rows = RowObjects(pa.schema([("n", pa.int64())]), "It", "here")
+    for i in range(5):
+        rows.add(Row(n=i), "handleInputRows")
+    (batch,) = rows.batches()
+    assert batch.column("n").to_pylist() == list(range(5))
+    assert list(rows.batches()) == []

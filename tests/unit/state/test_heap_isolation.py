@@ -85,3 +85,21 @@ def test_what_two_threads_write_is_the_moment_of_each_freeze(seed: int, monkeypa
                 assert found.keys() == expected.keys()
                 for name, table in expected.items():
                     assert found[name].equals(table), name
+
+
+def test_a_map_finds_the_entries_of_an_array_that_has_changed_between_two_calls() -> None:
+    """The state remembers the pairs of the last call, not the array of its caller."""
+    backend = HeapBackend()
+    backend.open(BackendContext("op", pa.schema([("k", pa.int64())]), ("k",), 128, range(128), lambda: 0))
+    state = backend.map(StateDescriptor("m", "map", pa.schema([("v", pa.int64())]), map_key=MAP_KEY))
+    keys = backend.keys(pa.record_batch({"k": [1, 2]}))
+    owners, map_keys = np.array([0, 0], np.int32), pa.record_batch({"x": pa.array([5, 6], pa.int32())})
+    state.put(keys, owners, map_keys, pa.record_batch({"v": [10, 20]}))
+    assert state.get(keys, owners, map_keys).columns["v"].to_pylist() == [10, 20]
+    owners[1] = 1
+    assert state.get(keys, owners, map_keys).present.tolist() == [True, False]
+    state.put(keys, owners, map_keys, pa.record_batch({"v": [11, 21]}))
+    assert state.get(keys, owners, map_keys).columns["v"].to_pylist() == [11, 21]
+    state.remove(keys, owners, map_keys)
+    assert state.get(keys, owners, map_keys).present.tolist() == [False, False]
+    assert state.get(keys, np.zeros(2, np.int32), map_keys).columns["v"].to_pylist() == [None, 20]

@@ -117,6 +117,13 @@ class TcpInputChannel:
             link.outbox.put_urgent(credit_frame(self.channel_id, consumed_bytes))
         return decode_batch(header.flags, payload, self._schema)
 
+    def next_batch_bytes(self) -> int:
+        """See `InputChannel.next_batch_bytes`."""
+        if not self._queue:
+            return 0
+        header, _ = self._queue[0]
+        return header.length if header.kind is Kind.BATCH else 0
+
     def on_barrier_queued(self, announce: Announce) -> None:
         """See `InputChannel.on_barrier_queued`. `announce` is called on the I/O thread."""
         self._announce = announce

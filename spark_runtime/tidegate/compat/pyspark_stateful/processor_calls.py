@@ -16,10 +16,11 @@ from tidegate.errors import PipelineError
 from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.state.keyed_state import DueTimers, KeySet
 
-MIN_KEYS = 16
-FIRST_KEYS = 1024
-MAX_KEYS = 64 * 1024
-"""Limits of the number of keys processed together: fewer if their lists and maps are large, more if they are small."""
+MIN_KEYS, MAX_KEYS = 16, 1024
+"""Limits of the number of keys processed together: fewer if their lists and maps are large, more if they are small.
+
+More than `MAX_KEYS` would take longer for each key. Their rows would leave the caches of the CPU, and live long enough
+to be visited by Python's garbage collector."""
 MANY_ELEMENTS = 256 * 1024
 """Most list elements and map entries that should be read together."""
 
@@ -37,7 +38,7 @@ class ProcessorCalls:
     def __init__(
         self, processor: StatefulProcessor, handle: ProcessorHandle, timers: TimerOverlay, rows: ProcessorInput
     ) -> None:
-        self.limit = FIRST_KEYS
+        self.limit = MAX_KEYS
         self._processor = processor
         self._handle = handle
         self._timers = timers

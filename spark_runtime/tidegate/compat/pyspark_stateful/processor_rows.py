@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import namedtuple
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -11,11 +14,15 @@ import pyarrow as pa
 import pyarrow.types as pt
 from pyspark.sql import Row
 
+from tidegate.compat.pyspark_stateful.frame_blocks import frame_access
 from tidegate.compat.pyspark_stateful.spark_values import python_values
 from tidegate.errors import PipelineError
-from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, concat_batches
 from tidegate.state.arrow.missing_values import arrow_array
 from tidegate.state.keyed_state import KeySet
+
+CONVERTED_ROWS = 1024
+"""Rows that a processor returned are converted to columns in such parts; see `processor_calls.MAX_KEYS`."""
 
 
 class KeyedInput(ABC):
@@ -100,15 +107,29 @@ class ProcessorInput(ABC):
             ) from error
 
 
+def row_type(names: Sequence[str]) -> type[Row]:
+    """Return a class of rows with these names, which differ from other `Row` objects only in speed.
+
+    A `Row` is created, and its fields are found, by Python code. Here both is done by the interpreter.
+    """
+    fields: Any = namedtuple("Fields", names, rename=True)  # type: ignore[misc]
+    getters: dict[str, Any] = {}
+    renamed: str
+    for name, renamed in zip(names, fields._fields, strict=True):
+        # Names of methods stay methods, as in Row; of equal names, the first is found.
+        if not name.startswith("__") and not hasattr(Row, name):
+            getters.setdefault(name, vars(fields)[renamed])
+    return type("Row", (Row,), {**getters, "__fields__": list(names), "__module__": Row.__module__})
+
+
 class _RowGroups(KeyedInput):
-    def __init__(self, batch: pa.RecordBatch, keys: KeySet) -> None:
+    def __init__(self, batch: pa.RecordBatch, keys: KeySet, row: type[Row]) -> None:
         ordered, self._bounds = _by_key(batch, keys)
-        self._row = Row(*batch.schema.names)
+        self._made = partial(tuple.__new__, row)
         self._values = list(zip(*map(python_values, ordered.columns), strict=True))
 
     def of(self, key: int) -> Iterator[Row]:
-        row = self._row
-        return (row(*values) for values in self._values[self._bounds[key] : self._bounds[key + 1]])
+        return map(self._made, self._values[self._bounds[key] : self._bounds[key + 1]])
 
 
 class RowObjects(ProcessorInput):
@@ -119,10 +140,15 @@ class RowObjects(ProcessorInput):
         self._names = schema.names
         self._flat = not any(pt.is_nested(field.type) for field in schema)
         self._collected: list[tuple[Any, ...]] = []
+        self._converted: list[pa.RecordBatch] = []
+        self._types: dict[pa.Schema, type[Row]] = {}
 
     def by_key(self, batch: pa.RecordBatch, keys: KeySet) -> KeyedInput:
         """See `ProcessorInput`."""
-        return _RowGroups(batch, keys)
+        row = self._types.get(batch.schema)
+        if row is None:
+            row = self._types[batch.schema] = row_type(batch.schema.names)
+        return _RowGroups(batch, keys, row)
 
     def keys(self, keys: KeySet) -> list[tuple[Any, ...]]:
         """See `ProcessorInput`."""
@@ -132,28 +158,39 @@ class RowObjects(ProcessorInput):
         if not isinstance(result, Row):
             raise self.refused(f"the result is a {type(result).__name__}", "Yield pyspark.sql.Row objects")
         if self._flat and getattr(result, "__fields__", None) == self._names and len(result) == len(self._names):
-            self._collected.append(result)
-            return 1
+            return self._append(result)
         if not hasattr(result, "__fields__"):
             raise self.refused("the result is a Row without names", "Name the values of the Row: Row(k=..., count=...)")
         values = result.asDict(True)
-        self._collected.append(tuple([values.get(name) for name in self._names]))
+        return self._append(tuple([values.get(name) for name in self._names]))
+
+    def _append(self, row: tuple[Any, ...]) -> int:
+        self._collected.append(row)
+        if len(self._collected) == CONVERTED_ROWS:
+            self._convert()
         return 1
 
-    def _taken(self) -> pa.RecordBatch:
+    def _convert(self) -> None:
         rows, self._collected = self._collected, []
         columns = zip(*rows, strict=True)
         arrays = [self._column(field, list(column)) for field, column in zip(self._schema, columns, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        self._converted.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+    def _taken(self) -> pa.RecordBatch:
+        if self._collected:
+            self._convert()
+        converted, self._converted = self._converted, []
+        return concat_batches(converted)
 
 
 class _FrameGroups(KeyedInput):
     def __init__(self, batch: pa.RecordBatch, keys: KeySet) -> None:
         ordered, self._bounds = _by_key(batch, keys)
-        self._frame, self._guessed = _frame(ordered)
+        frame, self._guessed = _frame(ordered)
+        self._part = frame_access()[0](frame)
 
     def of(self, key: int) -> Iterator[Any]:
-        frame = self._frame.iloc[self._bounds[key] : self._bounds[key + 1]].reset_index(drop=True)
+        frame = self._part(self._bounds[key], self._bounds[key + 1])
         for name in self._guessed:
             frame[name] = frame[name].infer_objects()
         yield frame
@@ -167,7 +204,9 @@ class PandasFrames(ProcessorInput):
         import pandas as pd
 
         self._pandas: Any = pd
-        self._collected: list[Any] = []
+        self._names = schema.names
+        self._columns = frame_access()[1]
+        self._collected: list[list[Any]] = [[] for _ in schema]
 
     def by_key(self, batch: pa.RecordBatch, keys: KeySet) -> KeyedInput:
         """See `ProcessorInput`."""
@@ -178,7 +217,7 @@ class PandasFrames(ProcessorInput):
         columns = [
             _frame(pa.record_batch([column], names=["key"]))[0]["key"].tolist()
             if pt.is_timestamp(column.type)
-            else column.to_pylist()
+            else python_values(column)
             for column in keys.columns().columns
         ]
         return list(zip(*columns, strict=True))
@@ -186,40 +225,39 @@ class PandasFrames(ProcessorInput):
     def _collect(self, result: Any) -> int:
         if not isinstance(result, self._pandas.DataFrame):
             raise self.refused(f"the result is a {type(result).__name__}", "Yield pandas.DataFrame objects")
-        names = list(result.columns)
-        if not len(result) and not names:
-            return 0
-        declared = self._schema.names
+        names, size = list(result.columns), len(result)
+        if names != self._names:
+            if not size and not names:
+                return 0
+            result = self._declared(result, names)
+        elif len(names) > 1 and len(set(names)) < len(names):
+            result = self._declared(result, names)
+        if size:
+            for column, values in zip(self._columns(result), self._collected, strict=True):
+                values.append(column)
+        return size
+
+    def _declared(self, result: Any, names: list[Any]) -> Any:
+        """Return the declared columns of a frame with other columns."""
+        declared = self._names
         by_name = any(isinstance(name, str) for name in names)
         if len(names) < len(declared) or (by_name and any(names.count(name) != 1 for name in declared)):
             raise self.refused(f"columns are {names}, but {declared} are declared", "Return each declared column once")
-        if not len(result):
-            return 0
-        if by_name:
-            result = result if names == declared else result[declared]
-        else:
-            result = result.iloc[:, : len(declared)].set_axis(declared, axis=1)
-        self._collected.append(result)
-        return len(result)
+        return result[declared] if by_name else result.iloc[:, : len(declared)].set_axis(declared, axis=1)
 
     def _taken(self) -> pa.RecordBatch:
-        frames, self._collected = self._collected, []
-        alike: list[list[Any]] = []
-        for frame in frames:
-            if alike and list(alike[-1][0].dtypes.items()) == list(frame.dtypes.items()):
-                alike[-1].append(frame)
-            else:
-                alike.append([frame])
-        batches = [self._batch(group[0] if len(group) == 1 else self._pandas.concat(group)) for group in alike]
-        return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+        collected, self._collected = self._collected, [[] for _ in self._schema]
+        arrays = [self._array(field, values) for field, values in zip(self._schema, collected, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _batch(self, frame: Any) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays(
-            [self._series(field, frame[field.name]) for field in self._schema], schema=self._schema
-        )
+    def _array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
+        """Return one column. Values of equal types are converted together, as in Spark those of one frame are."""
+        arrays = [self._series(field, _joined(list(run))) for _, run in groupby(values, key=_pandas_type)]
+        return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
-    def _series(self, field: pa.Field, series: Any) -> pa.Array:
+    def _series(self, field: pa.Field, values: Any) -> pa.Array:
         """Convert as Spark does: to the declared type, or to pandas' own type and from that safely."""
+        series = self._pandas.Series(values, dtype=values.dtype, copy=False)  # the type: objects stay objects
         try:
             return pa.Array.from_pandas(series, type=field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -231,6 +269,19 @@ class PandasFrames(ProcessorInput):
                 f"column {field.name!r} is {field.type}: {error}",
                 f"Return values of that type, or declare another type for {field.name!r}",
             ) from error
+
+
+def _pandas_type(values: Any) -> Any:
+    return values.dtype
+
+
+def _joined(values: list[Any]) -> Any:
+    """Join arrays of one type."""
+    if len(values) == 1:
+        return values[0]
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values)
+    return type(values[0])._concat_same_type(values)
 
 
 def _by_key(batch: pa.RecordBatch, keys: KeySet) -> tuple[pa.RecordBatch, list[int]]:

@@ -87,15 +87,18 @@ def python_values(array: pa.Array) -> list[Any]:
 def _times(array: pa.Array) -> list[dt.datetime | None]:
     zone = array.type.tz
     naive = array.cast(pa.timestamp("us", zone)).cast(pa.int64())
-    times = naive.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False).astype("datetime64[us]").tolist()
+    micros = naive.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False).astype("datetime64[us]")
+    if zone == "UTC":
+        epoch = dt.datetime(1970, 1, 1, tzinfo=zoneinfo.ZoneInfo(zone))
+        # A sum takes half as long as `replace`.
+        return [None if since is None else epoch + since for since in micros.view("timedelta64[us]").tolist()]
+    times: list[dt.datetime | None] = micros.tolist()
     if zone is None:
         return times
     try:
         known = zoneinfo.ZoneInfo(zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError):  # such as +02:00
         return array.to_pylist()
-    if zone == "UTC":
-        return [None if time is None else time.replace(tzinfo=known) for time in times]
     return [None if time is None else time.replace(tzinfo=dt.UTC).astimezone(known) for time in times]
 
 

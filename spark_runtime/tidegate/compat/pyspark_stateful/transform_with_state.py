@@ -59,6 +59,9 @@ class TransformWithState(StreamOperator):
     `initial:waiting`.
     """
 
+    merged_bytes = 16 * 2**20
+    """Large, because a call costs as much as tens of rows, and a merged batch has more rows for each key."""
+
     def __init__(self, spec: StatefulProcessorSpec) -> None:
         self._spec = spec
         self._processor = copy.deepcopy(spec.processor)

@@ -160,6 +160,8 @@ class _StateInput:
     def __init__(self, descriptor: StateDescriptor, where: str) -> None:
         self._descriptor = descriptor
         self._where = where
+        declared = (descriptor.columns, descriptor.map_key)
+        self._nullable = [schema for schema in declared if all(field.nullable for field in schema)]
 
     def columns(self, batch: object, rows: int, counted: str) -> pa.RecordBatch:
         """Return the declared columns. Args: rows: expected number of rows, one for each of `counted`."""
@@ -171,6 +173,8 @@ class _StateInput:
 
     def owners(self, owners: KeyNumbers, keys: KeySet) -> KeyNumbers:
         """Return the numbers of keys in the set, as int32."""
+        if owners is keys.rows:
+            return owners
         numbers = np.asarray(owners)
         if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
             raise self._refused(
@@ -239,6 +243,10 @@ class _StateInput:
                 "Pass a pyarrow.RecordBatch",
                 line,
             )
+        if batch.num_rows == rows and batch.schema.equals(schema, check_metadata=True):
+            # Only columns that are declared not null have to be read.
+            if any(schema is nullable for nullable in self._nullable):
+                return batch
         if batch.schema.names != schema.names:
             if sorted(batch.schema.names) != sorted(schema.names):
                 raise self._refused(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from tidegate.errors import SnapshotError
 from tidegate.operators.stream_operator import OperatorContext
@@ -15,6 +15,8 @@ from tidegate.state.operator_descriptor import OperatorDescriptor
 from tidegate.state.operator_state import OperatorStates
 from tidegate.state.raw_state import RawDescriptor, RawInput, RawOutput, raw_inputs
 from tidegate.state.state_layout import form_of
+
+_NOTHING_TO_ALLOW = nullcontext()
 
 
 class OwnStates:
@@ -43,12 +45,12 @@ class OwnStates:
         """Return the names of the snapshot parts that belong to these states."""
         return self.operator.names | frozenset(self._raw)
 
-    @contextmanager
-    def processing(self, input_index: int) -> Iterator[None]:
+    def processing(self, input_index: int) -> AbstractContextManager[None]:
         """Allow writes to broadcast states while input `input_index` is processed, if it is the broadcast input."""
-        if self._inputs[input_index] != "broadcast":
-            yield
-            return
+        return self._writing_broadcast() if self._inputs[input_index] == "broadcast" else _NOTHING_TO_ALLOW
+
+    @contextmanager
+    def _writing_broadcast(self) -> Iterator[None]:
         self.operator.allow_broadcast_writes(True)
         try:
             yield

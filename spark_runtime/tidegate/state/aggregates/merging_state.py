@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pt
 
-from tidegate.state.aggregates.numbers import Accumulator, Function, read_values
+from tidegate.state.aggregates.number_folds import NumberFold, folds_numbers
+from tidegate.state.aggregates.numbers import read_values, typed_numbers
 from tidegate.state.keyed_state import Found, KeyNumbers, Reduction, StateDescriptor
 from tidegate.state.keys.key_bytes import valid_mask
 from tidegate.state.state_layout import reduced_type, result_schema
@@ -57,20 +55,18 @@ def _reduced(
     """Return one column, a row for each entry; `stored` is null for a new key."""
     if reduction in ("first", "last"):
         return _first_or_last(reduction, stored, entries, column)
-    if reduction in ("min", "max") and not _is_number(field.type):
+    if not folds_numbers(reduction, field.type):
         return _extreme(reduction, stored, entries, column)
-    if reduction == "count":
-        stored = stored.fill_null(0)
-    output = reduced_type(reduction, field.type)
-    function = cast(Function, reduction)
-    accumulator = Accumulator(field.name, function, field.type, output)
+    numbers = NumberFold(field.name, reduction, field.type)
     # "min" reads the numbers unchanged, whichever function they are a result of.
     before = read_values(stored, "min")
-    mask = None if before.valid is None else before.valid == 0
-    accumulator.grow(len(stored))
-    accumulator.merge(np.arange(len(stored), dtype=np.int32), [pa.array(before.numbers, mask=mask)], 0)
-    accumulator.add(entries, read_values(column, function), len(stored))
-    return accumulator.result(slice(0, len(stored)))
+    assert before.numbers is not None
+    into = before.numbers.astype(numbers.dtype)
+    seen = np.ones(len(into), np.uint8) if before.valid is None else before.valid.copy()
+    into[seen == 0] = numbers.start
+    seen |= numbers.starts_seen
+    numbers.add(entries, column, into, seen)
+    return typed_numbers(into, None if seen.all() else seen == 0, reduced_type(reduction, field.type))
 
 
 def _first_or_last(reduction: str, stored: pa.Array, entries: npt.NDArray[np.int32], column: pa.Array) -> pa.Array:
@@ -117,7 +113,3 @@ def _aggregated(
 
 def _masked(array: pa.Array, present: npt.NDArray[np.bool_]) -> pa.Array:
     return array if present.all() else pc.if_else(pa.array(present), array, pa.scalar(None, array.type))
-
-
-def _is_number(type_: pa.DataType) -> bool:
-    return bool(pt.is_primitive(type_) and type_.bit_width in (1, 8, 16, 32, 64)) and not pt.is_float16(type_)

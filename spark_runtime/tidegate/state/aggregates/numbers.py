@@ -110,9 +110,7 @@ class Accumulator:
         self._function = function
         self.state_schema = _state_schema(name, function, input_type)
         self.reads = "presence" if function == "count" else "floats" if function == "mean" else "numbers"
-        self._dtype = _dtype(function, input_type)
-        self._start = _START[function](self._dtype)
-        self._add = _KERNELS[function, self._dtype]
+        self._dtype, self._start, self._add = number_kernel(function, input_type)
         self._cells = cells or CopyOnWriteArrays(1)
         self._values = f"{name}/values"
         self._counts = f"{name}/counts"  # for mean
@@ -142,18 +140,12 @@ class Accumulator:
         """
         arrays = self._cells.arrays
         if self._function == "count":
-            if values is None or values.valid is None:
-                _count(entries, arrays[self._values])
-            else:
-                _count_valid(entries, values.valid, arrays[self._values])
+            count_rows(entries, values, arrays[self._values])
             return
         assert values is not None and values.numbers is not None
         valid = values.valid
         if self._function == "mean":
-            if valid is None:
-                _count(entries, arrays[self._counts])
-            else:
-                _count_valid(entries, valid, arrays[self._counts])
+            count_rows(entries, values, arrays[self._counts])
         # The array is added at the first null. Until then every known entry has a value.
         elif valid is not None and self._seen not in arrays:
             self._cells.add(self._seen, np.uint8)
@@ -166,11 +158,7 @@ class Accumulator:
         if self._seen in arrays:
             arrays[self._seen][entries] = 1
         if self._add(entries, numbers, arrays[self._values]):
-            raise SumOverflowError(
-                f"sum {self.name!r} exceeds the range of 64-bit integers",
-                cause="the values of one key in one window add up to more than 9.2e18 or less than -9.2e18",
-                remedy="Cast the column to double before the sum",
-            )
+            raise sum_overflow(self.name)
 
     def merge(self, entries: Entries, columns: Sequence[pa.Array], known: int) -> None:
         """See `AggregateState`."""
@@ -192,7 +180,7 @@ class Accumulator:
             counts = arrays[self._counts]
             part = np.divide(part, counts, out=np.zeros(len(part)), where=counts != 0)
             missing = counts == 0 if not counts.all() else None
-        return _typed(part, missing, self.output_type)
+        return typed_numbers(part, missing, self.output_type)
 
     def state(self, entries: Selection) -> list[pa.Array]:
         """See `AggregateState`."""
@@ -210,16 +198,41 @@ class Accumulator:
 
     def _fold(self, sum_: Callable[..., Any], entries: Entries, numbers: Numbers, name: str) -> None:
         if sum_(entries, numbers, self._cells.arrays[name]):
-            raise SumOverflowError(
-                f"sum {self.name!r} exceeds the range of 64-bit integers",
-                remedy="Cast the column to double before the sum",
-            )
+            raise sum_overflow(self.name)
 
     def _missing(self, arrays: Arrays) -> npt.NDArray[np.bool_] | None:
         if self._seen not in arrays:
             return None
         seen = arrays[self._seen]
         return None if seen.all() else seen == 0
+
+
+def sum_overflow(name: str) -> SumOverflowError:
+    """Return the error for a sum of integers that exceeds int64."""
+    return SumOverflowError(
+        f"sum {name!r} exceeds the range of 64-bit integers",
+        cause="the values of one key in one window add up to more than 9.2e18 or less than -9.2e18",
+        remedy="Cast the column to double before the sum",
+    )
+
+
+def count_rows(entries: Entries, values: Values | None, counts: Int64s) -> None:
+    """Count a row for each of `entries`, or only rows whose value is not null."""
+    if values is None or values.valid is None:
+        _count(entries, counts)
+    else:
+        _count_valid(entries, values.valid, counts)
+
+
+def number_kernel(
+    function: Function, type_: pa.DataType | None
+) -> tuple[np.dtype[Any], Any, Callable[..., bool | None]]:
+    """Return the type of the numbers that an aggregate keeps, their start, and the kernel that adds rows to them.
+
+    The kernel's arguments are entries, numbers and the array of the aggregate. It returns True if a sum overflows.
+    """
+    dtype = _dtype(function, type_)
+    return dtype, _START[function](dtype), _KERNELS[function, dtype]
 
 
 def _dtype(function: str, type_: pa.DataType | None) -> np.dtype[Any]:
@@ -252,7 +265,8 @@ def _numbers(state: pa.Array) -> Numbers:
     return np.zeros(len(state), dtype) if buffer is None else np.frombuffer(buffer, dtype, len(state), state.offset * 8)
 
 
-def _typed(values: Any, missing: npt.NDArray[np.bool_] | None, type_: pa.DataType) -> pa.Array:
+def typed_numbers(values: Any, missing: npt.NDArray[np.bool_] | None, type_: pa.DataType) -> pa.Array:
+    """Return numbers that an aggregate keeps as a column of `type_`, null where `missing`."""
     array = pa.array(np.ascontiguousarray(values), mask=missing)
     if array.type == type_:
         return array

@@ -101,16 +101,26 @@ def new_column(cells: CopyOnWriteArrays, name: str, type_: pa.DataType, *, compa
 
 
 class FixedColumn:
-    """Raw values, and 0 or 1 for validity."""
+    """Raw values, and 0 or 1 for validity.
+
+    Attributes:
+        width: bytes of a value.
+    """
 
     def __init__(self, cells: CopyOnWriteArrays, name: str, type_: pa.DataType, width: int) -> None:
         self.type = type_
+        self.width = width
         self._cells = cells
         self._name, self._valid = name, f"{name}?"
         # numpy has no integers of other widths: values such as decimals are moved as raw bytes.
         self._dtype = np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}")
         cells.add(self._name, self._dtype)
         cells.add(self._valid, np.uint8)
+
+    @property
+    def array_names(self) -> tuple[str, str]:
+        """Return the names of the arrays of values and of validity."""
+        return self._name, self._valid
 
     def put(self, positions: Positions, array: pa.Array) -> None:
         """See `Column`."""

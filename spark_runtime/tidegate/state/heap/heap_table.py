@@ -60,6 +60,11 @@ class HeapTable:
         return self.index.size
 
     @property
+    def value_columns(self) -> Sequence[Column]:
+        """Return the columns that do not belong to the key. They have their arrays in `values`."""
+        return self._others
+
+    @property
     def row_bytes(self) -> int:
         """Return the approximate number of bytes of a row, on average."""
         logged = sum(column.logged_bytes for column in (*self._keys, *self._others))

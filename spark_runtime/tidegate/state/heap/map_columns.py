@@ -34,6 +34,7 @@ class HeapMap(HeapState):
             self._reader, self._pair_schema.types, self.columns.types, has_ttl=descriptor.ttl is not None
         )
         self._pair_width = len(self._pair_schema)
+        self._last: tuple[KeyBatch, KeyNumbers, pa.RecordBatch, BytesKeys] | None = None
         self._links = np.zeros((3, 0), np.int32)  # for each row: the entry of its key, next row, previous row
 
     def get(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> Found:
@@ -98,10 +99,16 @@ class HeapMap(HeapState):
         self._drop(entries[~self.lifetime.alive(self._rows.values.arrays[USED][entries])])
 
     def _pairs(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> BytesKeys:
+        """Return the pairs. Those of the last call are kept, because a read is often followed by a write."""
         assert isinstance(keys, KeyBatch), "keys of another back end"
+        if self._last is not None:
+            same_keys, same_owners, same_map_keys, pairs = self._last
+            if same_keys is keys and same_map_keys is map_keys and np.array_equal(same_owners, owners):
+                return pairs
         arrays = [array.take(pa.array(owners)) for array in keys.batch.columns]
         read = self._reader.read(pa.RecordBatch.from_arrays([*arrays, *map_keys.columns], schema=self._pair_schema))
         assert isinstance(read, BytesKeys)
+        self._last = keys, owners.copy(), map_keys, read  # a copy: the caller may change its array
         return read
 
     def _put(

@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from tidegate.state.aggregates.merging_state import fold
 from tidegate.state.arrow.array_limits import in_parts
-from tidegate.state.arrow.arrow_columns import Chosen
+from tidegate.state.arrow.arrow_columns import ALL, Chosen
 from tidegate.state.copy_on_write import Entries
 from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import GROUP, LIVE, USED, HeapTable, live_rows
+from tidegate.state.heap.number_columns import number_columns
 from tidegate.state.keyed_state import Found, KeyNumbers, KeySet, Mask, StateDescriptor, TimeToLive
 from tidegate.state.keys.key_sets import DistinctKeyRows, KeyBatch
 from tidegate.state.state_layout import part_schema, result_schema
@@ -158,12 +159,37 @@ class HeapValue(HeapState):
 
 
 class HeapMerging(HeapValue):
-    """See `MergingState`."""
+    """See `MergingState`. Numbers are changed in place; other columns are folded outside, and written."""
+
+    def __init__(self, descriptor: StateDescriptor, keyed: DistinctKeyRows, now_ms: Callable[[], int]) -> None:
+        super().__init__(descriptor, keyed, now_ms)
+        self._numbers = number_columns(descriptor, self.table)
 
     def add(self, keys: KeySet, owners: KeyNumbers, columns: pa.RecordBatch) -> None:
         """See `MergingState`."""
-        numbers, rows = fold(self.descriptor, self.get(keys), owners, columns)
-        self.write(keys, numbers, rows.columns)
+        if self._numbers is None:
+            numbers, rows = fold(self.descriptor, self.get(keys), owners, columns)
+            self.write(keys, numbers, rows.columns)
+            return
+        found = self.entries_of(keys)
+        # Each key of a set has rows. Other owners may leave keys out.
+        held = ALL if owners is keys.rows else np.flatnonzero(np.bincount(owners, minlength=keys.size))
+        fresh = found[held] < 0
+        if fresh.any():
+            self.find_or_add(keys, np.arange(keys.size)[held][fresh])
+            found = self.entries_of(keys)
+        entries = found[held]
+        if self.lifetime is not None:
+            fresh |= ~self._holds(entries)
+        values = self.table.values
+        values.touch(entries)
+        begun, of_rows = entries[fresh], found[owners]
+        for number, column in zip(self._numbers, columns.columns, strict=True):
+            if len(begun):
+                number.begin(values.arrays, begun)
+            number.add(values.arrays, of_rows, column)
+        if self.lifetime is not None:
+            values.arrays[USED][entries] = self.lifetime.now_ms()
 
 
 def frozen_table(table: HeapTable, name: str, schema: pa.Schema) -> FrozenState:

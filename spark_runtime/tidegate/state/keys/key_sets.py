@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,16 +23,22 @@ class KeyBatch:
     """Implementation of `KeySet`.
 
     Attributes:
+        make_groups: returns the key groups of `batch`.
         keys: keys in the form for indexes, a row for each key.
         found: cache of the tables for the entries of these keys: (version of the table, entries) by table.
     """
 
     size: int
     rows: KeyNumbers
-    groups: npt.NDArray[np.uint16]
+    make_groups: Callable[[pa.RecordBatch, Keys], npt.NDArray[np.uint16]]
     keys: Keys
     batch: pa.RecordBatch
     found: dict[int, tuple[int, Entries]] = field(default_factory=dict)
+
+    @cached_property
+    def groups(self) -> npt.NDArray[np.uint16]:
+        """Return the key groups. They are computed at the first use: only a new entry needs its key group."""
+        return self.make_groups(self.batch, self.keys)
 
     def columns(self) -> pa.RecordBatch:
         """See `KeySet`."""
@@ -61,13 +69,13 @@ class DistinctKeyRows:
         if index.size < columns.num_rows:
             first = first_rows(rows)
             columns, keys = columns.take(pa.array(first)), keys.rows(first)
-        return KeyBatch(columns.num_rows, rows, self._groups(columns, keys), keys, columns)
+        return KeyBatch(columns.num_rows, rows, self._groups, keys, columns)
 
     def same(self, columns: pa.RecordBatch) -> KeyBatch:
         """Return a set of keys that are distinct already."""
         keys = self.reader.read(columns)
         rows = np.arange(columns.num_rows, dtype=np.int32)
-        return KeyBatch(columns.num_rows, rows, self._groups(columns, keys), keys, columns)
+        return KeyBatch(columns.num_rows, rows, self._groups, keys, columns)
 
     def _groups(self, columns: pa.RecordBatch, keys: Keys) -> npt.NDArray[np.uint16]:
         whole = len(self._group_columns) == len(self.schema)
