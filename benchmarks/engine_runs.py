@@ -130,9 +130,10 @@ def _python(engine: str) -> str:
 
 def _digest(target: Path, given: Input) -> str:
     """Return number and hash of the result rows, in any order, without the newest window."""
-    found = duckdb.execute(
-        f"WITH r AS (SELECT k, epoch_us(window_start) AS w, n, total FROM '{target}/*.parquet') "
-        "SELECT count(*), sum(n), sum(total), bit_xor(hash(k, w, n, total)) "
-        f"FROM r WHERE w < {given.newest_window_us}"
-    ).fetchone()
+    with duckdb.connect() as connection:
+        found = connection.execute(
+            f"WITH r AS (SELECT k, epoch_us(window_start) AS w, n, total FROM '{target}/*.parquet') "
+            "SELECT count(*), sum(n), sum(total), bit_xor(hash(k, w, n, total)) "
+            f"FROM r WHERE w < {given.newest_window_us}"
+        ).fetchall()
     return str(found)

@@ -12,11 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
-from tidegate.state.numba_kernels import inlined, kernel
+from tidegate.state.numba_kernels import inlined, instruction, kernel
 
 AHEAD_BYTES = 1024
 """How far ahead a kernel requests the memory of bytes that it reads in order.
@@ -24,33 +21,43 @@ AHEAD_BYTES = 1024
 Without this, a virtual machine read texts of 60 bytes three times slower.
 """
 
-_INT32, _INT64 = ir.IntType(32), ir.IntType(64)
+
+def _llvm() -> tuple[Any, Any]:
+    """Return LLVM's and numba's types; imported here, because only compilation needs them."""
+    from llvmlite import ir
+    from numba.core import types
+
+    return ir, types
 
 
 def _address_of(typing_context: Any, array: Any) -> Any:
+    ir, types = _llvm()
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.ptrtoint(data, _INT64)
+        return builder.ptrtoint(data, ir.IntType(64))
 
     return types.int64(array), generate
 
 
-address_of: Any = intrinsic(_address_of)
+address_of: Any = instruction(_address_of)
 """address_of(array) returns the address of the first element of a contiguous array."""
 
 
 def _loader(bits: int) -> Any:
     def load(typing_context: Any, address: Any) -> Any:
+        ir, types = _llvm()
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             word = builder.load(builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer()), align=1)
             if bits == 8:
-                return builder.zext(word, _INT64)
+                return builder.zext(word, ir.IntType(64))
             word = word if sys.byteorder == "little" else builder.bswap(word)
-            return builder.zext(word, _INT64) if bits < 64 else word
+            return builder.zext(word, ir.IntType(64)) if bits < 64 else word
 
         return types.uint64(types.int64), generate
 
-    return intrinsic(load)
+    return instruction(load)
 
 
 load_word: Any = _loader(64)
@@ -63,6 +70,8 @@ load_byte: Any = _loader(8)
 
 def _storer(bits: int) -> Any:
     def store(typing_context: Any, address: Any, word: Any) -> Any:
+        ir, types = _llvm()
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             value = builder.trunc(arguments[1], ir.IntType(bits)) if bits < 64 else arguments[1]
             value = value if bits == 8 or sys.byteorder == "little" else builder.bswap(value)
@@ -71,7 +80,7 @@ def _storer(bits: int) -> Any:
 
         return types.void(types.int64, types.uint64), generate
 
-    return intrinsic(store)
+    return instruction(store)
 
 
 store_word: Any = _storer(64)
@@ -83,18 +92,20 @@ store_byte: Any = _storer(8)
 
 
 def _prefetch(typing_context: Any, address: Any) -> Any:
+    ir, types = _llvm()
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = cgutils.voidptr_t
-        declared = ir.FunctionType(ir.VoidType(), [pointer, _INT32, _INT32, _INT32])
+        pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        declared = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
         called = builder.module.declare_intrinsic("llvm.prefetch", [pointer], declared)
-        options = (ir.Constant(_INT32, option) for option in (0, 3, 1))  # to read, keep in all caches, data
+        options = (ir.Constant(word, option) for option in (0, 3, 1))  # to read, keep in all caches, data
         builder.call(called, [builder.inttoptr(arguments[0], pointer), *options])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
 
 
-prefetch: Any = intrinsic(_prefetch)
+prefetch: Any = instruction(_prefetch)
 """prefetch(address) asks the processor for the cache line at any address, also one without memory."""
 
 

@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -74,17 +74,14 @@ class Kernel:
     So a process that only builds a pipeline does not import numba, which takes a second of CPU.
 
     Args:
-        function: may call other kernels and inlined functions that are globals of its module.
-        options: of numba.njit.
-        signatures: None: a function for use in kernels.
+        function: may use other kernels and inlined functions that are globals of its module.
+        compile_: makes numba's function from numba and the function.
     """
 
-    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], signatures: Sequence[str] | None):
+    def __init__(self, function: Callable[..., Any], compile_: Callable[[Any, Callable[..., Any]], Any]) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._options, self._signatures = function, options, signatures
+        self._function, self._compile = function, compile_
         self._compiled: Any = None
-        if signatures is not None:
-            _kernels.append(self)
 
     def compiled(self) -> Any:
         """Return numba's function. Afterwards, the kernel's own module calls it directly."""
@@ -94,9 +91,7 @@ class Kernel:
                 for name in self._function.__code__.co_names:
                     if isinstance(names.get(name), Kernel):
                         names[name] = names[name].compiled()
-                numba = _numba()
-                given = [] if self._signatures is None else [[_signature(numba, text) for text in self._signatures]]
-                self._compiled = numba.njit(*given, **self._options)(self._function)
+                self._compiled = self._compile(_numba(), self._function)
                 if names.get(self._function.__name__) is self:
                     names[self._function.__name__] = self._compiled
         return self._compiled
@@ -129,17 +124,27 @@ def kernel(*signatures: str) -> Callable[[_Function], _Function]:
     Signatures use read-only arrays. Writable arrays convert to them, so Arrow's arrays and our own need one version.
     Kernels do not hold the interpreter lock, do not check bounds and wrap around on integer overflow.
     """
-    options = {"cache": True, "nogil": True, "error_model": "numpy"}
+
+    def compile_(numba: Any, function: Callable[..., Any]) -> Any:
+        given = [_signature(numba, text) for text in signatures]
+        return numba.njit(given, cache=True, nogil=True, error_model="numpy")(function)
 
     def make(function: _Function) -> _Function:
-        return cast(_Function, Kernel(function, options, signatures))
+        made = Kernel(function, compile_)
+        _kernels.append(made)
+        return cast(_Function, made)
 
     return make
 
 
 def inlined(function: _Function) -> _Function:
     """Return a device function for use in kernels of any signature."""
-    return cast(_Function, Kernel(function, {"inline": "always", "error_model": "numpy"}, None))
+    return cast(_Function, Kernel(function, lambda numba, f: numba.njit(inline="always", error_model="numpy")(f)))
+
+
+def instruction(function: Callable[..., Any]) -> Any:
+    """Return a function made of LLVM's instructions for use in kernels. Args: function: see numba's `intrinsic`."""
+    return Kernel(function, lambda _, f: importlib.import_module("numba.extending").intrinsic(f))
 
 
 @functools.cache

@@ -38,7 +38,8 @@ def test_the_digest_notices_a_changed_result_but_not_the_newest_window(tmp_path:
         folder.mkdir(exist_ok=True)
         first, second = (f"('a', TIMESTAMP '1970-01-01 00:00:0{s}', 2, {n})" for s, n in ((0, total), (1, newest)))
         rows = f"VALUES {first}, {second}"
-        duckdb.execute(f"COPY (SELECT * FROM ({rows}) t(k, window_start, n, total)) TO '{folder}/o.parquet'")
+        with duckdb.connect() as connection:
+            connection.execute(f"COPY (SELECT * FROM ({rows}) t(k, window_start, n, total)) TO '{folder}/o.parquet'")
         return _digest(folder, Input(2_000_000, 1))
 
     assert digest(3, 1) == digest(3, 2)
