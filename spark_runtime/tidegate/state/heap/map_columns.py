@@ -99,7 +99,7 @@ class HeapMap(HeapState):
         self._drop(entries[~self.lifetime.alive(self._rows.values.arrays[USED][entries])])
 
     def _pairs(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> BytesKeys:
-        """Return the pairs. Those of the last call are kept, because a read is often followed by a write."""
+        """Return the pairs. The pairs of the last call are kept, because a read is often followed by a write."""
         assert isinstance(keys, KeyBatch), "keys of another back end"
         if self._last is not None:
             same_keys, same_owners, same_map_keys, pairs = self._last

@@ -15,7 +15,7 @@ from tidegate.state.keyed_state import StateDescriptor
 
 
 class NumberColumn:
-    """One column. Its content is that of a `FixedColumn` of eight bytes, which reads and freezes it."""
+    """One column. A `FixedColumn` of eight bytes, which reads and freezes it, has the content."""
 
     def __init__(self, fold: NumberFold, column: FixedColumn) -> None:
         self._fold = fold
