@@ -251,7 +251,7 @@ class PandasFrames(ProcessorInput):
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
-        """Return one column. Values of equal types are converted together, as Spark converts the values of one frame."""
+        """Return one column. Values of equal types are converted together, as Spark does for one frame."""
         arrays = [self._series(field, _joined(list(run))) for _, run in groupby(values, key=_pandas_type)]
         return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
