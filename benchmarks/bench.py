@@ -21,6 +21,7 @@ from statistics import median
 
 import latency
 import start
+from charts import write_chart
 from checkout import HERE
 from engine_runs import BUILT_IN, PEERS, EngineRun, run_engine
 from parquet_input import Input
@@ -39,6 +40,7 @@ class Row:
         title: heading of its section.
         lines: the section, Markdown.
         figures: name -> value, for the last line and `bench_compare.py`.
+        charts: title with unit -> (label, value) of each bar.
         runs: every single run, as measured.
     """
 
@@ -46,6 +48,7 @@ class Row:
     title: str
     lines: list[str] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
+    charts: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
     runs: list[Mapping[str, object]] = field(default_factory=list)
 
 
@@ -75,6 +78,16 @@ def windows(folder: Path, quick: bool, repeat: int) -> Row:
         label = f"{count:,}{' texts' if text else ''}"
         row.lines.append(f"| {label} | {engine} | {rate:.2f} | {warm:.2f} | {wall:.1f} | {each} |")
 
+    for text in (False, True):
+        bars = [
+            (_label(engine), _rate(20 * MILLION, runs))
+            for (count, of_text, engine), runs in found.items()
+            if (count, of_text) == (100_000, text)
+        ]
+        row.charts[
+            f"Million rows per CPU second, 100,000 {'texts' if text else 'integers'} as keys, start included"
+        ] = bars
+
     def ratio(one: tuple[bool, str], other: tuple[bool, str], *, warm: bool) -> float:
         mine, theirs = found.get((100_000, *one)), found.get((100_000, *other))
         assert mine and theirs
@@ -102,6 +115,10 @@ def pruned(folder: Path, quick: bool, repeat: int) -> Row:
         f"| all columns declared | {rates['streaming']:.2f} |",
         f"| `columns=` names three | {rates['streaming-declared']:.2f} |",
     ]
+    row.charts["Million rows per CPU second, 3 of 20 columns read, without start"] = [
+        ("tidegate, all columns", rates["streaming"]),
+        ("tidegate, columns= names 3", rates["streaming-declared"]),
+    ]
     row.figures = {"pruned": rates["streaming"] / rates["streaming-declared"]}
     return row
 
@@ -111,6 +128,7 @@ def starts(folder: Path, quick: bool, repeat: int) -> Row:
     row = Row("start", "Start")
     found = start.measure(folder, 2 if quick else max(repeat, 3), warm_up=2)
     row.lines = start.table(found)
+    row.charts["CPU seconds from start to the first result"] = [(n, start.median_cpu_s(r)) for n, r in found.items()]
     row.figures = {"start_cpu": start.median_cpu_s(found["tidegate"])}
     row.runs = [{"engine": name, "wall_s": wall, **used} for name, runs in found.items() for wall, used in runs]
     return row
@@ -161,6 +179,10 @@ def _in_turn(folder: Path, given: Input, engines: Sequence[str], repeat: int, ro
     return found
 
 
+def _label(engine: str) -> str:
+    return f"tidegate, {engine}" if engine in BUILT_IN else engine.replace("_", " ")
+
+
 def _rate(rows: int, runs: Sequence[EngineRun], *, warm: bool = False) -> float:
     """Return millions of rows per CPU second."""
     return rows / median(run.warm_cpu_s if warm else run.cpu_s for run in runs) / 1e6
@@ -188,7 +210,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not options.quick:
             RESULTS.mkdir(exist_ok=True)
             stored.write_text(json.dumps({**asdict(row), "machine": machine()}, indent=1) + "\n", encoding="utf-8")
-            write_section(f"## {row.title}", [*row.lines, "", f"{machine()}. `make bench ONLY={name}`."])
+            images = []
+            for number, (title, bars) in enumerate(row.charts.items()):
+                path = HERE / "charts" / f"{name}-{number}.svg"
+                write_chart(path, title, bars)
+                images += [f"![{title}](charts/{path.name})", ""]
+            write_section(f"## {row.title}", [*images, *row.lines, "", f"{machine()}. `make bench ONLY={name}`."])
     print("bench: " + " ".join(f"{name}={value:.2f}" for name, value in figures.items()))
     return 0
 

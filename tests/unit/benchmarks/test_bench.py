@@ -6,6 +6,7 @@ from pathlib import Path
 
 import bench
 import bench_compare
+import charts
 import duckdb
 import pytest
 from engine_runs import EngineRun, _digest
@@ -44,3 +45,16 @@ def test_the_digest_notices_a_changed_result_but_not_the_newest_window(tmp_path:
 
     assert digest(3, 1) == digest(3, 2)
     assert digest(3, 1) != digest(4, 1)
+
+
+def test_a_chart_has_a_bar_in_proportion_for_each_value() -> None:
+    text = charts.bar_chart("rows <of 2>", [("tidegate", 10.0), ("another & more", 2.5)])
+    widths = [int(rect.split('width="')[1].split('"')[0]) for rect in text.split("<rect ")[2:]]
+    assert widths == [charts.BAR, round(charts.BAR / 4)]
+    assert "rows &lt;of 2&gt;" in text
+    assert "another &amp; more" in text
+    assert text.count(charts.OWN) == text.count(charts.OTHER) == 1
+
+
+def test_a_chart_of_zeros_is_no_error() -> None:
+    assert charts.bar_chart("nothing", [("a", 0.0)]).count("<rect") == 2
