@@ -173,7 +173,7 @@ def differences(table: Table, ours: dict[int, str], theirs: dict[int, str]) -> l
         mine, its = ours[number], theirs[number]
         case = (ddl, repr(value))
         if mine.startswith("refused: "):
-            named = all(part in mine for part in ("state 's", "column 'x' takes", repr(value)))
+            named = all(part in mine for part in ("state 's", "column 'x' is", repr(value)))
             fine = named and (its == "None" or its.startswith("refused: ") or case in LOST)
         else:
             fine = mine == its or its.startswith("refused: ") or case in TAKEN
