@@ -21,7 +21,7 @@ from tidegate_w1 import driver
 from tidegate.jobs.client.job_client import JobClient
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENTS = HERE / ".engines"
+ENVIRONMENTS = HERE.parent / ".work" / "engines"
 """Environments of peers that are no dependencies of the project."""
 BUILT_IN = ("streaming", "batch")
 """tidegate's modes."""

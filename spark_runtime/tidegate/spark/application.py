@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.find_spark_home import _find_spark_home
 
 from tidegate.errors import EnvironmentProblemError, OptionError, SlotsUnavailableError
@@ -190,8 +191,11 @@ def _start(spec: Spec, settings: Mapping[str, str], archived: str) -> SparkConte
     key = "spark.driver.extraJavaOptions"
     try:
         return SparkContext.getOrCreate(conf.set(key, f"{settings[key]} {archived}"))
-    except Exception as error:
-        logger.warning("Spark did not start with its archive of classes, which is removed: %s", error)
+    except PySparkRuntimeError as error:
+        # Other errors, such as a master that cannot be reached, would occur again without the archive.
+        if "JAVA_GATEWAY_EXITED" not in str(error):
+            raise
+        logger.warning("the JVM did not start with its archive of classes; the archive is removed: %s", error)
         directory = private_cache_directory(user_cache(), "classes")
         if directory is not None:
             remove_archives(directory)

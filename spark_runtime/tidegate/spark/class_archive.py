@@ -37,7 +37,8 @@ def java_options(directory: Path | None, jars: Path, purpose: str) -> str:
         purpose: drivers with other classes have another purpose, and an archive of their own.
     """
     java = _java()
-    if directory is None or java is None:
+    # Spark divides the JVM's options at spaces.
+    if directory is None or java is None or " " in str(directory):
         return ""
     name = f"classes-{_digest(java, jars, purpose)}"
     with contextlib.suppress(OSError):

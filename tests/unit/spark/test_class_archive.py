@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pyspark import SparkConf
+from pyspark.errors import PySparkRuntimeError
 
+from tidegate.spark import application
 from tidegate.spark.class_archive import MAGIC, WRITTEN_AFTER_S, java_options, remove_archives
+
+OPTIONS = "spark.driver.extraJavaOptions"
 
 
 @pytest.fixture
@@ -93,6 +100,10 @@ def test_without_a_private_directory_or_java_there_are_no_options(
     cache: Path, jars: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert java_options(None, jars, "streaming") == ""
+    (cache / "with a space").mkdir()
+    assert java_options(cache / "with a space", jars, "streaming") == ""
+    assert list((cache / "with a space").iterdir()) == []
+    (cache / "with a space").rmdir()
     monkeypatch.setenv("JAVA_HOME", str(cache))
     assert java_options(cache, jars, "streaming") == ""
     assert list(cache.iterdir()) == []
@@ -105,3 +116,37 @@ def test_archives_are_removed_after_a_jvm_did_not_start_with_one(cache: Path, ja
     remove_archives(cache)
     assert list(cache.glob("*.jsa")) == []
     created(java_options(cache, jars, "streaming"))
+
+
+@pytest.mark.parametrize(
+    ("message", "starts"),
+    [("[JAVA_GATEWAY_EXITED] Java gateway process exited", 2), ("the master does not answer", 1)],
+)
+def test_only_a_jvm_that_does_not_start_is_started_again_without_its_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, starts: int
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    archive = tmp_path / "tidegate" / "classes" / "classes-a-1.jsa"
+    archive.parent.mkdir(parents=True)
+    for level in (archive.parent, archive.parent.parent):
+        level.chmod(0o700)
+    archive.write_bytes(b"1")
+    tried: list[str] = []
+
+    def start(conf: SparkConf) -> str:
+        tried.append(str(conf.get(OPTIONS)))
+        if len(tried) == 1:
+            raise PySparkRuntimeError(message)
+        return "started"
+
+    monkeypatch.setattr(application.SparkContext, "getOrCreate", start)
+    spec: Any = SimpleNamespace(job_id="j", master="local[1]")
+    if starts == 1:
+        with pytest.raises(PySparkRuntimeError, match=message):
+            application._start(spec, {OPTIONS: "-Xa"}, "-Xb")
+        assert archive.exists()
+    else:
+        made: Any = application._start(spec, {OPTIONS: "-Xa"}, "-Xb")
+        assert made == "started"
+        assert not archive.exists()
+    assert tried == ["-Xa -Xb", "-Xa"][:starts]
