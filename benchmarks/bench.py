@@ -19,11 +19,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
+import generated_runs
 import latency
+import scaling
 import start
 from charts import write_chart
 from checkout import HERE
 from engine_runs import BUILT_IN, PEERS, EngineRun, run_engine
+from generated_runs import Generated
+from nexmark import beside_flink
+from nexmark.queries import QUERIES as NEXMARK
 from parquet_input import Input
 from results import machine, write_section
 
@@ -152,12 +157,134 @@ def latencies(folder: Path, quick: bool, repeat: int) -> Row:
     return row
 
 
+def flink(folder: Path, quick: bool, repeat: int) -> Row:
+    """Windows over generated rows beside Flink SQL, state in memory."""
+    row, rows = Row("flink", "Windows over generated rows, beside Flink SQL"), (5 if quick else 20) * MILLION
+    keys = (100_000,) if quick else (10, 100_000, MILLION)
+    found = generated_runs.measure(folder, "heap", rows, keys, repeat)
+    row.lines = [f"{rows:,} rows of W1, windows of 10 s, a checkpoint every second, 2 slots.", ""]
+    row.lines += generated_runs.table(found, rows)
+    row.figures = {f"flink_{count}": generated_runs.ratio(found, count) for count in keys}
+    row.runs = [
+        {"keys": count, "source_only": only, **asdict(run)} for (count, _, only), runs in found.items() for run in runs
+    ]
+    return row
+
+
+def rocksdb(folder: Path, quick: bool, repeat: int) -> Row:
+    """Windows with state in RocksDB, beside Structured Streaming and Flink SQL with RocksDB."""
+    row = Row("rocksdb", "State in RocksDB")
+    rows = (5 if quick else 10) * MILLION
+    keys = (100_000,) if quick else (100_000, MILLION, 5 * MILLION)
+    row.lines = [
+        "From Parquet to Parquet, windows of 5 s: M rows per CPU second. Structured Streaming has a micro-batch for "
+        "each of 8 files, tidegate a checkpoint every second.",
+        "",
+        "| keys | engine | with start | without start | each run, CPU s without start |",
+        "| ---: | --- | ---: | ---: | --- |",
+    ]
+    for count in keys:
+        found = _in_turn(
+            folder, Input(rows, count, window_s=5), ("streaming-rocksdb", "structured_streaming-rocksdb"), repeat, row
+        )
+        for engine, runs in found.items():
+            each = ", ".join(f"{run.warm_cpu_s:.1f}" for run in runs)
+            cold, warm = _rate(rows, runs), _rate(rows, runs, warm=True)
+            row.lines.append(f"| {count:,} | {_label(engine)} | {cold:.2f} | {warm:.2f} | {each} |")
+        own, theirs = (_rate(rows, runs, warm=True) for runs in found.values())
+        row.figures["rocksdb_ss" if count == 100_000 else f"rocksdb_ss_{count}"] = own / theirs
+    if not quick:
+        beside = generated_runs.measure(folder, "rocksdb", rows, keys, repeat)
+        row.lines += ["", "Generated rows (W1), windows of 10 s, a checkpoint every second:", ""]
+        row.lines += generated_runs.table(beside, rows)
+        row.figures |= {f"rocksdb_flink_{count}": generated_runs.ratio(beside, count) for count in keys}
+    return row
+
+
+def checkpoints(folder: Path, quick: bool, repeat: int) -> Row:
+    """CPU of a checkpoint every second, over jobs without checkpoints."""
+    row = Row("checkpoints", "Cost of checkpoints")
+    row.lines = [
+        "Generated rows (W1), heap, 2 slots: jobs with a checkpoint every second and jobs without, in turn.",
+        "",
+        "| keys | rows | with, CPU s | without, CPU s | difference of medians | seconds, with and without |",
+        "| ---: | ---: | --- | --- | ---: | --- |",
+    ]
+    for keys, rows in ((100_000, 400 * MILLION), (MILLION, 200 * MILLION)):
+        rows = rows // 10 if quick else rows
+        found = scaling.checkpoint_pairs(folder, Generated(rows, keys), max(repeat, 5))
+        cpu = {on: median(run.warm_cpu_s for run in runs) for on, runs in found.items()}
+        wall = {on: median(run.warm_wall_s for run in runs) for on, runs in found.items()}
+        each = {on: ", ".join(f"{run.warm_cpu_s:.1f}" for run in runs) for on, runs in found.items()}
+        percent = 100 * (cpu[True] / cpu[False] - 1)
+        row.lines.append(
+            f"| {keys:,} | {rows:,} | {each[True]} | {each[False]} | {percent:+.1f} % "
+            f"| {wall[True]:.1f}, {wall[False]:.1f} |"
+        )
+        row.figures[f"checkpoint_percent_{keys}"] = percent
+        row.runs += [{"keys": keys, "checkpoints": on, **asdict(run)} for on, runs in found.items() for run in runs]
+    return row
+
+
+def slots(folder: Path, quick: bool, repeat: int) -> Row:
+    """CPU per row with 2 to 32 slots on the same cores."""
+    row, rows = Row("slots", "More slots on the same cores"), (20 if quick else 100) * MILLION
+    found = scaling.by_slots(folder, Generated(rows, 100_000), (2, 8, 32), repeat)
+    cpu = {count: median(run.warm_cpu_s for run in runs) for count, runs in found.items()}
+    row.lines = [
+        f"{rows:,} generated rows (W1), 100,000 keys, a checkpoint every second. Without start, except the last column.",
+        "",
+        "| slots | M rows per CPU second | cost of a row, 2 slots = 1 | each run, CPU s | with start, CPU s |",
+        "| ---: | ---: | ---: | --- | ---: |",
+    ]
+    for count, runs in found.items():
+        each = ", ".join(f"{run.warm_cpu_s:.1f}" for run in runs)
+        row.lines.append(
+            f"| {count} | {rows / cpu[count] / 1e6:.1f} | {cpu[count] / cpu[2]:.2f} | {each} "
+            f"| {median(run.cpu_s for run in runs):.1f} |"
+        )
+    row.figures = {"slots_32": cpu[32] / cpu[2]}
+    row.runs = [{"slots": count, **asdict(run)} for count, runs in found.items() for run in runs]
+    return row
+
+
+def nexmark(folder: Path, quick: bool, repeat: int) -> Row:
+    """Nexmark's queries beside Flink SQL."""
+    row, events = Row("nexmark", "Nexmark, beside Flink SQL"), (500_000 if quick else 2 * MILLION)
+    queries = list(NEXMARK)
+    beside_flink.check_both(folder, queries)
+    beside_flink.write_events(folder / "events", events)
+    runs = [run for _ in range(repeat) for run in beside_flink.measured(folder / "events", folder, queries)]
+    row.lines = [
+        f"{events:,} events in two Parquet files, 2 slots, a checkpoint every second, results discarded. CPU seconds "
+        "without start. Flink runs all queries in one process, after one that is not measured.",
+        "",
+        "| query | tidegate, CPU s | Flink, CPU s | ratio |",
+        "| --- | --- | --- | ---: |",
+    ]
+    for query in queries:
+        own, theirs = ([r.cpu_s for r in runs if (r.query, r.engine) == (query, e)] for e in ("tidegate", "flink"))
+        ratio = median(theirs) / median(own)
+        each = [", ".join(f"{cpu_s:.1f}" for cpu_s in some) for some in (own, theirs)]
+        row.lines.append(f"| {query} | {each[0]} | {each[1]} | {ratio:.1f} |")
+        row.figures[f"nexmark_{query}"] = ratio
+    row.runs = [asdict(run) for run in runs]
+    return row
+
+
 ROWS: Mapping[str, Callable[[Path, bool, int], Row]] = {
     "latency": latencies,
     "windows": windows,
     "pruned": pruned,
     "start": starts,
+    "rocksdb": rocksdb,
+    "flink": flink,
+    "checkpoints": checkpoints,
+    "slots": slots,
+    "nexmark": nexmark,
 }
+QUICK = ("latency", "windows", "pruned", "rocksdb", "start")
+"""Rows of `--quick`."""
 
 
 def _in_turn(folder: Path, given: Input, engines: Sequence[str], repeat: int, row: Row) -> dict[str, list[EngineRun]]:
@@ -180,7 +307,7 @@ def _in_turn(folder: Path, given: Input, engines: Sequence[str], repeat: int, ro
 
 
 def _label(engine: str) -> str:
-    return f"tidegate, {engine}" if engine in BUILT_IN else engine.replace("_", " ")
+    return f"tidegate, {engine}" if engine.startswith(BUILT_IN) else engine.replace("_", " ")
 
 
 def _rate(rows: int, runs: Sequence[EngineRun], *, warm: bool = False) -> float:
@@ -192,13 +319,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the rows, print their tables, and the figures last."""
     parser = argparse.ArgumentParser(description="benchmarks beside other engines")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default=",".join(ROWS), help="rows, separated by commas")
+    parser.add_argument("--only", help="rows, separated by commas (default: all; quick: some)")
     parser.add_argument("--repeat", type=int, default=None, help="runs of each engine (default: 3; quick: 1)")
     parser.add_argument("--again", action="store_true", help="run rows again that have a result")
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that child processes are ended
     figures: dict[str, float] = {}
-    for name in options.only.split(","):
+    for name in options.only.split(",") if options.only else QUICK if options.quick else ROWS:
         stored = RESULTS / f"{name}.json"
         if stored.exists() and not options.quick and not options.again:
             figures |= json.loads(stored.read_text())["figures"]

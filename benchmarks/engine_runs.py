@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-import venv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -31,8 +31,10 @@ PEERS = {
     "duckdb": "duckdb_windows.py",
     "polars": "polars_windows.py",
 }
+ROCKSDB = {"state_backend": "rocksdb", "checkpoint_interval": "1 s"}
 OWN_PACKAGES = {"polars": ["polars==1.35.2"]}
 TIMEOUT = timedelta(minutes=10)
+MOST_S = TIMEOUT.total_seconds()
 
 
 @dataclass(frozen=True)
@@ -54,28 +56,48 @@ class EngineRun:
 
 
 def run_engine(engine: str, source: Path, work: Path, given: Input) -> EngineRun:
-    """Run once. `engine`: a mode of tidegate, with "-declared" for a job that reads only three columns; or a peer."""
+    """Run once.
+
+    Args:
+        engine: a mode of tidegate, with "-declared" for a job that reads only three columns, or "-rocksdb" for that
+            back end and a checkpoint every second; or a peer. "structured_streaming-rocksdb": a micro-batch for each
+            file.
+        source: folder of the input.
+        work: folder for everything else.
+        given: description of the input.
+    """
     target = work / f"{engine}-{time.time_ns()}"
-    if engine in PEERS:
-        found = _run_peer(engine, source, target, work)
+    kind, _, variant = engine.partition("-")
+    if kind in PEERS:
+        script = str(HERE / "engines" / PEERS[kind])
+        streams = ["1" if variant else "0", str(given.window_s)] if kind == "structured_streaming" else []
+        command = [peer_python(kind), script, *streams, str(source), str(target)]
+        found = run_peer(command, target, work)
     else:
-        mode, _, declared = engine.partition("-")
-        found = _run_tidegate(mode, source, target, work / "jobs", given, bool(declared))
-    run = EngineRun(engine, *found, _digest(target, given))
+        arguments = {
+            "input": str(source),
+            "output": str(target),
+            "declared": variant == "declared",
+            "window_s": given.window_s,
+        }
+        options = {"execution_mode": kind, **(ROCKSDB if variant == "rocksdb" else {})}
+        found = run_tidegate("batch.py", arguments, options, work / "jobs")
+    run = EngineRun(engine, *found, digest_of(target, given.newest_window_us))
     shutil.rmtree(target, ignore_errors=True)
     return run
 
 
-def _run_tidegate(
-    mode: str, source: Path, target: Path, root: Path, given: Input, declared: bool
+def run_tidegate(
+    pipeline: str, arguments: Mapping[str, object], options: Mapping[str, object], root: Path, slots: int = 2
 ) -> tuple[float, float, float, float]:
-    client = JobClient(str(root), target.name)
+    """Run a job; return wall and CPU seconds with start, then without."""
+    client = JobClient(str(root), f"job-{time.time_ns()}")
     begin = time.time()
     spec = client.submit(
-        pipeline=f"{HERE / 'pipelines' / 'batch.py'}:build",
-        arguments={"input": str(source), "output": str(target), "declared": declared},
-        options={"execution_mode": mode, "parallelism": 2, "restart_attempts": 0},
-        master="local[2]",
+        pipeline=f"{HERE / 'pipelines' / pipeline}:build",
+        arguments=dict(arguments),
+        options={"parallelism": slots, "restart_attempts": 0, **options},
+        master=f"local[{slots}]",
         submitted_by="benchmark",
     )
     with driver(client, spec) as pid, CpuTimeline(pid) as timeline:
@@ -88,16 +110,20 @@ def _run_tidegate(
         return time.time() - begin, timeline.used_s, finished - running, timeline.between(running, finished)
 
 
-def _run_peer(engine: str, source: Path, target: Path, work: Path) -> tuple[float, float, float, float]:
-    """Run the query once in a new process; then twice in another, of which the second run counts as warm."""
-    command = [_python(engine), str(HERE / "engines" / PEERS[engine]), str(source), str(target)]
+def run_peer(command: Sequence[str], target: Path, work: Path) -> tuple[float, float, float, float]:
+    """Run a query once in a new process; then twice in another, of which the second run counts as warm."""
     cold = _measured([*command, "1"], work)
     shutil.rmtree(target, ignore_errors=True)
-    done = subprocess.run(
-        [*command, "2"], check=True, capture_output=True, text=True, env=_environment(), timeout=TIMEOUT.total_seconds()
-    )
-    warm_wall, warm_cpu = json.loads(done.stdout.strip().splitlines()[-1])[-1]
-    return *cold, warm_wall, warm_cpu
+    return *cold, *run_warm(command)
+
+
+def run_warm(command: Sequence[str]) -> tuple[float, float]:
+    """Run a query twice in one process; return wall and CPU seconds of the second run."""
+    done = subprocess.run([*command, "2"], capture_output=True, text=True, env=_environment(), timeout=MOST_S)
+    if done.returncode:
+        raise SystemExit(f"{command[1]} failed with exit code {done.returncode}: {done.stderr[-3000:]}")
+    wall_s, cpu_s = json.loads(done.stdout.strip().splitlines()[-1])[-1]
+    return wall_s, cpu_s
 
 
 def _measured(command: list[str], work: Path) -> tuple[float, float]:
@@ -116,24 +142,34 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYSPARK_PYTHON": sys.executable}
 
 
-def _python(engine: str) -> str:
-    """Return the interpreter for an engine, in an environment of its own if it is no dependency of the project."""
-    if engine not in OWN_PACKAGES:
-        return sys.executable
+def peer_python(engine: str) -> str:
+    """Return the interpreter for an engine."""
+    packages = OWN_PACKAGES.get(engine)
+    return own_environment(engine, packages, sys.executable) if packages else sys.executable
+
+
+def own_environment(engine: str, packages: Sequence[str], base: str) -> str:
+    """Return the interpreter of an environment with packages that are no dependencies of the project.
+
+    Args:
+        engine: name of the environment, which is made if it does not exist.
+        packages: requirements.
+        base: interpreter from which it is made.
+    """
     folder = ENVIRONMENTS / engine
     python = folder / "bin" / "python"
     if not python.exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *OWN_PACKAGES[engine]], check=True)
+        subprocess.run([base, "-m", "venv", str(folder)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
     return str(python)
 
 
-def _digest(target: Path, given: Input) -> str:
-    """Return number and hash of the result rows, in any order, without the newest window."""
+def digest_of(target: Path, newest_window_us: int) -> str:
+    """Return number and hash of the result rows of older windows, in any order."""
     with duckdb.connect() as connection:
         found = connection.execute(
             f"WITH r AS (SELECT k, epoch_us(window_start) AS w, n, total FROM '{target}/*.parquet') "
             "SELECT count(*), sum(n), sum(total), bit_xor(hash(k, w, n, total)) "
-            f"FROM r WHERE w < {given.newest_window_us}"
+            f"FROM r WHERE w < {newest_window_us}"
         ).fetchall()
     return str(found)

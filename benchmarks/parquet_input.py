@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 FILES = 8
-ROWS_PER_WINDOW = 1_000_000
+ROWS_PER_SECOND = 1_000_000
 MULTIPLIER = 2654435761
 OTHER_COLUMNS = 17
 """Columns of a wide input beside the key, the value and the time: one third is text."""
@@ -18,23 +18,27 @@ OTHER_COLUMNS = 17
 
 @dataclass(frozen=True)
 class Input:
-    """Rows, number of keys, whether keys are text of 20 characters, and whether there are columns that nobody reads."""
+    """Rows, number of keys, whether keys are text of 20 characters, whether there are columns that nobody reads, and
+    the seconds of a window.
+    """
 
     rows: int
     keys: int
     text: bool = False
     wide: bool = False
+    window_s: int = 1
 
     @property
     def name(self) -> str:
         """Return a short name for folders and tables."""
         extra = (", text" if self.text else "") + (", 20 columns" if self.wide else "")
+        extra += f", windows of {self.window_s} s" if self.window_s > 1 else ""
         return f"{self.rows:,} rows, {self.keys:,} keys{extra}"
 
     @property
     def newest_window_us(self) -> int:
-        """Return the start of the newest window of one second, microseconds since the epoch."""
-        return (self.rows // ROWS_PER_WINDOW - 1) * 1_000_000
+        """Return the start of the newest window, microseconds since the epoch."""
+        return ((self.rows - 1) // (ROWS_PER_SECOND * self.window_s)) * self.window_s * 1_000_000
 
     def write(self, folder: Path) -> None:
         """Write the files. Row i has key i * 2654435761 modulo the number of keys."""
@@ -44,7 +48,7 @@ class Input:
         for number in range(FILES):
             i = np.arange(number * per_file, (number + 1) * per_file)
             k = i * MULTIPLIER % self.keys
-            times = pa.array(i * 1_000_000 // ROWS_PER_WINDOW).view(pa.timestamp("us"))
+            times = pa.array(i * 1_000_000 // ROWS_PER_SECOND).view(pa.timestamp("us"))
             columns = {"k": pa.array(k) if names is None else names.take(pa.array(k)), "v": i % 1000, "ts": times}
             if self.wide:
                 texts = pa.array([f"a text of some length {n:04d}" for n in range(10_000)])

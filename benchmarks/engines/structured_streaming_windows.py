@@ -1,6 +1,6 @@
-"""Windows of one second per key in Structured Streaming, with the trigger availableNow and RocksDB.
+"""Windows per key in Structured Streaming, with the trigger availableNow and RocksDB.
 
-Arguments: input folder, output folder, runs.
+Arguments: files of a micro-batch (0: all files in one), seconds of a window, input folder, output folder, runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from repeated import run_repeated
 
-source, target, times = sys.argv[1:]
+files, seconds, source, target, times = sys.argv[1:]
 work = tempfile.mkdtemp(prefix="structured-streaming-")
 numbers = itertools.count()
 spark = (
@@ -37,9 +37,10 @@ def query() -> None:
     """Replace the output. Append mode writes a window once the watermark has passed it; the input ends with rows of a
     later time."""
     shutil.rmtree(target, ignore_errors=True)
-    rows = spark.readStream.schema("k " + KEY + ", v bigint, ts timestamp").parquet(source)
+    reader = spark.readStream.schema("k " + KEY + ", v bigint, ts timestamp")
+    rows = (reader.option("maxFilesPerTrigger", files) if int(files) else reader).parquet(source)
     rows = rows.withWatermark("ts", "0 seconds")
-    windows = rows.groupBy("k", F.window("ts", "1 second"))
+    windows = rows.groupBy("k", F.window("ts", f"{seconds} seconds"))
     totals = windows.agg(F.count("*").alias("n"), F.sum("v").alias("total"))
     found = totals.select("k", F.col("window.start").alias("window_start"), "n", "total")
     writer = found.writeStream.outputMode("append").format("parquet").trigger(availableNow=True)

@@ -35,7 +35,7 @@ def result(query: str, events: int, shape: Shape) -> pa.Table:
     name = f"nexmark-{query}"
     clear_collected(name)
     source = Nexmark(events, shape, splits=4, batch_groups=max(1, events // GROUP // (2 * POLLS)))
-    job = InProcessJob(lambda: queries.pipeline(query, source, CollectSink(name)), {"parallelism": 2})
+    job = InProcessJob(lambda: queries.pipeline(query, source, CollectSink(name), shape), {"parallelism": 2})
     run = job.submit()
     run.pump(POLLS // 2)
     answer = run.ask(ev.SnapshotRequest("checkpoint", request_id="mid"))

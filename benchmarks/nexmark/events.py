@@ -242,7 +242,6 @@ _EXTRAS = pa.array([f"{int(_random(np.array([k]), 99)[0]):016x}" * (2 + k % 4) f
 class Nexmark(Source):
     """Nexmark's events 0 <= n < `events`, in the order of their numbers.
 
-    Split s of S holds the groups of 50 events s, s + S, s + 2 S, ...; its position is the number of groups it has
     Split s of S has the groups of 50 events s, s + S, s + 2 S, ...; its position is the number of groups that it has
 
     Attributes:

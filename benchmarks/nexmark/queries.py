@@ -1,8 +1,7 @@
 """Nexmark's queries in the public API.
 
-`build` creates one as a job. Arguments: `query`, `events`, and `out`, a folder for Parquet files; without it results
-are
-discarded.
+`build` creates one as a job. Arguments: `query`; `events` (their number), or `files` (a folder with them, written with
+the default shape); and `out`, a folder for Parquet files, without which results are discarded.
 """
 
 from __future__ import annotations
@@ -15,13 +14,15 @@ from typing import Any
 import pyarrow.compute as pc
 
 import tidegate
-from tidegate import Discard, Parquet, Pipeline, Stream, count, mean, session, sliding, tumbling
-from tidegate.connectors.interface import Sink
+from tidegate import Discard, Files, Parquet, Pipeline, Stream, count, mean, session, sliding, tumbling
+from tidegate.connectors.interface import Sink, Source
 
 from .events import AUCTION, BID, PERSON, Nexmark, Shape
 from .winning import WINNERS, WinningBid
 
 f = pc.field
+SHAPE = Shape()
+"""The default."""
 
 
 def persons(events: Stream) -> Stream:
@@ -189,13 +190,13 @@ QUERIES: Mapping[str, Callable[..., Stream]] = {
 """Some queries also need the shape of the events, for the longest auction."""
 
 
-def pipeline(query: str, source: Nexmark, sink: Sink) -> Pipeline:
+def pipeline(query: str, source: Source, sink: Sink, shape: Shape = SHAPE) -> Pipeline:
     """Build a query from the source to the sink."""
     p = Pipeline()
-    delay = f"{source.shape.delay_us} us"
+    delay = f"{shape.delay_us} us"
     events = p.read(source, uid="events").with_watermark("date_time", delay)
     made = QUERIES[query]
-    more = (source.shape,) if "shape" in inspect.signature(made).parameters else ()
+    more = (shape,) if "shape" in inspect.signature(made).parameters else ()
     made(events, *more).write(sink, uid="out")
     return p
 
@@ -203,4 +204,6 @@ def pipeline(query: str, source: Nexmark, sink: Sink) -> Pipeline:
 def build(arguments: Mapping[str, Any]) -> Pipeline:
     """See the module."""
     sink = Parquet(arguments["out"]) if arguments.get("out") else Discard()
-    return pipeline(arguments["query"], Nexmark(int(arguments["events"])), sink)
+    files = arguments.get("files")
+    source = Files(files) if files else Nexmark(int(arguments["events"]))
+    return pipeline(arguments["query"], source, sink)

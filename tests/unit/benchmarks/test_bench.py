@@ -9,7 +9,7 @@ import bench_compare
 import charts
 import duckdb
 import pytest
-from engine_runs import EngineRun, _digest
+from engine_runs import EngineRun, digest_of
 from parquet_input import Input
 
 
@@ -41,7 +41,7 @@ def test_the_digest_notices_a_changed_result_but_not_the_newest_window(tmp_path:
         rows = f"VALUES {first}, {second}"
         with duckdb.connect() as connection:
             connection.execute(f"COPY (SELECT * FROM ({rows}) t(k, window_start, n, total)) TO '{folder}/o.parquet'")
-        return _digest(folder, Input(2_000_000, 1))
+        return digest_of(folder, Input(2_000_000, 1).newest_window_us)
 
     assert digest(3, 1) == digest(3, 2)
     assert digest(3, 1) != digest(4, 1)

@@ -1,0 +1,136 @@
+"""Runs tidegate and Flink SQL over rows that each of them generates: windows per key (as W1), or the source alone.
+
+Flink reads a folder of files in any order, so the rows of most files would be late; a generator keeps them in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import shutil
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pyspark
+from engine_runs import ENVIRONMENTS, HERE, ROCKSDB, EngineRun, digest_of, own_environment, run_tidegate, run_warm
+from w1_workload import ROWS_PER_WINDOW, WINDOW_MS
+
+FLINK = ["apache-flink==2.3.0"]
+PARQUET_JAR = "flink-sql-parquet-2.3.0.jar"
+PARQUET_URL = f"https://repo1.maven.org/maven2/org/apache/flink/flink-sql-parquet/2.3.0/{PARQUET_JAR}"
+PARQUET_SHA256 = "f30617f4a5a6d437750f155ff72178ab34439aec91df64d96621c260559ba5fd"
+BACK_ENDS = {"heap": "hashmap", "rocksdb": "rocksdb"}
+"""Back ends of tidegate, and their counterparts in Flink."""
+ENGINES = ("tidegate", "flink")
+Costs = dict[tuple[int, str, bool], list[EngineRun]]
+"""By number of keys, engine, and whether it is the source alone."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Rows of W1 (see `w1_workload.py`): their number, and the number of keys."""
+
+    rows: int
+    keys: int
+
+    @property
+    def newest_window_us(self) -> int:
+        """Return the start of the newest window, microseconds since the epoch."""
+        return (self.rows - 1) // ROWS_PER_WINDOW * WINDOW_MS * 1000
+
+
+def run_generated(engine: str, back_end: str, given: Generated, work: Path, *, source_only: bool) -> EngineRun:
+    """Run once. Flink's time with start is not measured (nan).
+
+    Args:
+        engine: "tidegate" or "flink".
+        back_end: of tidegate; Flink uses its counterpart.
+        given: the rows.
+        work: folder for everything that is written.
+        source_only: drop all rows behind the source.
+    """
+    target = work / f"{engine}-{time.time_ns()}"
+    if engine == "flink":
+        script = str(HERE / "engines" / "flink_windows.py")
+        facts = [str(given.rows), str(given.keys), BACK_ENDS[back_end], "source" if source_only else "windows"]
+        warm = run_warm([flink_python(), script, *facts, flink_jars(), str(target)])
+        found = (math.nan, math.nan, *warm)
+    else:
+        arguments = {"rows": given.rows, "keys": given.keys, "output": str(target), "source_only": source_only}
+        options = {**ROCKSDB, "state_backend": back_end}
+        found = run_tidegate("generated.py", arguments, options, work / "jobs")
+    digest = "" if source_only else digest_of(target, given.newest_window_us)
+    shutil.rmtree(target, ignore_errors=True)
+    return EngineRun(f"{engine}-{back_end}", *found, digest)
+
+
+def flink_python() -> str:
+    """Return an interpreter with apache-flink, which needs Python 3.12 or older (or FLINK_PYTHON)."""
+    base = os.environ.get("FLINK_PYTHON", sys.executable)
+    return own_environment("flink", FLINK, base)
+
+
+def flink_jars() -> str:
+    """Return the jars for Parquet, separated by ":". Raises SystemExit if a download is not what it should be."""
+    jar = ENVIRONMENTS / "flink" / PARQUET_JAR
+    if not jar.exists():
+        with urllib.request.urlopen(PARQUET_URL, timeout=300) as answer:
+            content = answer.read()
+        if hashlib.sha256(content).hexdigest() != PARQUET_SHA256:
+            raise SystemExit(f"{PARQUET_URL} has an unexpected checksum")
+        jar.write_bytes(content)
+    hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar"))
+    return ":".join(str(path) for path in (jar, *hadoop))
+
+
+def measure(folder: Path, back_end: str, rows: int, keys: Sequence[int], repeat: int) -> Costs:
+    """Run both engines in turn, with windows and the source alone. Ends the benchmark if results differ."""
+    found: Costs = {}
+    for count in keys:
+        given = Generated(rows, count)
+        for _ in range(repeat):
+            for engine in ENGINES:
+                for source_only in (False, True):
+                    run = run_generated(engine, back_end, given, folder, source_only=source_only)
+                    found.setdefault((count, engine, source_only), []).append(run)
+                    part = "source" if source_only else "windows"
+                    print(
+                        f"{count:,} keys: {run.engine}: {part}: {run.warm_cpu_s:.1f} CPU s", file=sys.stderr, flush=True
+                    )
+        digests = {run.digest for engine in ENGINES for run in found[(count, engine, False)]}
+        if len(digests) != 1:
+            raise SystemExit(f"{count:,} keys: the results differ: {digests}")
+    return found
+
+
+def table(found: Costs, rows: int) -> list[str]:
+    """Return a table in Markdown of M rows per CPU second without start, and with the source's cost subtracted."""
+    lines = ["| keys | engine | M rows per CPU s | without source | each run, CPU s | source alone, CPU s |"]
+    lines.append("| ---: | --- | ---: | ---: | --- | --- |")
+    for (count, engine, source_only), runs in found.items():
+        if not source_only:
+            alone = found[(count, engine, True)]
+            each, source = (", ".join(f"{run.warm_cpu_s:.1f}" for run in some) for some in (runs, alone))
+            rate = rows / median(run.warm_cpu_s for run in runs) / 1e6
+            lines.append(
+                f"| {count:,} | {runs[0].engine} | {rate:.2f} | {rows / own_cpu_s(found, count, engine) / 1e6:.2f} "
+                f"| {each} | {source} |"
+            )
+    return lines
+
+
+def own_cpu_s(found: Costs, keys: int, engine: str) -> float:
+    """Return the CPU seconds of the windows: of the whole job, without those of its source alone."""
+    whole, alone = (median(run.warm_cpu_s for run in found[(keys, engine, only)]) for only in (False, True))
+    return whole - alone
+
+
+def ratio(found: Costs, keys: int) -> float:
+    """Return how many times as many rows tidegate processes per CPU second, sources excluded."""
+    return own_cpu_s(found, keys, "flink") / own_cpu_s(found, keys, "tidegate")

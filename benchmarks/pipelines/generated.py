@@ -1,0 +1,55 @@
+"""Windows of 10 s per key over generated rows (W1, see `w1_workload.py`), to Parquet.
+
+Arguments: `rows`, `keys`, `output` (folder), `source_only` (drop all rows behind the source).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+import tidegate
+
+SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("k", "v", "ts_ms")])
+_INT64S = numba.int64[::1]
+
+
+def make_generator(rows: int, keys: int) -> Callable[[npt.NDArray[np.int64]], pa.RecordBatch]:
+    """Return a generator that is compiled for these numbers."""
+    k_mod, half = np.uint64(keys), np.uint64(rows // 2)
+    multiplier, v_mod, rows_per_ms = np.uint64(2_654_435_761), np.uint64(1_000), np.uint64(250)
+
+    def fill(numbers: Any, k: Any, v: Any, ts_ms: Any) -> None:
+        for j in range(len(numbers)):
+            i = np.uint64(numbers[j])
+            k[j] = np.int64((i * multiplier) % k_mod)
+            v[j] = np.int64(i % v_mod)
+            ts_ms[j] = np.int64((i % half) // rows_per_ms)
+
+    compiled = numba.njit([numba.void(_INT64S, _INT64S, _INT64S, _INT64S)], nogil=True)(fill)
+
+    def generate(numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        columns = [np.empty(len(numbers), dtype=np.int64) for _ in SCHEMA]
+        compiled(numbers, *columns)
+        return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SCHEMA)
+
+    return generate
+
+
+def build(args: Mapping[str, Any]) -> tidegate.Pipeline:
+    """See the module."""
+    rows, keys = int(args["rows"]), int(args["keys"])
+    p = tidegate.Pipeline()
+    stream = p.read(tidegate.DataGen(make_generator(rows, keys), SCHEMA, rows=rows), uid="rows")
+    if args["source_only"]:
+        stream.write(tidegate.Discard(), uid="discard")
+        return p
+    windows = stream.with_watermark("ts_ms", "0 s", unit="ms").group_by("k").window(tidegate.tumbling("10 s"))
+    totals = windows.agg(n=tidegate.count(), total=tidegate.sum("v"), uid="windows")
+    totals.write(tidegate.Parquet(str(args["output"])), uid="out")
+    return p
