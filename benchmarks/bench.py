@@ -232,7 +232,7 @@ def slots(folder: Path, quick: bool, repeat: int) -> Row:
     found = scaling.by_slots(folder, Generated(rows, 100_000), (2, 8, 32), repeat)
     cpu = {count: median(run.warm_cpu_s for run in runs) for count, runs in found.items()}
     row.lines = [
-        f"{rows:,} generated rows (W1), 100,000 keys, a checkpoint every second. Without start, except the last column.",
+        f"{rows:,} generated rows (W1), 100,000 keys, a checkpoint every second. Last column: with start.",
         "",
         "| slots | M rows per CPU second | cost of a row, 2 slots = 1 | each run, CPU s | with start, CPU s |",
         "| ---: | ---: | ---: | --- | ---: |",
