@@ -21,6 +21,7 @@ from statistics import median
 
 import generated_runs
 import latency
+import recovery
 import scaling
 import start
 from charts import write_chart
@@ -272,6 +273,23 @@ def nexmark(folder: Path, quick: bool, repeat: int) -> Row:
     return row
 
 
+def recoveries(folder: Path, quick: bool, repeat: int) -> Row:
+    """Time from a death until all sinks have rows again."""
+    row = Row("recovery", "Recovery")
+    found = recovery.measure(folder, repeat)
+    row.lines = [
+        "Seconds from SIGKILL until rows reach the sinks of both slots again; default options, `tidegate agent`.",
+        "",
+        "| killed | median | each |",
+        "| --- | ---: | --- |",
+    ]
+    for victim, seconds in found.items():
+        row.lines.append(f"| {victim} | {median(seconds):.1f} | {', '.join(f'{s:.1f}' for s in seconds)} |")
+        row.figures[f"recovery_{victim}_s"] = median(seconds)
+    row.runs = [{"killed": victim, "seconds": s} for victim, seconds in found.items() for s in seconds]
+    return row
+
+
 ROWS: Mapping[str, Callable[[Path, bool, int], Row]] = {
     "latency": latencies,
     "windows": windows,
@@ -282,6 +300,7 @@ ROWS: Mapping[str, Callable[[Path, bool, int], Row]] = {
     "checkpoints": checkpoints,
     "slots": slots,
     "nexmark": nexmark,
+    "recovery": recoveries,
 }
 QUICK = ("latency", "windows", "pruned", "rocksdb", "start")
 """Rows of `--quick`."""
