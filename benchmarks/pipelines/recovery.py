@@ -75,7 +75,7 @@ class FirstRowsWriter(SinkWriter):
 def build(args: Mapping[str, Any]) -> tidegate.Pipeline:
     """See the module."""
     p = tidegate.Pipeline()
-    rows = p.read(tidegate.DataGen(make_rows, SCHEMA, rows=ROWS, rows_per_second=RATE), uid="rows")
+    rows = p.read(tidegate.DataGen(make_rows, SCHEMA, rows=ROWS, rate=RATE), uid="rows")
     totals = rows.with_watermark("v", "0 s", unit="ms").group_by("k").window(tidegate.tumbling("1 s"))
     totals.agg(n=tidegate.count(), total=tidegate.sum("v"), uid="totals").write(
         FirstRows(str(args["report"])), uid="out"
