@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from typing import ClassVar
 
 import pytest
@@ -19,7 +21,10 @@ from tidegate.jobs.launch.desired_state import read_desired, request_running, re
 from tidegate.jobs.launch.launcher import DriverState
 from tidegate.jobs.launch.relaunch import LAUNCH_GRACE_S, RelaunchBudget
 from tidegate.jobs.launches import record_launch, record_process
+from tidegate.jobs.os_processes import process_start_time
 from tidegate.jobs.records import Launch, Spec
+
+DEATH_S = 60.0
 
 
 class Place:
@@ -33,6 +38,7 @@ class Place:
         self.before_launch: Callable[[], object] = lambda: None
         self.while_handing_over: Callable[[], object] = lambda: None
         self.absent = DriverState.UNKNOWN
+        self.process: tuple[int | None, str | None] = None, None
 
     def launch(self, client: JobClient, spec: Spec, attempt: int | None = None) -> Launch:
         self.before_launch()
@@ -43,7 +49,9 @@ class Place:
             raise self.refusal
         self.while_handing_over()
         self.states[launch.attempt] = DriverState.RUNNING
-        return record_process(client.store, client.layout, replace(launch, external_id=f"x-{launch.attempt}"))
+        pid, started = self.process
+        launch = replace(launch, external_id=f"x-{launch.attempt}", pid=pid, process_started=started)
+        return record_process(client.store, client.layout, launch)
 
     def state(self, launch: Launch) -> DriverState:
         return self.states.get(launch.attempt, self.absent)
@@ -365,24 +373,48 @@ def test_one_job_whose_launch_fails_in_an_unforeseen_way_keeps_nobody_else_from_
 def test_the_pauses_grow_while_nothing_happens_and_a_root_that_is_away_is_told_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
+    rounds: list[float] = []
     over = threading.Event()
 
     def wait(seconds: float) -> bool:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            request_running(world.client, world.spec, by="airflow")
-        if len(pauses) == 9:
-            over.set()
+        world.clock.sleep(seconds)
         return over.is_set()
 
     def away(names: list[str]) -> list[str]:
-        if 5 <= len(pauses) < 8:
+        rounds.append(world.clock.monotonic())
+        if len(rounds) == 4:
+            request_running(world.client, world.spec, by="airflow")
+        if len(rounds) == 10:
+            over.set()
+        if 6 <= len(rounds) < 9:
             raise StoreError("away")
         return names
 
     monkeypatch.setattr(over, "wait", wait)
     monkeypatch.setattr(agents, "job_ids", away)
     world.agent.run(over)
-    assert pauses == [2, 4, 8, 1, 2, 4, 8, 15, 15]
+    assert [later - one for one, later in pairwise(rounds)] == [2, 4, 8, 1, 2, 4, 8, 15, 15]
     assert world.said[1:] == ["agent: the root cannot be read, and is read again in up to 15 s: away"]
+
+
+def test_the_death_of_a_driver_on_its_own_host_ends_a_pause(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    world.place.process = os.getpid(), process_start_time(os.getpid())
+    request_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    world.begins(1)
+
+    def wait(seconds: float) -> bool:
+        world.clock.sleep(seconds)
+        if world.clock.monotonic() == DEATH_S:
+            monkeypatch.setattr(agents, "is_running", lambda pid, started: False)
+            world.place.states[1] = DriverState.GONE
+        if world.said[1:]:
+            over.set()
+        return over.is_set()
+
+    monkeypatch.setattr(over, "wait", wait)
+    world.agent.run(over)
+    assert len(world.said) == 2
+    assert world.said[1].endswith("(the driver is dead)")
+    assert world.clock.monotonic() <= DEATH_S + 3

@@ -30,15 +30,17 @@ from tidegate.jobs.launch.relaunch import (
     decide_relaunch,
     launch_liveness,
 )
-from tidegate.jobs.launches import newest_attempt, read_launch
+from tidegate.jobs.launches import is_on_this_host, newest_attempt, read_launch
 from tidegate.jobs.layout import job_ids
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.records import Desired, Spec
+from tidegate.jobs.os_processes import is_running
+from tidegate.jobs.records import Desired, Launch, Spec
 from tidegate.jobs.status import JobView
 from tidegate.jobs.stores.store_registry import open_store
 
 MIN_POLL_S = 1.0
-"""Pause between two rounds after a launch, in seconds. It doubles after every round without a launch."""
+"""Pause between two rounds after a launch, in seconds. It doubles after every round without a launch. Meanwhile the
+agent checks at this interval whether the drivers on its own host still run, without reading the store."""
 MAX_POLL_S = 15.0
 """Longest pause, in seconds: the longest delay until the agent sees a request."""
 
@@ -51,11 +53,18 @@ class JobSupervision:
         self._relaunches = RelaunchHistory(budget)
         self._budget = budget
         self._gone: tuple[int, int] | None = None
+        self._here: Launch | None = None
         self._launch: tuple[int, int] | None = None
         self._heartbeat: HeartbeatObserver | None = None
         self.failed: tuple[int, int] | None = None
         self.given_up: Desired | None = None
         self.over: Desired | None = None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the driver's process on this host has ended, and no decision has considered that."""
+        here = self._here
+        return here is not None and here.pid is not None and not is_running(here.pid, here.process_started)
 
     def decide(self, job: JobDirectory, desired: Desired, launchers: Mapping[str, Launcher]) -> Decision:
         """Read the job, which blocks on the store, and decide. Raises the errors of reading."""
@@ -70,6 +79,8 @@ class JobSupervision:
             return NoAction("the agent has stopped relaunching this submission")
         decision = decide_relaunch(seen, self._budget, relaunches)
         self.over = desired if view.is_terminal and isinstance(decision, NoAction) else None
+        if life == "dead" or view.is_terminal:
+            self._here = None  # decided, so there is nothing to wait for
         return decision
 
     def _life(
@@ -80,6 +91,7 @@ class JobSupervision:
             silence_s = JobOptions.from_mapping(spec.options).heartbeat_timeout.total_seconds()
             self._heartbeat, self._launch = HeartbeatObserver(silence_s, self._monotonic), key
         launch = read_launch(job.store, job.layout, *key)
+        self._here = launch if is_on_this_host(launch) else None
         launcher = launchers.get(launch.launcher)
         place = launcher.state(launch) if launcher is not None else DriverState.UNKNOWN
         if place is DriverState.GONE and self._gone != key:
@@ -134,7 +146,14 @@ class Agent:
                 self._report("", f"the root cannot be read, and is read again in up to {MAX_POLL_S:g} s: {error}")
                 busy = False
             pause_s = MIN_POLL_S if busy else min(2 * pause_s, MAX_POLL_S)
-            over.wait(pause_s)
+            self._pause(over, pause_s)
+
+    def _pause(self, over: threading.Event, pause_s: float) -> None:
+        """Wait until `over` is set, or `pause_s` have passed, or a driver on this host has died."""
+        end_s = self._monotonic() + pause_s
+        while (left_s := end_s - self._monotonic()) > 0 and not over.wait(min(MIN_POLL_S, left_s)):
+            if any(watch.is_urgent for watch in self._watches.values()):
+                return
 
     def round(self) -> bool:
         """Check every job once, and return whether a driver was launched. Raises StoreError when the root cannot be
