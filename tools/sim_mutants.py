@@ -89,7 +89,8 @@ def judge(mutant: Mutant, seeds: int) -> tuple[Mutant, str | None, float]:
     """Run `live` in a child process."""
     began_s = time.monotonic()
     command = [sys.executable, __file__, "--live", mutant.name, "--seeds", str(seeds)]
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(REPOSITORY / "tests" / "support")}
+    support = os.pathsep.join(filter(None, (str(REPOSITORY / "tests" / "support"), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": support}
     try:
         child = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False, cwd=REPOSITORY

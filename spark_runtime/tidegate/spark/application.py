@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sys
 import time
@@ -101,7 +102,7 @@ def spark_settings(spec: Spec, options: JobOptions, *, moves_rows: bool = False)
         OptionError: barrier stages do not support a setting.
     """
     given = {key: str(value) for key, value in resolve_secrets(spec.spark_conf).items()}
-    idle = {} if moves_rows else IDLE_JVM
+    idle = {} if moves_rows or is_in_spark_defaults("spark.driver.extraJavaOptions") else IDLE_JVM
     if options.execution_mode == "batch":
         return _with_defaults(spec, options, {**BATCH_CONF, **idle, **given, **FIXED_BATCH_CONF})
     if given.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
@@ -120,6 +121,16 @@ def spark_settings(spec: Spec, options: JobOptions, *, moves_rows: bool = False)
                 remedy=f"Remove {key} from spark_conf",
             )
     return _with_defaults(spec, options, {**idle, **given, **FIXED_CONF})
+
+
+def is_in_spark_defaults(key: str) -> bool:
+    """Return whether the installation's `spark-defaults.conf` sets a key. Settings of a job would replace its value."""
+    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
+    try:
+        lines = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return False
+    return any(re.split(r"[\s=:]", line.strip(), maxsplit=1)[0] == key for line in lines)
 
 
 def _with_defaults(spec: Spec, options: JobOptions, given: dict[str, str]) -> dict[str, str]:

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from builders.jobs import submission
 from pyspark import SparkConf
 from pyspark.errors import PySparkRuntimeError
 
+from tidegate.jobs.options import JobOptions
 from tidegate.spark import application
 from tidegate.spark.class_archive import MAGIC, WRITTEN_AFTER_S, java_options, remove_archives
 
@@ -150,3 +152,23 @@ def test_only_a_jvm_that_does_not_start_is_started_again_without_its_archive(
         assert made == "started"
         assert not archive.exists()
     assert tried == ["-Xa -Xb", "-Xa"][:starts]
+
+
+def test_java_options_of_the_installations_defaults_are_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options of the driver's JVM, such as a trust store, would be lost."""
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    spec = submission(job_id="j", master="local[2]")
+
+    def given() -> str | None:
+        return application.spark_settings(spec, JobOptions()).get(OPTIONS)
+
+    assert given() == application.IDLE_JVM[OPTIONS]
+    defaults = tmp_path / "spark-defaults.conf"
+    for text in ("# spark.driver.extraJavaOptions -Da=b\n", "spark.driver.extraJavaOptionsOther -Da=b\n"):
+        defaults.write_text(text)
+        assert given() is not None
+    for text in ("spark.driver.extraJavaOptions -Da=b\n", "a b\n  spark.driver.extraJavaOptions=-Da=b\n"):
+        defaults.write_text(text)
+        assert given() is None
