@@ -85,7 +85,7 @@ class SpanRows:
         low, high = int(positions.min()), int(positions.max())
         table = self._tables[side].of(low)
         if high < table.stop_us:
-            table.add(keys, columns, positions, marks, due)
+            table.add(keys, columns, positions, high, marks, due)
             return
         order = np.argsort(positions, kind="stable")
         ordered = positions[order]
@@ -99,6 +99,7 @@ class SpanRows:
                 keys.rows(rows),
                 [column.take(parts) for column in columns],
                 positions[rows],
+                int(ordered[stop - 1]),
                 None if marks is None else marks[rows],
                 None if due is None else due[rows],
             )

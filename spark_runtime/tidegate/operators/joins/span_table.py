@@ -97,7 +97,13 @@ class SpanTable:
         return self._index.size
 
     def add(
-        self, keys: Keys, columns: Sequence[pa.Array], positions: Int64s, matched: Mask | None, due: Int64s | None
+        self,
+        keys: Keys,
+        columns: Sequence[pa.Array],
+        positions: Int64s,
+        last_us: int,
+        matched: Mask | None,
+        due: Int64s | None,
     ) -> None:
         """Store rows.
 
@@ -105,6 +111,7 @@ class SpanTable:
             keys: their keys.
             columns: of the types of the table.
             positions: within the table's stretch.
+            last_us: the latest of them.
             matched: which have found a match; None if the table does not track matches.
             due: when each row is emitted alone if it finds no match; None: never.
         """
@@ -121,7 +128,7 @@ class SpanTable:
             if self._matched is not None:
                 self._matched = _grown(self._matched, room)
         self._positions[start:stop] = positions
-        self.last_us = max(self.last_us, int(positions.max()))
+        self.last_us = max(self.last_us, last_us)
         chain_rows(entries, start, self._heads, self._following)
         if self._links is not None:
             self._links.extend(start, stop, self._following, self._positions)

@@ -57,6 +57,9 @@ class StreamJoin(StreamOperator):
         self._spans = new_spans(spec)
         self._columns = JoinedColumns(spec)
         self._times = [JoinTimes(given) if self._spans is not None else None for given in spec.inputs]
+        # Columns that must not be null for a match.
+        timed = self._spans is not None
+        self._needed = [[*given.keys, *([given.time_column] if timed else [])] for given in spec.inputs]
         self._ended = [False, False]
         self._is_over = False
         self._is_open = False
@@ -77,7 +80,7 @@ class StreamJoin(StreamOperator):
         rows = self._columns.stored(input_index, batch)
         arrived = self._in_spans(rows, input_index) if self._spans is not None else ArrivedRows(rows, None, None)
         usable = self._keyed_rows(arrived.rows, input_index)
-        if not usable.all():
+        if usable is not None:
             if self._spec.emits_unmatched(input_index):
                 hopeless = arrived.part(~usable)
                 yield from self._columns.unmatched(input_index, hopeless.rows, hopeless.starts)
@@ -154,7 +157,9 @@ class StreamJoin(StreamOperator):
         if numbers is not None:
             rows, times = rows.take(pa.array(numbers)), times[numbers]
         arrived = ArrivedRows(rows, times, starts)
-        if self._is_over or not rows.num_rows:
+        passed = self._store.passed
+        # Most batches have no row before the watermark, so that no row is late.
+        if self._is_over or not rows.num_rows or (passed.is_even and int(times.min()) >= passed.watermark_us):
             return arrived
         late = spans.late(starts, times, self._passed_watermarks(arrived, side))
         if timeless is not None:
@@ -171,15 +176,14 @@ class StreamJoin(StreamOperator):
         keys = arrived.rows.select(self._spec.inputs[side].keys)
         return passed.of(key_groups(hash_keys(keys, keys.schema.names), self.ctx.max_parallelism))
 
-    def _keyed_rows(self, rows: pa.RecordBatch, side: int) -> Mask:
-        """Return which rows can have a match: key and time are not null."""
-        given = self._spec.inputs[side]
-        needed = [*given.keys] if self._spans is None else [*given.keys, given.time_column]
-        usable = np.ones(rows.num_rows, np.bool_)
-        for name in needed:
+    def _keyed_rows(self, rows: pa.RecordBatch, side: int) -> Mask | None:
+        """Return which rows can have a match: key and time are not null. None: all rows."""
+        usable: Mask | None = None
+        for name in self._needed[side]:
             column = rows.column(name)
             if column.null_count:
-                usable &= valid_mask(column)
+                valid = valid_mask(column)
+                usable = valid if usable is None else usable & valid
         return usable
 
     # ------------------------------------------------------------ matches
