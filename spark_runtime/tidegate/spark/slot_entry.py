@@ -248,6 +248,7 @@ class SlotRuntime:
             now_ms=steady_clock(),
             wake=self._wake,
             transport_failure=lambda: self._transport.failure,
+            write_out=self._transport.writes.write,
             copies=copies,
             compression=self._options.snapshot_compression,
         )
@@ -277,6 +278,7 @@ class SlotRuntime:
             return False
         self._transport.connect(peers, timeout_s=CONNECT_TIMEOUT_S)
         self._transport.start()
+        self._transport.writes.hold()
         slot.start(subtasks)
         self._slot = slot
         self._mail.open(slot)

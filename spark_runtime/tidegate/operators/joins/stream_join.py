@@ -26,10 +26,6 @@ from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 from tidegate.state.keys.key_hash import hash_keys, key_groups
 
-WITH_TABLES = frozenset({"heap"})
-"""State back ends with which a join with bounds on times keeps its rows in tables of its own. The back end `memory` is
-not one of them, because it limits the size of a snapshot (S5.2)."""
-
 
 class StreamJoin(StreamOperator):
     """Joins two streams by key; every pair is emitted when its later row arrives.
@@ -67,9 +63,8 @@ class StreamJoin(StreamOperator):
     def open(self, ctx: OperatorContext) -> None:
         """Open the store of the rows."""
         super().open(ctx)
-        in_memory = self._spans is not None and ctx.state_backend in WITH_TABLES
         self._store: JoinStore
-        if self._spans is not None and in_memory:
+        if self._spans is not None and self._spec.uses_tables(ctx.state_backend):
             self._store = SpanRows(self._spec, ctx, self._spans)
         else:
             self._store = self._of_back_end = BackendRows(self._spec, ctx, self._spans)
