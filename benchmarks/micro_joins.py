@@ -1,7 +1,7 @@
 """Cost of a batch in a join of two streams, and memory of its stored rows, without channels or Spark.
 
-Run it as `python benchmarks/micro_joins.py`. It prints CPU microseconds per batch (the fastest of several rounds, because
-noise only slows a round down), with the watermark after each batch, and the resident bytes of a stored row.
+Run it as `python benchmarks/micro_joins.py [kind]`. It prints the resident bytes of a stored row, and CPU microseconds
+per batch with the watermark after it: the fastest of several rounds, because noise only slows a round down.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def operator(how: str, **bounds: Any) -> Any:
     """Return an open join."""
     p = td.Pipeline()
     sides = [
-        p.read(td.DataGen(lambda n: {}, INPUT, rows=1), uid=uid).with_watermark("ts", "0 s") for uid in ("left", "right")
+        p.read(td.DataGen(lambda n: {}, INPUT, rows=1), uid=uid).with_watermark("ts", "0 s")
+        for uid in ("left", "right")
     ]
     joined = sides[0].join(sides[1], on="k", how=how, suffix="_right", uid="join", **bounds)  # type: ignore[arg-type]
     spec = joined._draft._nodes[joined._node_id].spec
@@ -45,7 +46,9 @@ def batches(rows: int, number: int, keys: int) -> Iterator[tuple[int, pa.RecordB
     for n in range(number):
         i = np.arange(n * rows, (n + 1) * rows)
         times = i * US_PER_ROW
-        batch = pa.record_batch([i % keys, np.ones(rows, np.int64), times, pa.array(times).view(pa.timestamp("us"))], schema=INPUT)
+        batch = pa.record_batch(
+            [i % keys, np.ones(rows, np.int64), times, pa.array(times).view(pa.timestamp("us"))], schema=INPUT
+        )
         yield 0, batch, int(times[0])
         yield 1, batch, int(times[-1])
 
@@ -89,7 +92,8 @@ def bytes_per_row(how: str) -> float:
 def main() -> int:
     """Print the tables."""
     preload_kernels()
-    print(f"bytes per stored row of 32 bytes: {bytes_per_row(sys.argv[1] if len(sys.argv) > 1 else 'inner'):.0f}")
+    kind = sys.argv[1] if len(sys.argv) > 1 else "inner"
+    print(f"resident bytes of a stored row of 32 bytes, {kind} join: {bytes_per_row(kind):.0f}")
     subjects: dict[str, tuple[str, int, dict[str, Any]]] = {
         "inner, ttl, distinct keys": ("inner", 1 << 60, {"ttl": "2 s"}),
         "inner, ttl, 1000 keys": ("inner", 1000, {"ttl": "20 ms"}),

@@ -235,9 +235,7 @@ class SlotRuntime:
     def _loop(self, execution: ExecutionPlan, message: Deploy) -> bool:
         """Deploy and run. Returns False if the driver cancelled the run."""
         peers = {peer.slot: (peer.host, peer.port) for peer in message.peers}
-        copies = None
-        if self._options.local_recovery:
-            copies = LocalCopies.of_job(self._parameters.root, self._parameters.job_id, self._index)
+        copies = self._local_copies()
         slot = Slot(
             run_id=self._parameters.run_id,
             generation=self._parameters.generation,
@@ -296,6 +294,12 @@ class SlotRuntime:
         if copies is not None:
             copies.clear()
         return True
+
+    def _local_copies(self) -> LocalCopies | None:
+        """Return the local copies of state; None: the job has none (S5.4)."""
+        if not self._options.local_recovery:
+            return None
+        return LocalCopies.of_job(self._parameters.root, self._parameters.job_id, self._index)
 
     def _open_location(self, location: str) -> tuple[Store, str]:
         return open_location(self._store, self._spec, location)

@@ -1,4 +1,4 @@
-"""What the operators of a slot may hold of its memory for state (S5.2)."""
+"""Shares of the operators of a slot in its memory for state (S5.2)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stream(p: td.Pipeline, uid: str) -> td.Stream:
 
 
 def shares(draw: Callable[[td.Pipeline], td.Stream], state_backend: Any = "heap") -> dict[tuple[str, int], int]:
-    """What each operator subtask with a back end may hold of 600 bytes, in a slot that has two subtasks of each."""
+    """Return the share of 600 bytes of each operator subtask with a back end, in a slot that has two subtasks of each."""
     p = td.Pipeline()
     draw(p).write(CollectSink("state-memory"), uid="out")
     graph = p.build()

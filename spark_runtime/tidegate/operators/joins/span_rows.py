@@ -157,9 +157,7 @@ class SpanRows:
 
         def new_table(stretch: tuple[int, int], expected: int) -> SpanTable:
             self._opened += 1
-            return SpanTable(
-                self._reader, stored.types, stretch, self._opened, expected=expected, tracks=stored.tracks
-            )
+            return SpanTable(self._reader, stored.types, stretch, self._opened, expected=expected, tracks=stored.tracks)
 
         return new_table
 

@@ -150,7 +150,7 @@ class SpanTable:
         """
         entries = np.empty(len(lows), np.int32)
         self._index.find(keys, 0, len(lows), entries)
-        if entries.max() >= 0:
+        if entries.max(initial=-1) >= 0:
             yield from self._search(entries, lows, highs, most, only_first)
 
     def matching_rows(self, keys: Keys, lows: Int64s, highs: Int64s) -> Iterator[Int64s]:
@@ -300,8 +300,9 @@ class SpanTables:
                 break
         former, following = self._tables[:number], self._tables[number:]
         # Aligned, so that rows slightly out of order do not leave narrow gaps between tables.
-        first = position_us // self._stretch_us * self._stretch_us
-        stop = first + (self._stretch_us << min(len(self._tables) // self.MANY, 32))
+        length = self._stretch_us << min(len(self._tables) // self.MANY, 32)
+        first = position_us // length * length
+        stop = first + length
         if former:
             first = max(first, former[-1].stop_us)
         if following:
