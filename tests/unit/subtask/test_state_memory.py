@@ -27,7 +27,7 @@ def stream(p: td.Pipeline, uid: str) -> td.Stream:
 
 
 def shares(draw: Callable[[td.Pipeline], td.Stream], state_backend: Any = "heap") -> dict[tuple[str, int], int]:
-    """Return the share of 600 bytes of each operator subtask with a back end, in a slot that has two subtasks of each."""
+    """Return the share of 600 bytes of each subtask with a back end, in a slot with two subtasks of each operator."""
     p = td.Pipeline()
     draw(p).write(CollectSink("state-memory"), uid="out")
     graph = p.build()
