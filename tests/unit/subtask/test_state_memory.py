@@ -112,6 +112,16 @@ def test_in_batch_aggregates_are_kept_in_memory(uid: str) -> None:
     assert specs["once"].backend_in_batch("rocksdb") == "rocksdb"
 
 
+def test_in_batch_a_join_keeps_its_rows_in_a_back_end() -> None:
+    """S8.1: no watermark deletes rows there, and tables for rows of all times at once would be dear."""
+    p = td.Pipeline()
+    joined = stream(p, "left").join(stream(p, "right"), on="k", ttl="1 h", suffix="_r", uid="join")
+    joined.write(CollectSink("state-memory"), uid="out")
+    (spec,) = (node.spec for node in p.build().nodes if node.uid == "join" and node.spec is not None)
+    assert [spec.backend_in_batch(name) for name in ("heap", "rocksdb")] == ["memory", "rocksdb"]
+    assert [spec.uses_backend(spec.backend_in_batch(name)) for name in ("heap", "rocksdb")] == [True, True]
+
+
 def has_back_end(operator: Any) -> bool:
     """It has one, or a state that has."""
     held = [*vars(operator).values()]

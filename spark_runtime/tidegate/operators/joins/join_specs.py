@@ -277,6 +277,11 @@ class StreamJoinSpec(OperatorSpec):
         """See `OperatorSpec`."""
         return not self.uses_tables(state_backend)
 
+    def backend_in_batch(self, state_backend: StateBackend) -> StateBackend:
+        """See `OperatorSpec`. Without watermarks, rows of all times are stored at once, in more tables than are
+        cheap."""
+        return "memory" if self.uses_tables(state_backend) else state_backend
+
     @property
     def emits_pairs(self) -> bool:
         """Return whether a match emits a row with columns of both sides."""

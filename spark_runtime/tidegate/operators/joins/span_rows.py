@@ -177,6 +177,8 @@ class SpanMatches:
         """See `Matches`. Pairs of several tables are put together, because small batches are dear downstream."""
         for number, table in enumerate(self._tables):
             keys, lows, highs, numbers = self._probes_of(table)
+            if not len(lows):
+                continue
             for probes, rows in table.pairs(keys, lows, highs, lambda: MAX_BATCH_ROWS - self._count):
                 self._found.append((probes if numbers is None else numbers[probes], number, rows))
                 self._count += len(rows)

@@ -274,7 +274,7 @@ class SpanTables:
     cover more, so that a batch touches a limited number of tables.
     """
 
-    MANY = 16
+    MANY = 4
 
     def __init__(self, stretch_us: int, new_table: Callable[[tuple[int, int], int], SpanTable]) -> None:
         """Args: new_table: returns an empty table from its stretch and its expected number of keys."""
