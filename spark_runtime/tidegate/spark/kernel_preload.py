@@ -17,6 +17,7 @@ _MODULES = (
     "tidegate.operators.deduplicate",
     "tidegate.operators.joins.matched_pairs",
     "tidegate.operators.joins.session_spans",
+    "tidegate.operators.joins.span_kernels",
     "tidegate.operators.windows.row_groups",
     "tidegate.state.copy_on_write",
     "tidegate.state.arrow.arrow_buffers",

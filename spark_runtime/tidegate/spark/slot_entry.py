@@ -235,9 +235,7 @@ class SlotRuntime:
     def _loop(self, execution: ExecutionPlan, message: Deploy) -> bool:
         """Deploy and run. Returns False if the driver cancelled the run."""
         peers = {peer.slot: (peer.host, peer.port) for peer in message.peers}
-        copies = None
-        if self._options.local_recovery:
-            copies = LocalCopies.of_job(self._parameters.root, self._parameters.job_id, self._index)
+        copies = self._local_copies()
         slot = Slot(
             run_id=self._parameters.run_id,
             generation=self._parameters.generation,
@@ -248,6 +246,7 @@ class SlotRuntime:
             now_ms=steady_clock(),
             wake=self._wake,
             transport_failure=lambda: self._transport.failure,
+            write_out=self._transport.writes.write,
             copies=copies,
             compression=self._options.snapshot_compression,
         )
@@ -277,6 +276,7 @@ class SlotRuntime:
             return False
         self._transport.connect(peers, timeout_s=CONNECT_TIMEOUT_S)
         self._transport.start()
+        self._transport.writes.hold()
         slot.start(subtasks)
         self._slot = slot
         self._mail.open(slot)
@@ -294,6 +294,12 @@ class SlotRuntime:
         if copies is not None:
             copies.clear()
         return True
+
+    def _local_copies(self) -> LocalCopies | None:
+        """Return the local copies of state; None: the job has none (S5.4)."""
+        if not self._options.local_recovery:
+            return None
+        return LocalCopies.of_job(self._parameters.root, self._parameters.job_id, self._index)
 
     def _open_location(self, location: str) -> tuple[Store, str]:
         return open_location(self._store, self._spec, location)

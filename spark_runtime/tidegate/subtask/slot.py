@@ -164,6 +164,7 @@ class Slot:
         now_ms: Callable[[], int],
         wake: LoopSignal,
         transport_failure: Callable[[], BaseException | None] = lambda: None,
+        write_out: Callable[[], None] = lambda: None,
         copies: LocalCopies | None = None,
         compression: SnapshotCompression = "none",
         input_steps: int = INPUT_STEPS_PER_ROUND,
@@ -173,6 +174,7 @@ class Slot:
         Args:
             send: sends a message to the driver; must not block.
             threshold_bytes: the option `state_size_threshold`.
+            write_out: writes what a step has sent to other slots; called after every step.
             copies: local copies of state, with `local_recovery` (S5.4).
             compression: the option `snapshot_compression`.
             input_steps: see `INPUT_STEPS_PER_ROUND`.
@@ -186,6 +188,7 @@ class Slot:
         self._now_ms = now_ms
         self._wake = wake
         self._transport_failure = transport_failure
+        self._write_out = write_out
         self._input_steps = input_steps
         self._subtasks: list[Subtask] = []
         self._by_id: dict[tuple[int, int], Subtask] = {}
@@ -420,7 +423,7 @@ class Slot:
         for subtask in self._subtasks:
             # Messages of the driver reach every subtask before queues are emptied, so that no barrier waits for the
             # queues.
-            if subtask.step() if has_messages else self._step_subtasks(subtask):
+            if self._step(subtask) if has_messages else self._step_subtasks(subtask):
                 progressed = True
         if progressed:
             self.progress += 1
@@ -432,13 +435,18 @@ class Slot:
         A message of the driver (a trigger, an abort) ends the turn early, so that it does not wait for a whole queue.
         """
         until_ms = self._now_ms() + INPUT_TURN_MS
-        if not subtask.step():
+        if not self._step(subtask):
             return False
         if subtask.source_input is None:
             for _ in range(self._input_steps - 1):
-                if self._inbox or self._now_ms() >= until_ms or not subtask.step():
+                if self._inbox or self._now_ms() >= until_ms or not self._step(subtask):
                     break
         return True
+
+    def _step(self, subtask: Subtask) -> bool:
+        progressed = subtask.step()
+        self._write_out()
+        return progressed
 
     def run(self) -> None:
         """Run rounds until the run is over. Sleeps only if no subtask could do anything."""

@@ -1,4 +1,4 @@
-"""What the operators of a slot may hold of its memory for state (S5.2)."""
+"""Shares of the operators of a slot in its memory for state (S5.2)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stream(p: td.Pipeline, uid: str) -> td.Stream:
 
 
 def shares(draw: Callable[[td.Pipeline], td.Stream], state_backend: Any = "heap") -> dict[tuple[str, int], int]:
-    """What each operator subtask with a back end may hold of 600 bytes, in a slot that has two subtasks of each."""
+    """Return the share of 600 bytes of each subtask with a back end, in a slot with two subtasks of each operator."""
     p = td.Pipeline()
     draw(p).write(CollectSink("state-memory"), uid="out")
     graph = p.build()
@@ -63,16 +63,25 @@ def operators_of(subtask: Any) -> list[Any]:
     return list(subtask._chain.operators)
 
 
-def test_operators_with_a_back_end_share_the_memory_for_state_among_all_subtasks() -> None:
+@pytest.mark.parametrize(
+    ("state_backend", "uids"),
+    [("rocksdb", ("join", "plain", "as-of", "once")), ("heap", ("plain", "as-of", "once"))],
+)
+def test_operators_with_a_back_end_share_the_memory_for_state_among_all_subtasks(
+    state_backend: str, uids: tuple[str, ...]
+) -> None:
+    """With `heap`, a join with bounds on times keeps its rows in tables of its own."""
     found = shares(
         lambda p: (
             stream(p, "left")
             .join(stream(p, "right"), on="k", ttl="1 h", suffix="_r", uid="join")
             .join_as_of(stream(p, "versions"), on="k", suffix="_v", uid="as-of")
             .deduplicate("k", within="1 h", uid="once")
-        )
+            .join(stream(p, "all"), on="k", suffix="_a", uid="plain")
+        ),
+        state_backend,
     )
-    assert found == {(uid, index): 100 for uid in ("join", "as-of", "once") for index in (0, 1)}
+    assert found == {(uid, index): 300 // len(uids) for uid in uids for index in (0, 1)}
 
 
 AGGREGATED = {
@@ -101,6 +110,16 @@ def test_in_batch_aggregates_are_kept_in_memory(uid: str) -> None:
     specs = {node.uid: node.spec for node in p.build().nodes if node.spec is not None}
     assert specs[uid].backend_in_batch("rocksdb") == "heap"
     assert specs["once"].backend_in_batch("rocksdb") == "rocksdb"
+
+
+def test_in_batch_a_join_keeps_its_rows_in_a_back_end() -> None:
+    """S8.1: no watermark deletes rows there, and tables for rows of all times at once would be dear."""
+    p = td.Pipeline()
+    joined = stream(p, "left").join(stream(p, "right"), on="k", ttl="1 h", suffix="_r", uid="join")
+    joined.write(CollectSink("state-memory"), uid="out")
+    (spec,) = (node.spec for node in p.build().nodes if node.uid == "join" and node.spec is not None)
+    assert [spec.backend_in_batch(name) for name in ("heap", "rocksdb")] == ["memory", "rocksdb"]
+    assert [spec.uses_backend(spec.backend_in_batch(name)) for name in ("heap", "rocksdb")] == [True, True]
 
 
 def has_back_end(operator: Any) -> bool:

@@ -22,6 +22,7 @@ from tidegate.channel.ports import Announce, InputChannel, OutputChannel, elemen
 from tidegate.channel.tcp.acceptor import Acceptor
 from tidegate.channel.tcp.credit import ReceiverCredit, SenderCredit
 from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, ListenerHandshake, Role
+from tidegate.channel.tcp.held_writes import HeldWrites
 from tidegate.channel.tcp.peer_link import PeerLink
 from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.sockets import dial, listen_on
@@ -46,9 +47,17 @@ FLUSH_TIMEOUT_S = 30.0
 class TcpOutputChannel:
     """OutputChannel to a subtask of another slot."""
 
-    def __init__(self, channel_id: int, link: PeerLink, capacity_bytes: int, overdraft_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        channel_id: int,
+        link: PeerLink,
+        writes: HeldWrites,
+        capacity_bytes: int,
+        overdraft_bytes: int = 0,
+    ) -> None:
         self.channel_id = channel_id
         self.link = link
+        self._writes = writes
         self.credit = SenderCredit(capacity_bytes, overdraft_bytes)
         self._sequence = 0
         # Bound directly to the account, without a call between, because the loop asks before every element.
@@ -75,9 +84,10 @@ class TcpOutputChannel:
         if isinstance(element, pa.RecordBatch):
             flags, payload = encode_batch(element)
             self.credit.sent(payload.size)
-            self.link.outbox.put(pack_header(Kind.BATCH, self.channel_id, sequence, payload.size, flags), payload)
+            header = pack_header(Kind.BATCH, self.channel_id, sequence, payload.size, flags)
+            self._writes.put(self.link.outbox, header, payload, size_bytes=payload.size)
         else:
-            self.link.outbox.put(event_frame(element, self.channel_id, sequence))
+            self._writes.put(self.link.outbox, event_frame(element, self.channel_id, sequence), size_bytes=0)
         self._sequence = (sequence + 1) % SEQUENCES
 
 
@@ -180,6 +190,9 @@ class DataTransport:
     Call order, from one thread: `listen`; `open_input` and `open_output` for every channel; when every slot has done so
     `connect`, `start`; when this slot has sent its last element `flush`; `close` always. Nothing arrives on an input
     before `start`. A transport is not restarted: a new run has a new one.
+
+    Attributes:
+        writes: frames of the outputs that are not written yet.
     """
 
     def __init__(
@@ -200,6 +213,7 @@ class DataTransport:
             wake: called on the I/O thread when an input has elements, an output may have capacity, or there is a
                 failure. Must not block.
         """
+        self.writes = HeldWrites()
         self._slot = slot
         self._credentials = Credentials(Role.DATA, generation, run_id, secret)
         self._capacity_bytes = capacity_bytes
@@ -253,7 +267,8 @@ class DataTransport:
         """Return the sending end of `channel_id`, which ends in another slot, `target_slot`."""
         assert channel_id not in self._outputs, f"channel {channel_id} is opened twice"
         assert target_slot != self._slot, "a channel within a slot needs no transport"
-        channel = TcpOutputChannel(channel_id, self._link(target_slot), self._capacity_bytes, self._overdraft_bytes)
+        link = self._link(target_slot)
+        channel = TcpOutputChannel(channel_id, link, self.writes, self._capacity_bytes, self._overdraft_bytes)
         self._outputs[channel_id] = channel
         return channel
 

@@ -64,6 +64,14 @@ class Outbox:
         self._frames.append(buffers)
         self._write()
 
+    def append(self, *buffers: Any) -> None:
+        """Append a frame that the next call of `write`, or of any other method that writes, will write."""
+        self._frames.append(buffers)
+
+    def write(self) -> None:
+        """Write the frames that were appended."""
+        self._write()
+
     def put_urgent(self, frame: bytes) -> None:
         """Add a frame before all frames that are not being written."""
         self._urgent.append(frame)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.jobs.options import ProcessingTimeOnEnd
+from tidegate.jobs.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.backend_shapes import backend_shapes
 from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
@@ -265,6 +265,22 @@ class StreamJoinSpec(OperatorSpec):
         """Return whether the state records which rows of this side have a match."""
         at_once = not isinstance(self.bounds, AsOfMatch | SessionMatch)
         return at_once and (self.emits_unmatched(side) or (self.how == "semi" and side == LEFT))
+
+    def uses_tables(self, state_backend: StateBackend) -> bool:
+        """Return whether the rows are kept in tables in memory (`SpanRows`), and not in the back end.
+
+        The back end `memory` has no tables, because it limits the size of a snapshot (S5.2).
+        """
+        return self.has_spans and state_backend == "heap"
+
+    def uses_backend(self, state_backend: StateBackend) -> bool:
+        """See `OperatorSpec`."""
+        return not self.uses_tables(state_backend)
+
+    def backend_in_batch(self, state_backend: StateBackend) -> StateBackend:
+        """See `OperatorSpec`. Without watermarks, rows of all times are stored at once, in more tables than are
+        cheap."""
+        return "memory" if self.uses_tables(state_backend) else state_backend
 
     @property
     def emits_pairs(self) -> bool:

@@ -26,8 +26,52 @@ FORM_SCHEMA = pa.schema([pa.field(KEY_GROUP_COLUMN, pa.uint16(), nullable=False)
 Names = Mapping[str, str]
 
 
+class JoinProgress:
+    """The watermarks of a join subtask, and the form of its state.
+
+    Attributes:
+        passed: the watermark for each key group.
+    """
+
+    def __init__(self, ctx: OperatorContext, form: str) -> None:
+        self._uid, self._form = ctx.uid, form
+        self._groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        self.passed = WatermarkByKeyGroup(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+
+    def parts(self) -> list[StatePart]:
+        """Return the present watermarks and the form as state."""
+        groups = pa.array(np.array(self._groups, np.uint16))
+        # A row for each key group, so that every subtask receives the form, at any parallelism.
+        form = pa.table([groups, pa.array([self._form] * len(groups))], schema=FORM_SCHEMA)
+        return [self.passed.part(), StatePart(FORM_STATE, "keyed", form)]
+
+    def restore(self, parts: Sequence[StatePart]) -> list[StatePart]:
+        """Restore what `parts` returned, and return all other parts.
+
+        Raises:
+            SnapshotError: the snapshot was written by another kind of join or with other bounds.
+        """
+        passed = [part for part in parts if part.name == PASSED_STATE]
+        if passed:
+            self.passed.restore(passed)
+        for part in parts:
+            if part.name == FORM_STATE:
+                self._require_form(part.table)
+        return [part for part in parts if part.name not in (PASSED_STATE, FORM_STATE)]
+
+    def _require_form(self, table: pa.Table) -> None:
+        for form in table.column("form").unique().to_pylist():
+            if form != self._form:
+                raise SnapshotError(
+                    f"the join {self._uid!r} has changed, so it cannot use its state in the snapshot",
+                    where=f"state {FORM_STATE!r} of operator {self._uid!r}",
+                    cause=f"the join of the snapshot is {form}, the join of the pipeline is {self._form}",
+                    remedy="Restore with the join of the snapshot, or give the operator a new uid",
+                )
+
+
 class JoinState:
-    """The back end of one join subtask, its watermarks, and the form of its state.
+    """The back end of one join subtask, and its progress.
 
     Attributes:
         back_end: the open back end; its batches have the columns of the key schema.
@@ -43,10 +87,10 @@ class JoinState:
         renamed: Sequence[tuple[str, str]],
         namespace_columns: int,
     ) -> None:
-        self._ctx, self._key_schema, self._descriptors, self._form = ctx, key_schema, tuple(descriptors), form
+        self._ctx, self._key_schema, self._descriptors = ctx, key_schema, tuple(descriptors)
         self._renamed_keys = {old: new for old, new in renamed if new in key_schema.names}
-        self._groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
-        self.passed = WatermarkByKeyGroup(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        self._progress = JoinProgress(ctx, form)
+        self.passed = self._progress.passed
         self.back_end: KeyedStateBackend = open_keyed_backend(
             ctx, key_schema, namespace_columns=namespace_columns, renamed=self._renamed_keys.items()
         )
@@ -68,11 +112,8 @@ class JoinState:
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
         """Freeze the state."""
-        write, passed = self.back_end.snapshot(checkpoint_id, portable=portable), self.passed.part()
-        groups = pa.array(np.array(self._groups, np.uint16))
-        # A row for each key group, so that every subtask receives the form, at any parallelism.
-        form = pa.table([groups, pa.array([self._form] * len(groups))], schema=FORM_SCHEMA)
-        return lambda: [*write(), passed, StatePart(FORM_STATE, "keyed", form)]
+        write, progress = self.back_end.snapshot(checkpoint_id, portable=portable), self._progress.parts()
+        return lambda: [*write(), *progress]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Restore what `snapshot` wrote.
@@ -81,26 +122,10 @@ class JoinState:
             SnapshotError: the snapshot was written by another kind of join or with other bounds, or its columns cannot
                 be adapted (S5.5).
         """
-        passed = [part for part in parts if part.name == PASSED_STATE]
-        if passed:
-            self.passed.restore(passed)
-        for part in parts:
-            if part.name == FORM_STATE:
-                self._require_form(part.table)
-        states = [part for part in parts if part.name not in (PASSED_STATE, FORM_STATE)]
+        states = self._progress.restore(parts)
         rows = [part for part in states if part.format == "rows"]
         changed = evolved_parts(rows, self._descriptors, self._key_schema, self._ctx.uid, self._renamed_keys)
         self.back_end.restore([*changed, *(part for part in states if part.format != "rows")])
-
-    def _require_form(self, table: pa.Table) -> None:
-        for form in table.column("form").unique().to_pylist():
-            if form != self._form:
-                raise SnapshotError(
-                    f"the join {self._ctx.uid!r} has changed, so it cannot use its state in the snapshot",
-                    where=f"state {FORM_STATE!r} of operator {self._ctx.uid!r}",
-                    cause=f"the join of the snapshot is {form}, the join of the pipeline is {self._form}",
-                    remedy="Restore with the join of the snapshot, or give the operator a new uid",
-                )
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.operators.time.late_rows import MAX_TIME_US, MIN_TIME_US
 from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
+from tidegate.state.keys.stored_values import fixed_values
 
 
 class JoinTimes:
@@ -22,8 +23,7 @@ class JoinTimes:
 
     def of(self, rows: pa.RecordBatch) -> Int64s:
         """Return the times of rows that all have one."""
-        times: Int64s = self._time.microseconds(rows).to_numpy()
-        return times
+        return self._time.as_us(fixed_values(rows.column(self._time.column)))
 
     def read(self, rows: pa.RecordBatch, where: str) -> tuple[Int64s, Mask | None]:
         """Return the times, 0 for null, and a mask of the nulls; None: there are no nulls.
@@ -31,8 +31,11 @@ class JoinTimes:
         Raises:
             DataError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
         """
-        array = self._time.microseconds(rows)
-        times: Int64s = array.fill_null(0).to_numpy() if array.null_count else array.to_numpy()
+        array = rows.column(self._time.column)
+        times = self._time.as_us(fixed_values(array))
+        timeless = ~valid_mask(array) if array.null_count else None
+        if timeless is not None:
+            times = np.where(timeless, 0, times)
         if len(times) and (times.min() < MIN_TIME_US or times.max() > MAX_TIME_US):
             wrong = times[np.argmax((times < MIN_TIME_US) | (times > MAX_TIME_US))]
             raise DataError(
@@ -41,4 +44,4 @@ class JoinTimes:
                 cause="the column has another unit than declared, or the value is a placeholder for a missing time",
                 remedy="Pass the right unit to with_watermark, or filter out such rows before it",
             )
-        return times, ~valid_mask(array) if array.null_count else None
+        return times, timeless

@@ -20,12 +20,23 @@ MIN_SPAN_US = 1_000_000
 SPANS_PER_REACH = 4
 """Number of spans of an interval if rows without a match are emitted: each time such a row is due, its whole span is
 read."""
+TABLES_PER_REACH = 2
+"""Number of tables in memory that an interval covers. With more, expired rows are deleted earlier, but a batch searches
+more tables."""
+TABLES_PER_WINDOW = 8
+"""Most tables in memory that a sliding window covers."""
 
 RowNumbers = npt.NDArray[np.int64]
 
 
 class Spans(Protocol):
-    """Divides time into spans, according to the bounds of a join."""
+    """Divides time into spans, according to the bounds of a join.
+
+    Attributes:
+        stretch_us: how much time the tables of rows in memory cover.
+    """
+
+    stretch_us: int
 
     def assign(self, times: Int64s) -> tuple[RowNumbers | None, Int64s]:
         """Return row numbers and span starts: a row appears once for each of its spans. None: every row has one span,
@@ -59,6 +70,7 @@ class IntervalSpans:
         waits = spec.emits_unmatched(LEFT) or spec.emits_unmatched(RIGHT)
         length = bounds.upper_us - bounds.lower_us
         self.width_us = max(-(-length // (SPANS_PER_REACH if waits else 1)), MIN_SPAN_US)
+        self.stretch_us = max(length // TABLES_PER_REACH, MIN_SPAN_US)
         self._reach = bounds.upper_us, -bounds.lower_us  # how much later than a row of each side its last match may be
         timed = {"right": (RIGHT,), "full": (LEFT, RIGHT)}.get(spec.how, (LEFT,))
         self._delay_us = max(0, *(self._reach[side] for side in timed))
@@ -108,6 +120,8 @@ class WindowSpans:
     def __init__(self, bounds: WindowMatch) -> None:
         self._bounds = bounds
         self.grid = window_grid(bounds.size_us, bounds.slide_us, bounds.offset_us, bounds.calendar)
+        # Windows of a calendar have a table each.
+        self.stretch_us = 1 if bounds.calendar else max(bounds.slide_us, bounds.size_us // TABLES_PER_WINDOW)
 
     def assign(self, times: Int64s) -> tuple[RowNumbers | None, Int64s]:
         """See `Spans`. A row between two windows is in no span."""

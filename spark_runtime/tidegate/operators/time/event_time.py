@@ -42,13 +42,13 @@ class EventTimeColumn:
 
     def as_us(self, times: Int64s) -> Int64s:
         """Convert times to microseconds since the epoch, rounded down."""
+        if self.per_second == _MICROSECONDS:
+            return times
         more, fewer = _MICROSECONDS // self.per_second, self.per_second // _MICROSECONDS
         return times * more if more else times // fewer
 
     def microseconds(self, batch: pa.RecordBatch) -> pa.Int64Array:
         """Return the times of all rows in microseconds since the epoch, rounded down; null stays null."""
         array = batch.column(self.column)
-        times = fixed_values(array)
-        if self.per_second != _MICROSECONDS:
-            times = self.as_us(times)
+        times = self.as_us(fixed_values(array))
         return pa.array(times, pa.int64(), mask=~valid_mask(array) if array.null_count else None)

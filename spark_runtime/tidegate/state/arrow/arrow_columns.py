@@ -56,10 +56,10 @@ class Column(Protocol):
 
     type: pa.DataType
 
-    def put(self, positions: Positions, array: pa.Array) -> None:
+    def put(self, positions: Chosen, array: pa.Array) -> None:
         """Set entries that were touched."""
 
-    def forget(self, positions: Positions) -> None:
+    def forget(self, positions: Chosen) -> None:
         """Release the values of entries; the entries may be set again."""
 
     def take(self, arrays: Arrays, positions: Chosen) -> pa.Array:
@@ -122,12 +122,12 @@ class FixedColumn:
         """Return the names of the arrays of values and of validity."""
         return self._name, self._valid
 
-    def put(self, positions: Positions, array: pa.Array) -> None:
+    def put(self, positions: Chosen, array: pa.Array) -> None:
         """See `Column`."""
         self._cells.arrays[self._name][positions] = raw_fixed(array, self._dtype)
         self._cells.arrays[self._valid][positions] = valid_mask(array) if array.null_count else 1
 
-    def forget(self, positions: Positions) -> None:
+    def forget(self, positions: Chosen) -> None:
         """See `Column`."""
 
     def clear(self) -> None:
@@ -164,7 +164,7 @@ class RangedColumn:
         cells.add(self._start, np.int64)
         cells.add(self._length, np.int32, -1)
 
-    def put(self, positions: Positions, array: pa.Array) -> None:
+    def put(self, positions: Chosen, array: pa.Array) -> None:
         """See `Column`."""
         starts, lengths, values = ranges_of(array)
         if self._compacts:
@@ -175,7 +175,7 @@ class RangedColumn:
         self._cells.arrays[self._start][positions] = starts
         self._cells.arrays[self._length][positions] = lengths
 
-    def forget(self, positions: Positions) -> None:
+    def forget(self, positions: Chosen) -> None:
         """See `Column`."""
         lengths = self._cells.arrays[self._length]
         self._dead += int(np.maximum(lengths[positions], 0).sum())
@@ -235,13 +235,13 @@ class StructColumn:
             new_column(cells, f"{name}.{i}", field.type, compacts=compacts) for i, field in enumerate(type_.fields)
         ]
 
-    def put(self, positions: Positions, array: pa.Array) -> None:
+    def put(self, positions: Chosen, array: pa.Array) -> None:
         """See `Column`."""
         self._cells.arrays[self._valid][positions] = valid_mask(array) if array.null_count else 1
         for i, column in enumerate(self._fields):
             column.put(positions, array.field(i))
 
-    def forget(self, positions: Positions) -> None:
+    def forget(self, positions: Chosen) -> None:
         """See `Column`."""
         for column in self._fields:
             column.forget(positions)
@@ -327,12 +327,12 @@ class WriteOnceRows:
             self._cells.grow(max(self.size, 2 * self._cells.capacity))
         return start
 
-    def write(self, positions: Positions, arrays: Sequence[pa.Array]) -> None:
+    def write(self, positions: Chosen, arrays: Sequence[pa.Array]) -> None:
         """Set reserved rows, each once."""
         for column, array in zip(self._columns, arrays, strict=True):
             column.put(positions, array)
 
-    def take(self, positions: Positions) -> list[pa.Array]:
+    def take(self, positions: Chosen) -> list[pa.Array]:
         """Return rows by number."""
         return [column.take(self._cells.arrays, positions) for column in self._columns]
 
@@ -347,7 +347,7 @@ class WriteOnceRows:
             for rows, arrays in in_parts(lambda rows: (rows, source.take(positions[rows])), part):
                 self.write(to[rows], arrays)
 
-    def pin(self) -> Callable[[Positions], list[pa.Array]]:
+    def pin(self) -> Callable[[Chosen], list[pa.Array]]:
         """Return `take` for the present rows; for any thread."""
         # The dict is copied, because growth puts other arrays into the live one.
         arrays, takes = dict(self._cells.arrays), [column.pin() for column in self._columns]
