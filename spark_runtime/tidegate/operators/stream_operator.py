@@ -46,7 +46,7 @@ class EmissionPaused:
 
 
 class TurnOver(EmissionPaused):
-    """Emission continues after the other subtasks of the slot have had their turns. It waits for nothing.
+    """Emission continues after the other subtasks of the slot have had their turns.
 
     Between turns, batches that arrive for the operator's input are taken from the channels, up to `merged_bytes`."""
 

@@ -312,7 +312,7 @@ class Subtask:
         return True
 
     def _turn_over(self, paused: EmissionPaused) -> bool:
-        """Return whether the paused emission waits for nothing but the turns of others."""
+        """Return whether the paused emission can continue after the turns of others."""
         if isinstance(paused, TurnOver):
             self._inputs.gather()
             return True
