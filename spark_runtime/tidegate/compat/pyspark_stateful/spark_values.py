@@ -302,7 +302,7 @@ def _exact(type_: st.DataType, as_key: bool) -> type | None:
     return _EXACT.get(type(type_))
 
 
-def _limits(type_: st.DataType) -> tuple[int, int]:
+def _limits(type_: st.IntegralType) -> tuple[int, int]:
     bits = {st.ByteType: 8, st.ShortType: 16, st.IntegerType: 32}.get(type(type_), 64)
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
