@@ -1,6 +1,6 @@
 """The pipeline of `benchmarks/bench.py`: windows of one second per key, from Parquet to Parquet.
 
-Arguments: `input` and `output` (folders), `declared` (whether the source names the columns that are needed).
+Arguments: `input` and `output` (folders), `variant` ("declared": the source names the columns that are needed).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tidegate
 
 def build(args: Mapping[str, Any]) -> tidegate.Pipeline:
     """See the module."""
-    columns = ["k", "v", "ts"] if args["declared"] else None
+    columns = ["k", "v", "ts"] if args["variant"] == "declared" else None
     p = tidegate.Pipeline()
     rows = p.read(tidegate.Files(str(args["input"]), columns=columns), uid="rows")
     windows = rows.with_watermark("ts", "0 s").group_by("k").window(tidegate.tumbling("1 s"))
