@@ -26,7 +26,7 @@ import scaling
 import start
 from charts import write_chart
 from checkout import HERE
-from engine_runs import BUILT_IN, PEERS, EngineRun, run_engine
+from engine_runs import BUILT_IN, PER_KEY, ROCKSDB_WINDOW_S, WINDOWS, EngineRun, Query, run_engine
 from generated_runs import Generated
 from nexmark import beside_flink
 from nexmark.queries import QUERIES as NEXMARK
@@ -61,14 +61,14 @@ class Row:
 def windows(folder: Path, quick: bool, repeat: int) -> Row:
     """Windows of one second, from Parquet to Parquet, over numbers and texts as keys."""
     row = Row("windows", "Windows from Parquet to Parquet")
-    engines = ("streaming", "batch", "spark", "duckdb") if quick else (*BUILT_IN, *PEERS)
+    engines = ("streaming", "batch", "spark", "duckdb") if quick else (*BUILT_IN, *WINDOWS.peers)
     keys = (100_000,) if quick else (10, 100_000, MILLION)
     found: dict[tuple[int, bool, str], list[EngineRun]] = {}
     for count in keys:
         for text in (False, True):
             given = Input(20 * MILLION, count, text)
             chosen = ("streaming",) if quick and text else engines
-            for engine, runs in _in_turn(folder, given, chosen, repeat, row).items():
+            for engine, runs in _in_turn(WINDOWS, folder, given, chosen, repeat, row).items():
                 found[(count, text, engine)] = runs
     row.lines = [
         "Rows per CPU second of the whole process tree, in millions. With start: one run in a new process. Without: "
@@ -111,7 +111,7 @@ def pruned(folder: Path, quick: bool, repeat: int) -> Row:
     """Two of 20 columns, beside a job that declares to read only these."""
     row = Row("pruned", "Columns that nobody reads")
     given = Input((4 if quick else 20) * MILLION, 100_000, wide=True)
-    found = _in_turn(folder, given, ("streaming", "streaming-declared"), repeat, row)
+    found = _in_turn(WINDOWS, folder, given, ("streaming", "streaming-declared"), repeat, row)
     rates = {engine: _rate(given.rows, runs, warm=True) for engine, runs in found.items()}
     row.lines = [
         f"{given.name}, of which the windows read 3. M rows per CPU second without start; medians of {repeat}.",
@@ -126,6 +126,39 @@ def pruned(folder: Path, quick: bool, repeat: int) -> Row:
         ("tidegate, columns= names 3", rates["streaming-declared"]),
     ]
     row.figures = {"pruned": rates["streaming"] / rates["streaming-declared"]}
+    return row
+
+
+def per_key(folder: Path, quick: bool, repeat: int) -> Row:
+    """A processor in Python that is called for each key, with rows and with pandas frames."""
+    row = Row("perkey", "Python for each key")
+    given = Input(60_000, 6_000) if quick else Input(2_500_000, 50_000)
+    variants = ("rows", "pandas")
+    engines = [f"{engine}-{variant}" for variant in variants for engine in ("streaming", "spark")]
+    found = _in_turn(PER_KEY, folder, given, engines, repeat, row)
+    row.lines = [
+        f"{given.name}, a running count and sum of each key by PySpark's `StatefulProcessor`, beside PySpark's own "
+        "`transformWithState` and `transformWithStateInPandas` (`availableNow`, RocksDB). Rows per CPU second of the "
+        "whole process tree, in millions.",
+        "",
+        "| engine | with start | without start | seconds without start | each run, CPU s without start |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    for engine, runs in found.items():
+        rate, warm = _rate(given.rows, runs), _rate(given.rows, runs, warm=True)
+        each = ", ".join(f"{run.warm_cpu_s:.1f}" for run in runs)
+        wall = median(run.warm_wall_s for run in runs)
+        row.lines.append(f"| {_label(engine)} | {rate:.3f} | {warm:.3f} | {wall:.1f} | {each} |")
+    for variant in variants:
+        row.charts[f"Million rows per CPU second, Python for each key, {variant}, without start"] = [
+            (_label(engine), _rate(given.rows, found[engine], warm=True))
+            for engine in (f"streaming-{variant}", f"spark-{variant}")
+        ]
+    ratios = [
+        _rate(1, found[f"streaming-{variant}"], warm=True) / _rate(1, found[f"spark-{variant}"], warm=True)
+        for variant in variants
+    ]
+    row.figures = {"twspark": min(ratios)}
     return row
 
 
@@ -186,7 +219,12 @@ def rocksdb(folder: Path, quick: bool, repeat: int) -> Row:
     ]
     for count in keys:
         found = _in_turn(
-            folder, Input(rows, count, window_s=5), ("streaming-rocksdb", "structured_streaming-rocksdb"), repeat, row
+            WINDOWS,
+            folder,
+            Input(rows, count, window_s=ROCKSDB_WINDOW_S),
+            ("streaming-rocksdb", "structured_streaming-rocksdb"),
+            repeat,
+            row,
         )
         for engine, runs in found.items():
             each = ", ".join(f"{run.warm_cpu_s:.1f}" for run in runs)
@@ -294,6 +332,7 @@ ROWS: Mapping[str, Callable[[Path, bool, int], Row]] = {
     "latency": latencies,
     "windows": windows,
     "pruned": pruned,
+    "perkey": per_key,
     "start": starts,
     "rocksdb": rocksdb,
     "flink": flink,
@@ -302,18 +341,20 @@ ROWS: Mapping[str, Callable[[Path, bool, int], Row]] = {
     "nexmark": nexmark,
     "recovery": recoveries,
 }
-QUICK = ("latency", "windows", "pruned", "rocksdb", "start")
+QUICK = ("latency", "windows", "pruned", "rocksdb", "perkey", "start")
 """Rows of `--quick`."""
 
 
-def _in_turn(folder: Path, given: Input, engines: Sequence[str], repeat: int, row: Row) -> dict[str, list[EngineRun]]:
+def _in_turn(
+    query: Query, folder: Path, given: Input, engines: Sequence[str], repeat: int, row: Row
+) -> dict[str, list[EngineRun]]:
     """Run the engines in turn, `repeat` times. Ends the benchmark if results differ."""
     source = folder / given.name.replace(" ", "-").replace(",", "")
     given.write(source)
     found: dict[str, list[EngineRun]] = {engine: [] for engine in engines}
     for _ in range(repeat):
         for engine in engines:
-            run = run_engine(engine, source, folder, given)
+            run = run_engine(query, engine, source, folder, given)
             found[engine].append(run)
             row.runs.append({"input": given.name, **asdict(run)})
             print(f"{given.name}: {engine}: {run.wall_s:.1f} s, {run.cpu_s:.1f} CPU s", file=sys.stderr, flush=True)
@@ -326,7 +367,7 @@ def _in_turn(folder: Path, given: Input, engines: Sequence[str], repeat: int, ro
 
 
 def _label(engine: str) -> str:
-    return f"tidegate, {engine}" if engine.startswith(BUILT_IN) else engine.replace("_", " ")
+    return f"tidegate, {engine}" if engine.partition("-")[0] in BUILT_IN else engine.replace("_", " ")
 
 
 def _rate(rows: int, runs: Sequence[EngineRun], *, warm: bool = False) -> float:

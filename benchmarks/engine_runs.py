@@ -15,6 +15,7 @@ from pathlib import Path
 
 import duckdb
 from cpu_timeline import CpuTimeline
+from engines.repeated import SETTLE_S
 from parquet_input import Input
 from tidegate_w1 import driver
 
@@ -25,13 +26,44 @@ ENVIRONMENTS = HERE.parent / ".work" / "engines"
 """Environments of peers that are no dependencies of the project."""
 BUILT_IN = ("streaming", "batch")
 """tidegate's modes."""
-PEERS = {
-    "spark": "spark_windows.py",
-    "structured_streaming": "structured_streaming_windows.py",
-    "duckdb": "duckdb_windows.py",
-    "polars": "polars_windows.py",
-}
 ROCKSDB = {"state_backend": "rocksdb", "checkpoint_interval": "1 s"}
+"""Options of the variant "rocksdb" of a pipeline."""
+ROCKSDB_WINDOW_S = 5
+
+
+@dataclass(frozen=True)
+class Query:
+    """Work that several engines do on the same input.
+
+    Attributes:
+        pipeline: file in `pipelines/`: tidegate's job. Its arguments are `input`, `output`, `variant` and `window_s`.
+        peers: engine -> its script in `engines/`, and further arguments.
+        results: SQL for the result rows k, w, n, total; with {files}, and {newest_us}: see `Input.newest_window_us`.
+    """
+
+    pipeline: str
+    peers: Mapping[str, tuple[str, ...]]
+    results: str
+
+
+WINDOWS = Query(
+    "batch.py",
+    {
+        "spark": ("spark_windows.py",),
+        "structured_streaming": ("structured_streaming_windows.py", "0", "1"),
+        "structured_streaming-rocksdb": ("structured_streaming_windows.py", "1", str(ROCKSDB_WINDOW_S)),
+        "duckdb": ("duckdb_windows.py",),
+        "polars": ("polars_windows.py",),
+    },
+    # Structured Streaming does not emit the newest window.
+    "SELECT k, epoch_us(window_start) AS w, n, total FROM {files} WHERE w < {newest_us}",
+)
+PER_KEY = Query(
+    "per_key.py",
+    {f"spark-{variant}": ("per_key_spark.py", variant) for variant in ("rows", "pandas")},
+    # Each call emits a result, and the number of calls differs. The values are not negative: the last is the greatest.
+    "SELECT k, 0 AS w, max(n) AS n, max(total) AS total FROM {files} GROUP BY k",
+)
 OWN_PACKAGES = {"polars": ["polars==1.35.2"]}
 TIMEOUT = timedelta(minutes=10)
 MOST_S = TIMEOUT.total_seconds()
@@ -44,7 +76,7 @@ class EngineRun:
     Attributes:
         wall_s, cpu_s: of the whole process tree, start included.
         warm_wall_s, warm_cpu_s: without start. tidegate: from RUNNING to FINISHED. Others: of a second query.
-        digest: hash of the results without the newest window, which Structured Streaming does not emit.
+        digest: number and hash of the results.
     """
 
     engine: str
@@ -55,34 +87,20 @@ class EngineRun:
     digest: str
 
 
-def run_engine(engine: str, source: Path, work: Path, given: Input) -> EngineRun:
-    """Run once.
-
-    Args:
-        engine: a mode of tidegate, with "-declared" for a job that reads only three columns, or "-rocksdb" for that
-            back end and a checkpoint every second; or a peer. "structured_streaming-rocksdb": a micro-batch for each
-            file.
-        source: folder of the input.
-        work: folder for everything else.
-        given: description of the input.
-    """
+def run_engine(query: Query, engine: str, source: Path, work: Path, given: Input) -> EngineRun:
+    """Run once. `engine`: a mode of tidegate, possibly with "-" and the variant of the pipeline; or a peer."""
     target = work / f"{engine}-{time.time_ns()}"
-    kind, _, variant = engine.partition("-")
-    if kind in PEERS:
-        script = str(HERE / "engines" / PEERS[kind])
-        streams = ["1" if variant else "0", str(given.window_s)] if kind == "structured_streaming" else []
-        command = [peer_python(kind), script, *streams, str(source), str(target)]
-        found = run_peer(command, target, work)
+    if engine in query.peers:
+        module, *more = query.peers[engine]
+        found = run_peer(
+            [peer_python(engine), str(HERE / "engines" / module), str(source), str(target), "2", *more], work
+        )
     else:
-        arguments = {
-            "input": str(source),
-            "output": str(target),
-            "declared": variant == "declared",
-            "window_s": given.window_s,
-        }
-        options = {"execution_mode": kind, **(ROCKSDB if variant == "rocksdb" else {})}
-        found = run_tidegate("batch.py", arguments, options, work / "jobs")
-    run = EngineRun(engine, *found, digest_of(target, given.newest_window_us))
+        mode, _, variant = engine.partition("-")
+        arguments = {"input": str(source), "output": str(target), "variant": variant, "window_s": given.window_s}
+        options = {"execution_mode": mode, **(ROCKSDB if variant == "rocksdb" else {})}
+        found = run_tidegate(query.pipeline, arguments, options, work / "jobs")
+    run = EngineRun(engine, *found, digest_of(query.results, target, given.newest_window_us))
     shutil.rmtree(target, ignore_errors=True)
     return run
 
@@ -110,32 +128,23 @@ def run_tidegate(
         return time.time() - begin, timeline.used_s, finished - running, timeline.between(running, finished)
 
 
-def run_peer(command: Sequence[str], target: Path, work: Path) -> tuple[float, float, float, float]:
-    """Run a query once in a new process; then twice in another, of which the second run counts as warm."""
-    cold = _measured([*command, "1"], work)
-    shutil.rmtree(target, ignore_errors=True)
-    return *cold, *run_warm(command)
-
-
-def run_warm(command: Sequence[str]) -> tuple[float, float]:
-    """Run a query twice in one process; return wall and CPU seconds of the second run."""
-    done = subprocess.run([*command, "2"], capture_output=True, text=True, env=_environment(), timeout=MOST_S)
-    if done.returncode:
-        raise SystemExit(f"{command[1]} failed with exit code {done.returncode}: {done.stderr[-3000:]}")
-    wall_s, cpu_s = json.loads(done.stdout.strip().splitlines()[-1])[-1]
-    return wall_s, cpu_s
-
-
-def _measured(command: list[str], work: Path) -> tuple[float, float]:
+def run_peer(command: Sequence[str], work: Path) -> tuple[float, float, float, float]:
+    """Run a program that runs a query twice. The second run counts as warm, all else as the first run with start."""
     begin = time.time()
-    with open(work / "engine.log", "ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment())
-        with CpuTimeline(process.pid) as timeline:
-            code = process.wait()
-            wall = time.time() - begin
-    if code:
-        raise SystemExit(f"{command[1]} failed with exit code {code}: {(work / 'engine.log').read_text()[-3000:]}")
-    return wall, timeline.used_s
+    log = work / "engine.log"
+    with open(log, "wb") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment())
+        try:
+            with CpuTimeline(process.pid) as timeline:
+                printed, _ = process.communicate(timeout=MOST_S)
+                wall = time.time() - begin
+        finally:
+            process.kill()
+    if process.returncode:
+        raise SystemExit(f"{command[1]} failed with exit code {process.returncode}: {log.read_text()[-3000:]}")
+    warm_wall, warm_cpu = json.loads(printed.strip().splitlines()[-1])[-1]
+    # The second run also has its pauses for the meter.
+    return wall - warm_wall - 2 * SETTLE_S, timeline.used_s - warm_cpu, warm_wall, warm_cpu
 
 
 def _environment() -> dict[str, str]:
@@ -164,12 +173,11 @@ def own_environment(engine: str, packages: Sequence[str], base: str) -> str:
     return str(python)
 
 
-def digest_of(target: Path, newest_window_us: int) -> str:
-    """Return number and hash of the result rows of older windows, in any order."""
+def digest_of(results: str, target: Path, newest_us: int) -> str:
+    """Return number and hash of the result rows, in any order. `results`: see `Query`."""
+    rows = results.format(files=f"'{target}/*.parquet'", newest_us=newest_us)
     with duckdb.connect() as connection:
         found = connection.execute(
-            f"WITH r AS (SELECT k, epoch_us(window_start) AS w, n, total FROM '{target}/*.parquet') "
-            "SELECT count(*), sum(n), sum(total), bit_xor(hash(k, w, n, total)) "
-            f"FROM r WHERE w < {newest_window_us}"
+            f"SELECT count(*), sum(n), sum(total), bit_xor(hash(k, w, n, total)) FROM ({rows})"
         ).fetchall()
     return str(found)

@@ -6,7 +6,6 @@ Flink reads a folder of files in any order, so the rows of most files would be l
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import shutil
 import sys
@@ -18,7 +17,17 @@ from pathlib import Path
 from statistics import median
 
 import pyspark
-from engine_runs import ENVIRONMENTS, HERE, ROCKSDB, EngineRun, digest_of, own_environment, run_tidegate, run_warm
+from engine_runs import (
+    ENVIRONMENTS,
+    HERE,
+    ROCKSDB,
+    WINDOWS,
+    EngineRun,
+    digest_of,
+    own_environment,
+    run_peer,
+    run_tidegate,
+)
 from w1_workload import ROWS_PER_WINDOW, WINDOW_MS
 
 FLINK = ["apache-flink==2.3.0"]
@@ -46,7 +55,7 @@ class Generated:
 
 
 def run_generated(engine: str, back_end: str, given: Generated, work: Path, *, source_only: bool) -> EngineRun:
-    """Run once. Flink's time with start is not measured (nan).
+    """Run once.
 
     Args:
         engine: "tidegate" or "flink".
@@ -59,13 +68,12 @@ def run_generated(engine: str, back_end: str, given: Generated, work: Path, *, s
     if engine == "flink":
         script = str(HERE / "engines" / "flink_windows.py")
         facts = [str(given.rows), str(given.keys), BACK_ENDS[back_end], "source" if source_only else "windows"]
-        warm = run_warm([flink_python(), script, *facts, flink_jars(), str(target)])
-        found = (math.nan, math.nan, *warm)
+        found = run_peer([flink_python(), script, *facts, flink_jars(), str(target), "2"], work)
     else:
         arguments = {"rows": given.rows, "keys": given.keys, "output": str(target), "source_only": source_only}
         options = {**ROCKSDB, "state_backend": back_end}
         found = run_tidegate("generated.py", arguments, options, work / "jobs")
-    digest = "" if source_only else digest_of(target, given.newest_window_us)
+    digest = "" if source_only else digest_of(WINDOWS.results, target, given.newest_window_us)
     shutil.rmtree(target, ignore_errors=True)
     return EngineRun(f"{engine}-{back_end}", *found, digest)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engine_runs import EngineRun, digest_of, run_tidegate
+from engine_runs import WINDOWS, EngineRun, digest_of, run_tidegate
 from generated_runs import Generated
 
 
@@ -37,7 +37,7 @@ def _run(folder: Path, given: Generated, options: Mapping[str, object], slots: i
     target = folder / f"out-{time.time_ns()}"
     arguments = {"rows": given.rows, "keys": given.keys, "output": str(target), "source_only": False}
     found = run_tidegate("generated.py", arguments, options, folder / "jobs", slots)
-    run = EngineRun(label, *found, digest_of(target, given.newest_window_us))
+    run = EngineRun(label, *found, digest_of(WINDOWS.results, target, given.newest_window_us))
     shutil.rmtree(target)
     print(f"{given.keys:,} keys: {label}: {run.warm_cpu_s:.1f} CPU s", file=sys.stderr, flush=True)
     return run

@@ -1,6 +1,6 @@
 """Windows per key in Structured Streaming, with the trigger availableNow and RocksDB.
 
-Arguments: files of a micro-batch (0: all files in one), seconds of a window, input folder, output folder, runs.
+Arguments: input folder, output folder, runs, files of a micro-batch (0: all files in one), seconds of a window.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from repeated import run_repeated
 
-files, seconds, source, target, times = sys.argv[1:]
+source, target, times, files, seconds = sys.argv[1:]
 work = tempfile.mkdtemp(prefix="structured-streaming-")
 numbers = itertools.count()
 spark = (

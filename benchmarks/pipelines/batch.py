@@ -1,7 +1,7 @@
 """The pipeline of `benchmarks/bench.py`: windows per key, from Parquet to Parquet.
 
-Arguments: `input` and `output` (folders), `declared` (whether the source names the columns that are needed), `window_s`
-(seconds of a window).
+Arguments: `input` and `output` (folders), `variant` ("declared": the source names the columns that are needed),
+`window_s` (seconds of a window).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tidegate
 
 def build(args: Mapping[str, Any]) -> tidegate.Pipeline:
     """See the module."""
-    columns = ["k", "v", "ts"] if args["declared"] else None
+    columns = ["k", "v", "ts"] if args["variant"] == "declared" else None
     p = tidegate.Pipeline()
     rows = p.read(tidegate.Files(str(args["input"]), columns=columns), uid="rows")
     windows = rows.with_watermark("ts", "0 s").group_by("k").window(tidegate.tumbling(f"{int(args['window_s'])} s"))

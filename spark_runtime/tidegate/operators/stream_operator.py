@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -45,7 +45,14 @@ class EmissionPaused:
     called. Until it ends, the subtask processes nothing else and accepts no barrier, so the wait must have an end."""
 
 
+class TurnOver(EmissionPaused):
+    """Emission continues after the other subtasks of the slot have had their turns.
+
+    Between turns, batches that arrive for the operator's input are taken from the channels, up to `merged_bytes`."""
+
+
 EMISSION_PAUSED = EmissionPaused()
+TURN_OVER = TurnOver()
 Output: TypeAlias = pa.RecordBatch | SideOutput | Watermark | EmissionPaused
 """Everything that an operator may emit. Only an operator that does not forward watermarks emits its own; they go to all
 outputs."""
@@ -166,8 +173,9 @@ class StreamOperator(ABC):
     portable: bool = False
     """Set before each `snapshot`. True: the snapshot is a savepoint, and any back end must be able to restore it
     (S5.2)."""
-    merged_bytes: ClassVar[int] = MERGED_BYTES
-    """Batches that wait in the queues of an input are merged up to this size before `process` (S3.1)."""
+    merged_bytes: int = MERGED_BYTES
+    """Batches that wait in the queues of an input are merged up to this size before `process` (S3.1). The operator may
+    change it at any time."""
 
     def open(self, ctx: OperatorContext) -> None:
         """Store the context. Compile kernels here, not at the first record."""

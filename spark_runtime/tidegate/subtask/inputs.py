@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
@@ -20,6 +20,9 @@ class Inputs:
     thousand. Nothing waits for more batches. A merged batch holds the next batches of one or more channels, up to each
     channel's next event. So it is what the operator would process without an event between them (S3.1, S4.4).
 
+    While the operator works on a batch for several turns, `gather` takes the batches that arrive in the meantime. They
+    are the beginning of the next merged batch, which may so be larger than the channels.
+
     Attributes:
         ports: ports by channel number.
         news: (channel number, barrier or end) that has arrived in a queue. Filled by any thread, emptied by the
@@ -33,12 +36,14 @@ class Inputs:
         captures: InFlightCaptures,
         replay: Iterable[tuple[int, Element]] = (),
         *,
-        merged_bytes: int = 0,
+        merged_bytes: Callable[[], int],
     ) -> None:
-        """Args: replay: (channel number, element) in the order of processing. merged_bytes: most bytes of a merged
-        batch; 0: batches are not merged."""
+        """Args: replay: (channel number, element) in the order of processing. merged_bytes: returns the most bytes of
+        a merged batch; 0: batches are not merged."""
         self.ports = list(ports)
         self._merged_bytes = merged_bytes
+        self._gathered: list[tuple[int, pa.RecordBatch]] = []
+        self._gathered_bytes = 0
         self.news: deque[tuple[int, Announced]] = deque()
         self._captures = captures
         self._recording = captures.recording
@@ -57,6 +62,9 @@ class Inputs:
         """
         if self._replay:
             return self._replay.popleft()
+        if self._gathered:
+            self.gather()
+            return self._merged()
         ports = self.ports
         for k in range(len(ports)):
             # Start after the channel that delivered last, so that a busy channel does not starve the others.
@@ -68,10 +76,17 @@ class Inputs:
             element = self._poll(number)
             if element is not None:
                 self._next = (number + 1) % len(ports)
-                if isinstance(element, pa.RecordBatch) and 0 < size_bytes < self._merged_bytes:
-                    return number, self._with_more(number, element, size_bytes)
+                if isinstance(element, pa.RecordBatch) and 0 < size_bytes < self._merged_bytes():
+                    self._gathered, self._gathered_bytes = [(number, element)], size_bytes
+                    self._gather_from(number)
+                    return self._merged()
                 return number, element
         return None
+
+    def gather(self) -> None:
+        """Take batches that have arrived, up to the size of a merged batch. `take` returns them next."""
+        if not self._replay:  # replayed records come first
+            self._gather_from(self._gathered[0][0] if self._gathered else self._next)
 
     def _poll(self, number: int) -> Element | None:
         element = self.ports[number].channel.poll()
@@ -80,31 +95,36 @@ class Inputs:
             self._captures.record(number, element)
         return element
 
-    def _with_more(self, first: int, batch: pa.RecordBatch, size_bytes: int) -> pa.RecordBatch:
-        """Return the batch with the batches that have arrived after it, and in other channels of its input."""
-        ports, more = self.ports, list[tuple[int, Element]]()
+    def _gather_from(self, first: int) -> None:
+        """Take the next batches of the channels of one input, from channel `first` on."""
+        ports, gathered, most_bytes = self.ports, self._gathered, self._merged_bytes()
         for k in range(len(ports)):
             number = (first + k) % len(ports)
             port = ports[number]
-            if port.blocked or port.ended or port.input_index != ports[first].input_index:
+            if port.blocked or port.ended or (gathered and port.input_index != ports[gathered[0][0]].input_index):
                 continue
-            while 0 < (next_bytes := port.channel.next_batch_bytes()) <= self._merged_bytes - size_bytes:
+            while 0 < (next_bytes := port.channel.next_batch_bytes()) <= most_bytes - self._gathered_bytes:
                 element = self._poll(number)
-                assert element is not None
-                more.append((number, element))
-                size_bytes += next_bytes
-        if not more:
-            return batch
+                assert isinstance(element, pa.RecordBatch)
+                gathered.append((number, element))
+                self._gathered_bytes += next_bytes
+
+    def _merged(self) -> tuple[int, pa.RecordBatch]:
+        """Return the gathered batches as one."""
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        number, batch = gathered[0]
+        if len(gathered) == 1:
+            return number, batch
         try:
-            return pa.concat_batches([batch, *(element for _, element in more)])
+            return number, pa.concat_batches([element for _, element in gathered])
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             # Dictionaries with too many values together. The batches stay apart, and are captured like a replay.
-            self._replay.extend(more)
-            return batch
+            self._replay.extend(gathered[1:])
+            return number, batch
 
     def replay_left(self) -> list[tuple[int, Element]]:
         """Return the elements that were replayed or polled, and have not been taken."""
-        return list(self._replay)
+        return [*self._replay, *self._gathered]
 
     @property
     def any_blocked(self) -> bool:

@@ -11,6 +11,7 @@ in the receiver's queues, and a snapshot of a subtask is possible between any tw
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain as one_after_another
@@ -38,6 +39,7 @@ from tidegate.operators.stream_operator import (
     OperatorContext,
     Output,
     SideOutput,
+    TurnOver,
 )
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.alignment import (
@@ -139,11 +141,9 @@ class Subtask:
         self._uids = tuple(uids)
         head_uid = self._uids[0] if self._uids else ""
         self._captures = InFlightCaptures(inputs, subtask[1], parallelism, head_uid, self._abort_capture)
-        merged_bytes = chain.merged_bytes
-        if unaligned_after_ms is not None:
-            # A barrier overtakes queued batches, but not those that the operator is processing (S3.7).
-            merged_bytes = min(merged_bytes, MERGED_BYTES)
-        self._inputs = Inputs(inputs, self._captures, replay, merged_bytes=merged_bytes)
+        # A barrier overtakes queued batches, but not those that the operator is processing (S3.7).
+        most_bytes = sys.maxsize if unaligned_after_ms is None else MERGED_BYTES
+        self._inputs = Inputs(inputs, self._captures, replay, merged_bytes=lambda: min(chain.merged_bytes, most_bytes))
         self._router, self._host = router, host
         self._source = source
         self._mode = mode
@@ -304,12 +304,19 @@ class Subtask:
                     overtaking.on_emission_ended()
                 return True
             if isinstance(element, EmissionPaused):
-                return pulled > 0
+                return self._turn_over(element) or pulled > 0
             router.send(element)
             if isinstance(element, Watermark):
                 self.watermark_us = element.time_us
             pulled += 1
         return True
+
+    def _turn_over(self, paused: EmissionPaused) -> bool:
+        """Return whether the paused emission can continue after the turns of others."""
+        if isinstance(paused, TurnOver):
+            self._inputs.gather()
+            return True
+        return False
 
     def _poll_source(self) -> bool:
         assert self._source is not None

@@ -9,7 +9,7 @@ import bench_compare
 import charts
 import duckdb
 import pytest
-from engine_runs import EngineRun, digest_of
+from engine_runs import PER_KEY, WINDOWS, EngineRun, digest_of
 from parquet_input import Input
 
 
@@ -41,10 +41,27 @@ def test_the_digest_notices_a_changed_result_but_not_the_newest_window(tmp_path:
         rows = f"VALUES {first}, {second}"
         with duckdb.connect() as connection:
             connection.execute(f"COPY (SELECT * FROM ({rows}) t(k, window_start, n, total)) TO '{folder}/o.parquet'")
-        return digest_of(folder, Input(2_000_000, 1).newest_window_us)
+        return digest_of(WINDOWS.results, folder, Input(2_000_000, 1).newest_window_us)
 
     assert digest(3, 1) == digest(3, 2)
     assert digest(3, 1) != digest(4, 1)
+
+
+def test_the_digest_of_running_totals_is_that_of_the_last_ones(tmp_path: Path) -> None:
+    """Engines call a processor as often as they like, and each call emits a result."""
+
+    def digest(*rows: tuple[int, int, int]) -> str:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        values = ", ".join(map(str, rows))
+        with duckdb.connect() as connection:
+            connection.execute(f"COPY (SELECT * FROM (VALUES {values}) t(k, n, total)) TO '{folder}/o.parquet'")
+        return digest_of(PER_KEY.results, folder, Input(2_000_000, 1).newest_window_us)
+
+    once = digest((1, 2, 30), (2, 1, 5))
+    assert digest((2, 1, 5), (1, 2, 30), (1, 1, 10)) == once
+    assert digest((2, 1, 5), (1, 2, 31), (1, 1, 10)) != once
+    assert digest((1, 2, 30)) != once
 
 
 def test_a_chart_has_a_bar_in_proportion_for_each_value() -> None:

@@ -257,6 +257,36 @@ def test_a_value_beyond_what_its_type_holds_is_refused_by_name(ddl: str, value: 
         codec(ddl).accepted((value,))
 
 
+@pytest.mark.parametrize("as_key", [False, True])
+def test_a_row_that_is_kept_as_it_is_is_kept_as_its_values_are(as_key: bool) -> None:
+    """A tuple of exact types takes a shorter way than a list."""
+    values: dict[str, list[Any]] = {
+        "BOOLEAN": [True, None, 1],
+        "BYTE": [127, -128, 128, True, None],
+        "SHORT": [32_767, 32_768],
+        "INT": [-(2**31), 2**31, np.int32(1)],
+        "BIGINT": [2**63 - 1, -(2**63), -(2**63) - 1, 1.0],
+        "FLOAT": [0.1, math.nan],
+        "DOUBLE": [0.1, -0.0, math.nan, 1],
+        "STRING": ["a", "\u00e4", "\ud800", 1],
+        "BINARY": [b"a", bytearray(b"a"), "a"],
+    }
+    taken = 0
+    for type_, ones in values.items():
+        a_codec = codec(f"n BIGINT, x {type_}", as_key=as_key)
+        for one in ones:
+            found: list[str] = []
+            for row in ((1, one), [1, one]):
+                try:
+                    kept = a_codec.accepted(row)
+                    taken += kept is row
+                    found.append(f"{[(type(value), value) for value in kept]}")
+                except PipelineError as error:
+                    found.append(f"{error.cause}")
+            assert found[0] == found[1]
+    assert taken == (9 if as_key else 12)
+
+
 def test_the_longest_intervals_that_a_state_holds_go_through_it() -> None:
     a_codec = codec("i INTERVAL DAY TO SECOND")
     for value in (LONGEST, SHORTEST):

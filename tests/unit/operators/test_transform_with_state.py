@@ -16,14 +16,21 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.compat.pyspark_stateful.processor_calls import TURN_CALLS
 from tidegate.compat.pyspark_stateful.processor_specs import INITIAL, StatefulProcessorSpec
 from tidegate.compat.pyspark_stateful.spark_ddl import schema_of
 from tidegate.compat.pyspark_stateful.spark_values import arrow_schema
 from tidegate.compat.pyspark_stateful.state_declarations import declared
 from tidegate.compat.pyspark_stateful.state_overlays import LARGE_MAP_ENTRIES
-from tidegate.compat.pyspark_stateful.transform_with_state import TransformWithState
+from tidegate.compat.pyspark_stateful.transform_with_state import (
+    LEAST_MERGED_BYTES,
+    MERGED_BYTES_OF_FRAMES,
+    MERGED_BYTES_OF_ROWS,
+    TransformWithState,
+)
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.operators.operator_registry import create_operator
+from tidegate.operators.stream_operator import TURN_OVER
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 
@@ -191,6 +198,53 @@ def test_many_keys_and_long_lists_are_worked_through_in_parts() -> None:
     rows = [(key, i, 0) for i in range(2) for key in keys]
     assert sorted(harness.feed(*rows)) == sorted((key, "[0, 1]") for key in keys)
     assert sorted(harness.feed(*rows)) == sorted((key, "[0, 1, 0, 1]") for key in keys)
+
+
+@pytest.mark.parametrize("pandas", [False, True])
+def test_others_have_a_turn_after_some_calls(pandas: bool) -> None:
+    """A slow processor must not keep the other subtasks of its slot from working, nor its heartbeats from progress."""
+    calls: list[str] = []
+
+    def note(self: Scripted, key: str, rows: Iterator[Any], *_: Any) -> None:
+        calls.append(key)
+
+    processor = Scripted(note, timer=note, initial=note)
+    processor.rows = lambda self, key, rows, values: (self.handle.registerTimer(10_000), note(self, key, rows))[1]
+    harness = ProcessorHarness(processor, "eventtime", pandas=pandas, initial=True)
+    batch = batch_of(INPUT, [(f"{i}", i, 0) for i in range(3 * TURN_CALLS)])
+    start = batch_of(START, [(f"{i}", i) for i in range(3 * TURN_CALLS)])
+
+    def turns(outputs: Iterable[Any]) -> list[int]:
+        """The calls before the end of each turn."""
+        calls.clear()
+        return [len(calls) for output in outputs if output is TURN_OVER]
+
+    expected = [TURN_CALLS, 2 * TURN_CALLS, 3 * TURN_CALLS]
+    assert turns(harness.operator.process(start, INITIAL)) == expected
+    list(harness.operator.end_input(INITIAL))
+    assert turns(harness.operator.process(batch, 0)) == expected
+    assert turns(harness.operator.on_watermark(10_000_000)) == expected
+
+
+@pytest.mark.parametrize(("pandas", "most"), [(False, MERGED_BYTES_OF_ROWS), (True, MERGED_BYTES_OF_FRAMES)])
+def test_merged_batches_grow_while_keys_repeat_in_them_and_shrink_if_they_hardly_do(pandas: bool, most: int) -> None:
+    """Larger ones have fewer calls for each row, or only delay barriers."""
+    operator = ProcessorHarness(Scripted(lambda *_: None), pandas=pandas).operator
+    assert operator.merged_bytes == MERGED_BYTES_OF_ROWS
+    operator.merged_bytes = 2 * LEAST_MERGED_BYTES
+
+    def size_after(rows: int, keys: int) -> int:
+        k = pa.array([f"{i % keys:01000}" for i in range(rows)])
+        batch = pa.record_batch([k, pa.nulls(rows, pa.int64()), pa.nulls(rows, INPUT.field("t").type)], schema=INPUT)
+        next(operator.process(batch, 0))
+        return operator.merged_bytes
+
+    assert size_after(99, 64) == size_after(99, 99) == 2 * LEAST_MERGED_BYTES, "a small batch says nothing"
+    assert size_after(1_500, 600) == 5 * LEAST_MERGED_BYTES
+    assert size_after(4_000, 64) == most
+    operator.merged_bytes = 2 * LEAST_MERGED_BYTES
+    assert size_after(1_500, 1_200) == LEAST_MERGED_BYTES
+    assert size_after(1_500, 1_200) == LEAST_MERGED_BYTES
 
 
 def test_a_list_that_was_cleared_holds_what_is_appended_afterwards() -> None:

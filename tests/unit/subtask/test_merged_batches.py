@@ -20,7 +20,7 @@ from tidegate.channel.elements import (
     Watermark,
 )
 from tidegate.channel.memory import MemoryChannel
-from tidegate.operators.stream_operator import MERGED_BYTES, Output, StreamOperator
+from tidegate.operators.stream_operator import MERGED_BYTES, TURN_OVER, Output, StreamOperator
 from tidegate.snapshot.channel_state import ReplayInput, replay_elements
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.subtask.host import DeclineCode
@@ -83,15 +83,19 @@ class Host:
 
 
 class Seeing(StreamOperator):
-    """Passes records on; its state is what it has seen. It notes the sizes of its batches."""
+    """Passes records on; its state is what it has seen. It notes the sizes of its batches, and works on each of them
+    for one turn and `more_turns`."""
 
-    def __init__(self, merged_bytes: int) -> None:
-        self.merged_bytes = merged_bytes  # type: ignore[misc]
+    def __init__(self, merged_bytes: int, more_turns: int = 0) -> None:
+        self.merged_bytes = merged_bytes
+        self.more_turns = more_turns
         self.calls: list[tuple[int, list[int]]] = []
         self.seen: list[Row] = []
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         self.calls.append((input_index, batch["v"].to_pylist()))
+        for _ in range(self.more_turns):
+            yield TURN_OVER
         self.seen += rows_of(batch)
         yield batch
 
@@ -104,10 +108,15 @@ class Merging(SubtaskHarness):
     """A subtask with its channels, and room for all that it sends."""
 
     def __init__(
-        self, ports: Sequence[int] = (0,), *, merged_bytes: int = MERGED_BYTES, after_ms: int | None = None
+        self,
+        ports: Sequence[int] = (0,),
+        *,
+        merged_bytes: int = MERGED_BYTES,
+        after_ms: int | None = None,
+        more_turns: int = 0,
     ) -> None:
         self.host = Host()
-        self.operator = Seeing(merged_bytes)
+        self.operator = Seeing(merged_bytes, more_turns)
         super().__init__(
             self.operator,
             ports=ports,
@@ -146,6 +155,37 @@ def test_no_batch_waits_for_others_and_none_is_larger_than_the_bound() -> None:
     harness.send(0, batch(0, 2, 3), batch(0, 4), batch(0, 5), batch(0, 6, 7, 8, 9), batch(0, 10))
     harness.pump()
     assert [values for _, values in harness.operator.calls] == [[1], [2, 3, 4], [5], [6, 7, 8, 9], [10]]
+
+
+def test_batches_that_arrive_while_the_operator_works_leave_space_in_the_channel_and_are_merged() -> None:
+    """Between two turns others run: they fill the channel, up to an event and to the size of a merged batch."""
+    harness = Merging(merged_bytes=4 * ROW_BYTES, more_turns=3)
+    channel = harness.inputs[0]
+    harness.send(0, batch(0, 1))
+    assert harness.subtask.step() and not list(harness.sent()), "the first turn is over, its work is not"
+    harness.send(0, batch(0, 2, 3))
+    assert harness.subtask.step() and channel.poll() is None
+    harness.send(0, batch(0, 4), batch(0, 5, 6))
+    assert harness.subtask.step() and channel.next_batch_bytes() == 2 * ROW_BYTES, "the batch would be too large"
+    harness.pump()
+    assert [values for _, values in harness.operator.calls] == [[1], [2, 3, 4], [5, 6]]
+    harness.send(0, batch(0, 7))
+    harness.subtask.step()
+    harness.send(0, batch(0, 8), Watermark(1), batch(0, 9))
+    harness.pump()
+    assert [values for _, values in harness.operator.calls[3:]] == [[7], [8], [9]]
+
+
+def test_other_inputs_wait_in_their_channels_while_one_is_gathered() -> None:
+    harness = Merging((0, 1), more_turns=2)
+    harness.send(0, batch(0, 1))
+    harness.subtask.step()
+    harness.send(0, batch(0, 2))
+    harness.send(1, batch(1, 3))
+    harness.subtask.step()
+    harness.send(0, batch(0, 4))
+    harness.pump()
+    assert sorted(harness.operator.calls) == [(0, [1]), (0, [2, 4]), (1, [3])]
 
 
 def test_channels_of_one_input_are_merged_and_inputs_are_not() -> None:
@@ -271,13 +311,14 @@ def epochs(sent: Sequence[Any]) -> list[tuple[list[Row], int]]:
     return found
 
 
+@pytest.mark.parametrize("more_turns", [0, 2])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_merging_changes_no_result_watermark_barrier_or_aligned_snapshot(channels: int) -> None:
+def test_merging_changes_no_result_watermark_barrier_or_aligned_snapshot(channels: int, more_turns: int) -> None:
     """S3.1, S3.2, S4.4."""
     merged = 0
     for seed in range(100):
         order = script(seed, channels)
-        one, other = (Merging([0] * channels, merged_bytes=size) for size in (0, MERGED_BYTES))
+        one, other = Merging([0] * channels, merged_bytes=0), Merging([0] * channels, more_turns=more_turns)
         expected, sent = played(order, one), played(order, other)
         assert epochs(sent) == epochs(expected)
         barriers = [[e for e in found if isinstance(e, CheckpointBarrier)] for found in (expected, sent)]
@@ -288,13 +329,16 @@ def test_merging_changes_no_result_watermark_barrier_or_aligned_snapshot(channel
     assert merged > 100, "hardly a batch was merged"
 
 
+@pytest.mark.parametrize("more_turns", [0, 2])
 @pytest.mark.parametrize("after_ms", [0, 10])
-def test_unaligned_snapshots_of_merged_batches_hold_every_row_before_the_barriers_once(after_ms: int) -> None:
+def test_unaligned_snapshots_of_merged_batches_hold_every_row_before_the_barriers_once(
+    after_ms: int, more_turns: int
+) -> None:
     """S3.7: in the operator's state or in flight, and the rows of a channel in their order."""
     in_flight = 0
     for seed in range(100):
         order = script(seed, 3)
-        harness = Merging((0, 0, 0), after_ms=after_ms)
+        harness = Merging((0, 0, 0), after_ms=after_ms, more_turns=more_turns)
         sent = played(order, harness)
         everything = [row for element in sent if isinstance(element, pa.RecordBatch) for row in rows_of(element)]
         assert sorted(everything) == sorted(r for _, e in order if isinstance(e, pa.RecordBatch) for r in rows_of(e))

@@ -27,11 +27,11 @@ def block_parts(frame: Any) -> Parts:
     from pandas import RangeIndex
 
     frame = frame.copy()  # a column that pyarrow has not copied is read-only
-    manager, make = frame._mgr, type(frame)._from_mgr
+    manager, make, numbered = frame._mgr, type(frame)._from_mgr, RangeIndex._simple_new
 
     def part(start: int, stop: int) -> Any:
         rows = manager.get_slice(slice(start, stop), axis=1)
-        rows.axes[1] = RangeIndex(stop - start)
+        rows.axes[1] = numbered(range(stop - start))
         return make(rows, rows.axes)
 
     return part

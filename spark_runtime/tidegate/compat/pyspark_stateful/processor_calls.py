@@ -13,6 +13,7 @@ from tidegate.compat.pyspark_stateful.processor_handle import ProcessorHandle
 from tidegate.compat.pyspark_stateful.processor_rows import ProcessorInput
 from tidegate.compat.pyspark_stateful.timer_overlay import TimerOverlay
 from tidegate.errors import PipelineError
+from tidegate.operators.stream_operator import TURN_OVER, TurnOver
 from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.state.keyed_state import DueTimers, KeySet
 
@@ -21,6 +22,9 @@ MIN_KEYS, MAX_KEYS = 16, 1024
 
 More than `MAX_KEYS` would take longer for each key. Their rows would leave the caches of the CPU, and live long enough
 to be visited by Python's garbage collector."""
+TURN_CALLS = 32
+"""Calls of the processor before other subtasks of the slot may have a turn. A call takes some microseconds with rows,
+and 0.1 ms and more with frames. A turn ends after 10 ms, see `slot.INPUT_TURN_MS`."""
 MANY_ELEMENTS = 256 * 1024
 """Most list elements and map entries that should be read together."""
 
@@ -44,7 +48,7 @@ class ProcessorCalls:
         self._timers = timers
         self._rows = rows
 
-    def rows(self, batch: pa.RecordBatch, keys: KeySet, values: TimerValues) -> Iterator[pa.RecordBatch]:
+    def rows(self, batch: pa.RecordBatch, keys: KeySet, values: TimerValues) -> Iterator[pa.RecordBatch | TurnOver]:
         """Call `handleInputRows` once for each key."""
         self._begin(keys)
         by_key = self._rows.by_key(batch, keys)
@@ -52,9 +56,11 @@ class ProcessorCalls:
             self._handle.key.number = number
             results = self._processor.handleInputRows(key, by_key.of(number), values)
             yield from self._taken(results, "handleInputRows")
+            if number % TURN_CALLS == TURN_CALLS - 1:
+                yield TURN_OVER
         self._write()
 
-    def initial(self, batch: pa.RecordBatch, keys: KeySet, values: TimerValues) -> None:
+    def initial(self, batch: pa.RecordBatch, keys: KeySet, values: TimerValues) -> Iterator[TurnOver]:
         """Call `handleInitialState` for each row, or for each key's frame."""
         self._begin(keys)
         by_key = self._rows.by_key(batch, keys)
@@ -62,11 +68,13 @@ class ProcessorCalls:
             self._handle.key.number = number
             for row in by_key.of(number):
                 self._processor.handleInitialState(key, row, values)
+            if number % TURN_CALLS == TURN_CALLS - 1:
+                yield TURN_OVER
         self._write()
 
     def timers(
         self, due: DueTimers, until_us: int, values: Callable[[int], TimerValues]
-    ) -> Iterator[pa.RecordBatch | tuple[pa.RecordBatch, list[int]]]:
+    ) -> Iterator[pa.RecordBatch | TurnOver | tuple[pa.RecordBatch, list[int]]]:
         """Call `handleExpiredTimer` once for each timer, in order of time. If handlers registered timers that are due
         too, they come last, as `TimerOverlay.write` returns them.
 
@@ -76,7 +84,7 @@ class ProcessorCalls:
         """
         self._begin(due.keys, due)
         keys = self._rows.keys(due.keys)
-        for number, time_us in zip(due.owners.tolist(), due.times_us.tolist(), strict=True):
+        for calls, (number, time_us) in enumerate(zip(due.owners.tolist(), due.times_us.tolist(), strict=True), 1):
             time_ms = time_us // 1000
             self._handle.key.number = number
             results = self._processor.handleExpiredTimer(
@@ -84,6 +92,8 @@ class ProcessorCalls:
             )
             yield from self._taken(results, "handleExpiredTimer")
             self._timers.delete(number, time_ms)
+            if calls % TURN_CALLS == 0:
+                yield TURN_OVER
         late = self._write(until_us)
         if late is not None:
             yield late

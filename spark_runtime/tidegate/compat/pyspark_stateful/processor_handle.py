@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
-from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 
+from tidegate.compat.pyspark_stateful.processor_rows import row_type
 from tidegate.compat.pyspark_stateful.spark_values import Kept, calling_line
 from tidegate.compat.pyspark_stateful.state_declarations import DeclaredState, Schema, StateOutsideCall, state_of
 from tidegate.compat.pyspark_stateful.state_overlays import ListOverlay, MapOverlay, Overlay, ValueOverlay
@@ -121,7 +122,7 @@ class OverlaidMap(MapState):
 
     def __init__(self, overlay: MapOverlay, key: CurrentKey) -> None:
         self._overlay, self._key = overlay, key
-        self._row = Row(*overlay.codec.schema.names)
+        self._row = partial(tuple.__new__, row_type(overlay.codec.schema.names))
 
     def exists(self) -> bool:
         """See PySpark."""
@@ -130,7 +131,7 @@ class OverlaidMap(MapState):
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """See PySpark; returns a `Row`, as PySpark does."""
         row = self._overlay.get(self._key.require("getValue"), self._map_key(key))
-        return None if row is None else self._row(*self._overlay.codec.given(row))
+        return None if row is None else self._row(self._overlay.codec.given(row))
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
         """See PySpark."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.streaming.stateful_processor import TimerValues
 
-from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark, batch_bytes
 from tidegate.compat.pyspark_stateful.initial_state import InitialState
 from tidegate.compat.pyspark_stateful.processor_calls import CurrentTimes, OutputEventTime, ProcessorCalls
 from tidegate.compat.pyspark_stateful.processor_handle import ProcessorHandle
@@ -41,6 +41,15 @@ from tidegate.state.keyed_state import KeyedStateBackend, KeySet, TimerKind
 
 logger = logging.getLogger("tidegate.compat")
 
+LEAST_MERGED_BYTES, MERGED_BYTES_OF_ROWS, MERGED_BYTES_OF_FRAMES = 2**20, 16 * 2**20, 64 * 2**20
+"""Sizes of merged batches: the least, the first and the most for `Row` objects, the most for frames.
+
+A call costs as much as ten rows, with frames as a thousand, and a larger batch has more rows for each key. But a
+barrier waits until the batch is processed. A batch whose keys hardly repeat should be small, because a large one has
+nearly as many calls for each row."""
+REPEATED = 1.5
+"""Rows for each key of a merged batch from which on a larger batch has clearly fewer calls for each row."""
+
 INITIAL_IGNORED = "initial_state_ignored"
 """Counter: rows of an initial state that are ignored because the operator was restored from a snapshot."""
 
@@ -59,10 +68,9 @@ class TransformWithState(StreamOperator):
     `initial:waiting`.
     """
 
-    merged_bytes = 16 * 2**20
-    """Large, because a call costs as much as tens of rows, and a merged batch has more rows for each key."""
-
     def __init__(self, spec: StatefulProcessorSpec) -> None:
+        self.merged_bytes = MERGED_BYTES_OF_ROWS
+        self._most_merged_bytes = MERGED_BYTES_OF_FRAMES if spec.pandas else MERGED_BYTES_OF_ROWS
         self._spec = spec
         self._processor = copy.deepcopy(spec.processor)
         self._back_end: KeyedStateBackend | None = None
@@ -110,7 +118,7 @@ class TransformWithState(StreamOperator):
         if not batch.num_rows:
             return
         if input_index == INITIAL:
-            self._take_initial(batch)
+            yield from self._take_initial(batch)
         elif self._initial.complete:
             yield from self._checked(self._handled(batch))
         else:
@@ -233,6 +241,7 @@ class TransformWithState(StreamOperator):
         """Divide the batch if it has more keys than should be processed together; a key's rows stay together."""
         assert self._back_end is not None
         keys = self._back_end.keys(batch)
+        self._resize(batch, keys)
         if keys.size <= self._calls.limit:
             yield batch, keys
             return
@@ -245,9 +254,16 @@ class TransformWithState(StreamOperator):
             yield part, self._back_end.keys(part)
             first = last
 
+    def _resize(self, batch: pa.RecordBatch, keys: KeySet) -> None:
+        """Adapt `merged_bytes` to the number of rows for each key, if the batch is as large as it permits."""
+        if batch_bytes(batch) >= self.merged_bytes // 2:
+            repeated = batch.num_rows / keys.size
+            size = int(self.merged_bytes * (repeated if repeated >= REPEATED else 0.5))
+            self.merged_bytes = min(max(size, LEAST_MERGED_BYTES), self._most_merged_bytes)
+
     # ------------------------------------------------------------ the initial state
 
-    def _take_initial(self, batch: pa.RecordBatch) -> None:
+    def _take_initial(self, batch: pa.RecordBatch) -> Iterator[Output]:
         if self._initial.complete:
             if INITIAL_IGNORED not in self.ctx.counters:
                 logger.warning(
@@ -261,7 +277,7 @@ class TransformWithState(StreamOperator):
         assert self._back_end is not None
         columns = [batch.column(key) for key in self._spec.initial_keys]
         keyed = pa.RecordBatch.from_arrays(columns, names=list(self._spec.keys))
-        self._calls.initial(batch, self._back_end.keys(keyed), self._values())
+        yield from self._calls.initial(batch, self._back_end.keys(keyed), self._values())
 
     def _complete(self) -> Iterator[Output]:
         if self._initial.complete:
@@ -291,10 +307,10 @@ class TransformWithState(StreamOperator):
         timers, late = self._timers[kind], []
         while (due := timers.due(until_us, self._calls.limit)) is not None:
             for given in self._calls.timers(due, until_us, self._values):
-                if isinstance(given, pa.RecordBatch):
-                    yield given
-                else:
+                if isinstance(given, tuple):
                     late.append(given)
+                else:
+                    yield given
         for keys, times_ms in late:
             self._overlaid.register_late(self._back_end.keys(keys), times_ms)
 
@@ -336,8 +352,7 @@ class TransformWithState(StreamOperator):
     def _checked(self, outputs: Iterator[Output]) -> Iterator[Output]:
         """Yield the outputs and the remaining results; check that none is late downstream."""
         for batch in chain(outputs, self._calls.results()):
-            if self._output is not None:
-                assert isinstance(batch, pa.RecordBatch)
+            if self._output is not None and isinstance(batch, pa.RecordBatch):
                 self._output.check(batch)
             yield batch
         if self._output is not None:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
-from tidegate.operators.stream_operator import EmissionPaused, Output, SideOutput, StreamOperator
+from tidegate.operators.stream_operator import EmissionPaused, Output, SideOutput, StreamOperator, TurnOver
 from tidegate.spark.batch.exchange import SortedBlock
 from tidegate.subtask.chain import SIDE_OUTPUT_DROPPED, OperatorFailure
 
@@ -98,6 +98,8 @@ class StageChain:
                 yield element
             else:
                 context.count(SIDE_OUTPUT_DROPPED, element.batch.num_rows)
+        elif isinstance(element, TurnOver):
+            return  # nothing else runs in a stage
         elif isinstance(element, EmissionPaused):
             self._roused.wait(WAIT_S)
             self._roused.clear()
