@@ -101,6 +101,28 @@ def windows(folder: Path, quick: bool, repeat: int) -> Row:
     return row
 
 
+def bounded(folder: Path, quick: bool, repeat: int) -> Row:
+    """Both modes over 100 million rows, start included."""
+    row = Row("bounded", "Batch mode beside streaming mode")
+    given = Input((20 if quick else 100) * MILLION, 100_000)
+    found = _in_turn(folder, given, BUILT_IN, repeat, row)
+    rates = {engine: _rate(given.rows, runs) for engine, runs in found.items()}
+    row.lines = [
+        f"{given.name}, the windows of the row above, in new processes.",
+        "",
+        "| mode | M rows per CPU second | seconds | each run, CPU s |",
+        "| --- | ---: | ---: | --- |",
+    ]
+    for mode, runs in found.items():
+        each = ", ".join(f"{run.cpu_s:.1f}" for run in runs)
+        row.lines.append(f"| {mode} | {rates[mode]:.2f} | {median(run.wall_s for run in runs):.1f} | {each} |")
+    row.charts["Million rows per CPU second, 100 million rows, start included"] = [
+        (_label(mode), rate) for mode, rate in rates.items()
+    ]
+    row.figures = {"batch_streaming": rates["batch"] / rates["streaming"]}
+    return row
+
+
 def pruned(folder: Path, quick: bool, repeat: int) -> Row:
     """Two of 20 columns, beside a job that declares to read only these."""
     row = Row("pruned", "Columns that nobody reads")
@@ -155,9 +177,12 @@ def latencies(folder: Path, quick: bool, repeat: int) -> Row:
 ROWS: Mapping[str, Callable[[Path, bool, int], Row]] = {
     "latency": latencies,
     "windows": windows,
+    "bounded": bounded,
     "pruned": pruned,
     "start": starts,
 }
+QUICK_ROWS = tuple(name for name in ROWS if name != "bounded")
+"""Rows of a quick run: in a short run of both modes, their start is most of their cost."""
 
 
 def _in_turn(folder: Path, given: Input, engines: Sequence[str], repeat: int, row: Row) -> dict[str, list[EngineRun]]:
@@ -192,13 +217,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the rows, print their tables, and the figures last."""
     parser = argparse.ArgumentParser(description="benchmarks beside other engines")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default=",".join(ROWS), help="rows, separated by commas")
+    parser.add_argument("--only", default="", help="rows, separated by commas (default: all; quick: all but bounded)")
     parser.add_argument("--repeat", type=int, default=None, help="runs of each engine (default: 3; quick: 1)")
     parser.add_argument("--again", action="store_true", help="run rows again that have a result")
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that child processes are ended
     figures: dict[str, float] = {}
-    for name in options.only.split(","):
+    for name in options.only.split(",") if options.only else QUICK_ROWS if options.quick else ROWS:
         stored = RESULTS / f"{name}.json"
         if stored.exists() and not options.quick and not options.again:
             figures |= json.loads(stored.read_text())["figures"]
