@@ -13,10 +13,12 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from conftest import PIPELINE, RealJob
-from pipelines.batched import expected_of_everything, written_rows
+from pipelines.batched import expected_of_everything, expected_of_retried, retried, written_rows
 from pipelines.counting import expected
 
 from tidegate.jobs.status import JobView
+from tidegate.plan.batch_plan import plan_batch
+from tidegate.spark.batch.stage_compiler import needs_spark_sql
 
 BATCHED = Path(__file__).parent / "pipelines" / "batched.py"
 ROWS = 20_000
@@ -91,6 +93,23 @@ def test_a_function_that_fails_is_named_and_nothing_is_visible(local_job: RealJo
     assert "the last row is bad" in (view.failure.traceback or "")
     assert not list(Path(local_job.out).glob("*.parquet"))
     assert [c.status for c in view.checkpoints] == ["aborted"]
+
+
+def test_tasks_that_are_lost_once_run_again_without_spark_sql(local_job: RealJob) -> None:
+    """S8.1: a union, a broadcast input, windows and two sinks; no row is lost or there twice."""
+    assert not needs_spark_sql(plan_batch(retried({"rows": 5000, "out": "unused"}).build(), 2, 128))
+    local_job.master = "local[2,3]"
+    start(local_job, 5000, "retried", restart_strategy="none")
+    view = finished(local_job)
+    counted, known = expected_of_retried(5000)
+    found = ds.dataset(f"{local_job.out}/counted", format="parquet").to_table()
+    assert sorted(zip(*(found[name].to_pylist() for name in ("k", "n", "total")), strict=True)) == counted
+    rows = ds.dataset(f"{local_job.out}/known", format="parquet").to_table()
+    by_name: Counter[str] = Counter()
+    for name, n in zip(rows["name"].to_pylist(), rows["n"].to_pylist(), strict=True):
+        by_name[name] += n
+    assert by_name == known
+    assert (view.restarts, "the first attempt is lost" in local_job.logs()) == (0, True)
 
 
 @pytest.mark.slow

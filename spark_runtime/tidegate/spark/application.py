@@ -189,7 +189,9 @@ def _archive_options(settings: Mapping[str, str], mode: str) -> str:
     if chosen or any(key in settings for key in ("spark.driver.extraClassPath", "spark.driver.defaultJavaOptions")):
         return ""
     directory = private_cache_directory(user_cache(), "classes")
-    return java_options(directory, Path(_find_spark_home()) / "jars", mode)
+    # Archives of the purpose "batch" are of versions whose batch jobs always started Spark SQL.
+    purpose = "batch-rdd" if mode == "batch" else mode
+    return java_options(directory, Path(_find_spark_home()) / "jars", purpose)
 
 
 def _start(spec: Spec, settings: Mapping[str, str], archived: str) -> SparkContext:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.interface import ReadBySpark, Sink
@@ -31,7 +30,7 @@ from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
 from tidegate.spark.batch.exchange import TARGET, sort_columns
 from tidegate.spark.batch.stage_compiler import compile_batch
-from tidegate.spark.batch.stage_task import INDEX_SCHEMA, OUTPUT, BatchJob, Counters, Task, sum_counters
+from tidegate.spark.batch.stage_task import INDEX_SCHEMA, BatchJob, Counters, Task, rows_of_output, sum_counters
 
 MAX_ROWS_PER_BATCH = 10_000
 """Spark's default size of batches for Python."""
@@ -99,13 +98,7 @@ class LocalFrames:
 
     def select_output(self, frame: Partitions, number: int, columns: int) -> Partitions:
         """See `Frames`."""
-        names = [f"c{n}" for n in range(columns)]
-
-        def of_output(batch: pa.RecordBatch) -> pa.RecordBatch:
-            rows = batch.filter(pc.equal(batch.column(OUTPUT), number))
-            return pa.RecordBatch.from_arrays([rows.column(f"o{number}_{n}") for n in range(columns)], names=names)
-
-        return [[of_output(batch) for batch in part] for part in frame]
+        return [[rows_of_output(batch, number, columns) for batch in part] for part in frame]
 
     def cache(self, frame: Partitions) -> Partitions:
         """See `Frames`."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 
 from tidegate import (
     DataGen,
@@ -102,6 +103,43 @@ def expected_of_everything(n: int) -> tuple[list[tuple[int, int, int]], Counter[
 
 def _sum(numbers: list[int]) -> int:
     return int(np.sum(numbers))
+
+
+def lost_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Fail in the first attempt of each task, after the first batch."""
+    for batch in batches:
+        yield batch
+        context: Any = TaskContext.get()
+        if context.attemptNumber() == 0:
+            raise ValueError("the first attempt is lost")
+
+
+def retried(args: Mapping[str, Any]) -> Pipeline:
+    """Windows over a union, and over names from a broadcast join, of which each task fails once. Spark sorts no rows.
+    Two sinks. Arguments: rows, out (folder)."""
+    p = Pipeline()
+    source = p.read(DataGen(rows, ROWS, rows=int(args["rows"]), splits=3, batch_rows=100), uid="numbers")
+    flat = source.select("k", "v", "ts")
+    low, high = flat.filter(pc.field("v") < 1000), flat.filter(pc.field("v") >= 1000)
+    both = low.union(high).map_in_arrow(lost_once, flat.schema, uid="before")
+    windows = both.with_watermark("ts", "1 min").group_by("k").window(tumbling("1 s"))
+    counted = windows.agg(n=count(), total=sum("v"), uid="counted")
+    counted.map_in_arrow(lost_once, counted.schema, uid="after").write(Parquet(f"{args['out']}/counted"), uid="out")
+    named = flat.join(
+        p.read(DataGen(names, NAMES, rows=KEYS // 2), uid="names").broadcast(), on="k", how="inner", uid="named"
+    )
+    known = named.with_watermark("ts", "1 min").group_by("name").window(tumbling("1 min"))
+    known.agg(n=count(), uid="known").write(Parquet(f"{args['out']}/known"), uid="known-out")
+    return p
+
+
+def expected_of_retried(n: int) -> tuple[list[tuple[int, int, int]], Counter[str]]:
+    """(k, n, total) of each window and key, sorted; rows of each name."""
+    by_window: dict[tuple[int, int], list[int]] = {}
+    for i in range(n):
+        by_window.setdefault((i % KEYS, i // 1000), []).append(i)
+    counted = sorted((k, len(of), _sum(of)) for (k, _), of in by_window.items())
+    return counted, Counter(f"n{i % KEYS}" for i in range(n) if i % KEYS < KEYS // 2)
 
 
 def framed(args: Mapping[str, Any]) -> Pipeline:

@@ -17,6 +17,7 @@ def build(args: Mapping[str, Any]) -> Pipeline:
     lines = p.read(Files(files, on_bad_record="dead_letter"), uid="letters")
     lines.write(Parquet(str(out / "good")), uid="good")
     lines.side_output("bad_records").write(Parquet(str(out / "letters")), uid="rejected")
-    counted = p.read(Files(files, on_bad_record="skip"), uid="skipping").group_by("n").agg(c=count(), uid="counts")
+    skipping = p.read(Files(files, on_bad_record="skip"), uid="skipping").group_by("n")
+    counted = skipping.agg(c=count(), output="final", uid="counts")
     counted.write(Parquet(str(out / "counts")), uid="out")
     return p

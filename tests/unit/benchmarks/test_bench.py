@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import bench
 import bench_compare
 import charts
 import duckdb
 import pytest
+from bench_rows.parquet_rows import rate_of
 from engine_runs import PER_KEY, WINDOWS, EngineRun, digest_of
 from parquet_input import Input
 
@@ -29,8 +29,8 @@ def test_two_commits_are_compared_by_their_medians() -> None:
 
 def test_rates_are_medians_with_or_without_start() -> None:
     runs = [EngineRun("e", 1.0, cold, 1.0, warm, "") for cold, warm in ((4.0, 1.0), (5.0, 2.0), (10.0, 4.0))]
-    assert bench._rate(10_000_000, runs) == 2.0
-    assert bench._rate(10_000_000, runs, warm=True) == 5.0
+    assert rate_of(10_000_000, runs) == 2.0
+    assert rate_of(10_000_000, runs, warm=True) == 5.0
 
 
 def test_the_digest_notices_a_changed_result_but_not_the_newest_window(tmp_path: Path) -> None:

@@ -3,13 +3,11 @@
 A subtask's rows are sorted by the hash of their key, event time, input and place of origin. So all rows of a key follow
 one another, in order of event time, and have the same order however often a stage runs.
 
-Rows of partial aggregates are merged in any order, so Spark need not sort them. They move in packs: the rows of one
-bucket of keys, encoded by Arrow, in one row of Spark.
+Rows of partial aggregates move in packs, which `packs` describes: Spark need not sort them.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,15 +22,17 @@ TARGET, HASH, TIME, INPUT, ORDER = "target", "hash", "time", "input", "place"
 TAG_SCHEMA = pa.schema(
     [(TARGET, pa.int32()), (HASH, pa.int64()), (TIME, pa.int64()), (INPUT, pa.int8()), (ORDER, pa.int64())]
 )
-BUCKET, PACK = "bucket", "pack"
-PACK_SCHEMA = pa.schema([(TARGET, pa.int32()), (BUCKET, pa.int32()), (ORDER, pa.int64()), (PACK, pa.binary())])
-BUCKET_BITS = 6
-"""A subtask merges the rows of one of 64 buckets of keys at a time. The first bits of a key's hash are its bucket."""
+PACK = "pack"
+PACK_SCHEMA = pa.schema([(TARGET, pa.int32()), (PACK, pa.binary())])
 
 
 def sort_columns(schema: pa.Schema) -> tuple[str, ...]:
-    """Return the columns by which the rows of a subtask are sorted after an exchange. Args: schema: of the rows."""
-    return (BUCKET, ORDER) if PACK in schema.names else (HASH, TIME, INPUT, ORDER)
+    """Return the columns by which the rows of a subtask are sorted after an exchange: none for packs.
+
+    Args:
+        schema: of the rows.
+    """
+    return () if PACK in schema.names else (HASH, TIME, INPUT, ORDER)
 
 
 def exchange_schema(stage: Stage) -> pa.Schema:
@@ -65,28 +65,6 @@ class SortedBlock:
     """All rows of some keys. `runs` must be exhausted before the next block is requested."""
 
     runs: Iterator[KeyRun]
-
-
-class PackedBlocks:
-    """The packs of a subtask, a block for each bucket, so that the head holds the state of one bucket at a time."""
-
-    def __init__(self, stage: Stage, batches: Iterable[pa.RecordBatch]) -> None:
-        (self._given,) = stage.inputs
-        self._packs = ((bucket, pack) for batch in batches for bucket, pack in _packs_of(batch))
-
-    def __iter__(self) -> Iterator[SortedBlock]:
-        """Yield block after block; none if there is no row."""
-        for _, packs in itertools.groupby(self._packs, key=lambda found: found[0]):
-            yield SortedBlock(self._run(pack) for _, pack in packs)
-
-    def _run(self, pack: pa.Buffer) -> KeyRun:
-        return KeyRun(self._given.input_index, pa.ipc.read_record_batch(pack, self._given.schema))
-
-
-def _packs_of(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:
-    packs = batch.column(PACK)
-    for number, bucket in enumerate(batch.column(BUCKET).to_pylist()):
-        yield bucket, packs[number].as_buffer()
 
 
 class SortedBlocks:

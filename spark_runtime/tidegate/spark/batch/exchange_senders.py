@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -9,7 +11,8 @@ import pyarrow.compute as pc
 
 from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.plan.batch_plan import BatchPlan, Stage, StageInput
-from tidegate.spark.batch.exchange import BUCKET_BITS, PACK_SCHEMA, exchange_schema
+from tidegate.spark.batch.exchange import PACK_SCHEMA, exchange_schema
+from tidegate.spark.batch.packs import BUCKET_BITS, BUCKETS, encode_pack, narrow
 from tidegate.spark.batch.wire_rows import to_wire, wire_schema
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 from tidegate.state.keys.key_types import is_key_type
@@ -104,27 +107,29 @@ class PackSender:
         self._keys = given.keys
         self._max_parallelism = plan.max_parallelism
         self._owners = subtask_of_key_groups(plan.parallelism, plan.max_parallelism)
-        self._packs = plan.parallelism << BUCKET_BITS
+        self._parallelism = plan.parallelism
         self._next = index << _ORIGIN_BITS
 
     def tagged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the packs of a batch, in `PACK_SCHEMA`."""
+        """Return a pack for each subtask that has rows in the batch, in `PACK_SCHEMA`."""
         hashes = hash_keys(batch, self._keys)
         targets = self._owners[key_groups(hashes, self._max_parallelism)].astype(np.uint32)
         numbers = (targets << np.uint32(BUCKET_BITS)) | (hashes >> np.uint64(64 - BUCKET_BITS)).astype(np.uint32)
-        counts = np.bincount(numbers, minlength=self._packs)
+        size = self._parallelism << BUCKET_BITS
         # numpy sorts 16-bit numbers by radix, several times as fast as wider ones.
-        narrow = numbers.astype(np.uint16) if self._packs <= 1 << 16 else numbers
-        rows = batch.take(pa.array(np.argsort(narrow, kind="stable")))
-        starts = np.cumsum(counts) - counts
-        used = np.flatnonzero(counts)
-        packs = [rows.slice(starts[n], counts[n]).serialize().to_pybytes() for n in used.tolist()]
-        places = np.arange(self._next, self._next + len(used))
-        self._next += len(used)
-        columns = [
-            pa.array((used >> BUCKET_BITS).astype(np.int32)),
-            pa.array((used & ((1 << BUCKET_BITS) - 1)).astype(np.int32)),
-            pa.array(places),
-            pa.array(packs, pa.binary()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=PACK_SCHEMA)
+        short = numbers.astype(np.uint16) if size <= 1 << 16 else numbers
+        order = pa.array(np.argsort(short, kind="stable"))
+        whole = narrow(batch)
+        rows = whole.rows.take(order)
+        counts = np.bincount(numbers, minlength=size).reshape(-1, BUCKETS)
+        of_target = counts.sum(axis=1)
+        starts = np.cumsum(of_target) - of_target
+        used = np.flatnonzero(of_target)
+        packs = []
+        for target in used.tolist():
+            part = replace(whole, rows=rows.slice(starts[target], of_target[target]))
+            packs.append(encode_pack(self._next, counts[target], part))
+            self._next += 1
+        return pa.RecordBatch.from_arrays(
+            [pa.array(used.astype(np.int32)), pa.array(packs, pa.binary())], schema=PACK_SCHEMA
+        )

@@ -1,12 +1,12 @@
-"""Frames of a batch job as Spark DataFrames (`Frames`)."""
+"""Frames of a batch job as Spark DataFrames (`Frames`), for jobs whose rows Spark reads or sorts."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -19,27 +19,13 @@ from tidegate.errors import PipelineError
 from tidegate.log_format import context
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.spark_pushdown import SparkRows
+from tidegate.spark.batch.broadcast_table import BroadcastTable, broadcast_table
 from tidegate.spark.batch.exchange import TARGET, sort_columns
 from tidegate.spark.batch.pushdown_columns import plan_columns, quoted, select_columns
 from tidegate.spark.batch.stage_task import INDEX_SCHEMA, OUTPUT, Task
 from tidegate.spark.batch.worker_task import WorkerPlace, WorkerTask
 
-if TYPE_CHECKING:
-    from pyspark import Broadcast
-
 logger = logging.getLogger("tidegate.spark")
-
-
-@dataclass(frozen=True)
-class BroadcastTable:
-    """A table in Spark's own broadcast, as an Arrow IPC stream."""
-
-    stream: Broadcast[bytes]
-
-    def batches(self) -> Iterable[pa.RecordBatch]:
-        """Yield its rows."""
-        with pa.ipc.open_stream(self.stream.value) as reader:
-            yield from reader
 
 
 @dataclass(frozen=True)
@@ -86,8 +72,9 @@ class SparkFrames:
     def exchange(self, frames: Sequence[DataFrame], schema: pa.Schema) -> DataFrame:
         """See `Frames`."""
         rows: Any = _union(frames)
-        sent: DataFrame = rows.repartitionById(self.parallelism, TARGET).sortWithinPartitions(*sort_columns(schema))
-        return sent
+        sent: DataFrame = rows.repartitionById(self.parallelism, TARGET)
+        order = sort_columns(schema)
+        return sent.sortWithinPartitions(*order) if order else sent
 
     def select_output(self, frame: DataFrame, number: int, columns: int) -> DataFrame:
         """See `Frames`."""
@@ -101,15 +88,15 @@ class SparkFrames:
     def broadcast(self, frame: DataFrame) -> BroadcastTable:
         """See `Frames`; through the driver."""
         table = frame.toArrow()
-        out = pa.BufferOutputStream()
-        with pa.ipc.new_stream(out, table.schema) as writer:
-            writer.write_table(table)
-        return BroadcastTable(self.session.sparkContext.broadcast(out.getvalue().to_pybytes()))
+        return broadcast_table(self.session.sparkContext, table.schema, table.to_batches())
 
+    def run_and_collect(self, ends: Sequence[DataFrame]) -> list[str]:
+        """Run everything in one Spark job, and return the reports of the sinks' subtasks."""
+        return [row[0] for row in _union(ends).collect()]
 
-def run_and_collect(ends: Sequence[DataFrame]) -> list[str]:
-    """Run everything in one Spark job, and return the reports of the sinks' subtasks."""
-    return [row[0] for row in _union(ends).collect()]
+    def close(self) -> None:
+        """Delete the cached frames."""
+        self.session.catalog.clearCache()
 
 
 def declared_columns(session: SparkSession, source: ReadBySpark) -> DataFrame:

@@ -55,6 +55,11 @@ class Frames(Protocol[F]):
         """Return all rows for every task; the upstream frames run now."""
 
 
+def needs_spark_sql(plan: BatchPlan) -> bool:
+    """Return whether Spark itself reads or sorts rows. Packs of partial aggregates need not be sorted."""
+    return any(stage.gathers == "exchange" and not stage.merges or _reads_spark(plan, stage) for stage in plan.stages)
+
+
 def compile_batch(plan: BatchPlan, assigned: Assigned, frames: Frames[F]) -> list[F]:
     """Return the frames of the stages with sinks, in order.
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.clock import steady_clock
 from tidegate.connectors.interface import Source, SourceContext
@@ -29,7 +30,8 @@ from tidegate.plan.job_graph import Node
 from tidegate.plan.spark_pushdown import SparkRows
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.parts import StatePart
-from tidegate.spark.batch.exchange import PackedBlocks, SortedBlock, SortedBlocks, exchange_schema
+from tidegate.spark.batch.exchange import SortedBlock, SortedBlocks, exchange_schema
+from tidegate.spark.batch.packs import PackedBlocks, gather
 from tidegate.spark.batch.stage_operators import BLOCK_ROWS, Emitted, StageChain, run_exchanged, run_rows
 from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
 from tidegate.subtask.chain import OperatorFailure
@@ -187,7 +189,7 @@ class _Subtask:
         }
         if stage.gathers == "exchange":
             blocks: Iterable[SortedBlock] = (
-                PackedBlocks(stage, batches)
+                PackedBlocks(stage, batches, self._job.scratch)
                 if stage.merges
                 else SortedBlocks(stage, batches, BLOCK_ROWS if stage.by_key else None)
             )
@@ -353,6 +355,22 @@ def outputs_schema(stage: Stage) -> pa.Schema:
     return pa.schema(fields)
 
 
+def schema_of_output(schema: pa.Schema, number: int, columns: int) -> pa.Schema:
+    """Return the schema of the rows of output `number`, which has `columns` columns, as on the wire.
+
+    Args:
+        schema: of all outputs, see `outputs_schema`.
+    """
+    return pa.schema([schema.field(f"o{number}_{n}").with_name(f"c{n}") for n in range(columns)])
+
+
+def rows_of_output(batch: pa.RecordBatch, number: int, columns: int) -> pa.RecordBatch:
+    """Return the rows of one of several outputs. Args: see `schema_of_output`."""
+    rows = batch.filter(pc.equal(batch.column(OUTPUT), number))
+    found = [rows.column(f"o{number}_{n}") for n in range(columns)]
+    return pa.RecordBatch.from_arrays(found, schema=schema_of_output(batch.schema, number, columns))
+
+
 def _whole(batch: pa.RecordBatch, native: SparkRows, where: str) -> pa.RecordBatch:
     """Return rows of a DataFrame in the required schema; columns without readers are null."""
     schema, present = native.schema, native.present
@@ -375,18 +393,23 @@ def _as_sent(
         from tidegate.spark.batch.exchange_senders import ExchangeSender, PackSender
 
         reader, given = job.plan.stages[sends_to[0]], _given(job.plan, sends_to)
-        tagger = PackSender(job.plan, given, index) if reader.merges else ExchangeSender(job.plan, reader, given, index)
-        for emitted in rows:
-            assert isinstance(emitted, pa.RecordBatch), "a side output has no reader here"
-            yield tagger.tagged(emitted)
+        batches = map(_main_rows, rows)
+        if reader.merges:
+            yield from map(PackSender(job.plan, given, index).tagged, gather(batches, job.plan.parallelism))
+        else:
+            yield from map(ExchangeSender(job.plan, reader, given, index).tagged, batches)
         return
     schema = wire_schema(stage.schema)
     for emitted in rows:
         if len(stage.outputs) > 1:
             yield _one_of_outputs(stage, emitted)
         else:
-            assert isinstance(emitted, pa.RecordBatch), "a side output has no reader here"
-            yield pa.RecordBatch.from_arrays(to_wire(emitted), schema=schema)
+            yield pa.RecordBatch.from_arrays(to_wire(_main_rows(emitted)), schema=schema)
+
+
+def _main_rows(emitted: Emitted) -> pa.RecordBatch:
+    assert isinstance(emitted, pa.RecordBatch), "a side output has no reader here"
+    return emitted
 
 
 def _one_of_outputs(stage: Stage, emitted: Emitted) -> pa.RecordBatch:

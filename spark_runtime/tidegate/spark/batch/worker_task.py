@@ -91,7 +91,17 @@ class WorkerTask:
         from pyspark import TaskContext
 
         context: Any = TaskContext.get()
-        index, batches = subtask_of(batches, context.partitionId() % self.parallelism)
+        index, given = subtask_of(batches, context.partitionId() % self.parallelism)
+        yield from self.run(index, given)
+        # Spark uses a worker again only if it has read all its input. A stage that reads a source reads no rows.
+        for _ in given:
+            pass
+
+    def run(self, index: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of a task whose subtask is known. Raises TaskFailedError."""
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
         set_up(self.place.log_format, job=self.place.job_id, generation=self.place.generation, slot=index)
         try:
             with worker_job(self.place, index, context.taskAttemptId()) as job:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark import InheritableThread
-from pyspark.sql import SparkSession
 
 from tidegate.connectors.split_documents import assign_splits
 from tidegate.coordinator import events as ev
@@ -21,8 +20,9 @@ from tidegate.errors import FencedError, TidegateError, UnclearAnswerError
 from tidegate.plan.batch_plan import BatchPlan
 from tidegate.spark.application import SparkApplication
 from tidegate.spark.barrier_stage import first_line
-from tidegate.spark.batch.spark_frames import SparkFrames, run_and_collect
-from tidegate.spark.batch.stage_compiler import compile_batch
+from tidegate.spark.batch.rdd_frames import RddFrames
+from tidegate.spark.batch.spark_frames import SparkFrames
+from tidegate.spark.batch.stage_compiler import compile_batch, needs_spark_sql
 from tidegate.spark.batch.stage_task import sum_counters
 from tidegate.spark.batch.worker_task import WorkerPlace, counters_of_stages, failure_in
 from tidegate.spark.driver_loop.spark_job import SparkJob, Splits
@@ -64,7 +64,7 @@ class BatchRun:
 class StageExecution:
     """Execution of the stages of one run; blocks."""
 
-    session: SparkSession
+    application: SparkApplication
     job: SparkJob
     plan: BatchPlan
     splits: Splits
@@ -72,15 +72,20 @@ class StageExecution:
 
     def run(self) -> list[StagedReport]:
         """Run every stage, and return what the sinks have staged."""
-        frames = SparkFrames(self.session, self.place, self.plan.parallelism)
+        parallelism = self.plan.parallelism
+        frames: SparkFrames | RddFrames = (
+            SparkFrames(self.application.session, self.place, parallelism)
+            if needs_spark_sql(self.plan)
+            else RddFrames(self.application.context, self.place, parallelism)
+        )
         try:
-            ends = compile_batch(self.plan, assign_splits(self.splits, self.plan.parallelism), frames)
-            reports = [StagedReport.from_json(json.loads(text)) for text in run_and_collect(ends)]
+            ends: Any = compile_batch(self.plan, assign_splits(self.splits, parallelism), frames)
+            reports = [StagedReport.from_json(json.loads(text)) for text in frames.run_and_collect(ends)]
             counted = counters_of_stages(self.job.store, self.place.checkpoint_path)
             # All counters are summed in the end, so any report may carry the counters of stages without a sink.
             return [*reports[:-1], replace(reports[-1], counters=sum_counters([reports[-1].counters, *counted]))]
         finally:
-            self.session.catalog.clearCache()
+            frames.close()
 
 
 class BatchAttempt:

@@ -16,6 +16,7 @@ from tidegate.errors import PipelineError, StoreError
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
 from tidegate.plan.graph_document import graph_document
 from tidegate.spark.application import SlotWait, SparkApplication, start_application
+from tidegate.spark.batch.stage_compiler import needs_spark_sql
 from tidegate.spark.batch.stage_task import sum_counters
 from tidegate.spark.batch.worker_task import WorkerPlace
 from tidegate.spark.driver_loop.batch_attempt import BatchAttempt, BatchRun, StageExecution
@@ -57,9 +58,7 @@ class BatchLoop(StreamingLoop):
         self._found: Splits = {}
 
     def _moves_rows_in_spark(self) -> bool:
-        """Return whether Spark reads DataFrames, or sorts rows for an exchange. Packs of partial aggregates are few."""
-        sorted_rows = any(stage.gathers == "exchange" and not stage.merges for stage in self._plan.stages)
-        return sorted_rows or super()._moves_rows_in_spark()
+        return needs_spark_sql(self._plan)
 
     def _validate_before_start(self) -> None:
         """Report sources that cannot be read, and sinks that cannot be written, before the driver waits for Spark."""
@@ -102,7 +101,7 @@ class BatchLoop(StreamingLoop):
                 now_ms=self._now_ms(),
                 log_format=job.options.log_format,
             )
-            stages = StageExecution(application.session, job, self._plan, self._found, place)
+            stages = StageExecution(application, job, self._plan, self._found, place)
 
             def calculate() -> Sequence[StagedReport]:
                 commit.clean()

@@ -1,0 +1,51 @@
+"""Rows beside Flink SQL."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+import generated_runs
+from nexmark import beside_flink
+from nexmark.queries import QUERIES
+
+from bench_rows.row import MILLION, Row
+
+
+def flink(folder: Path, quick: bool, repeat: int) -> Row:
+    """Windows over generated rows beside Flink SQL, state in memory."""
+    row, rows = Row("flink", "Windows over generated rows, beside Flink SQL"), (5 if quick else 20) * MILLION
+    keys = (100_000,) if quick else (10, 100_000, MILLION)
+    found = generated_runs.measure(folder, "heap", rows, keys, repeat)
+    row.lines = [f"{rows:,} rows of W1, windows of 10 s, a checkpoint every second, 2 slots.", ""]
+    row.lines += generated_runs.table(found, rows)
+    row.figures = {f"flink_{count}": generated_runs.ratio(found, count) for count in keys}
+    row.runs = [
+        {"keys": count, "source_only": only, **asdict(run)} for (count, _, only), runs in found.items() for run in runs
+    ]
+    return row
+
+
+def nexmark(folder: Path, quick: bool, repeat: int) -> Row:
+    """Nexmark's queries beside Flink SQL."""
+    row, events = Row("nexmark", "Nexmark, beside Flink SQL"), (500_000 if quick else 2 * MILLION)
+    queries = list(QUERIES)
+    beside_flink.check_both(folder, queries)
+    beside_flink.write_events(folder / "events", events)
+    runs = [run for _ in range(repeat) for run in beside_flink.measured(folder / "events", folder, queries)]
+    row.lines = [
+        f"{events:,} events in two Parquet files, 2 slots, a checkpoint every second, results discarded. CPU seconds "
+        "without start. Flink runs all queries in one process, after one that is not measured.",
+        "",
+        "| query | tidegate, CPU s | Flink, CPU s | ratio |",
+        "| --- | --- | --- | ---: |",
+    ]
+    for query in queries:
+        own, theirs = ([r.cpu_s for r in runs if (r.query, r.engine) == (query, e)] for e in ("tidegate", "flink"))
+        ratio = median(theirs) / median(own)
+        each = [", ".join(f"{cpu_s:.1f}" for cpu_s in some) for some in (own, theirs)]
+        row.lines.append(f"| {query} | {each[0]} | {each[1]} | {ratio:.1f} |")
+        row.figures[f"nexmark_{query}"] = ratio
+    row.runs = [asdict(run) for run in runs]
+    return row

@@ -1,0 +1,108 @@
+"""Rows of tidegate alone: start, latency, checkpoints, slots and recovery."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+import latency
+import recovery
+import scaling
+import start
+from generated_runs import Generated
+
+from bench_rows.row import MILLION, Row
+
+
+def starts(folder: Path, quick: bool, repeat: int) -> Row:
+    """CPU seconds from start to the first result, beside a plain PySpark session."""
+    row = Row("start", "Start")
+    found = start.measure(folder, 2 if quick else max(repeat, 3), warm_up=2)
+    row.lines = start.table(found)
+    row.charts["CPU seconds from start to the first result"] = [(n, start.median_cpu_s(r)) for n, r in found.items()]
+    row.figures = {"start_cpu": start.median_cpu_s(found["tidegate"])}
+    row.runs = [{"engine": name, "wall_s": wall, **used} for name, runs in found.items() for wall, used in runs]
+    return row
+
+
+def latencies(folder: Path, quick: bool, repeat: int) -> Row:
+    """Time from a row to its result."""
+    row = Row("latency", "Latency")
+    (folder / "latency").mkdir(exist_ok=True)
+    rates = (20_000,) if quick else (20_000, 200_000, 2 * MILLION)
+    slots = (2,) if quick else (2, 4, 8)
+    rows = [
+        latency.ours(s, rate, 10.0 if quick else 15.0, 10.0 if quick else 20.0, str(folder / "latency"), work)
+        for s in slots
+        for rate in rates
+        for work in (("total",) if quick else latency.WORK)
+    ]
+    row.lines = latency.table(rows)
+    row.figures = {"latency_p99_20k": next(r.p99_ms for r in rows if (r.slots, r.rate, r.work) == (2, 20_000, "total"))}
+    row.runs = [asdict(r) for r in rows]
+    return row
+
+
+def checkpoints(folder: Path, quick: bool, repeat: int) -> Row:
+    """CPU of a checkpoint every second, over jobs without checkpoints."""
+    row = Row("checkpoints", "Cost of checkpoints")
+    row.lines = [
+        "Generated rows (W1), heap, 2 slots: jobs with a checkpoint every second and jobs without, in turn.",
+        "",
+        "| keys | rows | with, CPU s | without, CPU s | difference of medians | seconds, with and without |",
+        "| ---: | ---: | --- | --- | ---: | --- |",
+    ]
+    for keys, rows in ((100_000, 400 * MILLION), (MILLION, 200 * MILLION)):
+        rows = rows // 10 if quick else rows
+        found = scaling.checkpoint_pairs(folder, Generated(rows, keys), max(repeat, 5))
+        cpu = {on: median(run.warm_cpu_s for run in runs) for on, runs in found.items()}
+        wall = {on: median(run.warm_wall_s for run in runs) for on, runs in found.items()}
+        each = {on: ", ".join(f"{run.warm_cpu_s:.1f}" for run in runs) for on, runs in found.items()}
+        percent = 100 * (cpu[True] / cpu[False] - 1)
+        row.lines.append(
+            f"| {keys:,} | {rows:,} | {each[True]} | {each[False]} | {percent:+.1f} % "
+            f"| {wall[True]:.1f}, {wall[False]:.1f} |"
+        )
+        row.figures[f"checkpoint_percent_{keys}"] = percent
+        row.runs += [{"keys": keys, "checkpoints": on, **asdict(run)} for on, runs in found.items() for run in runs]
+    return row
+
+
+def slots(folder: Path, quick: bool, repeat: int) -> Row:
+    """CPU per row with 2 to 32 slots on the same cores."""
+    row, rows = Row("slots", "More slots on the same cores"), (20 if quick else 100) * MILLION
+    found = scaling.by_slots(folder, Generated(rows, 100_000), (2, 8, 32), repeat)
+    cpu = {count: median(run.warm_cpu_s for run in runs) for count, runs in found.items()}
+    row.lines = [
+        f"{rows:,} generated rows (W1), 100,000 keys, a checkpoint every second. Last column: with start.",
+        "",
+        "| slots | M rows per CPU second | cost of a row, 2 slots = 1 | each run, CPU s | with start, CPU s |",
+        "| ---: | ---: | ---: | --- | ---: |",
+    ]
+    for count, runs in found.items():
+        each = ", ".join(f"{run.warm_cpu_s:.1f}" for run in runs)
+        row.lines.append(
+            f"| {count} | {rows / cpu[count] / 1e6:.1f} | {cpu[count] / cpu[2]:.2f} | {each} "
+            f"| {median(run.cpu_s for run in runs):.1f} |"
+        )
+    row.figures = {"slots_32": cpu[32] / cpu[2]}
+    row.runs = [{"slots": count, **asdict(run)} for count, runs in found.items() for run in runs]
+    return row
+
+
+def recoveries(folder: Path, quick: bool, repeat: int) -> Row:
+    """Time from a death until all sinks have rows again."""
+    row = Row("recovery", "Recovery")
+    found = recovery.measure(folder, repeat)
+    row.lines = [
+        "Seconds from SIGKILL until rows reach the sinks of both slots again; default options, `tidegate agent`.",
+        "",
+        "| killed | median | each |",
+        "| --- | ---: | --- |",
+    ]
+    for victim, seconds in found.items():
+        row.lines.append(f"| {victim} | {median(seconds):.1f} | {', '.join(f'{s:.1f}' for s in seconds)} |")
+        row.figures[f"recovery_{victim}_s"] = median(seconds)
+    row.runs = [{"killed": victim, "seconds": s} for victim, seconds in found.items() for s in seconds]
+    return row

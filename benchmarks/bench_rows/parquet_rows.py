@@ -1,0 +1,206 @@
+"""Rows from Parquet to Parquet, beside other engines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+import generated_runs
+from engine_runs import BUILT_IN, PER_KEY, ROCKSDB_WINDOW_S, WINDOWS, EngineRun, Query, run_engine
+from parquet_input import Input
+
+from bench_rows.row import MILLION, Row
+
+
+def windows(folder: Path, quick: bool, repeat: int) -> Row:
+    """Windows of one second, from Parquet to Parquet, over numbers and texts as keys."""
+    row = Row("windows", "Windows from Parquet to Parquet")
+    engines = ("streaming", "batch", "spark", "duckdb") if quick else (*BUILT_IN, *WINDOWS.peers)
+    keys = (100_000,) if quick else (10, 100_000, MILLION)
+    found: dict[tuple[int, bool, str], list[EngineRun]] = {}
+    for count in keys:
+        for text in (False, True):
+            given = Input(20 * MILLION, count, text)
+            chosen = ("streaming",) if quick and text else engines
+            for engine, runs in in_turn(WINDOWS, folder, given, chosen, repeat, row).items():
+                found[(count, text, engine)] = runs
+    row.lines = [
+        "Rows per CPU second of the whole process tree, in millions. With start: one run in a new process. Without: "
+        "tidegate from RUNNING to FINISHED; the others a second query in the same process.",
+        "",
+        "| keys | engine | with start | without start | seconds with start | each run, CPU s |",
+        "| --- | --- | ---: | ---: | ---: | --- |",
+    ]
+    for (count, text, engine), runs in found.items():
+        rate, warm = rate_of(20 * MILLION, runs), rate_of(20 * MILLION, runs, warm=True)
+        each = ", ".join(f"{run.cpu_s:.1f}" for run in runs)
+        wall = median(run.wall_s for run in runs)
+        label = f"{count:,}{' texts' if text else ''}"
+        row.lines.append(f"| {label} | {engine} | {rate:.2f} | {warm:.2f} | {wall:.1f} | {each} |")
+
+    for text in (False, True):
+        bars = [
+            (label_of(engine), rate_of(20 * MILLION, runs))
+            for (count, of_text, engine), runs in found.items()
+            if (count, of_text) == (100_000, text)
+        ]
+        row.charts[
+            f"Million rows per CPU second, 100,000 {'texts' if text else 'integers'} as keys, start included"
+        ] = bars
+
+    def ratio(one: tuple[bool, str], other: tuple[bool, str], *, warm: bool) -> float:
+        mine, theirs = found.get((100_000, *one)), found.get((100_000, *other))
+        assert mine and theirs
+        return rate_of(1, mine, warm=warm) / rate_of(1, theirs, warm=warm)
+
+    row.figures = {
+        "batch_spark": ratio((False, "batch"), (False, "spark"), warm=False),
+        "w1_text": ratio((True, "streaming"), (False, "streaming"), warm=True),
+        "w1_parquet_duckdb": ratio((False, "streaming"), (False, "duckdb"), warm=True),
+    }
+    return row
+
+
+def bounded(folder: Path, quick: bool, repeat: int) -> Row:
+    """Both modes over 100 million rows, start included."""
+    row = Row("bounded", "Batch mode beside streaming mode")
+    given = Input((20 if quick else 100) * MILLION, 100_000)
+    found = in_turn(WINDOWS, folder, given, BUILT_IN, repeat, row)
+    rates = {engine: rate_of(given.rows, runs) for engine, runs in found.items()}
+    row.lines = [
+        f"{given.name}, the windows of the row above, in new processes.",
+        "",
+        "| mode | M rows per CPU second | seconds | each run, CPU s |",
+        "| --- | ---: | ---: | --- |",
+    ]
+    for mode, runs in found.items():
+        each = ", ".join(f"{run.cpu_s:.1f}" for run in runs)
+        row.lines.append(f"| {mode} | {rates[mode]:.2f} | {median(run.wall_s for run in runs):.1f} | {each} |")
+    row.charts["Million rows per CPU second, 100 million rows, start included"] = [
+        (label_of(mode), rate) for mode, rate in rates.items()
+    ]
+    row.figures = {"batch_streaming": rates["batch"] / rates["streaming"]}
+    return row
+
+
+def pruned(folder: Path, quick: bool, repeat: int) -> Row:
+    """Two of 20 columns, beside a job that declares to read only these."""
+    row = Row("pruned", "Columns that nobody reads")
+    given = Input((4 if quick else 20) * MILLION, 100_000, wide=True)
+    found = in_turn(WINDOWS, folder, given, ("streaming", "streaming-declared"), repeat, row)
+    rates = {engine: rate_of(given.rows, runs, warm=True) for engine, runs in found.items()}
+    row.lines = [
+        f"{given.name}, of which the windows read 3. M rows per CPU second without start; medians of {repeat}.",
+        "",
+        "| | M rows per CPU second |",
+        "| --- | ---: |",
+        f"| all columns declared | {rates['streaming']:.2f} |",
+        f"| `columns=` names three | {rates['streaming-declared']:.2f} |",
+    ]
+    row.charts["Million rows per CPU second, 3 of 20 columns read, without start"] = [
+        ("tidegate, all columns", rates["streaming"]),
+        ("tidegate, columns= names 3", rates["streaming-declared"]),
+    ]
+    row.figures = {"pruned": rates["streaming"] / rates["streaming-declared"]}
+    return row
+
+
+def per_key(folder: Path, quick: bool, repeat: int) -> Row:
+    """A processor in Python that is called for each key, with rows and with pandas frames."""
+    row = Row("perkey", "Python for each key")
+    given = Input(60_000, 6_000) if quick else Input(2_500_000, 50_000)
+    variants = ("rows", "pandas")
+    engines = [f"{engine}-{variant}" for variant in variants for engine in ("streaming", "spark")]
+    found = in_turn(PER_KEY, folder, given, engines, repeat, row)
+    row.lines = [
+        f"{given.name}, a running count and sum of each key by PySpark's `StatefulProcessor`, beside PySpark's own "
+        "`transformWithState` and `transformWithStateInPandas` (`availableNow`, RocksDB). Rows per CPU second of the "
+        "whole process tree, in millions.",
+        "",
+        "| engine | with start | without start | seconds without start | each run, CPU s without start |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    for engine, runs in found.items():
+        rate, warm = rate_of(given.rows, runs), rate_of(given.rows, runs, warm=True)
+        each = ", ".join(f"{run.warm_cpu_s:.1f}" for run in runs)
+        wall = median(run.warm_wall_s for run in runs)
+        row.lines.append(f"| {label_of(engine)} | {rate:.3f} | {warm:.3f} | {wall:.1f} | {each} |")
+    for variant in variants:
+        row.charts[f"Million rows per CPU second, Python for each key, {variant}, without start"] = [
+            (label_of(engine), rate_of(given.rows, found[engine], warm=True))
+            for engine in (f"streaming-{variant}", f"spark-{variant}")
+        ]
+    ratios = [
+        rate_of(1, found[f"streaming-{variant}"], warm=True) / rate_of(1, found[f"spark-{variant}"], warm=True)
+        for variant in variants
+    ]
+    row.figures = {"twspark": min(ratios)}
+    return row
+
+
+def rocksdb(folder: Path, quick: bool, repeat: int) -> Row:
+    """Windows with state in RocksDB, beside Structured Streaming and Flink SQL with RocksDB."""
+    row = Row("rocksdb", "State in RocksDB")
+    rows = (5 if quick else 10) * MILLION
+    keys = (100_000,) if quick else (100_000, MILLION, 5 * MILLION)
+    row.lines = [
+        "From Parquet to Parquet, windows of 5 s: M rows per CPU second. Structured Streaming has a micro-batch for "
+        "each of 8 files, tidegate a checkpoint every second.",
+        "",
+        "| keys | engine | with start | without start | each run, CPU s without start |",
+        "| ---: | --- | ---: | ---: | --- |",
+    ]
+    for count in keys:
+        found = in_turn(
+            WINDOWS,
+            folder,
+            Input(rows, count, window_s=ROCKSDB_WINDOW_S),
+            ("streaming-rocksdb", "structured_streaming-rocksdb"),
+            repeat,
+            row,
+        )
+        for engine, runs in found.items():
+            each = ", ".join(f"{run.warm_cpu_s:.1f}" for run in runs)
+            cold, warm = rate_of(rows, runs), rate_of(rows, runs, warm=True)
+            row.lines.append(f"| {count:,} | {label_of(engine)} | {cold:.2f} | {warm:.2f} | {each} |")
+        own, theirs = (rate_of(rows, runs, warm=True) for runs in found.values())
+        row.figures["rocksdb_ss" if count == 100_000 else f"rocksdb_ss_{count}"] = own / theirs
+    if not quick:
+        beside = generated_runs.measure(folder, "rocksdb", rows, keys, repeat)
+        row.lines += ["", "Generated rows (W1), windows of 10 s, a checkpoint every second:", ""]
+        row.lines += generated_runs.table(beside, rows)
+        row.figures |= {f"rocksdb_flink_{count}": generated_runs.ratio(beside, count) for count in keys}
+    return row
+
+
+def in_turn(
+    query: Query, folder: Path, given: Input, engines: Sequence[str], repeat: int, row: Row
+) -> dict[str, list[EngineRun]]:
+    """Run the engines in turn, `repeat` times. Ends the benchmark if results differ."""
+    source = folder / given.name.replace(" ", "-").replace(",", "")
+    given.write(source)
+    found: dict[str, list[EngineRun]] = {engine: [] for engine in engines}
+    for _ in range(repeat):
+        for engine in engines:
+            run = run_engine(query, engine, source, folder, given)
+            found[engine].append(run)
+            row.runs.append({"input": given.name, **asdict(run)})
+            print(f"{given.name}: {engine}: {run.wall_s:.1f} s, {run.cpu_s:.1f} CPU s", file=sys.stderr, flush=True)
+    digests = {run.digest for runs in found.values() for run in runs}
+    if len(digests) != 1:
+        raise SystemExit(
+            f"{given.name}: the results differ: {[(e, {r.digest for r in runs}) for e, runs in found.items()]}"
+        )
+    return found
+
+
+def label_of(engine: str) -> str:
+    return f"tidegate, {engine}" if engine.partition("-")[0] in BUILT_IN else engine.replace("_", " ")
+
+
+def rate_of(rows: int, runs: Sequence[EngineRun], *, warm: bool = False) -> float:
+    """Return millions of rows per CPU second."""
+    return rows / median(run.warm_cpu_s if warm else run.cpu_s for run in runs) / 1e6
