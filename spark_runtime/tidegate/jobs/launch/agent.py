@@ -62,7 +62,7 @@ class JobSupervision:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the driver's process on this host has ended, and no decision has considered that."""
+        """True if the driver's process on this host has ended, and no decision has considered that."""
         here = self._here
         return here is not None and here.pid is not None and not is_running(here.pid, here.process_started)
 
