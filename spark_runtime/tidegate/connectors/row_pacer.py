@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 
 MIN_BATCH_INTERVAL_MS = 5
-"""Least time between two batches of one paced split, milliseconds.
+"""Time between two batches of one paced split, milliseconds.
 
 A batch has a fixed cost in every operator and every channel. Without this limit, a busy loop polls so often that
-batches shrink to single rows, and their cost keeps the loop busy.
+batches shrink to single rows, and their cost keeps the loop busy. Batches are emitted at multiples of this time, so
+that all splits emit at once: the batches are then merged behind an exchange, and no watermark waits for another split.
 """
 
 
+def next_tick_ms(now_ms: int) -> int:
+    """Return the first multiple of `MIN_BATCH_INTERVAL_MS` after `now_ms`."""
+    return (now_ms // MIN_BATCH_INTERVAL_MS + 1) * MIN_BATCH_INTERVAL_MS
+
+
 class BatchPacer:
-    """Limits one paced split to one batch per `MIN_BATCH_INTERVAL_MS`, however often the source is polled.
+    """Limits one paced split to one batch in each `MIN_BATCH_INTERVAL_MS`, however often the source is polled.
 
     Attributes:
         opens_ms: no batch is emitted before this time.
@@ -31,7 +37,7 @@ class BatchPacer:
     def emitted(self, now_ms: int, *, rows_left: bool) -> None:
         """Record a batch. `rows_left`: more rows were due than fit the batch; then the next batch need not wait."""
         if not rows_left:
-            self.opens_ms = now_ms + MIN_BATCH_INTERVAL_MS
+            self.opens_ms = next_tick_ms(now_ms)
 
 
 class RowPacer:
@@ -67,12 +73,12 @@ class RowPacer:
         self._tick.emitted(now_ms, rows_left=self._rows_due(self._start_ms, now_ms) > 0)
 
     def next_due_ms(self, now_ms: int) -> int:
-        """Return when to call `due` again: the time of the next row, at least one interval from now."""
+        """Return when to call `due` again: the time of the next row, but not before the next tick."""
         if self._start_ms is None:
             return now_ms
         next_row_ms = self._start_ms + math.ceil(self._emitted / self._per_ms)
         if self._tick.is_open(now_ms):
-            return max(now_ms + MIN_BATCH_INTERVAL_MS, next_row_ms)
+            return max(next_tick_ms(now_ms), next_row_ms)
         return max(self._tick.opens_ms, next_row_ms)
 
     def _rows_due(self, start_ms: int, now_ms: int) -> int:
