@@ -31,6 +31,8 @@ VALUE_PREFIX = "value:"
 TIME_COLUMN = "time_us"
 TTL_COLUMN = "ttl_ms"
 
+RUNS = "sorted runs"
+"""Form of the rows of windows in files of RocksDB: several rows for each key, which are merged when they are read."""
 _KIND = b"tidegate.state"
 
 

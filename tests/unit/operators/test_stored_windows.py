@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +19,9 @@ from hypothesis import strategies as st
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
 from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
+from tidegate.operators.windows import backend_windows
 from tidegate.operators.windows.window_specs import WindowAggSpec
+from tidegate.state.rocksdb import database, sorted_runs
 from tidegate.state.rocksdb.file_reader import RocksFiles
 from tidegate.state.rocksdb.rocksdb_backend import RocksDBBackend
 
@@ -51,7 +55,7 @@ ROW = st.tuples(
 BACK_ENDS = st.sampled_from(["heap", "rocksdb", "rocksdb files"])
 STEPS = st.lists(
     st.one_of(
-        st.lists(ROW, min_size=1, max_size=9),
+        st.lists(ROW, min_size=1, max_size=30),
         st.tuples(st.just("watermark"), st.integers(-20, 90), st.integers(0, 1)),
         st.tuples(st.just("restart"), st.integers(1, 3), BACK_ENDS, st.sampled_from([0, 7, 30, None])),
     ),
@@ -69,8 +73,27 @@ def in_order_of_time(told: Rows) -> bool:
     return starts == sorted(starts)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@contextmanager
+def pieces_of_few_rows() -> Iterator[None]:
+    """Every batch fills the memory; chunks, scans and segments have a row or two, and runs are combined at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend_windows, "MEMORY_SHARE", STATE_MEMORY_BYTES // 400)
+        patch.setattr(database, "FIRST_SCAN_ROWS", 2)
+        patch.setattr(database, "SCAN_ROWS", 2)
+        for name, value in {
+            "CHUNK_BYTES": 64,
+            "SEGMENT_BYTES": 100,
+            "PIECE_ROWS": 2,
+            "MIN_COMBINED_ROWS": 3,
+            "MAX_RUNS": 4,
+        }.items():
+            patch.setattr(sorted_runs, name, value)
+        yield
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
+    few=st.booleans(),
     steps=STEPS,
     slide=st.sampled_from([0, 12, 4, 5]),
     lateness=st.sampled_from([0, 10]),
@@ -78,8 +101,13 @@ def in_order_of_time(told: Rows) -> bool:
     after=st.lists(ROW, max_size=4),
 )
 def test_results_are_those_of_windows_in_memory(
-    scratches: Any, steps: Any, slide: int, lateness: int, offset: int, after: Rows
+    scratches: Any, few: bool, steps: Any, slide: int, lateness: int, offset: int, after: Rows
 ) -> None:
+    with pieces_of_few_rows() if few else nullcontext():
+        compare_with_memory(scratches, steps, slide, lateness, offset, after)
+
+
+def compare_with_memory(scratches: Any, steps: Any, slide: int, lateness: int, offset: int, after: Rows) -> None:
     window = spec(slide, lateness, offset=offset)
     memory, stored = Subtasks(window, scratches()), Subtasks(window, scratches(), "rocksdb")
     for step in steps:
@@ -115,7 +143,7 @@ def test_windows_fire_in_order_of_time_and_leave_nothing_behind(tmp_path: Path, 
     operator.portable = True
     windows = operator.snapshot(1)()[0]
     assert (windows.name, sum(table.num_rows for table in windows.tables())) == ("windows", 0)
-    assert operator._windows._timers.next_us() is None
+    assert not operator._windows._runs.starts_us()
     subtasks.close()
 
 

@@ -213,9 +213,9 @@ def test_a_file_with_other_bytes_is_refused_when_it_is_read(opened: Opener) -> N
 def test_files_of_another_format_version_are_refused(opened: Opener) -> None:
     backend = opened()
     (part,) = backend.snapshot(1)()
-    metadata = {key: text.replace(b'"version": 1', b'"version": 2') for key, text in part.table.schema.metadata.items()}
+    metadata = {key: text.replace(b'"version": 1', b'"version": 3') for key, text in part.table.schema.metadata.items()}
     newer = StatePart(part.name, part.kind, part.table.replace_schema_metadata(metadata), (), part.blobs, part.format)
-    with pytest.raises(SnapshotError, match=r"format version 2.*rides.*reads version 1"):
+    with pytest.raises(SnapshotError, match=r"format version 3.*rides.*reads versions 1 and 2"):
         opened("b").restore([newer])
 
 

@@ -137,3 +137,11 @@ def test_the_order_of_rows_is_that_of_their_first_bytes() -> None:
     values = [b"\x01", b"\x00\xff", b"", b"\x00" * 8 + b"b", b"\x00" * 8 + b"a"]
     order = ByteRows.of_list(values).order()
     assert [values[i] for i in order] == sorted(values)
+
+
+@pytest.mark.parametrize("rows", [[], [None], [b"ab", b"", b"c"], [b"ab", None, b"c"], [None, b"a"], [b"a", None]])
+def test_rows_become_objects_whether_they_are_next_to_each_other_or_not(rows: list[bytes | None]) -> None:
+    stored, objects = ByteRows.of_list(rows), [row or b"" for row in rows]
+    assert stored.to_list() == objects
+    assert stored.take(slice(1, None)).to_list() == objects[1:]
+    assert stored.take(np.arange(len(rows))[::-1]).to_list() == objects[::-1]

@@ -1,4 +1,4 @@
-"""Aggregates by key, or by key and time, in a back end that keeps state outside memory (S5.2).
+"""Aggregates by key in a back end that keeps state outside memory (S5.2).
 
 The state of an aggregate is already Arrow columns (`AggregateState.state`), so one row of them is the value of a key.
 For each batch, the values of its keys are read, the new rows are added in memory, and the values are written back. The
@@ -7,9 +7,8 @@ back end's cache saves the disk access for keys that change often.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +22,9 @@ from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.aggregates.aggregation import AggregateState, ReadValues, Selection
 from tidegate.state.copy_on_write import CopyOnWriteArrays, Entries
 from tidegate.state.keyed_state import KeySet, Mask, StateDescriptor
-from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.rocksdb.portable_rows import rows_in_key_groups
 from tidegate.state.state_layout import KEY_PREFIX, VALUE_PREFIX
 
-START_COLUMN = "window_start_us"
-
-Finish = Callable[[pa.Table], pa.Table]
 Renamed = Sequence[tuple[str, str]]
 """(Key or output column in older snapshots, its name now)."""
 
@@ -99,63 +94,27 @@ class FoldResult:
 
 
 class StoredAggregates:
-    """The state `name` of one operator subtask: the state columns of the aggregates for each key, or for each key and
-    start. Event timers use the same keys.
-
-    Attributes:
-        timers: event timers of the back end.
-    """
+    """The state `name` of one operator subtask: the state columns of the aggregates for each key."""
 
     def __init__(
-        self,
-        ctx: OperatorContext,
-        name: str,
-        layout: AggregateLayout,
-        rows: pa.Schema,
-        renamed: Renamed,
-        *,
-        by_start: bool,
+        self, ctx: OperatorContext, name: str, layout: AggregateLayout, rows: pa.Schema, renamed: Renamed
     ) -> None:
-        """Open the back end.
-
-        Args:
-            rows: columns of the state in savepoints, the same for every back end: key group, START_COLUMN if there are
-                starts, keys, aggregates.
-            by_start: state is kept for each key and start.
-        """
+        """Open the back end. Args: rows: columns of the state in savepoints: key group, keys, aggregates."""
         self._layout = layout
         self._rows = rows
         self._keys = layout.keys.schema
-        self._start = _unused_name(START_COLUMN, self._keys.names) if by_start else None
         self._groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         columns = pa.schema(layout.state_fields()[len(self._keys) :])
         former = renamed_aggregates(columns.names, renamed)
         self._descriptor = StateDescriptor(name, "value", columns, renamed=former)
-        stored_keys = self._keys if self._start is None else self._keys.append(pa.field(self._start, pa.int64()))
-        self._back_end = open_keyed_backend(
-            ctx, stored_keys, namespace_columns=int(by_start), renamed=renamed, fills=False
-        )
-        self._stored_keys = stored_keys
+        self._back_end = open_keyed_backend(ctx, self._keys, renamed=renamed, fills=False)
         self._state = self._back_end.value(self._descriptor)
-        self.timers = self._back_end.timers("event")
+        # Checkpoints of former versions have a part for timers, although there were never any.
+        self._back_end.timers("event")
 
-    # ------------------------------------------------------------ keys
-
-    def keys(self, columns: pa.RecordBatch, starts: Int64s | None = None) -> KeySet:
-        """Return the distinct keys of rows. Args: columns: holds the key columns. starts: of each row, with
-        `by_start`."""
-        arrays = [columns.column(name) for name in self._keys.names]
-        if starts is not None:
-            arrays.append(pa.array(starts))
-        return self._back_end.keys(pa.RecordBatch.from_arrays(arrays, names=self._stored_keys.names))
-
-    def key_columns(self, keys: KeySet) -> tuple[pa.RecordBatch, Int64s]:
-        """Return the key columns of a set, and its starts, which are zeros without `by_start`."""
-        columns = keys.columns()
-        if self._start is None:
-            return columns, np.zeros(keys.size, np.int64)
-        starts = columns.column(columns.num_columns - 1).to_numpy()
-        return columns.select(range(columns.num_columns - 1)), starts
+    def keys(self, columns: pa.RecordBatch) -> KeySet:
+        """Return the distinct keys of rows. Args: columns: holds the key columns."""
+        return self._back_end.keys(columns)
 
     def every(self, limit: int) -> Iterator[KeySet]:
         """Return all keys, in sets of at most `limit`. Do not write before the iteration has ended."""
@@ -175,23 +134,13 @@ class StoredAggregates:
         folded.folding.merge(folded.places[keys.rows], columns, int(folded.was_there.sum()))
         return self._written(folded)
 
-    def combined_state(self, keys: KeySet, owners: Entries, size: int) -> tuple[AggregateStep, Mask]:
-        """Combine the states of several keys, and return which rows of `keys` have a state. Nothing is written.
-
-        Args:
-            owners: for each row of `keys`, the entry that its state is merged into, in order.
-            size: number of entries.
-        """
+    def read(self, keys: KeySet) -> tuple[AggregateStep, Mask]:
+        """Return the aggregates of the keys, by the number of the key, and which of them have a state."""
         found = self._state.get(keys)
-        there = found.present[keys.rows]
-        columns = found.columns.take(pa.array(keys.rows[there])).columns
-        folding = AggregateStep(self._layout, size)
-        folding.merge(owners[there], columns, 0)
-        return folding, there
-
-    def clear(self, keys: KeySet, where: Mask | None = None) -> None:
-        """Delete the states of the keys."""
-        self._state.clear(keys, where)
+        folding = AggregateStep(self._layout, keys.size)
+        entries = np.flatnonzero(found.present).astype(np.int32)
+        folding.merge(entries, found.columns.take(pa.array(entries)).columns, 0)
+        return folding, found.present
 
     def _read(self, keys: KeySet) -> FoldResult:
         """Read the stored states of the keys. Keys with a state get the first entries."""
@@ -217,51 +166,32 @@ class StoredAggregates:
 
     # ------------------------------------------------------------ snapshots
 
-    def snapshot(self, checkpoint_id: int, *, portable: bool, finish: Finish = lambda rows: rows) -> AsyncSnapshot:
-        """Freeze the state.
-
-        A savepoint holds the same rows as a savepoint of an operator in memory. It has no timers, because they follow
-        from the rows.
-
-        Args:
-            finish: adds columns to such rows.
-        """
+    def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
+        """Freeze the state. A savepoint holds the same rows as a savepoint of an operator in memory."""
         write = self._back_end.snapshot(checkpoint_id, portable=portable)
         if not portable:
             return write
         name = self._descriptor.name
-        return lambda: [evolve_rows(part, partial(self._to_plain, finish)) for part in write() if part.name == name]
+        return lambda: [evolve_rows(part, self._to_plain) for part in write() if part.name == name]
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:
         """Restore state and timers from files of the back end. Raises SnapshotError: the columns differ."""
         self._back_end.restore([part for part in parts if part.format != "rows"])
 
-    def restored_rows(self, part: StatePart) -> Iterator[tuple[KeySet, pa.RecordBatch, Int64s]]:
-        """Restore rows with the columns of `rows`, a piece at a time. Yields keys, key columns and starts of each."""
-        width = len(self._rows) - len(self._descriptor.columns)
+    def restore_rows(self, part: StatePart) -> None:
+        """Restore rows with the columns of `rows`, a piece at a time."""
+        width = 1 + len(self._keys)
         for rows in rows_in_key_groups(part, self._groups):
-            columns = pa.RecordBatch.from_arrays(rows.columns[width - len(self._keys) : width], schema=self._keys)
-            starts = rows.column(START_COLUMN).to_numpy() if self._start is not None else None
-            keys = self.keys(columns, starts)
+            keys = self.keys(pa.RecordBatch.from_arrays(rows.columns[1:width], schema=self._keys))
             assert keys.size == rows.num_rows, "the state of aggregates has a key twice"
-            state = pa.RecordBatch.from_arrays(rows.columns[width:], schema=self._descriptor.columns)
-            self._state.put(keys, state)
-            yield keys, columns, starts if starts is not None else np.zeros(keys.size, np.int64)
+            self._state.put(keys, pa.RecordBatch.from_arrays(rows.columns[width:], schema=self._descriptor.columns))
 
     def close(self) -> None:
         """Close the back end."""
         self._back_end.close()
 
-    def _to_plain(self, finish: Finish, table: pa.Table) -> pa.Table:
+    def _to_plain(self, table: pa.Table) -> pa.Table:
         """Convert rows of the back end to the columns of `rows`."""
-        first = len(self._rows) - len(self._keys) - len(self._descriptor.columns)
-        names = [KEY_GROUP_COLUMN, KEY_PREFIX + str(self._start)][:first]
-        names += [KEY_PREFIX + name for name in self._keys.names]
+        names = [KEY_GROUP_COLUMN, *(KEY_PREFIX + name for name in self._keys.names)]
         names += [VALUE_PREFIX + name for name in self._descriptor.columns.names]
-        return finish(pa.table([table.column(name) for name in names], schema=self._rows))
-
-
-def _unused_name(name: str, taken: Sequence[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
+        return pa.table([table.column(name) for name in names], schema=self._rows)

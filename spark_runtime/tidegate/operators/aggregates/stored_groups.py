@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ class StoredGroups:
         self._spec, self._uid = spec, ctx.uid
         self._layout = AggregateLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self._schema = spec.state_schema
-        self._store = StoredAggregates(ctx, GROUPS, self._layout, self._schema, spec.renamed, by_start=False)
+        self._store = StoredAggregates(ctx, GROUPS, self._layout, self._schema, spec.renamed)
 
     def take(self, batch: pa.RecordBatch) -> FoldResult:
         """See `Groups`."""
@@ -57,7 +56,7 @@ class StoredGroups:
         for part in parts:
             if part.format == "rows":
                 checked = single_part(part, self._schema, self._uid, dict(self._spec.renamed), fills=False)
-                deque(self._store.restored_rows(checked), maxlen=0)
+                self._store.restore_rows(checked)
 
     def close(self) -> None:
         """Close the back end."""
@@ -65,7 +64,7 @@ class StoredGroups:
 
     def _changed_groups(self, columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         keys = self._store.keys(columns)
-        folding, there = self._store.combined_state(keys, keys.rows, keys.size)
+        folding, there = self._store.read(keys)
         assert there.all(), "a group without a state is emitted"
         results = folding.result(slice(0, keys.size))
         yield pa.RecordBatch.from_arrays([*columns.columns, *results], schema=self._spec.schema)

@@ -1,239 +1,307 @@
-"""The open windows of one subtask in a back end outside memory (S5.2); `HeapWindows` does the same in memory.
+"""The open windows of one subtask in memory and in a back end outside memory (S5.2).
 
-State is stored by key and pane, event timers by key and window. A window's first timer is at its end, when it fires. A
-later timer is at its close, when the panes of its first step are no longer needed. A key has one timer at the end of
-its earliest unfired window. When that window fires, the next one's timer is registered if that window has rows.
+New rows are aggregated in memory, as in `HeapWindows`. At each snapshot, and whenever they fill their share of the
+memory, the aggregates so far are appended to the back end as a sorted run for each pane, and memory starts again
+without them. A row in a run is a part of the aggregates of its key. The parts are merged when a window fires, in the
+order in which they were appended, so no key is looked up for a row that arrives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.aggregates.keyed_aggregates import AggregateLayout
-from tidegate.operators.aggregates.stored_aggregates import Finish, StoredAggregates
-from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.aggregates.frozen_aggregates import Finish
+from tidegate.operators.aggregates.keyed_aggregates import AggregateLayout, KeyedAggregates
+from tidegate.operators.keyed_backend import open_keyed_backend
+from tidegate.operators.restored_parts import evolve_rows, single_part
 from tidegate.operators.stream_operator import OperatorContext
-from tidegate.operators.time.late_rows import MIN_TIME_US
-from tidegate.operators.windows.window_grid import window_grid
+from tidegate.operators.windows.heap_windows import HeapWindows
 from tidegate.operators.windows.window_progress import WindowProgress
 from tidegate.operators.windows.window_specs import WindowAggSpec
-from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.keyed_state import Mask
+from tidegate.snapshot.key_groups import key_group_range
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.state.backend_registry import new_backend
+from tidegate.state.keyed_state import Mask, StateDescriptor
 from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.rocksdb.checkpoint_files import FilesOfPart
+from tidegate.state.rocksdb.file_reader import rows_of_files
+from tidegate.state.rocksdb.portable_rows import rows_in_key_groups
+from tidegate.state.rocksdb.row_states import RunsBackend
+from tidegate.state.rocksdb.run_chunks import LAST_RANK, RunLayout, groups_of_ranks
+from tidegate.state.state_layout import KEY_PREFIX, RUNS, VALUE_PREFIX, form_of, timer_part, unknown_state
+
+MEMORY_SHARE = 4
+"""Divisor of the memory for aggregates that are not in the back end yet: 1/4. They are twice in memory while a snapshot
+writes them. The database has 1/2."""
+ENTRY_BYTES = 48
+"""Bytes of a key in memory besides its columns."""
+COLUMN_BYTES = 16
+"""Bytes of a column for each key; arrays have room to grow."""
+START_COLUMN = "window_start_us"
 
 
-class BackendWindows:
-    """Panes and windows by number, as in `HeapWindows`. Not thread-safe.
+class BackendWindows(HeapWindows):
+    """Panes and windows by number, as in `HeapWindows`; `_panes` has the rows that are not in the back end yet. Not
+    thread-safe.
 
-    Windows fire in order of time. Keys within a window are in the order of the back end, in groups that fit a batch.
-
-    Attributes:
-        layout: columns to read from a batch.
-        grid: bounds of panes and windows.
-        state_schema: of rows in savepoints: key group, start of the pane, then keys and aggregates.
+    Keys within a window are in order of key group and hash if the window has rows in the back end.
     """
 
     def __init__(self, spec: WindowAggSpec, ctx: OperatorContext, name: str) -> None:
         """Open the back end. Args: name: of the state."""
-        self.layout = AggregateLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
-        self.state_schema = spec.state_schema
-        self._spec = spec
-        self.grid = window_grid(spec.size_us, spec.step_us, spec.offset_us, spec.calendar)
-        self._panes_per_window, self._panes_per_step = self.grid.panes_per_window, self.grid.panes_per_step
-        # A window is computed from all panes of a key. Together they should not exceed a batch.
-        self._most_keys = max(1, MAX_BATCH_ROWS // self._panes_per_window)
-        self._store = StoredAggregates(ctx, name, self.layout, self.state_schema, spec.renamed, by_start=True)
-        self._timers = self._store.timers
+        super().__init__(spec, ctx, name)
+        fields = self.layout.state_fields()
+        self._key_count = len(spec.keys)
+        keys, values = self.layout.keys.schema, pa.schema(fields[self._key_count :])
+        self._start = _unused_name(START_COLUMN, keys.names)
+        back_end = open_keyed_backend(ctx, keys.append(pa.field(self._start, pa.int64())), namespace_columns=1)
+        assert isinstance(back_end, RunsBackend), "windows outside memory need a back end with sorted runs"
+        self._back_end = back_end
+        names = [*(KEY_PREFIX + key for key in keys.names), *(VALUE_PREFIX + value for value in values.names)]
+        schema = pa.schema([field.with_name(name) for field, name in zip([*keys, *values], names, strict=True)])
+        self._rows = RunLayout(schema, tuple(names[: self._key_count]), ctx.max_parallelism)
+        # Called on writer threads, so it shares no arrays with the windows of the loop.
+        own = AggregateLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
+        self._runs = back_end.runs(StateDescriptor(name, "value", values), partial(_combined, own, schema))
+        self._stored: set[int] = set()
+        self._groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        self._is_growing = any(not _is_fixed(field.type) for field in schema)
+        self._entry_bytes = ENTRY_BYTES + COLUMN_BYTES * len(schema)
+        self._added_bytes = 0
 
-    def __bool__(self) -> bool:
-        """Return whether a timer waits."""
-        return self._timers.next_us() is not None
-
-    @property
-    def next_end_us(self) -> int:
-        """Return when the first window fires or closes; MAX_WATERMARK if there is none."""
-        next_us = self._timers.next_us()
-        return MAX_WATERMARK if next_us is None else next_us
-
-    def closed(self, panes: Int64s, closed_us: int) -> Mask:
-        """Return for each pane whether all its windows end by `closed_us`."""
-        closed: Mask = self.grid.window_end(panes // self._panes_per_step) <= closed_us
-        return closed
-
-    def take(self, batch: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int) -> Iterator[pa.RecordBatch]:
-        """Add rows, none of which is in a closed pane. Emits the windows that end in closed_us < end <= fired_us again,
-        for keys with late rows.
-
-        Args:
-            panes: of each row.
-
-        Raises:
-            SumOverflowError: a sum does not fit its type.
-        """
-        keys = self._store.keys(batch, self.grid.pane_start(panes))
-        folded = self._store.add(keys, self.layout.values(batch))
-        columns, starts_us = self._store.key_columns(keys)
-        numbers = self.grid.panes(starts_us)
-        new = ~folded.was_there
-        if new.any():
-            some = columns if new.all() else columns.filter(pa.array(new))
-            self._register(some, numbers[new], np.full(int(new.sum()), fired_us))
-        if self._spec.lateness_us:
-            yield from self._fire_again(columns, numbers, closed_us, fired_us)
-
-    def fire(self, until_us: int, passed_us: Int64s | None = None) -> Iterator[pa.RecordBatch]:
-        """Emit every window that ends at or before `until_us` and has not fired, in order of time. Delete unneeded
-        panes.
-
-        Args:
-            passed_us: unused: windows that have fired have no timer.
-        """
-        while (next_us := self._timers.next_us()) is not None and next_us <= until_us:
-            # A window that fires registers the next one's timer. Overlapping windows fire one end at a time, so that
-            # they stay in order.
-            due = self._timers.due(until_us if self._panes_per_window == 1 else next_us, self._most_keys)
-            assert due is not None, "a timer is due"
-            columns, starts_us = self._store.key_columns(due.keys)
-            columns, windows = columns.take(pa.array(due.owners)), self.grid.windows_at(starts_us[due.owners])
-            ends_us = self.grid.window_end(windows)
-            fires, over = due.times_us == ends_us, due.times_us >= ends_us + self._spec.lateness_us
-            if self._spec.lateness_us:
-                # registered when another lateness was allowed, or when the window fired
-                waits = ~fires & ~over
-                self._register_at(columns, windows, ends_us + self._spec.lateness_us, waits)
-            if fires.any():
-                yield from self._fired(columns.filter(pa.array(fires)), windows[fires])
-            self._forget(columns, windows, over & ~fires)
+    def limit_memory(self, batch: pa.RecordBatch) -> None:
+        """Append the aggregates to the back end if they fill their share of the memory."""
+        self._limit_memory(batch.select(self.layout.used_columns).nbytes if self._is_growing else 0)
 
     def drop(self) -> int:
-        """Close every window without emitting it. Returns the number of dropped results."""
+        """See `HeapWindows`."""
         return sum(batch.num_rows for batch in self.fire(MAX_WATERMARK))
 
-    def advance(self, until_us: int) -> None:
-        """Do nothing: closed windows have a timer."""
-
-    def set_fired(self, fired_us: int) -> None:
-        """Do nothing: windows that have fired have no timer. If a clock was set back, windows fire again for keys with
-        new rows."""
-
-    def drop_fired(self, closed_us: int) -> None:
-        """Do nothing. Rows of windows kept for a longer lateness than is allowed now are late, and are deleted by their
-        timer."""
-
     def snapshot(self, checkpoint_id: int, *, portable: bool, finish: Finish = lambda rows: rows) -> AsyncSnapshot:
-        """See `StoredAggregates`."""
-        return self._store.snapshot(checkpoint_id, portable=portable, finish=finish)
+        """Freeze all panes. The time does not depend on the number of keys. Args: finish: see `HeapWindows`."""
+        self._runs.append_later(self._taken_panes())
+        write = self._back_end.snapshot(checkpoint_id, portable=portable)
+        if not portable:
+            return write
+        return lambda: [evolve_rows(part, lambda rows: finish(self._plain(rows))) for part in write()]
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:
-        """Restore files of the back end."""
-        self._store.restore_files(parts)
+        """Restore files of the back end, also of versions that stored a row for each key and pane."""
+        files = [FilesOfPart.of(part, self._ctx.uid) for part in parts]
+        for name in {name for one in files for name in one.states} - {self._name, timer_part("event")}:
+            raise unknown_state(name, self._ctx.uid)
+        if all(self._has_declared_runs(one.states[self._name]) for one in files):
+            self._back_end.restore(parts)
+            for start_us in self._runs.starts_us():
+                pane = self._pane_at(start_us)
+                self._panes[pane] = self._new_pane(0)
+                self._stored.add(pane)
+        else:
+            for one in files:
+                self._restore_changed(one)
+        self._find_next_end()
 
-    def restore_rows(self, part: StatePart, progress: WindowProgress) -> None:
-        """Restore rows with the columns of `state_schema`. Args: progress: already restored."""
-        for keys, columns, starts_us in self._store.restored_rows(part):
-            fired_us = np.full(keys.size, progress.watermark_us)
-            if progress.passed_us is not None:
-                fired_us = np.maximum(fired_us, progress.passed_us[keys.groups])
-            # MIN_WATERMARK minus the lateness does not fit into int64.
-            fired_us = np.maximum(fired_us, MIN_TIME_US)
-            panes = self.grid.panes(starts_us)
-            over = self.grid.window_end(panes // self._panes_per_step) <= fired_us - self._spec.lateness_us
-            self._store.clear(keys, over)
-            self._register(columns.filter(pa.array(~over)), panes[~over], fired_us[~over])
+    def restore_rows(self, part: StatePart, progress: WindowProgress | None = None) -> None:
+        """Restore rows with the columns of `state_schema`, some at a time. A key may have several, in order."""
+        width = 2 + self._key_count
+        for rows in rows_in_key_groups(part, self._groups):
+            starts_us = rows.column(1).to_numpy()
+            for start_us in np.unique(starts_us).tolist():
+                pane = self._pane_at(start_us)
+                if pane not in self._panes:
+                    self._panes[pane] = self._new_pane(0)
+                some = rows.filter(pa.array(starts_us == start_us))
+                keys = pa.RecordBatch.from_arrays(some.columns[2:width], schema=self.layout.keys.schema)
+                self._panes[pane].merge(keys, some.columns[width:])
+            self._limit_memory(rows.nbytes if self._is_growing else 0)
+        self._find_next_end()
 
     def close(self) -> None:
         """Close the back end."""
-        self._store.close()
-
-    def _first_after(self, panes: Int64s, after_us: Int64s) -> Int64s:
-        """See `WindowGrid.first_after`."""
-        return self.grid.first_after(panes, np.maximum(after_us, MIN_TIME_US))  # no window with rows ends earlier
-
-    # ------------------------------------------------------------ timers
-
-    def _register(self, columns: pa.RecordBatch, panes: Int64s, fired_us: Int64s) -> None:
-        """Register a timer for each new pane: at the end of its first unfired window, or, if all its windows have
-        fired, at their close."""
-        last = panes // self._panes_per_step
-        first = self._first_after(panes, fired_us)
-        windows, ends_us = np.minimum(first, last), self.grid.window_end(np.minimum(first, last))
-        times_us = np.where(first <= last, ends_us, ends_us + self._spec.lateness_us)
-        self._register_at(columns, windows, times_us, np.ones(len(panes), np.bool_))
-
-    def _register_at(self, columns: pa.RecordBatch, windows: Int64s, times_us: Int64s, where: Mask) -> None:
-        if where.any():
-            keys = self._store.keys(columns.filter(pa.array(where)), self.grid.window_start(windows[where]))
-            self._timers.register(keys, keys.rows, times_us[where])
+        self._back_end.close()
 
     # ------------------------------------------------------------ firing
 
-    def _fired(self, columns: pa.RecordBatch, windows: Int64s) -> Iterator[pa.RecordBatch]:
-        """Emit due windows, one row for each, and register the next timers of their keys. Windows of one key share no
-        pane."""
-        emitted, there = self._merge_panes(columns, windows)
-        # The panes after the first step also belong to the next window.
-        later: Mask = np.any(there[:, self._panes_per_step :], axis=1)
-        if later.any():
-            self._register_at(columns, windows + 1, self.grid.window_end(windows + 1), later)
-        lateness_us = self._spec.lateness_us
-        if lateness_us:
-            first: Mask = np.any(there[:, : self._panes_per_step], axis=1)
-            self._register_at(columns, windows, self.grid.window_end(windows) + lateness_us, first)
-        else:
-            self._forget(columns, windows, np.ones(len(windows), np.bool_))
-        if emitted.num_rows:
-            yield emitted
-
-    def _fire_again(
-        self, columns: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int
-    ) -> Iterator[pa.RecordBatch]:
-        """Emit the windows of these keys' panes that end in closed_us < end <= fired_us."""
-        first = self._first_after(panes, np.full(len(panes), closed_us))
-        last = np.minimum(panes // self._panes_per_step, self._first_after(panes, np.full(len(panes), fired_us)) - 1)
-        counts = np.maximum(last - first + 1, 0)
-        if not counts.any():
+    def _fired(self, number: int, passed_us: Int64s | None) -> Iterator[pa.RecordBatch]:
+        panes = [pane for pane in self._panes_of(number) if pane in self._panes]
+        if self._stored.isdisjoint(panes):
+            yield from super()._fired(number, passed_us)
             return
-        owners = np.repeat(np.arange(len(panes)), counts)
-        steps = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-        keys = self._store.keys(columns.take(pa.array(owners)), self.grid.window_start(first[owners] + steps))
-        columns, starts_us = self._store.key_columns(keys)  # a key may have rows in several panes of one window
-        order = np.argsort(starts_us, kind="stable")
-        for at in range(0, len(order), self._most_keys):
-            some = order[at : at + self._most_keys]
-            emitted, _ = self._merge_panes(columns.take(pa.array(some)), self.grid.windows_at(starts_us[some]))
-            yield emitted
+        groups = None
+        if passed_us is not None:
+            groups = passed_us[self._groups.start : self._groups.stop] < self.end_us(number)
+        for some in self._merged(panes, groups):
+            yield from self._emit(number, some, None)
 
-    def _merge_panes(self, columns: pa.RecordBatch, windows: Int64s) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
-        """Return the results of the (key, window) pairs that have rows, and for each pair which of its panes have
-        rows."""
-        count, width = len(windows), self._panes_per_window
-        owners = np.repeat(np.arange(count, dtype=np.int32), width)
-        keys = self._store.keys(columns.take(pa.array(owners)), self._pane_starts(windows, width))
-        folding, rows_there = self._store.combined_state(keys, owners, count)
-        there = rows_there.reshape(count, width)
-        held: Mask = np.any(there, axis=1)
-        arrays = [*columns.columns]
-        arrays += [pa.array(us).view(pa.timestamp("us")) for us in self._bounds_us(windows)]
-        arrays += folding.result(slice(0, count))
-        emitted = pa.RecordBatch.from_arrays(arrays, schema=self._spec.schema)
-        return (emitted if held.all() else emitted.filter(pa.array(held))), there
+    def _merged(self, panes: Sequence[int], groups: Mask | None) -> Iterator[KeyedAggregates]:
+        """Yield the aggregates of all keys of some panes, some keys at a time. Args: groups: see `SortedRuns.read`."""
+        memory = [_RankedPane(self._panes[pane], self._rows, self._groups, groups) for pane in panes]
+        stored = self._runs.read([self.grid.pane_start(pane) for pane in panes], groups)
+        nothing: list[list[pa.RecordBatch]] = [[] for _ in panes]
+        for end, rows in chain(stored, [(LAST_RANK, nothing)]):
+            together = KeyedAggregates(
+                self.layout, 0, max((batch.num_rows for some in rows for batch in some), default=0)
+            )
+            for batches, pane in zip(rows, memory, strict=True):
+                for batch in batches:
+                    self._merge(together, batch)
+                pane.merge_into(together, end)
+            if together.size:
+                yield together
 
-    def _bounds_us(self, windows: Int64s) -> tuple[Int64s, Int64s]:
-        return self.grid.window_start(windows), self.grid.window_end(windows)
+    def _merge(self, together: KeyedAggregates, rows: pa.RecordBatch) -> None:
+        keys = pa.RecordBatch.from_arrays(rows.columns[: self._key_count], schema=self.layout.keys.schema)
+        together.merge(keys, rows.columns[self._key_count :])
 
-    def _forget(self, columns: pa.RecordBatch, windows: Int64s, where: Mask) -> None:
-        """Delete the panes that no later window contains."""
-        if where.any():
-            step = self._panes_per_step
-            owners = pa.array(np.repeat(np.flatnonzero(where), step))
-            self._store.clear(self._store.keys(columns.take(owners), self._pane_starts(windows[where], step)))
+    def _window(self, number: int, wanted: pa.RecordBatch | None = None) -> KeyedAggregates:
+        panes = [pane for pane in self._panes_of(number) if pane in self._panes]
+        if wanted is None or self._stored.isdisjoint(panes):
+            return super()._window(number, wanted)
+        chosen, together = (KeyedAggregates(self.layout, 0, wanted.num_rows) for _ in range(2))
+        chosen.open(wanted)
+        renamed = pa.RecordBatch.from_arrays(wanted.columns, names=list(self._rows.key_names))
+        groups = np.zeros(len(self._groups), np.bool_)
+        groups[groups_of_ranks(self._rows.ranks(renamed)) - self._groups.start] = True
+        for pane in panes:
+            for _, (batches,) in self._runs.read([self.grid.pane_start(pane)], groups):
+                for batch in batches:
+                    keys = pa.RecordBatch.from_arrays(batch.columns[: self._key_count], schema=self.layout.keys.schema)
+                    self._merge(together, batch.filter(pa.array(chosen.find(keys) >= 0)))
+            entries = self._panes[pane].find(wanted)
+            held = np.flatnonzero(entries >= 0)
+            together.merge(wanted.take(pa.array(held)), self._panes[pane].state(entries[held]))
+        return together
 
-    def _pane_starts(self, windows: Int64s, count: int) -> Int64s:
-        """Return the starts of the first `count` panes of each window, one window after the other."""
-        panes = (windows[:, None] * self._panes_per_step + np.arange(count)[None, :]).reshape(-1)
-        return self.grid.pane_start(panes)
+    def _panes_of(self, number: int) -> range:
+        first = number * self._panes_per_step
+        return range(first, first + self._panes_per_window)
+
+    def _is_in_memory(self, pane: int) -> bool:
+        return pane not in self._stored
+
+    def _delete(self, pane: int) -> None:
+        super()._delete(pane)
+        if pane in self._stored:
+            self._stored.remove(pane)
+            self._runs.delete(self.grid.pane_start(pane))
+
+    # ------------------------------------------------------------ memory
+
+    def _limit_memory(self, added_bytes: int) -> None:
+        # Aggregates of text, or lists, hold no more than their input.
+        self._added_bytes += added_bytes
+        entries = sum(pane.size for pane in self._panes.values())
+        if entries * self._entry_bytes + self._added_bytes > self._ctx.state_memory_bytes // MEMORY_SHARE:
+            self._runs.append(self._taken_panes())
+
+    def _taken_panes(self) -> list[_PaneRows]:
+        """Return the rows that are only in memory, and forget them: they are in the back end from now on."""
+        taken = []
+        for number, pane in self._panes.items():
+            if pane.size:
+                taken.append(_PaneRows(self.grid.pane_start(number), pane, self._rows))
+                self._panes[number] = self._new_pane(pane.size)
+                self._stored.add(number)
+        self._added_bytes = 0
+        return taken
+
+    # ------------------------------------------------------------ snapshots
+
+    def _pane_at(self, start_us: int) -> int:
+        return int(self.grid.panes(np.array([start_us]))[0])
+
+    def _has_declared_runs(self, found: pa.Schema) -> bool:
+        start = pa.field(KEY_PREFIX + self._start, pa.int64())
+        schema = self._rows.schema.insert(self._key_count, start).insert(0, pa.field(KEY_GROUP_COLUMN, pa.uint16()))
+        return (form_of(found), found.names, found.types) == (RUNS, schema.names, schema.types)
+
+    def _restore_changed(self, files: FilesOfPart) -> None:
+        """Restore files with other columns, or of former versions, which stored a row for each key and pane."""
+        ctx, renamed = self._ctx, dict(self._spec.renamed)
+
+        def restore(part: StatePart) -> None:
+            plain = evolve_rows(part, self._plain)
+            self.restore_rows(single_part(plain, self.state_schema, ctx.uid, renamed, fills=False))
+
+        # Checked even if this subtask needs no row of the files.
+        restore(StatePart(self._name, "keyed", files.states[self._name].empty_table()))
+        if files.key_groups.stop > self._groups.start and self._groups.stop > files.key_groups.start:
+            with rows_of_files(
+                files.part, ctx.max_parallelism, partial(new_backend, ctx.state_backend), ctx.scratch
+            ) as parts:
+                for part in parts:
+                    if part.name == self._name:
+                        restore(part)
+
+    def _plain(self, table: pa.Table) -> pa.Table:
+        """Convert rows of the back end to rows as windows in memory write them."""
+        start = len([name for name in table.schema.names if name.startswith(KEY_PREFIX)])
+        columns = [table.column(0), table.column(start), *table.columns[1:start], *table.columns[start + 1 :]]
+        names = [name.removeprefix(VALUE_PREFIX) for name in table.schema.names]
+        return pa.table(columns, names=[KEY_GROUP_COLUMN, START_COLUMN, *names[1:start], *names[start + 1 :]])
+
+
+class _PaneRows:
+    """The rows of a pane that does not change any more; see `NewRows`."""
+
+    def __init__(self, start_us: int, pane: KeyedAggregates, layout: RunLayout) -> None:
+        self.start_us = start_us
+        self._pane, self._layout = pane, layout
+
+    def keys(self) -> pa.RecordBatch:
+        """See `NewRows`."""
+        keys = self._pane.keys(0, self._pane.size)
+        return pa.RecordBatch.from_arrays(keys.columns, names=list(self._layout.key_names))
+
+    def rows(self, numbers: npt.NDArray[Any]) -> pa.RecordBatch:
+        """See `NewRows`."""
+        entries = numbers.astype(np.int32)
+        arrays = [*self._pane.keys_of(entries).columns, *self._pane.state(entries)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._layout.schema)
+
+
+class _RankedPane:
+    """The rows of a pane in memory, in order of rank."""
+
+    def __init__(self, pane: KeyedAggregates, layout: RunLayout, own: range, groups: Mask | None) -> None:
+        self._pane = pane
+        ranks = layout.ranks(_PaneRows(0, pane, layout).keys())
+        order = np.argsort(ranks)
+        if groups is not None:
+            order = order[groups[groups_of_ranks(ranks[order]) - own.start]]
+        self._entries, self._ranks = order.astype(np.int32), ranks[order]
+        self._next = 0
+
+    def merge_into(self, together: KeyedAggregates, end: int) -> None:
+        """Merge the rows with a rank less than `end` that were not merged before."""
+        first, self._next = self._next, int(np.searchsorted(self._ranks, np.uint64(end)))
+        if self._next > first:
+            entries = self._entries[first : self._next]
+            together.merge(self._pane.keys_of(entries), self._pane.state(entries))
+
+
+def _combined(layout: AggregateLayout, schema: pa.Schema, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with one row for each key. See `Combine`."""
+    together = KeyedAggregates(layout, 0, rows.num_rows)
+    keys = pa.RecordBatch.from_arrays(rows.columns[: len(layout.keys.schema)], schema=layout.keys.schema)
+    together.merge(keys, rows.columns[len(layout.keys.schema) :])
+    arrays = [*together.keys(0, together.size).columns, *together.state(slice(0, together.size))]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _is_fixed(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_primitive(type_))
+
+
+def _unused_name(name: str, taken: Sequence[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name

@@ -1,4 +1,5 @@
-"""The open windows of one subtask in memory, for event time and processing time.
+"""The open windows of one subtask in memory, for event time and processing time; `BackendWindows` also keeps panes in
+a back end.
 
 Rows are stored in panes. A pane is the longest slice of time such that every window is a whole number of panes. Panes
 of tumbling windows are the windows. A row is added to one pane only, however many windows contain it; panes are merged
@@ -121,12 +122,9 @@ class HeapWindows:
             passed_us: by key group: windows that end by this time have already fired for its keys.
         """
         for number in self._unfired(until_us):
-            window = self._window(number)
-            # The next window probably has as many keys, so that its arrays need not grow.
-            self._expected = window.size
-            yield from self._emit(number, window, _unfired(window, self.end_us(number), passed_us))
+            yield from self._fired(number, passed_us)
             if not self._keeps_fired:
-                del self._panes[number]
+                self._delete(number)
         if until_us == MAX_WATERMARK:
             self._clear()
             return
@@ -140,7 +138,7 @@ class HeapWindows:
             return
         self._fired_us = max(self._fired_us, until_us)
         for pane in [pane for pane in self._panes if self.last_end_us(pane) + self._spec.lateness_us <= until_us]:
-            del self._panes[pane]
+            self._delete(pane)
 
     def refire(self, touched: Mapping[int, Entries], closed_us: int, fired_us: int) -> Iterator[pa.RecordBatch]:
         """Emit the windows that end in closed_us < end <= fired_us again, for keys with late rows.
@@ -153,7 +151,7 @@ class HeapWindows:
             for number in self.grid.windows_of(pane, closed_us, fired_us):
                 late.setdefault(number, []).append(pane)
         for number in sorted(late):
-            if self._panes_per_window == 1:
+            if self._panes_per_window == 1 and self._is_in_memory(number):
                 yield from self._emit(number, self._panes[number], np.unique(touched[number]))
                 continue
             updated = KeyedAggregates(self.layout, 0)
@@ -162,6 +160,9 @@ class HeapWindows:
                 updated.open(self._panes[pane].keys_of(entries))
             window = self._window(number, updated.keys(0, updated.size))
             yield from self._emit(number, window, None)
+
+    def limit_memory(self, batch: pa.RecordBatch) -> None:
+        """Do nothing: all rows stay in memory. Called after the rows of a batch were added."""
 
     def drop(self) -> int:
         """Close every window without emitting it.
@@ -217,14 +218,29 @@ class HeapWindows:
         """Delete windows that end by `closed_us`. They have fired, and were kept for a longer lateness than is allowed
         now."""
         for pane in [pane for pane in self._panes if self.last_end_us(pane) <= closed_us]:
-            del self._panes[pane]
+            self._delete(pane)
         self._find_next_end()
 
     def close(self) -> None:
         """Do nothing: no file is open."""
 
+    def _fired(self, number: int, passed_us: Int64s | None) -> Iterator[pa.RecordBatch]:
+        """Emit a window that fires. Args: passed_us: see `fire`."""
+        window = self._window(number)
+        # The next window probably has as many keys, so that its arrays need not grow.
+        self._expected = window.size
+        yield from self._emit(number, window, _unfired(window, self.end_us(number), passed_us))
+
+    def _is_in_memory(self, pane: int) -> bool:
+        """Return whether `_panes` has all rows of a pane."""
+        return True
+
+    def _delete(self, pane: int) -> None:
+        del self._panes[pane]
+
     def _clear(self) -> None:
-        self._panes.clear()
+        for pane in list(self._panes):
+            self._delete(pane)
         self._find_next_end()
 
     def _next_end_of(self, pane: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.log_format import context
 from tidegate.operators.batch_sizes import coalesce_batches
 from tidegate.operators.restored_parts import evolve_rows, single_part
@@ -19,7 +19,7 @@ from tidegate.operators.windows.heap_windows import HeapWindows
 from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
 from tidegate.operators.windows.window_progress import WindowProgress, changed_window
 from tidegate.operators.windows.window_specs import PROCESSING_WINDOWS, PROGRESS, WindowAggSpec
-from tidegate.operators.windows.window_store import WindowStore, new_window_store
+from tidegate.operators.windows.window_store import new_window_store
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keys.key_bytes import Int64s
 
@@ -47,7 +47,7 @@ class ProcessingWindowAggregate(StreamOperator):
     fires at once.
     """
 
-    _windows: WindowStore
+    _windows: HeapWindows
 
     def __init__(self, spec: WindowAggSpec) -> None:
         self._spec = spec
@@ -66,19 +66,8 @@ class ProcessingWindowAggregate(StreamOperator):
         if self._has_ended:
             self.ctx.count(PROCESSING_TIME_DROPPED, batch.num_rows)
         elif batch.num_rows:
-            now_us = self.ctx.processing_time_ms() * 1000
-            moment = np.array([now_us])
-            if (outside := self._grid.outside(moment)) is not None and outside[0]:
-                self.ctx.count(OUTSIDE_DROPPED, batch.num_rows)
-                return
-            number = int(self._grid.panes(moment)[0])
-            if now_us < self._progress.watermark_us:
-                self._set_back(now_us)
-            if isinstance(self._windows, HeapWindows):
-                self._windows.add(number, self._windows.layout.read(batch), 0, batch.num_rows)
-            else:
-                panes = np.full(batch.num_rows, number)
-                yield from self._windows.take(batch, panes, MIN_WATERMARK, self._progress.watermark_us)
+            self._add(batch)
+        return iter(())
 
     def next_processing_time_ms(self) -> int | None:
         """Return the end of the first open window."""
@@ -141,6 +130,18 @@ class ProcessingWindowAggregate(StreamOperator):
         """Close the storage of the windows."""
         if hasattr(self, "_windows"):
             self._windows.close()
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        now_us = self.ctx.processing_time_ms() * 1000
+        moment = np.array([now_us])
+        if (outside := self._grid.outside(moment)) is not None and outside[0]:
+            self.ctx.count(OUTSIDE_DROPPED, batch.num_rows)
+            return
+        number = int(self._grid.panes(moment)[0])
+        if now_us < self._progress.watermark_us:
+            self._set_back(now_us)
+        self._windows.add(number, self._windows.layout.read(batch), 0, batch.num_rows)
+        self._windows.limit_memory(batch)
 
     def _set_back(self, now_us: int) -> None:
         self._progress.watermark_us, self._progress.passed_us = now_us, None

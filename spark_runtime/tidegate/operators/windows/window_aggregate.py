@@ -13,14 +13,13 @@ from tidegate.operators.stream_operator import OperatorContext, Output, StreamOp
 from tidegate.operators.time.calendar import CALENDAR
 from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.operators.time.late_rows import LATE, NULL_TIME_DROPPED, check_time_range, late_rows
-from tidegate.operators.windows.backend_windows import BackendWindows
 from tidegate.operators.windows.heap_windows import HeapWindows
 from tidegate.operators.windows.processing_time_window import ProcessingWindowAggregate
 from tidegate.operators.windows.row_groups import group_by_number, group_by_window
 from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
 from tidegate.operators.windows.window_progress import WindowProgress, changed_window
 from tidegate.operators.windows.window_specs import PROCESSING_WINDOWS, PROGRESS, WINDOWS, WindowAggSpec
-from tidegate.operators.windows.window_store import WindowStore, new_window_store
+from tidegate.operators.windows.window_store import new_window_store
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.copy_on_write import Entries
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
@@ -51,7 +50,7 @@ class WindowAggregate(StreamOperator):
     the watermark of their own key group, so that no window fires twice.
     """
 
-    _windows: WindowStore
+    _windows: HeapWindows
 
     def __init__(self, spec: WindowAggSpec) -> None:
         self._spec = spec
@@ -180,7 +179,6 @@ class WindowAggregate(StreamOperator):
         """Merge rows of `PartialWindowAggregate`."""
         if not batch.num_rows:
             return
-        assert isinstance(self._windows, HeapWindows), "batch mode keeps windows in memory"
         width = 1 + len(self._spec.keys)
         starts_us = batch.column(0).to_numpy()
         if self._grid.table is not None:
@@ -196,22 +194,7 @@ class WindowAggregate(StreamOperator):
         """Add rows; rows of key groups with a later watermark are added separately."""
         for part, its_times, fired_us in self._progress.split(batch, times, self._spec.keys):
             closed_us = self._progress.closed_at(fired_us)
-            if isinstance(self._windows, HeapWindows):
-                yield from self.add_rows(self._windows, part, its_times, closed_us, fired_us)
-            else:
-                panes = (its_times - self._offset) // self._pane if self._pane else self._grid.panes(its_times)
-                yield from self._taken_outside(self._windows, part, panes, closed_us, fired_us)
-
-    def _taken_outside(
-        self, windows: BackendWindows, batch: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int
-    ) -> Iterator[Output]:
-        """Add rows to windows outside memory; compare `add_rows`."""
-        over = windows.closed(panes, closed_us)
-        if over.any():
-            yield from late_rows(batch.filter(pa.array(over)), self.ctx)
-            batch, panes = batch.filter(pa.array(~over)), panes[~over]
-        if batch.num_rows:
-            yield from coalesce_batches(windows.take(batch, panes, closed_us, fired_us))
+            yield from self.add_rows(self._windows, part, its_times, closed_us, fired_us)
 
     def add_rows(
         self, windows: HeapWindows, batch: pa.RecordBatch, times: Int64s, closed_us: int, fired_us: int
@@ -236,6 +219,7 @@ class WindowAggregate(StreamOperator):
                 touched[number] = entries
         if touched:
             yield from coalesce_batches(windows.refire(touched, closed_us, fired_us))
+        windows.limit_memory(batch)
 
 
 def window_operator(spec: WindowAggSpec) -> StreamOperator:

@@ -75,7 +75,10 @@ class ByteRows:
 
     def to_list(self) -> list[bytes]:
         """Return the rows as Python objects; missing rows are empty."""
-        data, offsets = self.packed()
+        if len(self) and self.starts[0] >= 0 and (self.starts[1:] == self.starts[:-1] + self.lengths[:-1]).all():
+            data, offsets = self.data, np.append(self.starts, self.starts[-1] + self.lengths[-1])
+        else:
+            data, offsets = self.packed()
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         objects: list[bytes] = pa.Array.from_buffers(pa.large_binary(), len(self), buffers).to_pylist()
         return objects
@@ -124,8 +127,8 @@ def frame(rows: ByteRows, offsets: Int64s) -> ByteRows:
         offsets: group g has the rows offsets[g]:offsets[g + 1].
     """
     sizes = fixed_width_bytes(rows.lengths.astype("<u4"))
-    data, ends = join_bytes(sizes, rows).packed()
-    return ByteRows.of(data, ends[offsets])
+    joined = join_bytes(sizes, rows)
+    return ByteRows.of(joined.data, np.append(joined.starts, len(joined.data))[offsets])
 
 
 def unframe(groups: ByteRows) -> tuple[ByteRows, Int64s]:

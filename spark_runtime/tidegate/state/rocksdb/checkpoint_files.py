@@ -1,7 +1,7 @@
 """RocksDB's files in a snapshot: files that never change are blobs (S5.2).
 
-Format "rocksdb", version 1: one part `rocksdb` of kind "keyed" for all states and timers of a subtask. Its table has a
-row for each file, except the log, which is empty, and RocksDB's options, which each opener sets itself::
+Format "rocksdb", versions 1 and 2: one part `rocksdb` of kind "keyed" for all states and timers of a subtask. Its table
+has a row for each file, except the log, which is empty, and RocksDB's options, which each opener sets itself::
 
     __key_group    uint16, lowest in the file, 0 if unknown; not recorded for files of timers by time
     last_group     uint16, highest in the file, 65535 if unknown
@@ -11,7 +11,8 @@ row for each file, except the log, which is empty, and RocksDB's options, which 
     content        binary, for small files
 
 Its schema's metadata has JSON under `tidegate.rocksdb`: `version`, `key_groups` [first, end] of the subtask, and for
-each state `name` and `schema`, base64 of the Arrow schema of its rows in format "rows" (`state_layout`).
+each state `name` and `schema`, base64 of the Arrow schema of its rows in format "rows" (`state_layout`). Version 2 has
+a state whose rows are sorted runs (`run_chunks`); version 1 has none.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ import pyarrow as pa
 from tidegate.errors import SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
 from tidegate.state.keys.key_hash import MAX_KEY_GROUPS
-from tidegate.state.rocksdb.byte_rows import ByteRows
-from tidegate.state.rocksdb.database import RocksDatabase, RocksTable, failures
+from tidegate.state.rocksdb.database import RocksDatabase, failures
 from tidegate.state.rocksdb.database_keys import GROUP_BYTES
+from tidegate.state.state_layout import RUNS, form_of
 
 PART_NAME = "rocksdb"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+FIRST_VERSION = 1
+"""Still written without sorted runs, so that the versions of tidegate before them can restore the files."""
 _METADATA = b"tidegate.rocksdb"
 _FILE_SCHEMA = pa.schema(
     [
@@ -52,7 +55,8 @@ _TABLE_SUFFIX = ".sst"
 _LOG_SUFFIX = ".log"
 _OPTIONS_PREFIX = "OPTIONS-"
 
-FrozenRows = tuple[RocksTable, ByteRows, ByteRows]
+Write = Callable[[], None]
+"""Writes something to the database. After an error it is called again."""
 
 
 class CheckpointFolder:
@@ -67,21 +71,21 @@ class CheckpointFolder:
 
 
 class UnwrittenCheckpoint:
-    """State at a barrier: the rows that the caches had not written then and, once settled, a folder of all files.
+    """State at a barrier: the rows that were only in memory then and, once settled, a folder of all files.
 
     The first caller settles it: the snapshot writer thread, or the slot's loop before it writes to the database.
     """
 
-    def __init__(self, database: RocksDatabase, rows: Sequence[FrozenRows], path: Path) -> None:
+    def __init__(self, database: RocksDatabase, writes: Sequence[Write], path: Path) -> None:
         """Create an unsettled checkpoint.
 
         Args:
-            database: database of the rows.
-            rows: frozen rows that are not written yet.
+            database: database to write to.
+            writes: write the frozen rows that are not written yet.
             path: path for the folder.
         """
         self._database = database
-        self._rows = list(rows)
+        self._writes = list(writes)
         self._lock = threading.Lock()
         self._path = path
         self._folder: CheckpointFolder | None = None
@@ -112,11 +116,10 @@ class UnwrittenCheckpoint:
             return folder
 
     def _settle(self) -> None:
-        while self._rows:
-            table, keys, rows = self._rows[-1]
-            table.write(keys, rows)
+        while self._writes:
+            self._writes[-1]()
             # Removed after the write, so that a failed write leaves the rows for the next call.
-            self._rows.pop()
+            self._writes.pop()
         if self._folder is not None or self._failure is not None or not self._wanted:
             return
         folder = CheckpointFolder(self._path)
@@ -160,8 +163,9 @@ def file_part(
             row["content"] = path.read_bytes()
         rows.append(row)
     rows.sort(key=lambda row: int(row[KEY_GROUP_COLUMN]))
+    has_runs = any(form_of(schema) == RUNS for schema in states.values())
     document = {
-        "version": FORMAT_VERSION,
+        "version": FORMAT_VERSION if has_runs else FIRST_VERSION,
         "key_groups": [key_groups.start, key_groups.stop],
         "states": [{"name": name, "schema": _schema_text(schema)} for name, schema in states.items()],
     }
@@ -187,11 +191,11 @@ class FilesOfPart:
     def of(cls, part: StatePart, uid: str) -> FilesOfPart:
         """Read the part's metadata. Raises SnapshotError for another version."""
         document = json.loads((part.table.schema.metadata or {}).get(_METADATA, b"{}"))
-        if document.get("version") != FORMAT_VERSION:
+        if document.get("version") not in (FIRST_VERSION, FORMAT_VERSION):
             raise SnapshotError(
                 f"the RocksDB files of the snapshot have format version {document.get('version')}",
                 where=f"operator {uid!r}",
-                cause=f"this version of tidegate reads version {FORMAT_VERSION}",
+                cause=f"this version of tidegate reads versions {FIRST_VERSION} and {FORMAT_VERSION}",
                 remedy="Restore with the tidegate version that wrote the files, take a savepoint, and restore it with "
                 "this version",
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,8 @@ SCAN_BYTES = 2**20
 """Approximate bytes of keys and rows in one step of a scan."""
 SCAN_ROWS = 8192
 """Most keys in one step of a scan."""
+FIRST_SCAN_ROWS = 256
+"""Keys in the first step of a scan. Few, because the size of the rows is not known before."""
 READ_ROWS = 512
 """Keys in one multi-get, because RocksDB keeps the blocks of all of them in memory until it returns."""
 BLOCK_BYTES = 4096
@@ -134,6 +136,13 @@ class RocksDatabase:
         with failures(self.directory):
             Checkpoint(self.opened()).create_checkpoint(str(directory))
 
+    def flush(self) -> None:
+        """Write what is in memory to files."""
+        with failures(self.directory):
+            self.opened()
+            for family in list(self._families.values()):
+                family.flush()
+
     def close(self) -> None:
         """Close the database finally; may be called twice. The files stay."""
         with self._opening:
@@ -198,8 +207,7 @@ class RocksTable:
 
         Nothing is held open between two steps, so that old files can be deleted. Concurrent writes may be seen.
         """
-        # Few, because the size of the rows is not known before the first step.
-        limit = 256
+        limit = FIRST_SCAN_ROWS
         while True:
             found = self._some(lower, upper, limit)
             if not found:
@@ -240,6 +248,20 @@ class RocksTable:
             for lower in lowers:
                 cursor.seek(lower)
                 found.append(cursor.key() if cursor.valid() else None)
+            cursor.status()
+        return found
+
+    def skip_scan(self, lower: bytes, upper: bytes, after: Callable[[bytes], bytes]) -> list[tuple[bytes, bytes]]:
+        """Return some keys with lower <= key < upper and their rows: the first, then each time the first key that is
+        not less than `after` of the last one.
+        """
+        found: list[tuple[bytes, bytes]] = []
+        with failures(self._database.directory):
+            cursor = self._database.family(self.name).iter()
+            cursor.seek(lower)
+            while cursor.valid() and (key := cursor.key()) < upper:
+                found.append((key, cursor.value()))
+                cursor.seek(after(key))
             cursor.status()
         return found
 

@@ -15,7 +15,8 @@ from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
 from tidegate.snapshot.reader import BackendFiles
 from tidegate.state.keyed_state import BackendContext, KeyedKind, KeyedStateBackend, StateDescriptor, TimeToLive
 from tidegate.state.rocksdb.checkpoint_files import FilesOfPart
-from tidegate.state.state_layout import KEY_PREFIX, MAP_PREFIX, TTL_COLUMN, VALUE_PREFIX, form_of, timer_part
+from tidegate.state.rocksdb.row_states import RunsBackend
+from tidegate.state.state_layout import KEY_PREFIX, MAP_PREFIX, RUNS, TTL_COLUMN, VALUE_PREFIX, form_of, timer_part
 
 READING_BYTES = 32 * 2**20
 """Memory of that database."""
@@ -82,6 +83,10 @@ def _declare(backend: KeyedStateBackend, name: str, schema: pa.Schema) -> None:
         return
     if name == timer_part("processing"):
         backend.timers("processing")
+        return
+    if form_of(schema) == RUNS:
+        assert isinstance(backend, RunsBackend), "files with sorted runs are read by a back end that writes them"
+        backend.runs(StateDescriptor(name, "value", _columns(schema, VALUE_PREFIX)), None)
         return
     kind, _, reductions = form_of(schema).partition(" by ")
     descriptor = StateDescriptor(

@@ -18,6 +18,9 @@ from tidegate.state.rocksdb.database import RocksDatabase, RocksTable
 from tidegate.state.rocksdb.database_keys import GROUP_BYTES, group_key, groups_of
 from tidegate.state.rocksdb.key_columns import key_columns
 from tidegate.state.rocksdb.list_chunks import chunk_elements
+from tidegate.state.rocksdb.row_codec import RowCodec
+from tidegate.state.rocksdb.run_chunks import Chunks, RunLayout
+from tidegate.state.rocksdb.sorted_runs import Combine, SortedRuns
 from tidegate.state.rocksdb.state_rows import Expiry
 from tidegate.state.rocksdb.timer_tables import time_bytes, times_of
 from tidegate.state.state_layout import KEY_PREFIX, MAP_PREFIX, TIME_COLUMN, VALUE_PREFIX
@@ -95,17 +98,64 @@ class TableRows:
         return codec.encode(pa.RecordBatch.from_arrays(arrays, schema=codec.schema))
 
 
+@dataclass(frozen=True)
+class RunRows(TableRows):
+    """Location of sorted runs. The last key column is the start, which is not a part of the rows.
+
+    Attributes:
+        max_parallelism: number of key groups.
+        combine: see `SortedRuns`.
+    """
+
+    max_parallelism: int = 1
+    combine: Combine | None = None
+
+    @property
+    def layout(self) -> RunLayout:
+        """Return the columns of the rows, with the names in `schema`."""
+        fields = [field for field in self.schema if field.name != KEY_GROUP_COLUMN]
+        start = len(self.key_schema) - 1
+        names = tuple(field.name for field in fields[:start])
+        return RunLayout(pa.schema([*fields[:start], *fields[start + 1 :]]), names, self.max_parallelism)
+
+    def runs(self, database: RocksDatabase, key_groups: range) -> SortedRuns:
+        """Return the runs in a database."""
+        return SortedRuns(database.table(self.table), self.layout, key_groups, self.combine)
+
+    def to_table(self, keys: ByteRows, rows: ByteRows) -> pa.Table:
+        """See `TableRows`. Rows of one key are next to each other if they were combined."""
+        chunks = Chunks.of(keys, rows)
+        columns, numbers = chunks.rows(RowCodec(self.layout.schema))
+        arrays = list(columns.columns)
+        arrays.insert(len(self.key_schema) - 1, pa.array(chunks.starts_us()[numbers]))
+        groups = pa.array(chunks.keys["group"].astype(np.uint16)[numbers])
+        return pa.Table.from_arrays([groups, *arrays], schema=self.schema)
+
+
 class CheckpointExport:
     """The database in a checkpoint folder, open for reading. Both are released when this object is no longer
     referenced.
     """
 
-    def __init__(self, folder: CheckpointFolder) -> None:
-        """Open the database. Args: folder: folder with the database."""
+    def __init__(self, folder: CheckpointFolder, stored: Sequence[TableRows], key_groups: range) -> None:
+        """Open the database, and combine the rows of sorted runs in it.
+
+        Args:
+            folder: folder with the database, whose files are links: they are never changed, only replaced.
+            stored: location of all states and timers.
+            key_groups: key groups of the subtask.
+        """
         self._folder = folder
-        self._database = RocksDatabase(folder.path, READING_BYTES, read_only=True)
+        runs = [one for one in stored if isinstance(one, RunRows)]
+        self._database = RocksDatabase(folder.path, READING_BYTES, read_only=not runs)
         self._database.opened()
         self._names = set(self._database.table_names())
+        for one in runs:
+            combined = one.runs(self._database, key_groups)
+            combined.load()
+            combined.combine_all()
+            # The size of files decides how many pieces there are.
+            self._database.flush()
 
     def part(self, stored: TableRows, key_groups: range, id_of: Callable[[int], str]) -> StatePart:
         """Return the rows of one state as a part whose blobs are read from the database one at a time.

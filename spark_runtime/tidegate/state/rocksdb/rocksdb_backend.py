@@ -19,7 +19,6 @@ import pyarrow as pa
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import (
     BackendContext,
-    KeyedStateBackend,
     ListState,
     MapState,
     MergingState,
@@ -30,18 +29,19 @@ from tidegate.state.keyed_state import (
 )
 from tidegate.state.keys.key_bytes import key_array
 from tidegate.state.rocksdb.byte_rows import ByteRows
-from tidegate.state.rocksdb.checkpoint_files import UnwrittenCheckpoint, file_part
+from tidegate.state.rocksdb.checkpoint_files import UnwrittenCheckpoint, Write, file_part
 from tidegate.state.rocksdb.database import RocksDatabase, RocksTable, require_rocksdict
 from tidegate.state.rocksdb.database_keys import GROUP_BYTES, RocksKeys, distinct, read_keys
 from tidegate.state.rocksdb.database_restore import DatabaseRestore
 from tidegate.state.rocksdb.key_columns import key_ends
 from tidegate.state.rocksdb.list_chunks import RocksList, chunk_elements, live_chunks, stale_heads
-from tidegate.state.rocksdb.portable_rows import CheckpointExport, TableRows, schemas
+from tidegate.state.rocksdb.portable_rows import CheckpointExport, RunRows, TableRows, schemas
 from tidegate.state.rocksdb.row_cache import RowCache
-from tidegate.state.rocksdb.row_states import RocksMap, RocksMerging, RocksValue
+from tidegate.state.rocksdb.row_states import RocksMap, RocksMerging, RocksRuns, RocksValue, RunsBackend
+from tidegate.state.rocksdb.sorted_runs import Combine, SortedRuns
 from tidegate.state.rocksdb.state_rows import Expiry, ExpirySweep, StateRows
 from tidegate.state.rocksdb.timer_tables import BY_TIME, RocksTimers
-from tidegate.state.state_layout import part_schema, timer_part, timer_schema
+from tidegate.state.state_layout import RUNS, marked_schema, part_schema, timer_part, timer_schema
 
 DATABASE_SHARE = 2
 """Divisor of the memory for the database: 1/2. The rest is for caches, for rows in progress and for growth."""
@@ -50,7 +50,7 @@ CACHE_SHARE = 8
 MIN_CACHE_BYTES = 2**16
 
 
-class RocksDBBackend(KeyedStateBackend):
+class RocksDBBackend(RunsBackend):
     """See the module and `KeyedStateBackend`."""
 
     def open(self, ctx: BackendContext) -> None:
@@ -68,6 +68,7 @@ class RocksDBBackend(KeyedStateBackend):
         self._caches: dict[str, RowCache] = {}
         self._lists: dict[str, RocksList] = {}
         self._timers: dict[TimerKind, RocksTimers] = {}
+        self._runs: dict[str, tuple[RocksRuns, SortedRuns]] = {}
         self._pending: UnwrittenCheckpoint | None = None
         self._snapshots = 0
 
@@ -104,6 +105,16 @@ class RocksDBBackend(KeyedStateBackend):
             self._timers[kind] = RocksTimers(tables, caches, self._ctx.key_schema)
         return self._timers[kind]
 
+    def runs(self, descriptor: StateDescriptor, combine: Combine | None) -> RocksRuns:
+        """See `RunsBackend`."""
+        name, keys = descriptor.name, self._ctx.key_schema
+        schema = marked_schema(RUNS, part_schema(descriptor, keys))
+        stored = RunRows(name, name, schema, keys, max_parallelism=self._ctx.max_parallelism, combine=combine)
+        self._stored[name] = stored
+        runs = stored.runs(self._database, self._ctx.key_groups)
+        self._runs[name] = RocksRuns(runs, self._settle), runs
+        return self._runs[name][0]
+
     def all_keys(self, descriptor: StateDescriptor, limit: int) -> Iterator[RocksKeys]:
         """See `KeyedStateBackend`."""
         stored = self._stored[descriptor.name]
@@ -120,18 +131,22 @@ class RocksDBBackend(KeyedStateBackend):
         self._settle()
         self._snapshots += 1
         name = f"{checkpoint_id}-{self._snapshots}"
-        rows = []
+        writes: list[Write] = []
         for table_name, cache in self._caches.items():
             frozen = cache.freeze()
             if frozen is not None:
-                rows.append((self._database.table(table_name), *frozen))
-        pending = self._pending = UnwrittenCheckpoint(self._database, rows, self._scratch / f"checkpoint-{name}")
+                writes.append(partial(self._database.table(table_name).write, *frozen))
+        for state, runs in self._runs.values():
+            writes += [partial(runs.append, rows) for rows in state.take_later()]
+        pending = self._pending = UnwrittenCheckpoint(self._database, writes, self._scratch / f"checkpoint-{name}")
         return partial(self._written, _UnwrittenSnapshot(pending), name, tuple(self._stored.values()), portable)
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """See `KeyedStateBackend`."""
         restore = DatabaseRestore(self._ctx, self._database, self._stored, self._lists, self._scratch, type(self))
         self._inherited = restore.run(parts)
+        for _, runs in self._runs.values():
+            runs.load()
 
     def close(self) -> None:
         """See `KeyedStateBackend`."""
@@ -174,7 +189,7 @@ class RocksDBBackend(KeyedStateBackend):
         folder = claim.pending.folder()
         if not portable:
             return [file_part(folder, self._database.files(), self._blob_id, schemas(stored), self._ctx.key_groups)]
-        export = CheckpointExport(folder)
+        export = CheckpointExport(folder, stored, self._ctx.key_groups)
         return [
             export.part(one, self._ctx.key_groups, partial("{}-rows-{}-{}-{}".format, self._nonce, name, number))
             for number, one in enumerate(stored)

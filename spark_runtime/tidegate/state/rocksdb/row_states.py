@@ -1,16 +1,28 @@
-"""Value, reducing, aggregating and map states in RocksDB: a row for each key, or key and map key (S5.1)."""
+"""States in RocksDB: a row for each key, or key and map key; and sorted runs (S5.1)."""
 
 from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.state.aggregates.merging_state import fold
-from tidegate.state.keyed_state import Elements, Found, KeyNumbers, KeySet, Mask, StateDescriptor
+from tidegate.state.keyed_state import (
+    Elements,
+    Found,
+    KeyedStateBackend,
+    KeyNumbers,
+    KeySet,
+    Mask,
+    StateDescriptor,
+)
 from tidegate.state.keys.key_bytes import canonical_bytes
 from tidegate.state.rocksdb.byte_rows import ByteRows, join_bytes
 from tidegate.state.rocksdb.database_keys import GROUP_BYTES, ids_of
 from tidegate.state.rocksdb.key_columns import key_columns, key_ends
+from tidegate.state.rocksdb.sorted_runs import Combine, NewRows, SortedRuns
 from tidegate.state.rocksdb.state_rows import StateRows
 
 
@@ -129,3 +141,63 @@ class RocksMap:
         numbers = [np.arange(firsts[i], firsts[i] + counts[i]) for i in back.tolist()]
         wanted = np.concatenate([np.zeros(0, np.int64), *numbers]).astype(np.int64)
         return found.take(wanted), rows.take(wanted), [counts[i] for i in back.tolist()]
+
+
+class RunsBackend(KeyedStateBackend):
+    """A back end that also keeps sorted runs."""
+
+    @abstractmethod
+    def runs(self, descriptor: StateDescriptor, combine: Combine | None) -> RocksRuns:
+        """Return rows by start and key that are only appended. The last key column is the start, in microseconds.
+
+        Args:
+            descriptor: name and columns; the kind does not matter.
+            combine: see `SortedRuns`; called with the key columns without the start, then the columns of the state.
+        """
+
+
+class RocksRuns:
+    """Rows by start and key that are only appended; see `SortedRuns`. All calls come from the slot's loop."""
+
+    def __init__(self, runs: SortedRuns, before_use: Callable[[], None]) -> None:
+        """Create the state.
+
+        Args:
+            runs: the rows.
+            before_use: called before they are read or written, so that a snapshot in progress gets its rows first.
+        """
+        self._runs = runs
+        self._before_use = before_use
+        self._later: list[NewRows] = []
+
+    def append(self, new: Sequence[NewRows]) -> None:
+        """Write rows now."""
+        self._before_use()
+        for rows in new:
+            self._runs.append(rows)
+
+    def append_later(self, new: Sequence[NewRows]) -> None:
+        """Let the next snapshot, which must follow at once, write rows. They must not change any more."""
+        self._later += new
+
+    def take_later(self) -> list[NewRows]:
+        """Return the rows that the snapshot has to write."""
+        later, self._later = self._later, []
+        return later
+
+    def starts_us(self) -> list[int]:
+        """Return the starts that have written rows."""
+        self._before_use()
+        return self._runs.starts_us()
+
+    def delete(self, start_us: int) -> None:
+        """Delete the rows of a start, if there are any."""
+        self._before_use()
+        self._runs.delete(start_us)
+
+    def read(
+        self, starts_us: Sequence[int], groups: Mask | None = None
+    ) -> Iterator[tuple[int, list[list[pa.RecordBatch]]]]:
+        """See `SortedRuns.read`. Nothing may be written meanwhile."""
+        self._before_use()
+        return self._runs.read(starts_us, groups)
