@@ -9,7 +9,7 @@ MIN_BATCH_INTERVAL_MS = 5
 
 A batch has a fixed cost in every operator and every channel. Without this limit, a busy loop polls so often that
 batches shrink to single rows, and their cost keeps the loop busy. Batches are emitted at multiples of this time, so
-that all splits emit at once: the batches are then merged behind an exchange, and no watermark waits for another split.
+that all splits emit at once: the batches are then merged after an exchange, and no watermark waits for another split.
 """
 
 
