@@ -425,6 +425,7 @@ class Slot:
             # queues.
             if self._step(subtask) if has_messages else self._step_subtasks(subtask):
                 progressed = True
+        self._write_out()  # of all sources together: their subtasks come last, and often emit at the same time
         if progressed:
             self.progress += 1
         return progressed
@@ -445,7 +446,8 @@ class Slot:
 
     def _step(self, subtask: Subtask) -> bool:
         progressed = subtask.step()
-        self._write_out()
+        if subtask.source_input is None:
+            self._write_out()
         return progressed
 
     def run(self) -> None:
