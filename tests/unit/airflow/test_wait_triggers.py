@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from airflow_tidegate.operators.stop import TidegateStopJobOperator
 from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
 from airflow_tidegate.triggers.job_triggers import TRIGGERS, JobWaitTrigger, TidegateCheckpointTrigger
 from airflow_tidegate.version_compat import AirflowException, AirflowFailException, AirflowSensorTimeout, TaskDeferred
-from airflow_tidegate.waits.job_waits import CheckpointWait, EndOfDataWait
-from tidegate.errors import StoreError
+from airflow_tidegate.waits.job_waits import CheckpointWait, EndOfDataWait, refuse_unknown_sources
+from tidegate.errors import OptionError, StoreError
+from tidegate.jobs.status import JobStatus
 
 
 def again(trigger: JobWaitTrigger) -> JobWaitTrigger:
@@ -197,3 +199,15 @@ def test_a_trigger_in_a_triggerer_holds_its_event_back_until_the_scheduler_has_h
     trigger.trigger_id = 7
     assert "found" in fire(trigger)
     assert len(pauses) == 1 and 5.0 < pauses[0] <= 10.0
+
+
+def test_a_source_is_only_unknown_once_the_driver_has_reported_its_sources() -> None:
+    """The first hint of a generation has no sources; the log has those that ended before the restore."""
+
+    def view(records: int | None) -> Any:
+        ended = SimpleNamespace(uid="weather", records=records)
+        return SimpleNamespace(job_id="j", status=JobStatus.RUNNING, generation=2, hint_generation=2, sources=(ended,))
+
+    refuse_unknown_sources(view(None), ["flights"])
+    with pytest.raises(OptionError, match="no source 'flights'"):
+        refuse_unknown_sources(view(0), ["flights"])
