@@ -332,7 +332,7 @@ def refuse_unknown_sources(view: JobView, uids: Sequence[str]) -> None:
     """Raise OptionError for a uid that the running job does not have: the wait would never end."""
     known = {source.uid for source in view.sources}
     # The first hints of a generation have no sources yet. Then only those are known that ended before.
-    hinted = any(source.records is not None for source in view.sources)
+    hinted = any(source.boundedness != "unknown" for source in view.sources)
     if view.status is not JobStatus.RUNNING or not hinted or view.hint_generation != view.generation:
         return
     for uid in uids:

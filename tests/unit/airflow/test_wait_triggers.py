@@ -204,10 +204,10 @@ def test_a_trigger_in_a_triggerer_holds_its_event_back_until_the_scheduler_has_h
 def test_a_source_is_only_unknown_once_the_driver_has_reported_its_sources() -> None:
     """The first hint of a generation has no sources; the log has those that ended before the restore."""
 
-    def view(records: int | None) -> Any:
-        ended = SimpleNamespace(uid="weather", records=records)
+    def view(boundedness: str) -> Any:
+        ended = SimpleNamespace(uid="weather", boundedness=boundedness)
         return SimpleNamespace(job_id="j", status=JobStatus.RUNNING, generation=2, hint_generation=2, sources=(ended,))
 
-    refuse_unknown_sources(view(None), ["flights"])
+    refuse_unknown_sources(view("unknown"), ["flights"])
     with pytest.raises(OptionError, match="no source 'flights'"):
-        refuse_unknown_sources(view(0), ["flights"])
+        refuse_unknown_sources(view("bounded"), ["flights"])
