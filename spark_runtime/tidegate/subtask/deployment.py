@@ -19,7 +19,7 @@ from tidegate.connectors.split_documents import split_from_json, splits_from_par
 from tidegate.jobs.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.processes.process_specs import KeyedProcessSpec, ProcessSpec
-from tidegate.operators.stream_operator import OperatorContext, StartRequests, StreamOperator
+from tidegate.operators.stream_operator import MERGED_BYTES, OperatorContext, StartRequests, StreamOperator
 from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.plan.execution_plan import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.job_graph import Node
@@ -341,6 +341,14 @@ def _announces_splits(plan: ExecutionPlan, out: ChainOutput) -> bool:
     return makes_watermarks or any(_announces_splits(plan, further) for further in target.outputs)
 
 
+def _can_be_joined(data_type: pa.DataType) -> bool:
+    """Return whether Arrow concatenates columns of the type, whatever their values: not so for dictionaries, whose
+    values together may be too many for the type of their indices."""
+    if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):
+        return False
+    return all(_can_be_joined(data_type.field(i).type) for i in range(data_type.num_fields))
+
+
 def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) -> Router:
     edges: list[OutputEdge] = []
     for out in chain.outputs:
@@ -354,5 +362,11 @@ def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) 
             reader = plan.graph.nodes[plan.chains[out.target_chain].nodes[0]].uid
             cut = partition_batch(out.partitioner, plan.parallelism, reader, index)
         in_turn, tells_splits = out.exchange == "rebalance", _announces_splits(plan, out)
-        edges.append(OutputEdge(ends, cut, in_turn, out.output, index % len(ends), tells_splits, out.columns))
+        # Larger parts would not be merged by their receiver, and a channel must not hold much more than its capacity.
+        part_bytes = 0
+        target = plan.chains[out.target_chain].inputs[out.input_index]
+        if cut is not None and all(_can_be_joined(field.type) for field in target.schema):
+            part_bytes = min(MERGED_BYTES, channels.deployment.channel_capacity_bytes)
+        first, gathered_bytes = index % len(ends), part_bytes * len(ends)
+        edges.append(OutputEdge(ends, cut, in_turn, out.output, first, tells_splits, out.columns, gathered_bytes))
     return Router(edges)

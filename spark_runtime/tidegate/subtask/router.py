@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from tidegate.channel.elements import Element, SplitChanged
+from tidegate.channel.elements import Element, SplitChanged, Watermark, batch_bytes
 from tidegate.channel.ports import OutputChannel
 from tidegate.operators.stream_operator import MAIN_OUTPUT, EmissionPaused, SideOutput
 
@@ -30,6 +30,8 @@ class OutputEdge:
         first: channel with which `rebalance` begins; it differs between senders.
         tells_splits: its reader needs to know the split of the source.
         columns: columns that it carries; None: all. Other columns are dropped before the batch is divided.
+        gathered_bytes: bytes of parts, over all channels, that are gathered within one emission before they are sent;
+            0: each part is sent at once. Only with `partition`.
     """
 
     channels: Sequence[OutputChannel]
@@ -39,9 +41,18 @@ class OutputEdge:
     first: int = 0
     tells_splits: bool = False
     columns: Sequence[str] | None = None
+    gathered_bytes: int = 0
 
     def __post_init__(self) -> None:
         self._next = self.first
+        self._parts: list[Sequence[pa.RecordBatch | None]] = []
+        self._parts_bytes = 0
+        self._watermark: Watermark | None = None
+
+    @property
+    def gathers(self) -> bool:
+        """True while it holds parts, and takes more."""
+        return bool(self._parts)
 
     def has_capacity(self) -> bool:
         """Return whether another batch may be sent on every channel."""
@@ -51,22 +62,67 @@ class OutputEdge:
         return True
 
     def send(self, element: Element) -> None:
-        """Send a batch to its channels, or an event to every channel (S3.1)."""
+        """Send a batch to its channels, or an event to every channel (S3.1).
+
+        Parts of a batch are gathered if `gathered_bytes` is set, until they are enough, or until `flush`. A watermark
+        that follows them waits with them, and replaces an earlier one. All other events send the parts first.
+        """
         if not isinstance(element, pa.RecordBatch):
+            if self._parts:
+                if isinstance(element, Watermark):
+                    self._watermark = element
+                    return
+                self.flush()
             for channel in self.channels:
                 channel.send(element)
             return
         batch = element if self.columns is None else element.select(self.columns)
         if self.partition is not None:
-            for channel, part in zip(self.channels, self.partition(batch), strict=True):
-                if part is not None and part.num_rows:
-                    channel.send(part)
+            self._send_parts(batch, self.partition)
         elif self.round_robin:
             self.channels[self._next].send(batch)
             self._next = (self._next + 1) % len(self.channels)
         else:
             for channel in self.channels:
                 channel.send(batch)
+
+    def _send_parts(self, batch: pa.RecordBatch, partition: Partitioner) -> None:
+        parts = partition(batch)
+        if not self.gathered_bytes:
+            self._send_each(parts)
+            return
+        self._parts.append(parts)
+        self._parts_bytes += batch_bytes(batch)
+        if self._parts_bytes >= self.gathered_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the gathered parts, at most one batch on each channel, and the watermark after them.
+
+        Call it at the end of every emission, so that no output waits for a later step. It needs no more capacity than
+        the batch that was gathered last: nothing was sent since `has_capacity` was true.
+        """
+        if not self._parts:
+            return
+        gathered, self._parts, self._parts_bytes = self._parts, [], 0
+        watermark, self._watermark = self._watermark, None
+        self._send_each(gathered[0] if len(gathered) == 1 else [_joined(parts) for parts in zip(*gathered, strict=True)])
+        if watermark is not None:
+            for channel in self.channels:
+                channel.send(watermark)
+
+    def _send_each(self, parts: Sequence[pa.RecordBatch | None]) -> None:
+        for channel, part in zip(self.channels, parts, strict=True):
+            if part is not None and part.num_rows:
+                channel.send(part)
+
+
+def _joined(parts: Sequence[pa.RecordBatch | None]) -> pa.RecordBatch | None:
+    """Return the parts of one channel as one batch."""
+    filled = [part for part in parts if part is not None and part.num_rows]
+    if len(filled) <= 1:
+        return filled[0] if filled else None
+    return pa.concat_batches(filled)
 
 
 @dataclass
@@ -95,6 +151,16 @@ class Router:
             if not edge.has_capacity():
                 return False
         return True
+
+    @property
+    def gathers(self) -> bool:
+        """True while an edge holds parts of small batches, and takes more of them."""
+        return any(edge.gathers for edge in self.edges)
+
+    def flush(self) -> None:
+        """Send all parts that edges hold. See `OutputEdge.flush`."""
+        for edge in self.edges:
+            edge.flush()
 
     def send(self, element: Element | SideOutput) -> None:
         """Send records to every edge of their output, and events to every edge, in order."""

@@ -32,6 +32,7 @@ from tidegate.channel.elements import (
     Watermark,
     batch_bytes,
 )
+from tidegate.connectors.interface import PollResult
 from tidegate.operators.stream_operator import (
     MERGED_BYTES,
     CommitPermit,
@@ -69,6 +70,9 @@ __all__ = ["InputPort", "Subtask", "SubtaskHost"]
 
 EMISSION_BUDGET = 32
 """Elements that one step may emit before the other subtasks get a turn."""
+GATHERED_POLLS = 8
+"""Most polls of a source whose records are sent together. With 32 slots, a batch of the usual 64k rows becomes parts of
+2k rows, and each part has the fixed cost of a message. A trigger that arrives waits for the polls that have begun."""
 
 
 class SubtaskTimers:
@@ -300,10 +304,12 @@ class Subtask:
                 return pulled > 0
             if element is None:
                 self._emission = None
+                router.flush()
                 if self._overtakes:
                     overtaking.on_emission_ended()
                 return True
             if isinstance(element, EmissionPaused):
+                router.flush()
                 return self._turn_over(element) or pulled > 0
             router.send(element)
             if isinstance(element, Watermark):
@@ -319,16 +325,10 @@ class Subtask:
         return False
 
     def _poll_source(self) -> bool:
-        assert self._source is not None
-        now_ms = self._host.now_ms()
-        polled = self._source.poll(now_ms)
-        self._router.announce_split(self._source.turn)
-        self._poll_at_ms = polled.retry_at_ms if polled.state == "nothing_now" else None
-        self._silent = self._source.is_idle(polled, now_ms)
-        sides, rows = self._source.sides(polled), polled.batch
-        if rows is not None or sides:
-            self.rows_in += 0 if rows is None else rows.num_rows
-            self._emission = one_after_another(sides, () if rows is None else self._batch(rows, 0))
+        polled = self._polled()
+        rows = self._rows_of(polled)
+        if rows is not None:
+            self._emission = self._with_more(rows)
         elif polled.state == "end":
             self._emission = self._end(drain=True, natural=True)
         elif changes := tuple(self._idle_change()):
@@ -336,6 +336,41 @@ class Subtask:
         else:
             return polled.state == "more"
         return True
+
+    def _polled(self) -> PollResult:
+        """Poll the source, and note what the result says besides its records."""
+        assert self._source is not None
+        now_ms = self._host.now_ms()
+        polled = self._source.poll(now_ms)
+        self._router.announce_split(self._source.turn)
+        self._poll_at_ms = polled.retry_at_ms if polled.state == "nothing_now" else None
+        self._silent = self._source.is_idle(polled, now_ms)
+        return polled
+
+    def _rows_of(self, polled: PollResult) -> Iterator[Emitted] | None:
+        """Return what the chain makes of the polled records; None: there are none."""
+        assert self._source is not None
+        sides, rows = self._source.sides(polled), polled.batch
+        if rows is None and not sides:
+            return None
+        self.rows_in += 0 if rows is None else rows.num_rows
+        return one_after_another(sides, () if rows is None else self._batch(rows, 0))
+
+    def _with_more(self, rows: Iterator[Emitted]) -> Iterator[Emitted]:
+        """Emit records. Poll again while the parts for other subtasks are small, so that they are sent together."""
+        yield from rows
+        for _ in range(GATHERED_POLLS - 1):
+            if not self._router.gathers or self._triggers:
+                return
+            polled = self._polled()
+            more = self._rows_of(polled)
+            if more is None:
+                if polled.state == "end":
+                    yield from self._end(drain=True, natural=True)
+                else:
+                    yield from self._idle_change()
+                return
+            yield from more
 
     def _batch(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Emitted]:
         rows = self._chain.batch(batch, input_index)

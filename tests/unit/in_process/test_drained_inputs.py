@@ -16,6 +16,7 @@ from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.coordinator import events as ev
 from tidegate.testing.collect_sink import CollectSink, collected
+from tidegate.subtask.subtask import GATHERED_POLLS
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -68,7 +69,7 @@ def produced(run: InProcessRun) -> int:
 
 
 def test_batches_that_were_split_do_not_pile_up_in_the_queues() -> None:
-    """Each of four sources polls once a round, and gives each of four subtasks a part: all of them are taken."""
+    """Each of four sources sends each of four subtasks a part of some polls in a round: all of them are taken."""
     sink = Seen()
     run = as_on_spark(lambda: exchanged(sink)).submit()
     run.pump(20)
@@ -76,7 +77,8 @@ def test_batches_that_were_split_do_not_pile_up_in_the_queues() -> None:
         run.pump()
         assert sink.rows > 0
         waiting = produced(run) - sink.rows
-        assert waiting <= 2 * 4 * BATCH_ROWS, f"{waiting} rows wait: more than what sources add in two rounds"
+        added = 4 * BATCH_ROWS * GATHERED_POLLS
+        assert waiting <= 2 * added, f"{waiting} rows wait: more than what sources add in two rounds"
 
 
 def test_a_trigger_does_not_wait_for_a_whole_queue() -> None:
@@ -103,7 +105,7 @@ def test_a_trigger_does_not_wait_for_a_whole_queue() -> None:
 def test_snapshots_of_drained_inputs_hold_each_row_once(rounds: int) -> None:
     """S3.1, S3.2: barriers are aligned in the middle of a turn."""
     name = new_sink_name()
-    job = as_on_spark(lambda: exchanged(CollectSink(name), total=4_000))
+    job = as_on_spark(lambda: exchanged(CollectSink(name), total=32_000))
     run = job.submit()
     run.pump(rounds)
     assert run.ask(ev.SnapshotRequest("checkpoint", request_id="c")) is not None
@@ -111,4 +113,4 @@ def test_snapshots_of_drained_inputs_hold_each_row_once(rounds: int) -> None:
         run.pump(2)
         run.crash()
         job.rerun().to_end()
-    collected(name).assert_exactly([(n % 101, n) for n in range(4_000)])
+    collected(name).assert_exactly([(n % 101, n) for n in range(32_000)])
