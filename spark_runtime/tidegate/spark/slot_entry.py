@@ -51,7 +51,7 @@ from tidegate.spark.versions import check_versions, own_versions
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.failure_codes import SLOT_MEMORY, failure_code
-from tidegate.subtask.slot import LoopSignal, Slot
+from tidegate.subtask.slot import LINGER_S, LoopSignal, Slot
 from tidegate.subtask.snapshots.restored_state import load_restored_state
 
 logger = logging.getLogger("tidegate.spark")
@@ -249,6 +249,7 @@ class SlotRuntime:
             write_out=self._transport.writes.write,
             copies=copies,
             compression=self._options.snapshot_compression,
+            linger_s=LINGER_S if len(peers) > 1 else 0.0,
         )
         restored = {} if message.restored is None else {self._index: message.restored}
         deployment = Deployment(
@@ -403,9 +404,13 @@ def _milliseconds(duration: timedelta | None) -> int | None:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it.
+
+    Memory that slots share for their batches does not count: each slot that has mapped it would count it again.
+    """
     try:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
+        with open("/proc/self/status") as status:
+            facts = dict(line.split(":", 1) for line in status)
+        return 1024 * sum(int(facts[name].split()[0]) for name in ("RssAnon", "RssFile"))
+    except (OSError, KeyError):
         return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -71,6 +72,10 @@ arrive fills its queues with small batches. The limit keeps the slot's other sub
 """
 INPUT_TURN_MS = 10
 """Longest duration of such a turn, milliseconds. With slow operators, a round must not take as long as a full queue."""
+
+LINGER_S = 0.001
+"""Pause after a round in which sources emitted all they have, seconds. Paced sources of all slots emit at the same ticks.
+Without the pause, an operator is called once for the rows of its own slot and again for the rows of each other slot."""
 
 COMMIT_PENDING = "too many checkpoints are not committed"
 """Reason of the pause of sources while too many checkpoints wait for a verdict (S7.8)."""
@@ -143,6 +148,10 @@ class LoopSignal:
         # Cleared after the wait: what was posted before this line is processed in the round that follows.
         self._event.clear()
 
+    def linger(self, pause_s: float) -> None:
+        """Sleep for `pause_s`, whatever wakes the loop meanwhile."""
+        time.sleep(pause_s)
+
 
 class Slot:
     """Hosts subtasks; implements SubtaskHost.
@@ -168,6 +177,7 @@ class Slot:
         copies: LocalCopies | None = None,
         compression: SnapshotCompression = "none",
         input_steps: int = INPUT_STEPS_PER_ROUND,
+        linger_s: float = 0.0,
     ) -> None:
         """Create a slot.
 
@@ -178,6 +188,7 @@ class Slot:
             copies: local copies of state, with `local_recovery` (S5.4).
             compression: the option `snapshot_compression`.
             input_steps: see `INPUT_STEPS_PER_ROUND`.
+            linger_s: see `LINGER_S`; 0: no pause, for a slot that receives nothing from others.
         """
         self._run_id = run_id
         self._generation = generation
@@ -190,6 +201,8 @@ class Slot:
         self._transport_failure = transport_failure
         self._write_out = write_out
         self._input_steps = input_steps
+        self._linger_s = linger_s
+        self._only_sources_emitted = False
         self._subtasks: list[Subtask] = []
         self._by_id: dict[tuple[int, int], Subtask] = {}
         self._aligned = AlignedSources((), send, now_ms)
@@ -415,6 +428,7 @@ class Slot:
         """
         self.rounds += 1
         progressed = has_messages = self._take_messages()
+        others_progressed = False
         failure = self._transport_failure()
         # After a cancellation the other slots close their connections, which is no failure.
         if failure is not None and not self._cancelled:
@@ -425,6 +439,8 @@ class Slot:
             # queues.
             if self._step(subtask) if has_messages else self._step_subtasks(subtask):
                 progressed = True
+                others_progressed = others_progressed or subtask.source_input is None
+        self._only_sources_emitted = progressed and not has_messages and not others_progressed
         self._write_out()  # of all sources together: their subtasks come last, and often emit at the same time
         if progressed:
             self.progress += 1
@@ -451,10 +467,16 @@ class Slot:
         return progressed
 
     def run(self) -> None:
-        """Run rounds until the run is over. Sleeps only if no subtask could do anything."""
+        """Run rounds until the run is over. Sleeps if no subtask could do anything, and lingers (`LINGER_S`)."""
         while not self.is_over:
             if not self.run_round():
                 self._wake.wait(self._sleep_s())
+            elif self._linger_s and self._only_sources_emitted and self._sources_are_read():
+                self._wake.linger(self._linger_s)
+
+    def _sources_are_read(self) -> bool:
+        """Return whether all sources wait for a time, so that the next rows come from other slots."""
+        return all(s.source_waits for s in self._subtasks if s.source_input is not None)
 
     def _sleep_s(self) -> float:
         times = [at_ms for s in self._subtasks if (at_ms := s.retry_at_ms) is not None]  # read once: the value changes

@@ -193,6 +193,11 @@ class Subtask:
         return self._source
 
     @property
+    def source_waits(self) -> bool:
+        """True while the source has no records before a known time, and all that it returned is sent."""
+        return self._poll_at_ms is not None and self._emission is None
+
+    @property
     def retry_at_ms(self) -> int | None:
         """Processing time at which to step again even if nothing else has happened; None: nothing waits for a time."""
         now_ms = self._host.now_ms()

@@ -7,6 +7,7 @@ the lower number connects to the higher. Every process that connects must prove 
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from tidegate.channel.tcp.credit import ReceiverCredit, SenderCredit
 from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, ListenerHandshake, Role
 from tidegate.channel.tcp.held_writes import HeldWrites
 from tidegate.channel.tcp.peer_link import PeerLink
+from tidegate.channel.tcp.shared_blocks import SHARED_FROM_BYTES, SharedBlocks
 from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.sockets import dial, listen_on
 from tidegate.channel.tcp.wire_format import (
@@ -37,7 +39,10 @@ from tidegate.channel.tcp.wire_format import (
     encode_batch,
     event_frame,
     pack_header,
+    shared_frame,
 )
+
+logger = logging.getLogger("tidegate.channel")
 
 _ANNOUNCED_EVENTS = (Kind.BARRIER, Kind.END_OF_PARTITION)
 FLUSH_TIMEOUT_S = 30.0
@@ -84,8 +89,14 @@ class TcpOutputChannel:
         if isinstance(element, pa.RecordBatch):
             flags, payload = encode_batch(element)
             self.credit.sent(payload.size)
-            header = pack_header(Kind.BATCH, self.channel_id, sequence, payload.size, flags)
-            self._writes.put(self.link.outbox, header, payload, size_bytes=payload.size)
+            shared = self.link.shared
+            place = shared.store(payload) if shared is not None and payload.size >= SHARED_FROM_BYTES else None
+            if place is not None:
+                frame = shared_frame(place, flags, self.channel_id, sequence)
+                self._writes.put(self.link.outbox, frame, size_bytes=0)
+            else:
+                header = pack_header(Kind.BATCH, self.channel_id, sequence, payload.size, flags)
+                self._writes.put(self.link.outbox, header, payload, size_bytes=payload.size)
         else:
             self._writes.put(self.link.outbox, event_frame(element, self.channel_id, sequence), size_bytes=0)
         self._sequence = (sequence + 1) % SEQUENCES
@@ -204,6 +215,8 @@ class DataTransport:
         capacity_bytes: int,
         wake: Callable[[], None],
         overdraft_bytes: int = 0,
+        *,
+        shares_memory: bool = True,
     ) -> None:
         """Create the transport.
 
@@ -212,6 +225,7 @@ class DataTransport:
             capacity_bytes, overdraft_bytes: limits of each channel, the same in every slot.
             wake: called on the I/O thread when an input has elements, an output may have capacity, or there is a
                 failure. Must not block.
+            shares_memory: send batches to slots of the same host through shared memory, where the system has it.
         """
         self.writes = HeldWrites()
         self._slot = slot
@@ -226,6 +240,7 @@ class DataTransport:
         self._changed = threading.Condition()
         self._acceptor: Acceptor | None = None
         self._thread = SocketThread(f"tidegate-data-{slot}", self._on_internal_error)
+        self._blocks = _shared_blocks() if shares_memory else None
         self._started = False
         self._closed = False
         self._failure: BaseException | None = None
@@ -308,7 +323,7 @@ class DataTransport:
     def _link(self, slot: int) -> PeerLink:
         with self._links_lock:
             if slot not in self._links:
-                self._links[slot] = PeerLink(slot, self._slot, self._thread, self)
+                self._links[slot] = PeerLink(slot, self._slot, self._thread, self, self._blocks)
             return self._links[slot]
 
     # ------------------------------------------------------------ ending
@@ -348,6 +363,8 @@ class DataTransport:
             self._closed = True
             self._thread.call(self._close_all)
             self._thread.stop()
+            if self._blocks is not None:
+                self._blocks.close()
 
     def _close_all(self) -> None:
         if self._acceptor is not None:
@@ -394,10 +411,10 @@ class DataTransport:
                 )
             channel.take(link, header, payload)
 
-    def on_read(self) -> None:
+    def on_read(self, link: PeerLink) -> None:
         """LinkOwner: wake the loop once for all frames that have arrived."""
         self._wake()
-        if any(link.peer_has_ended or link.is_flushed for link in self._links.values()):
+        if link.peer_has_ended or link.is_flushed:
             with self._changed:
                 self._changed.notify_all()
 
@@ -414,3 +431,12 @@ class DataTransport:
         with self._changed:
             self._changed.notify_all()
         self._wake()
+
+
+def _shared_blocks() -> SharedBlocks | None:
+    """Return memory to share; None: the system has none."""
+    try:
+        return SharedBlocks()
+    except OSError as error:
+        logger.info("slots of this host share no memory, and use connections only: %s", error)
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 from typing import Protocol
@@ -11,10 +12,27 @@ import pyarrow as pa
 from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
 from tidegate.channel.tcp.outbox import Outbox
 from tidegate.channel.tcp.socket_thread import SocketThread
-from tidegate.channel.tcp.wire_format import HEADER_BYTES, Header, Kind, close_frame, unpack_header
+from tidegate.channel.tcp.shared_blocks import MappedBlocks, SharedBlocks
+from tidegate.channel.tcp.wire_format import (
+    FLAG_SHARED,
+    HEADER_BYTES,
+    Header,
+    Kind,
+    accept_frame,
+    close_frame,
+    decode_offer,
+    decode_place,
+    offer_frame,
+    unpack_header,
+)
+
+logger = logging.getLogger("tidegate.channel")
 
 READ_BUDGET_BYTES = 16 * 2**20
 """Most bytes to read from one connection before the others get their turn."""
+READ_AHEAD_BYTES = 64 * 1024
+"""Bytes read beyond the rest of a payload in one system call. Small frames, such as a few rows and a watermark of each
+channel, then arrive together. They are copied once more, which costs less than a system call for each."""
 
 
 class LinkOwner(Protocol):
@@ -27,8 +45,8 @@ class LinkOwner(Protocol):
             ChannelError: the frame is not allowed; ends the link.
         """
 
-    def on_read(self) -> None:
-        """Some frames have just been passed to `on_frame`."""
+    def on_read(self, link: PeerLink) -> None:
+        """Some frames of `link` have just been passed to `on_frame`."""
 
     def on_failure(self, error: ChannelError) -> None:
         """The link has failed and cannot be used any more."""
@@ -40,17 +58,29 @@ class PeerLink:
     Attributes:
         slot: the slot at the other end.
         outbox: outbox of this connection; after a loss it drops frames.
+        shared: memory for batches to this slot, once it has mapped it; else None.
     """
 
-    def __init__(self, slot: int, own_slot: int, thread: SocketThread, owner: LinkOwner) -> None:
+    def __init__(
+        self,
+        slot: int,
+        own_slot: int,
+        thread: SocketThread,
+        owner: LinkOwner,
+        blocks: SharedBlocks | None = None,
+    ) -> None:
+        """Args: blocks: the own slot's shared memory, which is offered to the other slot; None: there is none."""
         self.slot = slot
+        self.shared: SharedBlocks | None = None
+        self._blocks = blocks
+        self._mapped: MappedBlocks | None = None
         self._own_slot = own_slot
         self._thread = thread
         self._owner = owner
         self._socket: socket.socket | None = None
         self._reads = False
-        self._header = memoryview(bytearray(HEADER_BYTES))
-        self._header_size = 0
+        self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
+        self._part_of_header = b""
         self._frame: Header | None = None
         self._payload = pa.allocate_buffer(0)
         self._payload_view = memoryview(self._payload)
@@ -89,6 +119,8 @@ class PeerLink:
         self._socket = connection
         self._reads = reads
         self.outbox.attach(connection)
+        if self._blocks is not None:
+            self.outbox.put(offer_frame(self._blocks.offer))
         self._watch()
 
     def start_reading(self) -> None:
@@ -133,7 +165,7 @@ class PeerLink:
                 self.close()
                 raise
             finally:
-                self._owner.on_read()
+                self._owner.on_read(self)
 
     def _on_disconnect(self, error: OSError) -> None:
         """Process the loss of the connection: expected after the peer has ended, else a failure."""
@@ -156,50 +188,67 @@ class PeerLink:
     # ------------------------------------------------------------ reading
 
     def _read(self) -> None:
-        """Read until no data is left. One system call reads the rest of a payload together with the next header."""
+        """Read until no data is left. A large payload is read where it stays, what follows it into `_ahead`."""
         connection = self._socket
         assert connection is not None
         budget = READ_BUDGET_BYTES
         while budget > 0 and not self._is_closed:
-            header = self._header[self._header_size :]
             payload = self._payload_view[self._payload_size :]
             try:
-                size = connection.recvmsg_into([payload, header])[0] if self._frame else connection.recv_into(header)
+                if self._frame is None:
+                    size = connection.recv_into(self._ahead)
+                else:
+                    size = connection.recvmsg_into([payload, self._ahead])[0]
             except BlockingIOError:
                 return
             if size == 0:
                 raise ConnectionResetError("the other process closed the connection")
             budget -= size
-            wanted = (payload.nbytes if self._frame else 0) + header.nbytes
+            wanted = payload.nbytes + READ_AHEAD_BYTES
             self._take(size)
             # A short read means that the socket is empty. This saves the call that would raise BlockingIOError.
             if size < wanted:
                 return
 
     def _take(self, size: int) -> None:
-        """Account for `size` bytes read into payload, then header."""
+        """Account for `size` bytes read into the payload, then into `_ahead`."""
         if self._frame is not None:
             of_payload = min(size, self._frame.length - self._payload_size)
             self._payload_size += of_payload
             size -= of_payload
-            if self._payload_size == self._frame.length:
-                self._finish_frame(self._frame)
-        self._header_size += size
-        if self._header_size == HEADER_BYTES:
-            self._header_size = 0
-            header = unpack_header(self._header)
-            self._frame = header
-            self._payload_size = 0
-            # A new buffer for each frame, because decoded batches remain views of it.
-            self._payload = pa.allocate_buffer(header.length)
-            self._payload_view = memoryview(self._payload)
-            if header.length == 0:
-                self._finish_frame(header)
+            if self._payload_size < self._frame.length:
+                return
+            frame, payload = self._frame, self._payload
+            self._frame, self._payload_view, self._payload_size = None, memoryview(b""), 0
+            self._finish_frame(frame, payload)
+        if size:
+            self._take_ahead(self._ahead[:size])
 
-    def _finish_frame(self, header: Header) -> None:
-        payload, self._frame = self._payload, None
-        self._payload_view = memoryview(b"")
-        self._payload_size = 0
+    def _take_ahead(self, data: memoryview) -> None:
+        """Process frames that begin in `data`. The last one may be incomplete."""
+        if self._part_of_header:
+            data = memoryview(self._part_of_header + bytes(data))
+            self._part_of_header = b""
+        at = 0
+        while len(data) - at >= HEADER_BYTES:
+            header = unpack_header(data[at : at + HEADER_BYTES])
+            at += HEADER_BYTES
+            end = at + header.length
+            if end > len(data):
+                # A new buffer for each frame, because decoded batches remain views of it.
+                self._payload = pa.allocate_buffer(header.length)
+                self._payload_view = memoryview(self._payload).cast("B")
+                self._payload_size = len(data) - at
+                self._payload_view[: self._payload_size] = data[at:]
+                self._frame = header
+                return
+            self._finish_frame(header, pa.py_buffer(bytes(data[at:end])))
+            at = end
+            if self._is_closed:
+                return
+        self._part_of_header = bytes(data[at:])
+
+    def _finish_frame(self, header: Header, payload: pa.Buffer) -> None:
         if header.kind is Kind.CLOSE:
             self._peer_has_ended = True
             # Urgent: it confirms the other direction, and the peer's `flush` must not wait for frames that are queued
@@ -212,8 +261,33 @@ class PeerLink:
                     where=f"slot {self.slot}",
                 )
             self._farewell_answered = True
+        elif header.kind is Kind.OFFER:
+            self._map(payload)
+        elif header.kind is Kind.ACCEPT:
+            self.shared = self._blocks
+        elif header.flags & FLAG_SHARED:
+            self._owner.on_frame(self, *self._found(header, payload))
         else:
             self._owner.on_frame(self, header, payload)
+
+    def _map(self, payload: pa.Buffer) -> None:
+        """Map the memory that the other slot offers. It cannot be mapped if the slot runs on another host."""
+        try:
+            self._mapped = MappedBlocks(decode_offer(payload))
+        except (OSError, ValueError) as error:
+            logger.debug("slots %d and %d share no memory: %s", self._own_slot, self.slot, error)
+        else:
+            self.outbox.put_urgent(accept_frame())
+
+    def _found(self, header: Header, payload: pa.Buffer) -> tuple[Header, pa.Buffer]:
+        """Return the frame as if the batch had been sent in it."""
+        if self._mapped is None:
+            raise ProtocolError(
+                "internal error: a record batch is in shared memory that was not mapped",
+                where=f"channel {header.channel_id} from slot {self.slot}",
+            )
+        view = self._mapped.view(decode_place(payload))
+        return header._replace(flags=header.flags & ~FLAG_SHARED, length=view.size), view
 
     # ------------------------------------------------------------ any thread
 

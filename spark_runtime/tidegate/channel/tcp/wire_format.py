@@ -25,6 +25,7 @@ from tidegate.channel.elements import (
     Watermark,
 )
 from tidegate.channel.failures import ChannelError, ProtocolError
+from tidegate.channel.tcp.shared_blocks import Offer, Place
 
 HEADER_BYTES = 16
 MAX_FRAME_BYTES = 256 * 2**20
@@ -38,12 +39,16 @@ NO_CHANNEL = 2**32 - 1
 """Channel id of frames that concern the connection."""
 FLAG_STREAM = 1
 """On a batch: the payload is an IPC stream with schema and dictionaries, not a single IPC message."""
+FLAG_SHARED = 128
+"""On a batch: the payload names its place in the sender's shared memory."""
 _HEADER = struct.Struct("<BBHIII")
 _WATERMARK = struct.Struct("<q")
 _FLAG = struct.Struct("<B")
 _BARRIER = struct.Struct("<QqBB")
 _CANCEL = struct.Struct("<Q")
 _CREDIT = struct.Struct("<Q")
+_OFFER = struct.Struct("<IIQ16s")
+_PLACE = struct.Struct("<IQQ")
 _CHECKPOINT_KINDS: tuple[CheckpointKind, ...] = ("checkpoint", "savepoint", "stop-savepoint", "final")
 _STOP_MODES: tuple[StopMode | None, ...] = (None, "suspend", "drain")
 
@@ -63,6 +68,10 @@ class Kind(IntEnum):
     """Connection-wide: the sender has sent its last element on every channel."""
     CLOSE_ACK = 10
     """The answer to CLOSE: everything sent before it has arrived."""
+    OFFER = 11
+    """Connection-wide: where the sender's shared memory is."""
+    ACCEPT = 12
+    """The answer to OFFER: the receiver has mapped it."""
 
 
 class Header(NamedTuple):
@@ -173,6 +182,41 @@ def decode_credit(payload: Any) -> int:
     except struct.error as error:
         raise ProtocolError(
             "internal error: a CREDIT message between slots cannot be decoded", cause=str(error)
+        ) from error
+
+
+def offer_frame(offer: Offer) -> bytes:
+    """Return the frame for: the sender's shared memory is here."""
+    return pack_header(Kind.OFFER, NO_CHANNEL, 0, _OFFER.size) + _OFFER.pack(*offer)
+
+
+def decode_offer(payload: Any) -> Offer:
+    """Return the offer of an OFFER frame."""
+    try:
+        return Offer(*_OFFER.unpack(payload))
+    except struct.error as error:
+        raise ProtocolError(
+            "internal error: an OFFER message between slots cannot be decoded", cause=str(error)
+        ) from error
+
+
+def accept_frame() -> bytes:
+    """Return the frame for: the offered memory is mapped."""
+    return pack_header(Kind.ACCEPT, NO_CHANNEL, 0, 0)
+
+
+def shared_frame(place: Place, flags: int, channel_id: int, sequence: int) -> bytes:
+    """Return the frame of a record batch in shared memory. `flags`: of `encode_batch`."""
+    return pack_header(Kind.BATCH, channel_id, sequence, _PLACE.size, flags | FLAG_SHARED) + _PLACE.pack(*place)
+
+
+def decode_place(payload: Any) -> Place:
+    """Return the place of a BATCH frame with `FLAG_SHARED`."""
+    try:
+        return Place(*_PLACE.unpack(payload))
+    except struct.error as error:
+        raise ProtocolError(
+            "internal error: a BATCH message between slots names no place in shared memory", cause=str(error)
         ) from error
 
 
