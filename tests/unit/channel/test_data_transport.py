@@ -23,6 +23,7 @@ from tidegate.channel.tcp import wire_format
 from tidegate.channel.tcp.acceptor import Acceptor
 from tidegate.channel.tcp.data_transport import DataTransport, TcpInputChannel, TcpOutputChannel
 from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, ListenerHandshake, Role
+from tidegate.channel.tcp.shared_blocks import SHARED_BYTES
 from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.sockets import HANDSHAKE_TIMEOUT_S, dial, listen_on
 from tidegate.channel.tcp.wire_format import Kind
@@ -166,6 +167,54 @@ def test_a_batch_of_many_megabytes_passes_a_small_channel(resources: ExitStack) 
         output.send(batch)
         assert not output.has_capacity()
         assert slots.poll(0).equals(batch)
+
+
+def test_large_batches_pass_through_shared_memory_in_order(resources: ExitStack) -> None:
+    """S3.1: also if the receiver keeps its batches until the memory is used up, so that some travel in frames."""
+    slots = start_slots(resources, 2, {0: (0, 1)}, 10**9)
+    output, _ = slots.channels[0]
+    slots.wait(lambda: output.link.shared is not None)
+    shared = output.link.shared
+    assert shared is not None
+    size = 150_000
+    sent = 2 * SHARED_BYTES // (8 * size)
+    for number in range(sent):
+        output.send(rows(size, number))
+        output.send(rows(3, number))
+        output.send(Watermark(number))
+    assert sent // 3 < shared.blocks_in_use < sent
+    kept = []
+    for number in range(sent):
+        kept.append(slots.poll(0))
+        assert kept[-1].equals(rows(size, number))
+        assert slots.poll(0).equals(rows(3, number))
+        assert slots.poll(0) == Watermark(number)
+    kept.clear()
+    output.send(rows(size))
+    assert shared.blocks_in_use < sent // 3, "what nobody keeps is released"
+    assert slots.poll(0).equals(rows(size))
+
+
+def test_slots_of_different_hosts_use_frames_only(resources: ExitStack) -> None:
+    slots = Slots(resources, 10**9)
+    for slot in range(2):
+        slots.add(slot, shares_memory=slot == 1)
+    slots.open(0, 0, 1)
+    slots.open(1, 1, 0)
+    slots.connect()
+    slots.channels[0][0].send(rows(100_000))
+    assert slots.poll(0).equals(rows(100_000))
+    slots.wait(lambda: slots.channels[1][0].link.shared is not None)
+    assert slots.channels[0][0].link.shared is None
+
+
+def test_a_batch_in_memory_that_was_never_offered_is_an_error(resources: ExitStack) -> None:
+    slots = start_slots(resources, 2, {0: (0, 1)}, 10_000)
+    output, _ = slots.channels[0]
+    slots.wait(lambda: output.link.shared is not None)
+    slots.transports[1]._links[0]._mapped = None  # noqa: SLF001 - as a slot that could not map it
+    output.send(rows(100_000))
+    assert isinstance(slots.failure(1), ProtocolError)
 
 
 def test_a_channel_that_is_not_polled_stops_its_sender_and_no_other(resources: ExitStack) -> None:
