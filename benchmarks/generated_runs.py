@@ -105,6 +105,15 @@ def table(found: Costs, rows: int) -> list[str]:
     return lines
 
 
+def bars(found: Costs, rows: int) -> list[tuple[str, float]]:
+    """Return M rows per CPU second of each engine, with the source's cost subtracted, for a chart."""
+    return [
+        (f"{engine}, {keys:,} keys", rows / own_cpu_s(found, keys, engine) / 1e6)
+        for keys, engine, source_only in found
+        if not source_only
+    ]
+
+
 def own_cpu_s(found: Costs, keys: int, engine: str) -> float:
     """Return the CPU seconds of the windows: of the whole job, without those of its source alone."""
     whole, alone = (median(run.warm_cpu_s for run in found[(keys, engine, only)]) for only in (False, True))

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from flink_settings import configuration
-from paced_lines import PacedLines
+from paced_lines import PacedLines, are_right
 from pyflink.datastream import DataStream, StreamExecutionEnvironment
 from pyflink.table import Schema, StreamTableEnvironment
 
@@ -59,16 +58,9 @@ RESULTS = {
 """Work -> query: the running total of each row, or windows of 0.1 s, which are due when they end."""
 
 
-def right(results: pa.Table, rows: int, keys: int, work: str) -> bool:
-    """Return whether the results are those of `rows` rows."""
-    if work == "window":
-        return bool(pc.sum(results["total"]).as_py() == rows)
-    totals = np.zeros(keys, np.int64)
-    np.maximum.at(totals, results["k"].to_numpy(), results["total"].to_numpy())
-    return results.num_rows == rows and bool((totals == rows // keys).all())
-
-
-def run(rows: int, rate: int, keys: int, slots: int, work: str, flush_ms: int, jars: str) -> tuple[pa.Table, Any, float]:
+def run(
+    rows: int, rate: int, keys: int, slots: int, work: str, flush_ms: int, jars: str
+) -> tuple[pa.Table, Any, float]:
     """Run the job. Returns its results, the CPU meter, and the time of the first row."""
     folder = tempfile.mkdtemp(prefix="flink-latency-")
     settings = {"parallelism.default": str(slots), "taskmanager.numberOfTaskSlots": str(slots)}
@@ -101,7 +93,7 @@ def main() -> None:
     rows, rate, keys, slots = (int(text) for text in sys.argv[1:5])
     work, warm_up_s, flush_ms, jars = sys.argv[5:]
     results, timeline, start_s = run(rows, rate, keys, slots, work, int(flush_ms), jars)
-    if not right(results, rows, keys, work):
+    if not are_right(results["k"].to_numpy(), results["total"].to_numpy(), work, rows, keys):
         raise SystemExit(f"the results of {work!r} are wrong: {results.num_rows} results of {rows} rows")
     due_ms = results["due_us"].to_numpy() / 1000
     arrived_ms = results["arrived"].cast(pa.timestamp("ms")).cast(pa.int64()).to_numpy()

@@ -1,4 +1,4 @@
-"""Sends text rows to programs that connect, each when it is due, on a thread of its own."""
+"""Sends text rows to programs that connect, each when it is due, and checks the results of these rows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import contextlib
 import socket
 import threading
 import time
+
+import numpy as np
+import numpy.typing as npt
 
 TICK_S = 0.005
 """Seconds between sends: those of tidegate's source with a rate."""
@@ -16,7 +19,11 @@ class PacedLines:
     """Sends rows `key due_us` over one connection for each slot, and closes the connections after the last row.
 
     Row i has the key i modulo `keys`, and is due i / `rate` seconds after all have connected. Its due time does not
-    depend on when it is sent, so the delay of a slow receiver counts as latency. `start_s` is the time of the first row.
+    depend on when it is sent, so the delay of a slow receiver counts as latency.
+
+    Attributes:
+        ports: of each slot, on the loopback interface.
+        start_s: the time of the first row; 0 before it.
     """
 
     def __init__(self, rows: int, rate: int, keys: int, slots: int) -> None:
@@ -54,3 +61,18 @@ class PacedLines:
         start_us, us_per_row, keys = self.start_s * 1e6, 1e6 / self._rate, self._keys
         rows = (f"{i % keys} {int(start_us + i * us_per_row)}\n" for i in range(first, end, self._slots))
         return "".join(rows).encode()
+
+
+def are_right(k: npt.NDArray[np.int64], total: npt.NDArray[np.int64], work: str, rows: int, keys: int) -> bool:
+    """Return whether results are those of rows 0 <= i < `rows`.
+
+    Args:
+        k, total: of each result.
+        work: "total": a running count of the key for each row; "window": counts of windows.
+        rows, keys: as sent; each key has as many rows.
+    """
+    if work == "window":
+        return int(total.sum()) == rows
+    greatest = np.zeros(keys, np.int64)
+    np.maximum.at(greatest, k, total)
+    return len(total) == rows and bool((greatest == rows // keys).all())

@@ -7,8 +7,11 @@ from pathlib import Path
 import bench_compare
 import charts
 import duckdb
+import engine_runs
+import generated_runs
 import pytest
-from bench_rows.parquet_rows import rate_of
+from bench import QUICK, ROWS
+from bench_rows.parquet_rows import PER_KEY_ENGINES, per_key_lines, rate_of, warm_ratio
 from engine_runs import PER_KEY, WINDOWS, EngineRun, digest_of
 from parquet_input import Input
 
@@ -75,3 +78,37 @@ def test_a_chart_has_a_bar_in_proportion_for_each_value() -> None:
 
 def test_a_chart_of_zeros_is_no_error() -> None:
     assert charts.bar_chart("nothing", [("a", 0.0)]).count("<rect") == 2
+
+
+def run_of(warm_cpu_s: float) -> EngineRun:
+    return EngineRun("e", 9.0, 8.0, 2.0, warm_cpu_s, "")
+
+
+def test_engines_of_python_for_each_key_are_compared_without_their_start() -> None:
+    found = {"streaming-process": [run_of(0.5), run_of(2.0), run_of(1.0)], "flink-thread": [run_of(10.0)]}
+    assert warm_ratio(found, "streaming-process", "flink-thread") == pytest.approx(10.0)
+    assert per_key_lines(found, 4_000_000) == [
+        "| tidegate, streaming-process | 0.500 | 4.000 | 2.0 | 0.5, 2.0, 1.0 |",
+        "| flink-thread | 0.500 | 0.400 | 2.0 | 10.0 |",
+    ]
+
+
+def test_bars_of_generated_rows_are_without_the_cost_of_the_source() -> None:
+    found: generated_runs.Costs = {}
+    for engine, whole, source in (("tidegate", 3.0, 1.0), ("flink", 20.0, 10.0)):
+        found[(1_000, engine, False)], found[(1_000, engine, True)] = [run_of(whole)], [run_of(source)]
+    assert generated_runs.bars(found, 20_000_000) == [("tidegate, 1,000 keys", 10.0), ("flink, 1,000 keys", 2.0)]
+
+
+def test_only_engines_of_flink_run_in_its_environment() -> None:
+    assert [engine for engine in PER_KEY_ENGINES if engine_runs.is_flink(engine)] == ["flink-thread"]
+
+
+def test_every_peer_has_its_script() -> None:
+    scripts = {module for query in (WINDOWS, PER_KEY) for module, *_ in query.peers.values()}
+    assert {script for script in scripts if not (engine_runs.HERE / "engines" / script).exists()} == set()
+    assert {"per_key_flink.py", "per_key_spark.py"} <= scripts
+
+
+def test_quick_rows_are_rows() -> None:
+    assert set(QUICK) <= set(ROWS)
