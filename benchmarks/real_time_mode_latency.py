@@ -4,7 +4,7 @@
 
 In Spark 4.3 the mode accepts no source of PySpark except Kafka: rate, socket and Python data sources fail with
 `STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED`. So rows come from `LowLatencyMemoryStream`, the source of Spark's
-own tests, which PySpark reaches through the JVM gateway. Of the sinks, it accepts Kafka, the console and `foreach`, a
+own tests, which PySpark reaches through the JVM gateway. It accepts the sinks Kafka, console and `foreach`, a
 Python function for each row. `foreach` buffers rows on their way to Python, so the clock is read before it, in the JVM.
 """
 
@@ -29,7 +29,7 @@ from pyspark.sql import functions as F
 from structured_streaming import SETTINGS
 
 TICK_S = 0.005
-"""Seconds between additions to the source: those of tidegate's source with a rate."""
+"""Seconds between additions to the source, as in tidegate's source with a rate."""
 NOW_MS = "CAST(reflect('java.lang.System', 'currentTimeMillis') AS BIGINT)"
 """The clock, read for each row."""
 BATCH = "5 seconds"
@@ -58,27 +58,29 @@ class Arrivals:
         np.save(os.path.join(self._folder, secrets.token_hex(8)), np.array(self._found, np.int64).reshape(-1, 4))
 
 
-def summary(arrivals: npt.NDArray[np.int64], sent: int, keys: int, begin_s: float) -> dict[str, Any]:
-    """Return the latencies of the results whose rows were due after the warm-up. Raises ValueError if totals are wrong.
+def summary(
+    arrivals: npt.NDArray[np.int64], keys: int, measured_ms: npt.NDArray[np.float64], stopped_ms: float
+) -> dict[str, Any]:
+    """Return the latencies of the rows that are measured. Raises ValueError if totals are wrong.
 
     Args:
         arrivals: key, total, due time in microseconds, and time of arrival in milliseconds of each result.
-        sent: rows given to the source, not all of which have results when the query is stopped.
         keys: their number.
-        begin_s: end of the warm-up.
+        measured_ms: due times of the rows after the warm-up, ascending. If there are fewer results, the newest rows
+            have none, and count as if they arrived when the query is stopped: this is the least that they need.
+        stopped_ms: when the query is stopped.
     """
     seen, totals = arrivals[:, 0], np.zeros(keys, np.int64)
     np.maximum.at(totals, seen, arrivals[:, 1])
     if not np.array_equal(totals, np.bincount(seen, minlength=keys)):
         raise ValueError(f"the greatest totals of keys are not the numbers of their {len(arrivals)} results")
     due_ms = arrivals[:, 2] / 1e3
-    latencies_ms = (arrivals[:, 3] - due_ms)[due_ms >= begin_s * 1e3]
-    if not len(latencies_ms):
-        raise ValueError(f"only {len(arrivals)} of {sent} rows have results, none of them after the warm-up")
+    found_ms = (arrivals[:, 3] - due_ms)[due_ms >= measured_ms[0]]
+    latencies_ms = np.concatenate([found_ms, stopped_ms - measured_ms[len(found_ms) :]])
     return {
         "p50_ms": float(np.percentile(latencies_ms, 50)),
         "p99_ms": float(np.percentile(latencies_ms, 99)),
-        "note": f"{len(arrivals):,} of {sent:,} rows have results",
+        "note": f"{len(found_ms):,} of {len(measured_ms):,} rows have results",
     }
 
 
@@ -114,8 +116,11 @@ def measure(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]:
             time.sleep(TICK_S)
         time.sleep(SETTLE_S)
     query.stop()
+    stopped_ms = time.time() * 1e3
     found = np.concatenate([np.zeros((0, 4), np.int64), *(np.load(path) for path in arrivals.glob("*.npy"))])
-    return {**summary(found, sent, args.keys, begin_s), "cores": timeline.between(begin_s, end_s) / args.seconds}
+    due_ms = np.trunc(start_s * 1e6 + np.arange(sent) * (1e6 / args.rate)) / 1e3
+    facts = summary(found, args.keys, due_ms[due_ms >= begin_s * 1e3], stopped_ms)
+    return {**facts, "cores": timeline.between(begin_s, end_s) / args.seconds}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

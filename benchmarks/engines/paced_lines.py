@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 TICK_S = 0.005
-"""Seconds between sends: those of tidegate's source with a rate."""
+"""Seconds between sends, as in tidegate's source with a rate."""
 CONNECT_S = 120.0
 
 

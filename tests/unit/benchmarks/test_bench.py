@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import bench
 import bench_compare
 import charts
 import duckdb
 import engine_runs
 import generated_runs
 import pytest
-from bench import QUICK, ROWS
 from bench_rows.parquet_rows import PER_KEY_ENGINES, per_key_lines, rate_of, warm_ratio
+from bench_rows.row import Row
 from engine_runs import PER_KEY, WINDOWS, EngineRun, digest_of
 from parquet_input import Input
 
@@ -110,5 +112,13 @@ def test_every_peer_has_its_script() -> None:
     assert {"per_key_flink.py", "per_key_spark.py"} <= scripts
 
 
-def test_quick_rows_are_rows() -> None:
-    assert set(QUICK) <= set(ROWS)
+def test_the_last_line_of_a_quick_run_has_the_figures_of_its_rows_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def producer(name: str) -> Callable[[Path, bool, int], Row]:
+        return lambda folder, quick, repeat: Row(name, name, figures={f"{name}_{quick}_{repeat}": 1.0})
+
+    monkeypatch.setattr(bench, "ROWS", {name: producer(name) for name in bench.ROWS})
+    assert bench.main(["--quick"]) == 0
+    rows = ("latency", "windows", "pruned", "rocksdb", "perkey", "start")
+    assert capsys.readouterr().out.splitlines()[-1] == "bench: " + " ".join(f"{name}_True_1=1.00" for name in rows)

@@ -115,16 +115,17 @@ def test_results_of_paced_rows_are_checked(work: str, k: list[int], total: list[
 
 def test_results_before_the_end_of_the_warm_up_are_no_latencies() -> None:
     arrivals = np.array([[0, 1, 1_000_000, 9_000], [1, 1, 2_000_000, 2_010], [0, 2, 3_000_000, 3_030]])
-    facts = summary(arrivals, sent=5, keys=2, begin_s=2.0)
-    assert (facts["p50_ms"], facts["note"]) == (20.0, "3 of 5 rows have results")
+    facts = summary(arrivals, 2, np.array([2_000.0, 3_000.0]), stopped_ms=5_000.0)
+    assert (facts["p50_ms"], facts["note"]) == (20.0, "2 of 2 rows have results")
+
+
+def test_rows_without_results_count_until_the_query_is_stopped() -> None:
+    arrivals = np.array([[0, 1, 2_000_000, 2_010]])
+    facts = summary(arrivals, 2, np.array([2_000.0, 3_000.0, 4_000.0]), stopped_ms=10_000.0)
+    assert (facts["p50_ms"], facts["note"]) == (6_000.0, "1 of 3 rows have results")
 
 
 def test_totals_that_skip_a_row_are_refused() -> None:
     arrivals = np.array([[0, 1, 1_000_000, 1_010], [0, 3, 2_000_000, 2_010]])
     with pytest.raises(ValueError, match="the greatest totals"):
-        summary(arrivals, sent=5, keys=2, begin_s=0.0)
-
-
-def test_a_query_without_results_after_the_warm_up_has_no_figures() -> None:
-    with pytest.raises(ValueError, match="none of them after the warm-up"):
-        summary(np.array([[0, 1, 1_000_000, 1_010]]), sent=5, keys=2, begin_s=5.0)
+        summary(arrivals, 2, np.array([1_000.0, 2_000.0]), stopped_ms=3_000.0)
