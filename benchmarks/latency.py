@@ -45,6 +45,7 @@ HEADING = "## Latency"
 STRUCTURED_STREAMING, REAL_TIME_MODE, FLINK = "Structured Streaming", "Spark Real-Time Mode", "Flink SQL"
 FLUSH_MS = 5
 """Shortest useful interval of Flink's buffers and watermarks: sources with a rate have rows every 5 ms, too."""
+FLUSHED_FLINK = f"{FLINK}, flush {FLUSH_MS} ms"
 REAL_TIME_RATE = 2_000
 """Rows per second in Real-Time Mode: its source hands over one row at a time."""
 
@@ -139,10 +140,11 @@ def flink(slots: int, rate: int, seconds: float, warm_up_s: float, work: str, ki
     Args:
         slots, rate, seconds, warm_up_s, work: as for the others.
         kind: "total" or "window".
-        flush_ms: milliseconds between flushes of network buffers, and between watermarks; 0: Flink's defaults.
+        flush_ms: milliseconds between flushes of network buffers, and between watermarks: FLUSH_MS, or 0 for Flink's
+            defaults.
     """
     rows = int(rate * (warm_up_s + seconds)) // (slots * KEYS) * (slots * KEYS)
-    name = f"{FLINK}, flush {flush_ms} ms" if flush_ms else FLINK
+    name = FLUSHED_FLINK if flush_ms else FLINK
     command = [flink_python(), str(HERE / "engines" / "flink_latency.py"), str(rows), str(rate), str(KEYS), str(slots)]
     return _peer(name, [*command, kind, str(warm_up_s), str(flush_ms), flink_jars()], slots, rate, kind, work)
 
@@ -171,15 +173,15 @@ def peers(rate: int, seconds: float, warm_up_s: float, work: str) -> list[Row]:
 
 
 def least_ratio(rows: Sequence[Row], engine: str) -> float:
-    """Return how many times as long an engine takes as tidegate: the least over all rates and kinds of work with two
-    slots, of medians and 99th percentiles. A row of `engine` has this name, possibly with "," and settings.
+    """Return how many times as long an engine takes as tidegate: the least ratio of medians and 99th percentiles, over
+    all rates and kinds of work with two slots.
     """
     ratios = [
         theirs / mine
         for own in rows
         for other in rows
         if own.engine == "tidegate"
-        and other.engine.partition(",")[0] == engine
+        and other.engine == engine
         and (own.slots, own.rate, own.work) == (other.slots, other.rate, other.work)
         for mine, theirs in ((own.p50_ms, other.p50_ms), (own.p99_ms, other.p99_ms))
     ]

@@ -46,6 +46,7 @@ def latencies(folder: Path, quick: bool, repeat: int) -> Row:
             rows += latency.peers(rate, seconds, warm_up_s, str(work_folder))
         row.figures |= {
             "latency_flink": latency.least_ratio(rows, latency.FLINK),
+            "latency_flink_flushed": latency.least_ratio(rows, latency.FLUSHED_FLINK),
             "latency_ss": latency.least_ratio(rows, latency.STRUCTURED_STREAMING),
         }
         for work in ("total", "window"):
