@@ -146,8 +146,8 @@ def per_key(folder: Path, quick: bool, repeat: int) -> Row:
     beside = in_turn(PER_KEY, folder, few, ("streaming-process", "flink-process"), 1, row)
     row.lines += [
         "",
-        f"{few.name}: PyFlink with Python in processes of their own, which needs about a millisecond of CPU for each "
-        "row. With so few rows, tidegate's figure is mostly its end.",
+        f"{few.name}: PyFlink with Python in processes of their own, one run. With so few rows, tidegate's figure is "
+        "mostly its end.",
         "",
         *row.lines[2:4],
         *per_key_lines(beside, few.rows),

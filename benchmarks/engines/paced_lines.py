@@ -64,7 +64,7 @@ class PacedLines:
 
 
 def are_right(k: npt.NDArray[np.int64], total: npt.NDArray[np.int64], work: str, rows: int, keys: int) -> bool:
-    """Return whether results are those of rows 0 <= i < `rows`.
+    """Return whether results belong to the rows 0 <= i < `rows`.
 
     Args:
         k, total: of each result.
