@@ -15,7 +15,7 @@ from parquet_input import Input
 from bench_rows.row import MILLION, Row
 
 BESIDE_FLINK = ("streaming-process", "flink-thread")
-PER_KEY_ENGINES = ("streaming-rows", "spark-rows", "streaming-pandas", "spark-pandas", *BESIDE_FLINK)
+BESIDE_SPARK = ("streaming-rows", "spark-rows", "streaming-pandas", "spark-pandas")
 """Engines of row `perkey`, in their order."""
 
 
@@ -117,13 +117,10 @@ def per_key(folder: Path, quick: bool, repeat: int) -> Row:
     for each batch, beside PyFlink (not if `quick`)."""
     row = Row("perkey", "Python for each key")
     given = Input(60_000, 6_000) if quick else Input(2_500_000, 50_000)
-    found = in_turn(
-        PER_KEY, folder, given, [e for e in PER_KEY_ENGINES if not (quick and e in BESIDE_FLINK)], repeat, row
-    )
+    found = in_turn(PER_KEY, folder, given, BESIDE_SPARK, repeat, row)
     row.lines = [
-        f"{given.name}, a running count and sum of each key: by PySpark's `StatefulProcessor`, beside PySpark's own "
-        "`transformWithState` and `transformWithStateInPandas` (`availableNow`, RocksDB); and by a `KeyedProcess` "
-        "(streaming-process), beside PyFlink's `KeyedProcessFunction` (state on the heap). Rows per CPU second of the "
+        f"{given.name}, a running count and sum of each key by PySpark's `StatefulProcessor`, beside PySpark's own "
+        "`transformWithState` and `transformWithStateInPandas` (`availableNow`, RocksDB). Rows per CPU second of the "
         "whole process tree, in millions.",
         "",
         "| engine | with start | without start | seconds without start | each run, CPU s without start |",
@@ -138,19 +135,27 @@ def per_key(folder: Path, quick: bool, repeat: int) -> Row:
     row.figures = {"twspark": min(warm_ratio(found, f"streaming-{v}", f"spark-{v}") for v in ("rows", "pandas"))}
     if quick:
         return row
-    row.figures["pyflink"] = warm_ratio(found, "streaming-process", "flink-thread")
+    many, few = Input(1_000_000, 20_000), Input(100_000, 5_000)
+    threads = in_turn(PER_KEY, folder, many, BESIDE_FLINK, repeat, row)
+    processes = in_turn(PER_KEY, folder, few, ("streaming-process", "flink-process"), 1, row)
+    row.figures["pyflink"] = warm_ratio(threads, *BESIDE_FLINK)
     row.charts["Million rows per CPU second, a process for batches beside PyFlink, without start"] = [
-        (label_of(engine), rate_of(given.rows, found[engine], warm=True)) for engine in BESIDE_FLINK
+        (label_of(engine), rate_of(many.rows, threads[engine], warm=True)) for engine in BESIDE_FLINK
     ]
-    few = Input(100_000, 5_000)
-    beside = in_turn(PER_KEY, folder, few, ("streaming-process", "flink-process"), 1, row)
+    head = row.lines[2:4]
     row.lines += [
+        "",
+        f"{many.name}, the same results by a `KeyedProcess` for whole batches, beside PyFlink's `KeyedProcessFunction` "
+        "(Python in the JVM, state on the heap):",
+        "",
+        *head,
+        *per_key_lines(threads, many.rows),
         "",
         f"{few.name}: PyFlink with Python in processes of their own, one run. With so few rows, tidegate's figure is "
         "mostly its end.",
         "",
-        *row.lines[2:4],
-        *per_key_lines(beside, few.rows),
+        *head,
+        *per_key_lines(processes, few.rows),
     ]
     return row
 

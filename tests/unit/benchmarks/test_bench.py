@@ -13,7 +13,7 @@ import engine_runs
 import generated_runs
 import pytest
 from bench_rows import flink_rows, parquet_rows
-from bench_rows.parquet_rows import PER_KEY_ENGINES, per_key_lines, rate_of, warm_ratio
+from bench_rows.parquet_rows import BESIDE_FLINK, BESIDE_SPARK, per_key_lines, rate_of, warm_ratio
 from bench_rows.row import Row
 from engine_runs import PER_KEY, WINDOWS, EngineRun, digest_of
 from parquet_input import Input
@@ -104,7 +104,7 @@ def test_bars_of_generated_rows_are_without_the_cost_of_the_source() -> None:
 
 
 def test_only_engines_of_flink_run_in_its_environment() -> None:
-    assert [engine for engine in PER_KEY_ENGINES if engine_runs.is_flink(engine)] == ["flink-thread"]
+    assert [engine for engine in (*BESIDE_SPARK, *BESIDE_FLINK) if engine_runs.is_flink(engine)] == ["flink-thread"]
 
 
 def test_every_peer_has_its_script() -> None:
