@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import latency
 import numpy as np
 import pytest
+from bench_rows import own_rows
 from engines.paced_lines import PacedLines, are_right
 from real_time_mode_latency import summary
 
@@ -129,3 +131,23 @@ def test_totals_that_skip_a_row_are_refused() -> None:
     arrivals = np.array([[0, 1, 1_000_000, 1_010], [0, 3, 2_000_000, 2_010]])
     with pytest.raises(ValueError, match="the greatest totals"):
         summary(arrivals, 2, np.array([1_000.0, 2_000.0]), stopped_ms=3_000.0)
+
+
+def test_a_full_row_has_all_peers_and_a_quick_row_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def ours(slots: int, rate: int, seconds: float, warm_up_s: float, folder: str, work: str = "total") -> latency.Row:
+        return row("tidegate", rate, 1.0, 2.0, slots=slots, work=work)
+
+    def peer(name: str, command: list[str], slots: int, rate: int, kind: str, work: str) -> latency.Row:
+        factor = {"Flink SQL": 10.0, "Flink SQL, flush 5 ms": 3.0, "Structured Streaming": 50.0}.get(name, 5.0)
+        return row(name, rate, factor, 2.0 * factor, slots=slots, work=kind)
+
+    monkeypatch.setattr(latency, "ours", ours)
+    monkeypatch.setattr(latency, "_peer", peer)
+    monkeypatch.setattr(latency, "flink_python", lambda: "python")
+    monkeypatch.setattr(latency, "flink_jars", lambda: "a.jar")
+    full, quick = (own_rows.latencies(tmp_path, is_quick, 1) for is_quick in (False, True))
+    ratios = {"latency_flink": 10.0, "latency_flink_flushed": 3.0, "latency_ss": 50.0}
+    assert full.figures == {"latency_p99_20k": 2.0, **ratios}
+    assert [len(bars) for bars in full.charts.values()] == [4, 3]
+    assert sum("Spark Real-Time Mode" in line for line in full.lines) == 1
+    assert (quick.figures, quick.charts) == ({"latency_p99_20k": 2.0}, {})
