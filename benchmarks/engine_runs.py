@@ -16,14 +16,13 @@ from pathlib import Path
 import duckdb
 from cpu_timeline import CpuTimeline
 from engines.repeated import SETTLE_S
+from environments import flink_jars, flink_python, own_environment
 from parquet_input import Input
 from tidegate_w1 import driver
 
 from tidegate.jobs.client.job_client import JobClient
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENTS = HERE.parent / ".work" / "engines"
-"""Environments of peers that are no dependencies of the project."""
 BUILT_IN = ("streaming", "batch")
 """tidegate's modes."""
 ROCKSDB = {"state_backend": "rocksdb", "checkpoint_interval": "1 s"}
@@ -37,7 +36,8 @@ class Query:
 
     Attributes:
         pipeline: file in `pipelines/`: tidegate's job. Its arguments are `input`, `output`, `variant` and `window_s`.
-        peers: engine -> its script in `engines/`, and further arguments.
+        peers: engine -> its script in `engines/`, and further arguments. The script of a peer "flink-..." runs in
+            Flink's environment, and its last argument is the jars.
         results: SQL for the result rows k, w, n, total; with {files}, and {newest_us}: see `Input.newest_window_us`.
     """
 
@@ -60,7 +60,10 @@ WINDOWS = Query(
 )
 PER_KEY = Query(
     "per_key.py",
-    {f"spark-{variant}": ("per_key_spark.py", variant) for variant in ("rows", "pandas")},
+    {
+        **{f"spark-{variant}": ("per_key_spark.py", variant) for variant in ("rows", "pandas")},
+        **{f"flink-{mode}": ("per_key_flink.py", mode) for mode in ("thread", "process")},
+    },
     # Each call emits a result, and the number of calls differs. The values are not negative: the last is the greatest.
     "SELECT k, 0 AS w, max(n) AS n, max(total) AS total FROM {files} GROUP BY k",
 )
@@ -92,6 +95,7 @@ def run_engine(query: Query, engine: str, source: Path, work: Path, given: Input
     target = work / f"{engine}-{time.time_ns()}"
     if engine in query.peers:
         module, *more = query.peers[engine]
+        more += [flink_jars()] if is_flink(engine) else []
         found = run_peer(
             [peer_python(engine), str(HERE / "engines" / module), str(source), str(target), "2", *more], work
         )
@@ -151,26 +155,17 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYSPARK_PYTHON": sys.executable}
 
 
+def is_flink(engine: str) -> bool:
+    """Return whether an engine runs in Flink's environment."""
+    return engine.partition("-")[0] == "flink"
+
+
 def peer_python(engine: str) -> str:
     """Return the interpreter for an engine."""
+    if is_flink(engine):
+        return flink_python()
     packages = OWN_PACKAGES.get(engine)
     return own_environment(engine, packages, sys.executable) if packages else sys.executable
-
-
-def own_environment(engine: str, packages: Sequence[str], base: str) -> str:
-    """Return the interpreter of an environment with packages that are no dependencies of the project.
-
-    Args:
-        engine: name of the environment, which is made if it does not exist.
-        packages: requirements.
-        base: interpreter from which it is made.
-    """
-    folder = ENVIRONMENTS / engine
-    python = folder / "bin" / "python"
-    if not python.exists():
-        subprocess.run([base, "-m", "venv", str(folder)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
-    return str(python)
 
 
 def digest_of(results: str, target: Path, newest_us: int) -> str:

@@ -5,35 +5,26 @@ Flink reads a folder of files in any order, so the rows of most files would be l
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
 import sys
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import pyspark
 from engine_runs import (
-    ENVIRONMENTS,
     HERE,
     ROCKSDB,
     WINDOWS,
     EngineRun,
     digest_of,
-    own_environment,
     run_peer,
     run_tidegate,
 )
+from environments import flink_jars, flink_python
 from w1_workload import ROWS_PER_WINDOW, WINDOW_MS
 
-FLINK = ["apache-flink==2.3.0"]
-PARQUET_JAR = "flink-sql-parquet-2.3.0.jar"
-PARQUET_URL = f"https://repo1.maven.org/maven2/org/apache/flink/flink-sql-parquet/2.3.0/{PARQUET_JAR}"
-PARQUET_SHA256 = "f30617f4a5a6d437750f155ff72178ab34439aec91df64d96621c260559ba5fd"
 BACK_ENDS = {"heap": "hashmap", "rocksdb": "rocksdb"}
 """Back ends of tidegate, and their counterparts in Flink."""
 ENGINES = ("tidegate", "flink")
@@ -78,25 +69,6 @@ def run_generated(engine: str, back_end: str, given: Generated, work: Path, *, s
     return EngineRun(f"{engine}-{back_end}", *found, digest)
 
 
-def flink_python() -> str:
-    """Return an interpreter with apache-flink, which needs Python 3.12 or older (or FLINK_PYTHON)."""
-    base = os.environ.get("FLINK_PYTHON", sys.executable)
-    return own_environment("flink", FLINK, base)
-
-
-def flink_jars() -> str:
-    """Return the jars for Parquet, separated by ":". Raises SystemExit if a download is not what it should be."""
-    jar = ENVIRONMENTS / "flink" / PARQUET_JAR
-    if not jar.exists():
-        with urllib.request.urlopen(PARQUET_URL, timeout=300) as answer:
-            content = answer.read()
-        if hashlib.sha256(content).hexdigest() != PARQUET_SHA256:
-            raise SystemExit(f"{PARQUET_URL} has an unexpected checksum")
-        jar.write_bytes(content)
-    hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar"))
-    return ":".join(str(path) for path in (jar, *hadoop))
-
-
 def measure(folder: Path, back_end: str, rows: int, keys: Sequence[int], repeat: int) -> Costs:
     """Run both engines in turn, with windows and the source alone. Ends the benchmark if results differ."""
     found: Costs = {}
@@ -131,6 +103,15 @@ def table(found: Costs, rows: int) -> list[str]:
                 f"| {each} | {source} |"
             )
     return lines
+
+
+def bars(found: Costs, rows: int) -> list[tuple[str, float]]:
+    """Return M rows per CPU second of each engine, with the source's cost subtracted, for a chart."""
+    return [
+        (f"{engine}, {keys:,} keys", rows / own_cpu_s(found, keys, engine) / 1e6)
+        for keys, engine, source_only in found
+        if not source_only
+    ]
 
 
 def own_cpu_s(found: Costs, keys: int, engine: str) -> float:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from checkout import HERE
 from cpu_timeline import CpuTimeline
+from environments import flink_jars, flink_python
 from results import machine, write_section
 from tidegate_w1 import driver
 
@@ -41,6 +42,12 @@ KEYS = 1_000
 RUN_TIMEOUT = timedelta(minutes=5)
 POLL_S = 0.5
 HEADING = "## Latency"
+STRUCTURED_STREAMING, REAL_TIME_MODE, FLINK = "Structured Streaming", "Spark Real-Time Mode", "Flink SQL"
+FLUSH_MS = 5
+"""Shortest useful interval of Flink's buffers and watermarks: sources with a rate have rows every 5 ms, too."""
+FLUSHED_FLINK = f"{FLINK}, flush {FLUSH_MS} ms"
+REAL_TIME_RATE = 2_000
+"""Rows per second in Real-Time Mode: its source hands over one row at a time."""
 
 
 @dataclass(frozen=True)
@@ -115,20 +122,75 @@ def check(reports: Sequence[dict[str, Any]], slots: int, rows: int, work: str) -
         )
 
 
-def structured_streaming(slots: int, rate: int, seconds: float, warm_up_s: float, work: str) -> Row:
-    """Run Structured Streaming in a process of its own."""
-    command = [sys.executable, str(HERE / "structured_streaming_latency.py"), "--rate", str(rate)]
+def structured_streaming(
+    slots: int, rate: int, seconds: float, warm_up_s: float, work: str, *, real_time: bool = False
+) -> Row:
+    """Run Structured Streaming in a process of its own, with micro-batches or in Real-Time Mode."""
+    name = REAL_TIME_MODE if real_time else STRUCTURED_STREAMING
+    script = "real_time_mode_latency.py" if real_time else "structured_streaming_latency.py"
+    command = [sys.executable, str(HERE / script), "--rate", str(rate)]
     command += ["--slots", str(slots), "--keys", str(KEYS), "--seconds", str(seconds), "--warm-up", str(warm_up_s)]
-    command += ["--work", os.path.join(work, f"structured-streaming-{slots}-{rate}")]
-    log = Path(work, "structured-streaming.log")
+    command += ["--work", os.path.join(work, f"{Path(script).stem}-{slots}-{rate}")]
+    return _peer(name, command, slots, rate, "total", work)
+
+
+def flink(slots: int, rate: int, seconds: float, warm_up_s: float, work: str, kind: str, flush_ms: int) -> Row:
+    """Run Flink SQL in a process of its own.
+
+    Args:
+        slots, rate, seconds, warm_up_s, work: as for the others.
+        kind: "total" or "window".
+        flush_ms: milliseconds between flushes of network buffers, and between watermarks: FLUSH_MS, or 0 for Flink's
+            defaults.
+    """
+    rows = int(rate * (warm_up_s + seconds)) // (slots * KEYS) * (slots * KEYS)
+    name = FLUSHED_FLINK if flush_ms else FLINK
+    command = [flink_python(), str(HERE / "engines" / "flink_latency.py"), str(rows), str(rate), str(KEYS), str(slots)]
+    return _peer(name, [*command, kind, str(warm_up_s), str(flush_ms), flink_jars()], slots, rate, kind, work)
+
+
+def _peer(name: str, command: Sequence[str], slots: int, rate: int, kind: str, work: str) -> Row:
+    log = Path(work, "peer.log")
     with log.open("w") as errors:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False, timeout=RUN_TIMEOUT.total_seconds()
+        )
     if done.returncode:
-        raise SystemExit(f"Structured Streaming failed at {rate} rows/s:\n{log.read_text()[-4000:]}")
+        raise SystemExit(f"{name} failed at {rate} rows/s:\n{log.read_text()[-4000:]}")
     facts = json.loads(done.stdout.strip().splitlines()[-1])
-    return Row(
-        "Structured Streaming", slots, rate, "total", facts["p50_ms"], facts["p99_ms"], facts["cores"], facts["note"]
-    )
+    return Row(name, slots, rate, kind, facts["p50_ms"], facts["p99_ms"], facts["cores"], facts["note"])
+
+
+def peers(rate: int, seconds: float, warm_up_s: float, work: str) -> list[Row]:
+    """Run all peers with two slots."""
+    rows = [structured_streaming(2, rate, seconds, warm_up_s, work)]
+    rows += [
+        flink(2, rate, seconds, warm_up_s, work, kind, flush_ms)
+        for kind in ("total", "window")
+        for flush_ms in (0, FLUSH_MS)
+    ]
+    return rows
+
+
+def least_ratio(rows: Sequence[Row], engine: str) -> float:
+    """Return how many times as long an engine takes as tidegate: the least ratio of medians and 99th percentiles, over
+    all rates and kinds of work with two slots.
+    """
+    ratios = [
+        theirs / mine
+        for own in rows
+        for other in rows
+        if own.engine == "tidegate"
+        and other.engine == engine
+        and (own.slots, own.rate, own.work) == (other.slots, other.rate, other.work)
+        for mine, theirs in ((own.p50_ms, other.p50_ms), (own.p99_ms, other.p99_ms))
+    ]
+    return min(ratios)
+
+
+def bars(rows: Sequence[Row], rate: int, work: str) -> list[tuple[str, float]]:
+    """Return the 99th percentiles of all engines with two slots, for a chart."""
+    return [(row.engine, row.p99_ms) for row in rows if (row.slots, row.rate, row.work) == (2, rate, work)]
 
 
 def table(rows: Sequence[Row]) -> list[str]:

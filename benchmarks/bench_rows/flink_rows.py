@@ -20,6 +20,7 @@ def flink(folder: Path, quick: bool, repeat: int) -> Row:
     found = generated_runs.measure(folder, "heap", rows, keys, repeat)
     row.lines = [f"{rows:,} rows of W1, windows of 10 s, a checkpoint every second, 2 slots.", ""]
     row.lines += generated_runs.table(found, rows)
+    row.charts["Million rows per CPU second, generated rows, source excluded"] = generated_runs.bars(found, rows)
     row.figures = {f"flink_{count}": generated_runs.ratio(found, count) for count in keys}
     row.runs = [
         {"keys": count, "source_only": only, **asdict(run)} for (count, _, only), runs in found.items() for run in runs
@@ -47,5 +48,8 @@ def nexmark(folder: Path, quick: bool, repeat: int) -> Row:
         each = [", ".join(f"{cpu_s:.1f}" for cpu_s in some) for some in (own, theirs)]
         row.lines.append(f"| {query} | {each[0]} | {each[1]} | {ratio:.1f} |")
         row.figures[f"nexmark_{query}"] = ratio
+    row.charts["CPU of Flink SQL, divided by tidegate's"] = [
+        (query, row.figures[f"nexmark_{query}"]) for query in queries
+    ]
     row.runs = [asdict(run) for run in runs]
     return row

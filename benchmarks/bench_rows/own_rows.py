@@ -27,19 +27,35 @@ def starts(folder: Path, quick: bool, repeat: int) -> Row:
 
 
 def latencies(folder: Path, quick: bool, repeat: int) -> Row:
-    """Time from a row to its result."""
+    """Time from a row to its result, beside Structured Streaming and Flink SQL (not if `quick`)."""
     row = Row("latency", "Latency")
-    (folder / "latency").mkdir(exist_ok=True)
+    work_folder = folder / "latency"
+    work_folder.mkdir(exist_ok=True)
     rates = (20_000,) if quick else (20_000, 200_000, 2 * MILLION)
     slots = (2,) if quick else (2, 4, 8)
+    seconds, warm_up_s = (10.0, 10.0) if quick else (15.0, 20.0)
     rows = [
-        latency.ours(s, rate, 10.0 if quick else 15.0, 10.0 if quick else 20.0, str(folder / "latency"), work)
+        latency.ours(s, rate, seconds, warm_up_s, str(work_folder), work)
         for s in slots
         for rate in rates
         for work in (("total",) if quick else latency.WORK)
     ]
-    row.lines = latency.table(rows)
     row.figures = {"latency_p99_20k": next(r.p99_ms for r in rows if (r.slots, r.rate, r.work) == (2, 20_000, "total"))}
+    if not quick:
+        for rate in (20_000, 200_000):
+            rows += latency.peers(rate, seconds, warm_up_s, str(work_folder))
+        row.figures |= {
+            "latency_flink": latency.least_ratio(rows, latency.FLINK),
+            "latency_flink_flushed": latency.least_ratio(rows, latency.FLUSHED_FLINK),
+            "latency_ss": latency.least_ratio(rows, latency.STRUCTURED_STREAMING),
+        }
+        for work in ("total", "window"):
+            row.charts[f"Latency, 99th percentile, ms: {work}, 20,000 rows/s, 2 slots"] = latency.bars(
+                rows, 20_000, work
+            )
+        slow = (2, latency.REAL_TIME_RATE, seconds, warm_up_s, str(work_folder))
+        rows += [latency.ours(*slow), latency.structured_streaming(*slow, real_time=True)]
+    row.lines = latency.table(rows)
     row.runs = [asdict(r) for r in rows]
     return row
 
@@ -86,6 +102,7 @@ def slots(folder: Path, quick: bool, repeat: int) -> Row:
             f"| {count} | {rows / cpu[count] / 1e6:.1f} | {cpu[count] / cpu[2]:.2f} | {each} "
             f"| {median(run.cpu_s for run in runs):.1f} |"
         )
+    row.charts["CPU of a row, 2 slots = 1"] = [(f"tidegate, {count} slots", cpu[count] / cpu[2]) for count in found]
     row.figures = {"slots_32": cpu[32] / cpu[2]}
     row.runs = [{"slots": count, **asdict(run)} for count, runs in found.items() for run in runs]
     return row

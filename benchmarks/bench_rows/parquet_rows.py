@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -13,6 +13,10 @@ from engine_runs import BUILT_IN, PER_KEY, ROCKSDB_WINDOW_S, WINDOWS, EngineRun,
 from parquet_input import Input
 
 from bench_rows.row import MILLION, Row
+
+BESIDE_FLINK = ("streaming-process", "flink-thread")
+BESIDE_SPARK = ("streaming-rows", "spark-rows", "streaming-pandas", "spark-pandas")
+"""Engines of row `perkey`, in their order."""
 
 
 def windows(folder: Path, quick: bool, repeat: int) -> Row:
@@ -109,12 +113,11 @@ def pruned(folder: Path, quick: bool, repeat: int) -> Row:
 
 
 def per_key(folder: Path, quick: bool, repeat: int) -> Row:
-    """A processor in Python that is called for each key, with rows and with pandas frames."""
+    """A processor in Python that is called for each key, with rows and with pandas frames; and a process that is called
+    for each batch, beside PyFlink (not if `quick`)."""
     row = Row("perkey", "Python for each key")
     given = Input(60_000, 6_000) if quick else Input(2_500_000, 50_000)
-    variants = ("rows", "pandas")
-    engines = [f"{engine}-{variant}" for variant in variants for engine in ("streaming", "spark")]
-    found = in_turn(PER_KEY, folder, given, engines, repeat, row)
+    found = in_turn(PER_KEY, folder, given, BESIDE_SPARK, repeat, row)
     row.lines = [
         f"{given.name}, a running count and sum of each key by PySpark's `StatefulProcessor`, beside PySpark's own "
         "`transformWithState` and `transformWithStateInPandas` (`availableNow`, RocksDB). Rows per CPU second of the "
@@ -122,23 +125,55 @@ def per_key(folder: Path, quick: bool, repeat: int) -> Row:
         "",
         "| engine | with start | without start | seconds without start | each run, CPU s without start |",
         "| --- | ---: | ---: | ---: | --- |",
+        *per_key_lines(found, given.rows),
     ]
-    for engine, runs in found.items():
-        rate, warm = rate_of(given.rows, runs), rate_of(given.rows, runs, warm=True)
-        each = ", ".join(f"{run.warm_cpu_s:.1f}" for run in runs)
-        wall = median(run.warm_wall_s for run in runs)
-        row.lines.append(f"| {label_of(engine)} | {rate:.3f} | {warm:.3f} | {wall:.1f} | {each} |")
-    for variant in variants:
+    for variant in ("rows", "pandas"):
         row.charts[f"Million rows per CPU second, Python for each key, {variant}, without start"] = [
             (label_of(engine), rate_of(given.rows, found[engine], warm=True))
             for engine in (f"streaming-{variant}", f"spark-{variant}")
         ]
-    ratios = [
-        rate_of(1, found[f"streaming-{variant}"], warm=True) / rate_of(1, found[f"spark-{variant}"], warm=True)
-        for variant in variants
+    row.figures = {"twspark": min(warm_ratio(found, f"streaming-{v}", f"spark-{v}") for v in ("rows", "pandas"))}
+    if quick:
+        return row
+    many, few = Input(1_000_000, 20_000), Input(100_000, 5_000)
+    threads = in_turn(PER_KEY, folder, many, BESIDE_FLINK, repeat, row)
+    processes = in_turn(PER_KEY, folder, few, ("streaming-process", "flink-process"), 1, row)
+    row.figures["pyflink"] = warm_ratio(threads, *BESIDE_FLINK)
+    row.charts["Million rows per CPU second, a process for batches beside PyFlink, without start"] = [
+        (label_of(engine), rate_of(many.rows, threads[engine], warm=True)) for engine in BESIDE_FLINK
     ]
-    row.figures = {"twspark": min(ratios)}
+    head = row.lines[2:4]
+    row.lines += [
+        "",
+        f"{many.name}, the same results by a `KeyedProcess` for whole batches, beside PyFlink's `KeyedProcessFunction` "
+        "(Python in the JVM, state on the heap):",
+        "",
+        *head,
+        *per_key_lines(threads, many.rows),
+        "",
+        f"{few.name}: PyFlink with Python in processes of their own, one run. With so few rows, tidegate's figure is "
+        "mostly its end.",
+        "",
+        *head,
+        *per_key_lines(processes, few.rows),
+    ]
     return row
+
+
+def per_key_lines(found: Mapping[str, Sequence[EngineRun]], rows: int) -> list[str]:
+    """Return a line of row `perkey`'s table for each engine."""
+    lines = []
+    for engine, runs in found.items():
+        rate, warm = rate_of(rows, runs), rate_of(rows, runs, warm=True)
+        each = ", ".join(f"{run.warm_cpu_s:.1f}" for run in runs)
+        wall = median(run.warm_wall_s for run in runs)
+        lines.append(f"| {label_of(engine)} | {rate:.3f} | {warm:.3f} | {wall:.1f} | {each} |")
+    return lines
+
+
+def warm_ratio(found: Mapping[str, Sequence[EngineRun]], own: str, other: str) -> float:
+    """Return how many times as many rows one engine processes per CPU second as another, without start."""
+    return rate_of(1, found[own], warm=True) / rate_of(1, found[other], warm=True)
 
 
 def rocksdb(folder: Path, quick: bool, repeat: int) -> Row:
@@ -153,6 +188,7 @@ def rocksdb(folder: Path, quick: bool, repeat: int) -> Row:
         "| keys | engine | with start | without start | each run, CPU s without start |",
         "| ---: | --- | ---: | ---: | --- |",
     ]
+    bars: list[tuple[str, float]] = []
     for count in keys:
         found = in_turn(
             WINDOWS,
@@ -166,10 +202,15 @@ def rocksdb(folder: Path, quick: bool, repeat: int) -> Row:
             each = ", ".join(f"{run.warm_cpu_s:.1f}" for run in runs)
             cold, warm = rate_of(rows, runs), rate_of(rows, runs, warm=True)
             row.lines.append(f"| {count:,} | {label_of(engine)} | {cold:.2f} | {warm:.2f} | {each} |")
+            bars.append((f"{label_of(engine).partition('-')[0].removesuffix(', streaming')}, {count:,} keys", warm))
         own, theirs = (rate_of(rows, runs, warm=True) for runs in found.values())
         row.figures["rocksdb_ss" if count == 100_000 else f"rocksdb_ss_{count}"] = own / theirs
+    row.charts["Million rows per CPU second, RocksDB, from Parquet to Parquet, without start"] = bars
     if not quick:
         beside = generated_runs.measure(folder, "rocksdb", rows, keys, repeat)
+        row.charts["Million rows per CPU second, RocksDB, generated rows, source excluded"] = generated_runs.bars(
+            beside, rows
+        )
         row.lines += ["", "Generated rows (W1), windows of 10 s, a checkpoint every second:", ""]
         row.lines += generated_runs.table(beside, rows)
         row.figures |= {f"rocksdb_flink_{count}": generated_runs.ratio(beside, count) for count in keys}

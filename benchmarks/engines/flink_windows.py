@@ -11,7 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pyflink.common import Configuration, Types, WatermarkStrategy
+from flink_settings import configuration
+from pyflink.common import Types, WatermarkStrategy
 from pyflink.datastream import StreamExecutionEnvironment
 from pyflink.datastream.connectors.number_seq import NumberSequenceSource
 from pyflink.table import Schema, StreamTableEnvironment
@@ -19,23 +20,7 @@ from repeated import run_repeated
 
 rows, keys, backend, part, jars, target, times = sys.argv[1:]
 work = tempfile.mkdtemp(prefix="flink-")
-urls = ";".join(Path(jar).as_uri() for jar in jars.split(":"))
-configuration = Configuration()
-for name, value in {
-    "pipeline.jars": urls,
-    "pipeline.object-reuse": "true",
-    "parallelism.default": "2",
-    "table.local-time-zone": "UTC",
-    "state.backend.type": backend,
-    "state.backend.rocksdb.localdir": f"{work}/rocksdb",
-    "execution.checkpointing.interval": "1 s",
-    "execution.checkpointing.incremental": "true",
-    "execution.checkpointing.dir": Path(work, "checkpoints").as_uri(),
-    "taskmanager.memory.managed.size": "1g",
-    "taskmanager.numberOfTaskSlots": "2",
-    "restart-strategy.type": "none",
-}.items():
-    configuration.set_string(name, value)
+settings = configuration(jars, work, {"state.backend.type": backend})
 WINDOWS = (
     "INSERT INTO target SELECT k, window_start, count(*), sum(v) "
     "FROM TABLE(TUMBLE(TABLE source, DESCRIPTOR(ts), INTERVAL '10' SECOND)) GROUP BY k, window_start, window_end"
@@ -46,7 +31,7 @@ SOURCE_ONLY = "INSERT INTO nothing SELECT k, v, ts FROM source WHERE v < 0"
 def query() -> None:
     """Replace the output."""
     shutil.rmtree(target, ignore_errors=True)
-    environment = StreamExecutionEnvironment.get_execution_environment(configuration)
+    environment = StreamExecutionEnvironment.get_execution_environment(settings)
     tables = StreamTableEnvironment.create(environment)
     numbers = environment.from_source(
         NumberSequenceSource(0, int(rows) - 1), WatermarkStrategy.no_watermarks(), "numbers", Types.LONG()

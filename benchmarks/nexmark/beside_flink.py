@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from engine_runs import run_tidegate
-from generated_runs import flink_jars, flink_python
+from environments import flink_jars, flink_python
 
 from . import oracle
 from .check import difference

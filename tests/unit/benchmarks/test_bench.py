@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import bench
 import bench_compare
 import charts
 import duckdb
+import engine_runs
+import generated_runs
 import pytest
-from bench_rows.parquet_rows import rate_of
+from bench_rows import flink_rows, parquet_rows
+from bench_rows.parquet_rows import BESIDE_FLINK, BESIDE_SPARK, per_key_lines, rate_of, warm_ratio
+from bench_rows.row import Row
 from engine_runs import PER_KEY, WINDOWS, EngineRun, digest_of
 from parquet_input import Input
 
@@ -75,3 +81,93 @@ def test_a_chart_has_a_bar_in_proportion_for_each_value() -> None:
 
 def test_a_chart_of_zeros_is_no_error() -> None:
     assert charts.bar_chart("nothing", [("a", 0.0)]).count("<rect") == 2
+
+
+def run_of(warm_cpu_s: float) -> EngineRun:
+    return EngineRun("e", 9.0, 8.0, 2.0, warm_cpu_s, "")
+
+
+def test_engines_of_python_for_each_key_are_compared_without_their_start() -> None:
+    found = {"streaming-process": [run_of(0.5), run_of(2.0), run_of(1.0)], "flink-thread": [run_of(10.0)]}
+    assert warm_ratio(found, "streaming-process", "flink-thread") == pytest.approx(10.0)
+    assert per_key_lines(found, 4_000_000) == [
+        "| tidegate, streaming-process | 0.500 | 4.000 | 2.0 | 0.5, 2.0, 1.0 |",
+        "| flink-thread | 0.500 | 0.400 | 2.0 | 10.0 |",
+    ]
+
+
+def test_bars_of_generated_rows_are_without_the_cost_of_the_source() -> None:
+    found: generated_runs.Costs = {}
+    for engine, whole, source in (("tidegate", 3.0, 1.0), ("flink", 20.0, 10.0)):
+        found[(1_000, engine, False)], found[(1_000, engine, True)] = [run_of(whole)], [run_of(source)]
+    assert generated_runs.bars(found, 20_000_000) == [("tidegate, 1,000 keys", 10.0), ("flink, 1,000 keys", 2.0)]
+
+
+def test_only_engines_of_flink_run_in_its_environment() -> None:
+    assert [engine for engine in (*BESIDE_SPARK, *BESIDE_FLINK) if engine_runs.is_flink(engine)] == ["flink-thread"]
+
+
+def test_every_peer_has_its_script() -> None:
+    scripts = {module for query in (WINDOWS, PER_KEY) for module, *_ in query.peers.values()}
+    assert {script for script in scripts if not (engine_runs.HERE / "engines" / script).exists()} == set()
+    assert {"per_key_flink.py", "per_key_spark.py"} <= scripts
+
+
+def test_the_last_line_of_a_quick_run_has_the_figures_of_its_rows_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def producer(name: str) -> Callable[[Path, bool, int], Row]:
+        return lambda folder, quick, repeat: Row(name, name, figures={f"{name}_{quick}_{repeat}": 1.0})
+
+    monkeypatch.setattr(bench, "ROWS", {name: producer(name) for name in bench.ROWS})
+    assert bench.main(["--quick"]) == 0
+    rows = ("latency", "windows", "pruned", "rocksdb", "perkey", "start")
+    assert capsys.readouterr().out.splitlines()[-1] == "bench: " + " ".join(f"{name}_True_1=1.00" for name in rows)
+
+
+def stub_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace all engines by runs that need 2 CPU seconds (tidegate) or 8 (others), and nothing for their sources."""
+
+    def in_turn(
+        query: object, folder: Path, given: Input, engines: Sequence[str], repeat: int, row: Row
+    ) -> dict[str, list[EngineRun]]:
+        return {engine: [run_of(2.0 if engine.startswith(("streaming", "batch")) else 8.0)] for engine in engines}
+
+    def measure(folder: Path, back_end: str, rows: int, keys: Sequence[int], repeat: int) -> generated_runs.Costs:
+        return {
+            (count, engine, only): [run_of(0.0 if only else 2.0 if engine == "tidegate" else 8.0)]
+            for count in keys
+            for engine in generated_runs.ENGINES
+            for only in (False, True)
+        }
+
+    monkeypatch.setattr(parquet_rows, "in_turn", in_turn)
+    monkeypatch.setattr(generated_runs, "measure", measure)
+
+
+def test_the_row_of_rocksdb_has_charts_beside_both_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stub_engines(monkeypatch)
+    row = parquet_rows.rocksdb(tmp_path, False, 1)
+    parquet, generated = row.charts.values()
+    assert parquet[:2] == [("tidegate, 100,000 keys", 5.0), ("structured streaming, 100,000 keys", 1.25)]
+    assert generated[:2] == [("tidegate, 100,000 keys", 5.0), ("flink, 100,000 keys", 1.25)]
+    assert row.figures["rocksdb_ss"] == row.figures["rocksdb_flink_100000"] == 4.0
+    assert set(parquet_rows.rocksdb(tmp_path, True, 1).figures) == {"rocksdb_ss"}
+
+
+def test_only_a_full_run_of_python_for_each_key_includes_pyflink(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stub_engines(monkeypatch)
+    row = parquet_rows.per_key(tmp_path, False, 1)
+    assert row.figures == {"twspark": 4.0, "pyflink": 4.0}
+    assert [line.split(" | ")[0] for line in row.lines if "flink" in line] == ["| flink-thread", "| flink-process"]
+    assert len(row.charts) == 3
+    assert parquet_rows.per_key(tmp_path, True, 1).figures == {"twspark": 4.0}
+
+
+def test_the_row_of_flink_has_a_chart_without_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stub_engines(monkeypatch)
+    row = flink_rows.flink(tmp_path, False, 1)
+    (bars,) = row.charts.values()
+    assert bars[:2] == [("tidegate, 10 keys", 10.0), ("flink, 10 keys", 2.5)]

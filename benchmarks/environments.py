@@ -1,0 +1,54 @@
+"""Environments of peers that are no dependencies of the project, and Flink's jars."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyspark
+
+ENVIRONMENTS = Path(__file__).resolve().parent.parent / ".work" / "engines"
+FLINK = ["apache-flink==2.3.0"]
+PARQUET_JAR = "flink-sql-parquet-2.3.0.jar"
+PARQUET_URL = f"https://repo1.maven.org/maven2/org/apache/flink/flink-sql-parquet/2.3.0/{PARQUET_JAR}"
+PARQUET_SHA256 = "f30617f4a5a6d437750f155ff72178ab34439aec91df64d96621c260559ba5fd"
+
+
+def own_environment(engine: str, packages: Sequence[str], base: str) -> str:
+    """Return the interpreter of an environment with packages that are no dependencies of the project.
+
+    Args:
+        engine: name of the environment, which is made if it does not exist.
+        packages: requirements.
+        base: interpreter from which it is made.
+    """
+    folder = ENVIRONMENTS / engine
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([base, "-m", "venv", str(folder)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+    return str(python)
+
+
+def flink_python() -> str:
+    """Return an interpreter with apache-flink, which needs Python 3.12 or older (or FLINK_PYTHON)."""
+    base = os.environ.get("FLINK_PYTHON", sys.executable)
+    return own_environment("flink", FLINK, base)
+
+
+def flink_jars() -> str:
+    """Return the jars for Parquet, separated by ":". Raises SystemExit if a download is not what it should be."""
+    jar = ENVIRONMENTS / "flink" / PARQUET_JAR
+    if not jar.exists():
+        with urllib.request.urlopen(PARQUET_URL, timeout=300) as answer:
+            content = answer.read()
+        if hashlib.sha256(content).hexdigest() != PARQUET_SHA256:
+            raise SystemExit(f"{PARQUET_URL} has an unexpected checksum")
+        jar.write_bytes(content)
+    hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar"))
+    return ":".join(str(path) for path in (jar, *hadoop))
