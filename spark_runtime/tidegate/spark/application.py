@@ -17,6 +17,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.find_spark_home import _find_spark_home
 
+from tidegate.channel.tcp.shared_blocks import SHARED_BYTES
 from tidegate.errors import EnvironmentProblemError, OptionError, SlotsUnavailableError
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec
@@ -142,7 +143,7 @@ def _with_defaults(spec: Spec, options: JobOptions, given: dict[str, str]) -> di
     else:
         slots_per_executor = int(given.get("spark.executor.cores", "1"))
         # Slots are Python processes. Spark counts their memory as overhead of the executor's JVM.
-        overhead_mib = options.slot_memory_bytes * slots_per_executor // 2**20
+        overhead_mib = (options.slot_memory_bytes + SHARED_BYTES) * slots_per_executor // 2**20
         conf.setdefault("spark.executor.memoryOverhead", f"{overhead_mib}m")
     return conf
 

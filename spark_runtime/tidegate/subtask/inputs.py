@@ -17,7 +17,7 @@ class Inputs:
     """Takes elements from the ports in turn. In-flight records of a restored snapshot come before all others (S3.7).
 
     Small batches that have arrived are merged, because a batch of a few rows costs an operator as much as one of a
-    thousand. Nothing waits for more batches. A merged batch holds the next batches of one or more channels, up to each
+    thousand. No input waits for more batches. A merged batch holds the next batches of one or more channels, up to each
     channel's next event. So it is what the operator would process without an event between them (S3.1, S4.4).
 
     While the operator works on a batch for several turns, `gather` takes the batches that arrive in the meantime. They

@@ -106,7 +106,9 @@ class OutputEdge:
             return
         gathered, self._parts, self._parts_bytes = self._parts, [], 0
         watermark, self._watermark = self._watermark, None
-        self._send_each(gathered[0] if len(gathered) == 1 else [_joined(parts) for parts in zip(*gathered, strict=True)])
+        self._send_each(
+            gathered[0] if len(gathered) == 1 else [_joined(parts) for parts in zip(*gathered, strict=True)]
+        )
         if watermark is not None:
             for channel in self.channels:
                 channel.send(watermark)

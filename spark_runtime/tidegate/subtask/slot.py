@@ -74,8 +74,8 @@ INPUT_TURN_MS = 10
 """Longest duration of such a turn, milliseconds. With slow operators, a round must not take as long as a full queue."""
 
 LINGER_S = 0.001
-"""Pause after a round in which sources emitted all they have, seconds. Paced sources of all slots emit at the same ticks.
-Without the pause, an operator is called once for the rows of its own slot and again for the rows of each other slot."""
+"""Pause after a round in which sources emitted all they have, seconds. Paced sources of all slots emit at the same
+ticks. Without the pause, an operator is called for the rows of its own slot, and again for the rows of each other."""
 
 COMMIT_PENDING = "too many checkpoints are not committed"
 """Reason of the pause of sources while too many checkpoints wait for a verdict (S7.8)."""

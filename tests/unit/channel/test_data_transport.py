@@ -212,7 +212,7 @@ def test_a_batch_in_memory_that_was_never_offered_is_an_error(resources: ExitSta
     slots = start_slots(resources, 2, {0: (0, 1)}, 10_000)
     output, _ = slots.channels[0]
     slots.wait(lambda: output.link.shared is not None)
-    slots.transports[1]._links[0]._mapped = None  # noqa: SLF001 - as a slot that could not map it
+    slots.transports[1]._links[0]._mapped = None
     output.send(rows(100_000))
     assert isinstance(slots.failure(1), ProtocolError)
 

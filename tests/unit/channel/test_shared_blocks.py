@@ -94,7 +94,7 @@ def test_blocks_in_use_never_overlap(seed: int) -> None:
         size = numbers.randrange(1, 900)
         begin = ranges.take(size)
         if begin is not None:
-            assert 100 <= begin and begin + size <= 5_000
+            assert begin >= 100 and begin + size <= 5_000
             assert all(begin + size <= b or b + s <= begin for b, s in used.items())
             used[begin] = size
     for begin, size in used.items():

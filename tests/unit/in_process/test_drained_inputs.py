@@ -15,8 +15,8 @@ from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.coordinator import events as ev
-from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.subtask.subtask import GATHERED_POLLS
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
-
 from builders.subtasks import SubtaskHarness
+
 from tidegate.channel.control.protocol import Cancel
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, Element, EndOfData, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
@@ -113,7 +113,6 @@ def test_one_batch_per_channel_needs_no_more_capacity_than_the_first() -> None:
     edge.flush()
     assert not edge.has_capacity()
     assert taken(channel) == [[2 * number for number in range(20)]]
-
 
 
 class Script(SourceReader):

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
 from tidegate.channel.tcp.outbox import Outbox
-from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.shared_blocks import MappedBlocks, SharedBlocks
+from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.wire_format import (
     FLAG_SHARED,
     HEADER_BYTES,

@@ -6,8 +6,8 @@ file through `/proc`, and compares a nonce that it received over the authenticat
 another container, or on another system than Linux this fails, and the batches travel in the frames as before.
 
 The file begins with the nonce and one byte for each block in use. The sender sets the byte when it stores a batch, the
-receiver clears it when nothing refers to the batch any more. If a receiver keeps its batches, the memory is used up, and
-further batches travel in frames. So nobody waits for memory.
+receiver clears it when nothing refers to the batch any more. If a receiver keeps its batches, the memory is used up,
+and further batches travel in frames. So nobody waits for memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidegate.channel.failures import ProtocolError
 SHARED_BYTES = 32 * 2**20
 """Memory of one sending slot, bytes. Only what is used becomes resident: the lowest free block is used first."""
 SHARED_FROM_BYTES = 64 * 1024
-"""Smaller batches travel in frames. With 48 KiB both ways cost the same, with 256 KiB a frame costs 2.3 times as much."""
+"""Smaller batches travel in frames. With 48 KiB both ways cost the same, with 256 KiB frames cost 2.3 times as much."""
 MAX_BLOCKS = 2_048
 """Most blocks in use. 64 slots may each have 32 batches of one sender in their queues."""
 ALIGNMENT_BYTES = 64
