@@ -236,21 +236,7 @@ class SlotRuntime:
         """Deploy and run. Returns False if the driver cancelled the run."""
         peers = {peer.slot: (peer.host, peer.port) for peer in message.peers}
         copies = self._local_copies()
-        slot = Slot(
-            run_id=self._parameters.run_id,
-            generation=self._parameters.generation,
-            send=self._control.send,
-            open_location=self._open_location,
-            threshold_bytes=self._options.state_size_threshold_bytes,
-            writers=self._writers,
-            now_ms=steady_clock(),
-            wake=self._wake,
-            transport_failure=lambda: self._transport.failure,
-            write_out=self._transport.writes.write,
-            copies=copies,
-            compression=self._options.snapshot_compression,
-            linger_s=LINGER_S if len(peers) > 1 else 0.0,
-        )
+        slot = self._new_slot(copies, len(peers))
         restored = {} if message.restored is None else {self._index: message.restored}
         deployment = Deployment(
             job_id=self._parameters.job_id,
@@ -295,6 +281,24 @@ class SlotRuntime:
         if copies is not None:
             copies.clear()
         return True
+
+    def _new_slot(self, copies: LocalCopies | None, slots: int) -> Slot:
+        """Args: copies: local copies of state; None: the job has none. slots: number of slots of the job."""
+        return Slot(
+            run_id=self._parameters.run_id,
+            generation=self._parameters.generation,
+            send=self._control.send,
+            open_location=self._open_location,
+            threshold_bytes=self._options.state_size_threshold_bytes,
+            writers=self._writers,
+            now_ms=steady_clock(),
+            wake=self._wake,
+            transport_failure=lambda: self._transport.failure,
+            write_out=self._transport.writes.write,
+            copies=copies,
+            compression=self._options.snapshot_compression,
+            linger_s=LINGER_S if slots > 1 else 0.0,
+        )
 
     def _local_copies(self) -> LocalCopies | None:
         """Return the local copies of state; None: the job has none (S5.4)."""

@@ -68,6 +68,7 @@ class Deployment:
         state_memory_bytes: memory for the keyed state of all operators together, if the backend can also store it on
             disk.
         requests: how `map_async` sends its requests; None: on threads.
+        gathered_part_bytes: see `OutputEdge.gathered_bytes`, for each channel; 0: nothing is gathered.
     """
 
     job_id: str
@@ -88,6 +89,7 @@ class Deployment:
     state_backend: StateBackend = "heap"
     state_memory_bytes: int = 256 * 2**20
     requests: StartRequests | None = None
+    gathered_part_bytes: int = MERGED_BYTES
 
     @property
     def overdraft_bytes(self) -> int:
@@ -366,7 +368,7 @@ def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) 
         part_bytes = 0
         target = plan.chains[out.target_chain].inputs[out.input_index]
         if cut is not None and all(_can_be_joined(field.type) for field in target.schema):
-            part_bytes = min(MERGED_BYTES, channels.deployment.channel_capacity_bytes)
+            part_bytes = min(channels.deployment.gathered_part_bytes, channels.deployment.channel_capacity_bytes)
         first, gathered_bytes = index % len(ends), part_bytes * len(ends)
         edges.append(OutputEdge(ends, cut, in_turn, out.output, first, tells_splits, out.columns, gathered_bytes))
     return Router(edges)

@@ -85,6 +85,7 @@ class InProcessJob:
         requests: how `map_async` calls its function; default: at once, on this thread.
         input_steps: elements that a subtask reads from its inputs in one round; default one, so that a test can stop
             the job between any two.
+        gathered_part_bytes: as in `Deployment`; default 0, so that every batch of a source is sent at once.
         deletes: False: simulates a slow store: retired snapshots stay until a `tick` with True deletes them.
     """
 
@@ -96,6 +97,7 @@ class InProcessJob:
     scratch: str = ""
     requests: StartRequests = InlineRequests
     input_steps: int = 1
+    gathered_part_bytes: int = 0
     answers: dict[str, ev.CommandAnswer] = field(default_factory=dict)
     deletes: bool = True
 
@@ -268,6 +270,7 @@ class InProcessRun:
             state_memory_bytes=options.state_memory_bytes,
             scratch=os.path.join(owner.scratch, run_id) if owner.scratch else "",
             requests=owner.requests,
+            gathered_part_bytes=owner.gathered_part_bytes,
         )
 
     def _open_location(self, location: str) -> tuple[Store, str]:

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from simulator.faults import Faults
@@ -25,6 +26,7 @@ from tidegate.channel.control.protocol import (
 )
 from tidegate.channel.ports import InputChannel, OutputChannel
 from tidegate.errors import StoreError
+from tidegate.operators.stream_operator import MERGED_BYTES
 from tidegate.plan.execution_plan import ExecutionPlan
 from tidegate.snapshot.handles import OpenLocation
 from tidegate.snapshot.parts import AsyncSnapshot
@@ -81,6 +83,9 @@ class _Wake(LoopSignal):
 INPUT_STEPS = (1, 4, INPUT_STEPS_PER_ROUND)
 """How many elements a subtask takes from its inputs in one round; each slot has one of these. One leaves room for a
 fault between any two elements, the last is what a slot on Spark does."""
+
+GATHERED_PART_BYTES = (0, 200, MERGED_BYTES)
+"""How many bytes of parts a subtask gathers for each channel before it sends them; each slot has one of these."""
 
 OnSnapshot = Callable[[str, int, tuple[int, int], Sequence[str], bool], None]
 """(run id, checkpoint id, subtask, operator uids, unaligned): a subtask has taken its part of a snapshot."""
@@ -188,7 +193,8 @@ class SlotProcess:
 
         def work() -> None:
             try:
-                deployment = make()
+                gathered = GATHERED_PART_BYTES[self._phase_ms % len(GATHERED_PART_BYTES)]
+                deployment = replace(make(), gathered_part_bytes=gathered)
                 self._slot = ObservedSlot(
                     self._on_snapshot,
                     self._on_finished,

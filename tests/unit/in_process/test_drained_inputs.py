@@ -15,6 +15,7 @@ from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.coordinator import events as ev
+from tidegate.operators.stream_operator import MERGED_BYTES
 from tidegate.subtask.subtask import GATHERED_POLLS
 from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
@@ -61,6 +62,7 @@ def as_on_spark(pipeline: Callable[[], Pipeline], **options: Any) -> InProcessJo
     """A job whose slot drains its inputs as one on Spark does."""
     job = InProcessJob(pipeline, {"parallelism": 4, **options})
     job.input_steps = 64
+    job.gathered_part_bytes = MERGED_BYTES
     return job
 
 
