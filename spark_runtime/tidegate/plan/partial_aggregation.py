@@ -1,4 +1,5 @@
-"""Adds partial aggregates before the exchanges of a batch job (S8.1). Pure.
+"""Adds partial aggregates before the exchanges of a batch job (S8.1), and finds the exchanges of a streaming job before
+which rows can be aggregated batch by batch. Pure.
 
 Without them, every row is sent to the subtask of its key and sorted there. With them, one row is sent for each key and
 pane that a subtask has.
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from tidegate.operators.aggregates.aggregate_specs import (
     BoundAggregate,
@@ -48,6 +50,25 @@ def with_partial_aggregates(graph: JobGraph) -> JobGraph:
 def merges_partial_rows(spec: OperatorSpec | None) -> bool:
     """Return whether an operator of the resulting graph merges the rows of a partial aggregate."""
     return isinstance(spec, WindowAggSpec | RunningAggSpec) and spec.is_partial
+
+
+def pre_aggregated_windows(graph: JobGraph, node: Node) -> WindowAggSpec | None:
+    """Return the spec of windows whose input may be aggregated before it is sent to the subtasks of its keys, in
+    streaming mode. None: every row is sent.
+
+    The result must be the same (see `with_partial_aggregates`), and a partial row must be small. All rows of a pane are
+    late, or none, so partial rows need no time of their own. Bounds of calendar windows may differ between a sender and
+    restored windows, because the rules of time zones change.
+    """
+    spec = node.spec
+    if not isinstance(spec, WindowAggSpec) or spec.is_partial or graph.side_outputs_read(node.node_id):
+        return None
+    if spec.time_column is None or spec.lateness_us or spec.calendar is not None or spec.step_us > spec.size_us:
+        return None
+    state = list(spec.state_schema)[2 + len(spec.keys) :]
+    is_small = all(pt.is_primitive(field.type) for field in state)
+    by_key = len(node.inputs) == 1 and node.inputs[0].exchange == "hash" and node.inputs[0].keys == spec.keys
+    return spec if by_key and is_small and _any_order(spec.aggregates) else None
 
 
 def _divided(node: Node) -> tuple[Node, tuple[str, ...], OperatorSpec] | None:

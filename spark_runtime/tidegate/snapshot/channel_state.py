@@ -10,12 +10,14 @@ misread.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from tidegate.errors import SnapshotError
+from tidegate.snapshot.evolved_columns import Renamed, evolve_part
+from tidegate.snapshot.partial_rows import is_partial
 from tidegate.snapshot.parts import StatePart
 
 PART_NAME = "__in_flight"
@@ -65,11 +67,17 @@ class ReplayInput:
         schema: the columns that it reads.
         cut: splits records by subtask, for a hash input; None: any subtask may process them.
         may_replay: False for inputs whose records must come from one place, or go to all subtasks.
+        partial_schema: columns of partial rows, which it reads too; None: it does not.
+        renamed: of partial rows: (column in older snapshots, its name now).
+        uid: of the operator.
     """
 
     schema: pa.Schema
     cut: Cut | None = None
     may_replay: bool = True
+    partial_schema: pa.Schema | None = None
+    renamed: Renamed = field(default_factory=dict)
+    uid: str = ""
 
 
 def channel_part(elements: Sequence[InFlightElement], subtask: int, parallelism: int) -> StatePart:
@@ -139,6 +147,8 @@ def _checked_input(
     if given is None or not given.may_replay:
         change = "the pipeline no longer has" if given is None else "is a forward or broadcast input in the pipeline"
         raise _schema_mismatch(f"records in flight to input {index} of the operator, which {change}", where)
+    if isinstance(element, pa.RecordBatch) and is_partial(element.schema):
+        return given, _checked_partial(given, index, element, where)
     if isinstance(element, pa.RecordBatch):
         missing = [name for name in given.schema.names if name not in element.schema.names]
         if missing:
@@ -155,6 +165,20 @@ def _checked_input(
                 f"records in flight to input {index} of the operator with other types ({types})", where
             )
     return given, element
+
+
+def _checked_partial(given: ReplayInput, index: int, element: pa.RecordBatch, where: str) -> pa.RecordBatch:
+    """Return partial rows with the columns that the input reads. They change as the state of its operator does
+    (S5.5)."""
+    if given.partial_schema is None:
+        raise _schema_mismatch(
+            f"partial rows in flight to input {index} of the operator, which reads only whole rows in the pipeline",
+            where,
+        )
+    part = StatePart(PART_NAME, "channel", pa.Table.from_batches([element]))
+    table = evolve_part(part, given.partial_schema, given.uid, given.renamed, fills=False).table
+    columns = [column.combine_chunks() for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=given.partial_schema)
 
 
 def _same_types(found: pa.Schema, declared: pa.Schema) -> bool:

@@ -21,14 +21,17 @@ from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.processes.process_specs import KeyedProcessSpec, ProcessSpec
 from tidegate.operators.stream_operator import MERGED_BYTES, OperatorContext, StartRequests, StreamOperator
 from tidegate.operators.time.watermark_specs import WatermarkSpec
+from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.plan.execution_plan import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.job_graph import Node
+from tidegate.plan.partial_aggregation import pre_aggregated_windows
 from tidegate.snapshot.channel_state import Cut, InFlightElement, ReplayInput, replay_elements
+from tidegate.snapshot.partial_rows import is_partial
 from tidegate.state.keys.key_hash import partition_hash
 from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain, OperatorFailure
 from tidegate.subtask.partitioner import partition_batch
-from tidegate.subtask.router import OutputEdge, Router
+from tidegate.subtask.router import OutputEdge, PreAggregate, Router
 from tidegate.subtask.snapshots.restored_state import RestoredState
 from tidegate.subtask.source import ExhaustedReader, SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask, SubtaskHost
@@ -301,8 +304,17 @@ def _in_flight(plan: ExecutionPlan, chain: Chain, index: int, restored: Restored
     """Return the elements that were in flight to this subtask when the snapshot was taken (S3.7)."""
     if restored is None:
         return []
+    head = plan.graph.nodes[chain.nodes[0]]
+    windows = pre_aggregated_windows(plan.graph, head)
     inputs = {
-        given.input_index: ReplayInput(given.schema, _cut(plan, given), given.exchange in REPLAYABLE_KINDS)
+        given.input_index: ReplayInput(
+            given.schema,
+            _cut(plan, given, windows),
+            given.exchange in REPLAYABLE_KINDS,
+            None if windows is None else windows.partial_schema,
+            {} if windows is None else dict(windows.renamed),
+            head.uid,
+        )
         for given in chain.inputs
     }
     replay: list[InFlightElement] = []
@@ -322,13 +334,29 @@ def _by_port(replay: Sequence[InFlightElement], ports: Sequence[InputPort]) -> l
     ]
 
 
-def _cut(plan: ExecutionPlan, edge: ChainInput | ChainOutput) -> Cut | None:
-    """Return the function that partitions records of a hash edge, or None for one subtask or other edges."""
+def _cut(plan: ExecutionPlan, edge: ChainInput | ChainOutput, windows: WindowAggSpec | None) -> Cut | None:
+    """Return the function that partitions records of a hash edge, or None for one subtask or other edges.
+
+    Args:
+        windows: spec of the windows that read the records, if some of them may be partial rows.
+    """
     if edge.exchange != "hash" or plan.parallelism == 1:
         return None
-    return partial(
-        partition_hash, columns=edge.keys, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism
-    )
+    cut = partial(partition_hash, columns=edge.keys, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism)
+    if windows is None:
+        return cut
+    partial_cut = partial(cut, columns=windows.partial_keys)
+    return lambda batch: partial_cut(batch) if is_partial(batch.schema) else cut(batch)
+
+
+def _pre_aggregate(windows: WindowAggSpec | None, cut: Cut | None) -> PreAggregate | None:
+    """Return what aggregates batches before an exchange to `windows`; None: nothing does."""
+    if windows is None or cut is None:
+        return None
+    # Not imported by slots without such windows, so that they start sooner.
+    from tidegate.operators.windows.pre_aggregation import WindowPreAggregate
+
+    return WindowPreAggregate(windows)
 
 
 def _announces_splits(plan: ExecutionPlan, out: ChainOutput) -> bool:
@@ -359,10 +387,12 @@ def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) 
             channels.output(plan.channel_id(out.target_chain, out.input_index, index, target), target)
             for target in targets
         ]
-        cut = _cut(plan, out)
+        reader = plan.graph.nodes[plan.chains[out.target_chain].nodes[0]]
+        windows = pre_aggregated_windows(plan.graph, reader)
+        cut = _cut(plan, out, windows)
+        pre_aggregate = _pre_aggregate(windows, cut)
         if out.partitioner is not None:
-            reader = plan.graph.nodes[plan.chains[out.target_chain].nodes[0]].uid
-            cut = partition_batch(out.partitioner, plan.parallelism, reader, index)
+            cut = partition_batch(out.partitioner, plan.parallelism, reader.uid, index)
         in_turn, tells_splits = out.exchange == "rebalance", _announces_splits(plan, out)
         # Larger parts would not be merged by their receiver, and a channel must not hold much more than its capacity.
         part_bytes = 0
@@ -370,5 +400,7 @@ def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) 
         if cut is not None and all(_can_be_joined(field.type) for field in target.schema):
             part_bytes = min(channels.deployment.gathered_part_bytes, channels.deployment.channel_capacity_bytes)
         first, gathered_bytes = index % len(ends), part_bytes * len(ends)
-        edges.append(OutputEdge(ends, cut, in_turn, out.output, first, tells_splits, out.columns, gathered_bytes))
+        edges.append(
+            OutputEdge(ends, cut, in_turn, out.output, first, tells_splits, out.columns, gathered_bytes, pre_aggregate)
+        )
     return Router(edges)

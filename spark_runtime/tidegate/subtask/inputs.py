@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
-from tidegate.channel.elements import Element
+from tidegate.channel.elements import Element, batch_bytes
 from tidegate.channel.ports import Announce, Announced
+from tidegate.snapshot.partial_rows import is_partial
 from tidegate.subtask.input_port import InputPort
 from tidegate.subtask.snapshots.in_flight_capture import InFlightCaptures
 
@@ -115,6 +116,13 @@ class Inputs:
         number, batch = gathered[0]
         if len(gathered) == 1:
             return number, batch
+        kind = is_partial(batch.schema)
+        other = next(
+            (i for i, (_, element) in enumerate(gathered) if is_partial(element.schema) != kind), len(gathered)
+        )
+        # The rest begins the next merged batch. Its order in a channel stays the same.
+        gathered, self._gathered = gathered[:other], gathered[other:]
+        self._gathered_bytes = sum(batch_bytes(element) for _, element in self._gathered)
         try:
             return number, pa.concat_batches([element for _, element in gathered])
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

@@ -11,9 +11,12 @@ import pyarrow as pa
 from tidegate.channel.elements import Element, SplitChanged, Watermark, batch_bytes
 from tidegate.channel.ports import OutputChannel
 from tidegate.operators.stream_operator import MAIN_OUTPUT, EmissionPaused, SideOutput
+from tidegate.snapshot.partial_rows import is_partial
 
 Partitioner = Callable[[pa.RecordBatch], Sequence[pa.RecordBatch | None]]
 """Splits a batch into one batch (or None) per channel."""
+PreAggregate = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""Aggregates a batch before it is partitioned, or returns it as it is."""
 Emitted: TypeAlias = Element | SideOutput | EmissionPaused
 """Emission of a subtask: an element of its main output, rows of a side output, or a pause."""
 
@@ -32,6 +35,7 @@ class OutputEdge:
         columns: columns that it carries; None: all. Other columns are dropped before the batch is divided.
         gathered_bytes: bytes of parts, over all channels, that are gathered within one emission before they are sent;
             0: each part is sent at once. Only with `partition`.
+        pre_aggregate: applied before the batch is divided; None: batches are sent as they are.
     """
 
     channels: Sequence[OutputChannel]
@@ -42,17 +46,24 @@ class OutputEdge:
     tells_splits: bool = False
     columns: Sequence[str] | None = None
     gathered_bytes: int = 0
+    pre_aggregate: PreAggregate | None = None
 
     def __post_init__(self) -> None:
         self._next = self.first
         self._parts: list[Sequence[pa.RecordBatch | None]] = []
         self._parts_bytes = 0
+        self._are_partial = False
         self._watermark: Watermark | None = None
 
     @property
     def gathers(self) -> bool:
         """True while it holds parts, and takes more."""
         return bool(self._parts)
+
+    @property
+    def holds_back(self) -> bool:
+        """True while it holds parts for which its channels have no capacity."""
+        return bool(self._parts) and not self.has_capacity()
 
     def has_capacity(self) -> bool:
         """Return whether another batch may be sent on every channel."""
@@ -77,6 +88,8 @@ class OutputEdge:
                 channel.send(element)
             return
         batch = element if self.columns is None else element.select(self.columns)
+        if self.pre_aggregate is not None:
+            batch = self.pre_aggregate(batch)
         if self.partition is not None:
             self._send_parts(batch, self.partition)
         elif self.round_robin:
@@ -91,16 +104,20 @@ class OutputEdge:
         if not self.gathered_bytes:
             self._send_each(parts)
             return
+        if self._parts and is_partial(batch.schema) != self._are_partial:  # they cannot be joined
+            self.flush()
         self._parts.append(parts)
         self._parts_bytes += batch_bytes(batch)
-        if self._parts_bytes >= self.gathered_bytes:
+        self._are_partial = is_partial(batch.schema)
+        # If parts of the other kind have just been sent, these may have to wait for capacity.
+        if self._parts_bytes >= self.gathered_bytes and self.has_capacity():
             self.flush()
 
     def flush(self) -> None:
         """Send the gathered parts, at most one batch on each channel, and the watermark after them.
 
-        Call it at the end of every emission, so that no output waits for a later step. It needs no more capacity than
-        the batch that was gathered last: nothing was sent since `has_capacity` was true.
+        Call it at the end of every emission, so that no output waits for a later step, and only if `has_capacity` is
+        true or was true before the parts were gathered: nothing was sent since. See `holds_back`.
         """
         if not self._parts:
             return
@@ -158,6 +175,11 @@ class Router:
     def gathers(self) -> bool:
         """True while an edge holds parts of small batches, and takes more of them."""
         return any(edge.gathers for edge in self.edges)
+
+    @property
+    def holds_back(self) -> bool:
+        """True while an edge holds parts for which its channels have no capacity."""
+        return any(edge.holds_back for edge in self.edges)
 
     def flush(self) -> None:
         """Send all parts that edges hold. See `OutputEdge.flush`."""

@@ -42,6 +42,7 @@ from tidegate.operators.stream_operator import (
     SideOutput,
     TurnOver,
 )
+from tidegate.snapshot.partial_rows import count_rows
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.alignment import (
     AlignmentAborted,
@@ -300,7 +301,7 @@ class Subtask:
                     element = next(emission, None)
                 else:
                     element, self._ahead = self._ahead, None
-            elif self._ahead is None and overtaking.is_overdrawn:
+            elif self._ahead is None and overtaking.is_overdrawn and not router.holds_back:
                 element = next(emission, None)
                 if isinstance(element, (pa.RecordBatch, SideOutput)):
                     self._ahead = element
@@ -386,7 +387,7 @@ class Subtask:
     def _on_element(self, index: int, element: Element) -> Iterator[Emitted]:
         port = self._inputs.ports[index]
         if isinstance(element, pa.RecordBatch):
-            self.rows_in += element.num_rows
+            self.rows_in += count_rows(element)
             for checkpoint_id in self._aligning:
                 self._alignment_bytes[checkpoint_id] += batch_bytes(element)
             return self._batch(element, port.input_index)

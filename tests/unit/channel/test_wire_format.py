@@ -21,6 +21,7 @@ from tidegate.channel.elements import (
 from tidegate.channel.failures import ChannelError, ProtocolError
 from tidegate.channel.tcp import wire_format
 from tidegate.channel.tcp.wire_format import Kind
+from tidegate.snapshot.partial_rows import is_partial, partial_schema
 
 GOLDEN: list[tuple[Event, str]] = [
     (Watermark(1_000_000), "02000000 07000000 09000000 08000000 40420f0000000000"),
@@ -161,3 +162,14 @@ def test_a_batch_beyond_the_bound_of_a_frame_names_its_size_and_the_remedy(monke
     batch = pa.record_batch({"a": pa.array(range(1_000), pa.int64())})
     with pytest.raises(ChannelError, match=r"1,000 rows, columns a.*Emit smaller batches"):
         wire_format.encode_batch(batch)
+
+
+def test_partial_rows_travel_with_their_schema() -> None:
+    """A channel carries them beside rows of another schema, which is all that the receiver knows."""
+    schema = partial_schema([pa.field("window_start_us", pa.int64()), pa.field("key:k", pa.string())])
+    batch = pa.record_batch([pa.array([0, 0, 5]), pa.array(["a", None, "b"]), pa.array([1, 2, 3])], schema=schema)
+    flags, payload = wire_format.encode_batch(batch.slice(1))
+    back = wire_format.decode_batch(flags, payload, pa.schema([("k", pa.string())]))
+    assert back.equals(batch.slice(1)) and is_partial(back.schema)
+    with pytest.raises(ProtocolError, match="cannot be decoded"):
+        wire_format.decode_batch(flags, payload.slice(0, 100), schema)

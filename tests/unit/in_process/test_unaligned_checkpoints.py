@@ -309,7 +309,11 @@ def test_a_changed_pipeline_is_refused_over_in_flight_data_and_taken_over_a_save
 @pytest.mark.parametrize("seed", range(50))
 def test_crashes_rescales_and_slow_subtasks_lose_and_repeat_nothing(sink: str, seed: int) -> None:
     """S2.2, S3.4, S3.5, S3.7, S5.5, S9.1: periodic checkpoints, up to three at once, savepoints between them."""
-    rng = random.Random(seed)
+    crashed_and_rescaled(sink, random.Random(seed))
+
+
+def crashed_and_rescaled(sink: str, rng: random.Random) -> None:
+    """Run a job through crashes, rescales and slow subtasks to its end, and check what it committed."""
     pipeline = rng.choice([windows, joined, diamond])
     a_job = job(
         sink,

@@ -12,6 +12,7 @@ import pytest
 
 from tidegate.errors import SnapshotError
 from tidegate.snapshot.channel_state import InFlightElement, ReplayInput, channel_part, replay_elements
+from tidegate.snapshot.partial_rows import ROWS_COLUMN, is_partial, partial_schema
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keys.key_hash import partition_hash
@@ -181,3 +182,62 @@ def test_streams_with_in_flight_data_say_so_in_their_version_and_others_stay_rea
     plain = encode_parts([StatePart("v", "list", pa.table({"v": [1]}))])
     with_channels = encode_parts([channel_part([InFlightElement(0, 0, 1)], 0, 1)])
     assert [struct.unpack_from("<H", data, 8)[0] for data in (plain, with_channels)] == [1, 2]
+
+
+PARTIAL = partial_schema(
+    [pa.field("window_start_us", pa.int64()), pa.field("key:k", pa.int64()), pa.field("sum:n", pa.int64())]
+)
+
+
+def partial_batch(*keys: int) -> pa.RecordBatch:
+    columns = {"window_start_us": [0] * len(keys), "key:k": keys, "sum:n": [10 * k for k in keys], ROWS_COLUMN: keys}
+    return pa.RecordBatch.from_pydict(columns, schema=PARTIAL)
+
+
+def test_partial_rows_come_back_beside_rows_at_any_parallelism() -> None:
+    """S3.7, S5.5."""
+    part = stored(
+        channel_part([InFlightElement(0, 0, partial_batch(*range(KEYS))), InFlightElement(0, 0, batch((1, 1)))], 0, 1)
+    )
+    for parallelism in (1, 3):
+
+        def cut_both(given: pa.RecordBatch, p: int = parallelism) -> list[pa.RecordBatch | None]:
+            key = "key:k" if is_partial(given.schema) else "k"
+            return partition_hash(given, [key], parallelism=p, max_parallelism=MAX_PARALLELISM)
+
+        inputs = {0: ReplayInput(SCHEMA, cut_both if parallelism > 1 else None, partial_schema=PARTIAL)}
+        found = [
+            e.element for i in range(parallelism) for e in replay_elements([part], inputs, i, parallelism, where="x")
+        ]
+        kinds = [
+            [e for e in found if isinstance(e, pa.RecordBatch) and is_partial(e.schema) == kind] for kind in (0, 1)
+        ]
+        assert [e.to_pylist() for e in kinds[False]] == [[{"k": 1, "n": 1}]]
+        assert len(kinds[True]) == parallelism
+        assert sorted(k for e in kinds[True] for k in e["key:k"].to_pylist()) == list(range(KEYS))
+
+
+def test_columns_of_partial_rows_change_as_the_state_of_their_operator_does() -> None:
+    """S5.5: renamed columns and wider types are accepted, other changes are refused."""
+    part = stored(channel_part([InFlightElement(0, 0, partial_batch(1, 2))], 0, 1))
+    renamed = partial_schema(
+        [pa.field("window_start_us", pa.int64()), pa.field("key:id", pa.int64()), pa.field("sum:total", pa.float64())]
+    )
+    inputs = {0: ReplayInput(SCHEMA, partial_schema=renamed, renamed={"k": "id", "n": "total"}, uid="w")}
+    with pytest.raises(SnapshotError, match=r"'sum:total' was int64, now double"):
+        replay_elements([part], inputs, 0, 1, where="x")
+    renamed = renamed.set(2, pa.field("sum:total", pa.int64()))
+    inputs = {0: ReplayInput(SCHEMA, partial_schema=renamed, renamed={"k": "id", "n": "total"}, uid="w")}
+    (back,) = replay_elements([part], inputs, 0, 1, where="x")
+    assert isinstance(back.element, pa.RecordBatch) and is_partial(back.element.schema)
+    assert back.element.to_pydict() == dict(zip(renamed.names, partial_batch(1, 2).to_pydict().values(), strict=True))
+    with pytest.raises(SnapshotError, match=r"'__in_flight' of operator 'w'.*'key:k' is no longer declared"):
+        replay_elements([part], {0: ReplayInput(SCHEMA, partial_schema=renamed, uid="w")}, 0, 1, where="x")
+
+
+def test_partial_rows_are_refused_where_whole_rows_are_needed() -> None:
+    """S3.7, S9.3: such as windows that have got a side output for late rows."""
+    part = channel_part([InFlightElement(0, 0, partial_batch(1))], 0, 1)
+    with pytest.raises(SnapshotError, match="partial rows in flight to input 0 of the operator.*whole rows") as refused:
+        replay_elements([part], {0: ReplayInput(SCHEMA)}, 0, 1, where="operator 'w'")
+    assert refused.value.where == "operator 'w'" and "savepoint" in (refused.value.remedy or "")

@@ -22,6 +22,7 @@ from tidegate.channel.elements import (
 from tidegate.channel.memory import MemoryChannel
 from tidegate.operators.stream_operator import MERGED_BYTES, TURN_OVER, Output, StreamOperator
 from tidegate.snapshot.channel_state import ReplayInput, replay_elements
+from tidegate.snapshot.partial_rows import is_partial, partial_schema
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.subtask.host import DeclineCode
 
@@ -251,6 +252,25 @@ def test_batches_whose_dictionaries_do_not_fit_together_stay_apart_in_order() ->
     *batches, watermark = harness.sent()
     assert watermark == Watermark(1)
     assert [b.column(0).to_pylist() for b in batches] == [b.column(0).to_pylist() for b in given[1:]]
+
+
+def test_partial_rows_and_rows_stay_apart_in_order() -> None:
+    """S3.7: what was taken from the channels and not processed yet is part of a snapshot."""
+    harness = SubtaskHarness(Words(), ports=(0, 0), unaligned_after_ms=0)
+    schema = partial_schema([pa.field("v", pa.int64())])
+
+    def partial_rows(value: int) -> pa.RecordBatch:
+        return pa.record_batch([pa.array([value]), pa.array([1])], schema=schema)
+
+    harness.send(0, batch(0, 1), batch(0, 2), partial_rows(3), partial_rows(4), batch(0, 5), Watermark(1))
+    harness.send(1, batch(1, 6))
+    harness.subtask.step()
+    left = [element.num_rows for _, element in harness.subtask._inputs.replay_left()]
+    assert left == [1, 1, 1, 1]
+    harness.pump()
+    sent = [e for e in harness.sent() if isinstance(e, pa.RecordBatch)]
+    assert [is_partial(e.schema) for e in sent] == [False, True, False]
+    assert [e["v"].to_pylist() for e in sent] == [[1, 2], [3, 4], [5, 6]]
 
 
 # ------------------------------------------------------------ the same with and without

@@ -77,9 +77,9 @@ class BackendWindows(HeapWindows):
         self._entry_bytes = ENTRY_BYTES + COLUMN_BYTES * len(schema)
         self._added_bytes = 0
 
-    def limit_memory(self, batch: pa.RecordBatch) -> None:
+    def limit_memory(self, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
         """Append the aggregates to the back end if they fill their share of the memory."""
-        self._limit_memory(batch.select(self.layout.used_columns).nbytes if self._is_growing else 0)
+        self._limit_memory(batch.select(columns).nbytes if self._is_growing else 0)
 
     def drop(self) -> int:
         """See `HeapWindows`."""

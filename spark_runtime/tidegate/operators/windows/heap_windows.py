@@ -95,6 +95,11 @@ class HeapWindows:
         pane.merge(pa.RecordBatch.from_arrays(list(keys), schema=self.layout.keys.schema), columns)
 
     @property
+    def state_width(self) -> int:
+        """Return the number of state columns, without key group, pane and keys."""
+        return len(self.state_schema) - 2 - len(self._spec.keys)
+
+    @property
     def entries(self) -> int:
         """Return the number of keys in all panes."""
         return sum(pane.size for pane in self._panes.values())
@@ -161,8 +166,9 @@ class HeapWindows:
             window = self._window(number, updated.keys(0, updated.size))
             yield from self._emit(number, window, None)
 
-    def limit_memory(self, batch: pa.RecordBatch) -> None:
-        """Do nothing: all rows stay in memory. Called after the rows of a batch were added."""
+    def limit_memory(self, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
+        """Do nothing: all rows stay in memory. Called after the rows of a batch were added. Args: columns: that it
+        keeps."""
 
     def drop(self) -> int:
         """Close every window without emitting it.

@@ -141,7 +141,7 @@ class ProcessingWindowAggregate(StreamOperator):
         if now_us < self._progress.watermark_us:
             self._set_back(now_us)
         self._windows.add(number, self._windows.layout.read(batch), 0, batch.num_rows)
-        self._windows.limit_memory(batch)
+        self._windows.limit_memory(batch, self._windows.layout.used_columns)
 
     def _set_back(self, now_us: int) -> None:
         self._progress.watermark_us, self._progress.passed_us = now_us, None

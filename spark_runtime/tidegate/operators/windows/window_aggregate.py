@@ -12,14 +12,16 @@ from tidegate.operators.restored_parts import single_part
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.calendar import CALENDAR
 from tidegate.operators.time.event_time import EventTimeColumn
-from tidegate.operators.time.late_rows import LATE, NULL_TIME_DROPPED, check_time_range, late_rows
+from tidegate.operators.time.late_rows import LATE, LATE_DROPPED, NULL_TIME_DROPPED, check_time_range, late_rows
 from tidegate.operators.windows.heap_windows import HeapWindows
+from tidegate.operators.windows.pane_groups import PaneGroups
 from tidegate.operators.windows.processing_time_window import ProcessingWindowAggregate
-from tidegate.operators.windows.row_groups import group_by_number, group_by_window
-from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
+from tidegate.operators.windows.row_groups import group_by_number
+from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, calendar_part
 from tidegate.operators.windows.window_progress import WindowProgress, changed_window
 from tidegate.operators.windows.window_specs import PROCESSING_WINDOWS, PROGRESS, WINDOWS, WindowAggSpec
 from tidegate.operators.windows.window_store import new_window_store
+from tidegate.snapshot.partial_rows import count_partial_rows, is_partial
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.copy_on_write import Entries
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
@@ -63,16 +65,18 @@ class WindowAggregate(StreamOperator):
         super().open(ctx)
         self._windows = new_window_store(self._spec, ctx, WINDOWS)
         self._grid = self._windows.grid
-        self._set_units()
+        self._panes = PaneGroups(self._time, self._grid)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Add the rows to their windows. Emits windows that fire again, and late rows to the side output.
+
+        A batch holds rows of the input, or partial rows: see `WindowPreAggregate`.
 
         Raises:
             SumOverflowError: a sum of integers does not fit int64.
             DataError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
         """
-        if self._spec.is_partial:
+        if self._spec.is_partial or is_partial(batch.schema):
             self._merge(batch)
             return
         batch, times = self.timed_rows(batch)
@@ -95,7 +99,7 @@ class WindowAggregate(StreamOperator):
                 low_us, high_us = (self._time.to_us(int(time)) for time in (times.min(), times.max()))
                 where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
                 self._grid.require_times(self._time.column, low_us, high_us, where)
-            if not self._whole_steps:
+            if not self._panes.whole_steps:
                 times = self._time.as_us(times)
                 if (outside := self._grid.outside(times)) is not None and outside.any():
                     self.ctx.count(OUTSIDE_DROPPED, int(outside.sum()))
@@ -160,35 +164,32 @@ class WindowAggregate(StreamOperator):
         if hasattr(self, "_windows"):
             self._windows.close()
 
-    def _set_units(self) -> None:
-        """Choose the unit in which rows are grouped: the column's unit if the grid is whole steps of it, else
-        microseconds.
-
-        The column's unit saves a conversion, since most rows are in the same window as the row before.
-        """
-        grid, per_second = self._grid, self._time.per_second
-        self._whole_steps, self._pane, self._offset = False, 0, 0
-        if isinstance(grid, FixedGrid):
-            self._pane, self._offset = grid.pane_us, grid.offset_us
-            steps = grid.pane_us * per_second, grid.offset_us * per_second
-            if steps[0] % 1_000_000 == steps[1] % 1_000_000 == 0 and grid.step_us <= grid.size_us:
-                self._whole_steps = True
-                self._pane, self._offset = steps[0] // 1_000_000, steps[1] // 1_000_000
-
     def _merge(self, batch: pa.RecordBatch) -> None:
-        """Merge rows of `PartialWindowAggregate`."""
+        """Merge rows of `PartialWindowAggregate` or `WindowPreAggregate`. All rows of a pane are late, or none
+        (S4.4)."""
         if not batch.num_rows:
             return
-        width = 1 + len(self._spec.keys)
         starts_us = batch.column(0).to_numpy()
         if self._grid.table is not None:
             where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
             self._grid.require_times(self._time.column, int(starts_us.min()), int(starts_us.max()), where)
+        keys = batch.schema.names[1 : 1 + len(self._spec.keys)]
+        for part, its_starts_us, fired_us in self._progress.split(batch, starts_us, keys):
+            self._merge_part(part, its_starts_us, self._progress.closed_at(fired_us))
+        self._windows.limit_memory(batch, batch.schema.names)
+
+    def _merge_part(self, batch: pa.RecordBatch, starts_us: Int64s, closed_us: int) -> None:
+        """Merge partial rows of keys whose windows have closed up to `closed_us`."""
+        width = 1 + len(self._spec.keys)
+        end = width + self._windows.state_width
         grouped = group_by_number(self._grid.panes(starts_us))
         rows = batch if grouped.order is None else batch.take(pa.array(grouped.order))
         for number, start, stop in grouped.runs:
             part = rows.slice(start, stop - start)
-            self._windows.merge(number, part.columns[1:width], part.columns[width:])
+            if self._windows.last_end_us(number) <= closed_us:
+                self.ctx.count(LATE_DROPPED, count_partial_rows(part))
+                continue
+            self._windows.merge(number, part.columns[1:width], part.columns[width:end])
 
     def _fired_again(self, batch: pa.RecordBatch, times: Int64s) -> Iterator[Output]:
         """Add rows; rows of key groups with a later watermark are added separately."""
@@ -200,10 +201,7 @@ class WindowAggregate(StreamOperator):
         self, windows: HeapWindows, batch: pa.RecordBatch, times: Int64s, closed_us: int, fired_us: int
     ) -> Iterator[Output]:
         """Add rows of keys whose windows have fired up to `fired_us`, and closed up to `closed_us`."""
-        if self._pane:
-            grouped = group_by_window(times, self._pane, self._offset)
-        else:
-            grouped = group_by_number(self._grid.panes(times))
+        grouped = self._panes.group(times)
         if grouped.order is not None:
             # Late rows are emitted with all columns. Otherwise only the used columns are copied.
             columns = batch.schema.names if LATE in self.ctx.side_outputs else windows.layout.used_columns
@@ -219,7 +217,7 @@ class WindowAggregate(StreamOperator):
                 touched[number] = entries
         if touched:
             yield from coalesce_batches(windows.refire(touched, closed_us, fired_us))
-        windows.limit_memory(batch)
+        windows.limit_memory(batch, windows.layout.used_columns)
 
 
 def window_operator(spec: WindowAggSpec) -> StreamOperator:

@@ -14,6 +14,7 @@ from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, Operat
 from tidegate.operators.time.calendar import CALENDAR, Calendar
 from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.snapshot.evolved_columns import schema_columns
+from tidegate.snapshot.partial_rows import partial_schema
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
 
 WINDOWS = "windows"
@@ -65,6 +66,16 @@ class WindowAggSpec(OperatorSpec):
         """Return the columns of the state of event-time windows: a row for each pane and key."""
         bounds = [pa.field(KEY_GROUP_COLUMN, pa.uint16()), pa.field("window_start_us", pa.int64())]
         return pa.schema([*bounds, *aggregate_fields(self.keys, self.aggregates, self.input_schema, self.schema)])
+
+    @property
+    def partial_schema(self) -> pa.Schema:
+        """Return the columns of partial rows: the state without the key group, and a number of rows."""
+        return partial_schema(list(self.state_schema)[1:])
+
+    @property
+    def partial_keys(self) -> tuple[str, ...]:
+        """Return the key columns of partial rows."""
+        return tuple(f"key:{key}" for key in self.keys)
 
     @property
     def step_us(self) -> int:
