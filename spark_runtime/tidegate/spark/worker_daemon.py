@@ -25,6 +25,9 @@ def main() -> None:
 
     importlib.import_module("tidegate.spark.slot_entry")
     importlib.import_module("tidegate.spark.batch.worker_task")
+    # Runs expressions. It also imports pandas if it is installed, which pyarrow would import for the first list of
+    # Python values: here, once for all workers.
+    importlib.import_module("pyarrow.acero")
     preload_kernels()
     gc.freeze()
     gc.enable()
