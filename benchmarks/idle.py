@@ -9,25 +9,23 @@ proportional set size (PSS): a page that n processes share counts 1/n in each of
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
 
 from cpu_timeline import Process, processes
-from start import PARTS, TICKS_PER_S
+from start import ARCHIVE_S, PARTS, TICKS_PER_S
 from tidegate_w1 import EXIT_TIMEOUT_S
 
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.local import launch_local
-from tidegate.jobs.launches import find_local_driver
+from tidegate.jobs.launches import LocalDriver, find_local_driver
 from tidegate.jobs.records import Spec
 
 HERE = Path(__file__).resolve().parent
@@ -60,14 +58,6 @@ class IdleJob:
     threads: dict[str, int]
 
 
-@dataclass
-class IdleJobs:
-    """All jobs of one run, and the memory of the machine that they take."""
-
-    jobs: list[IdleJob] = field(default_factory=list)
-    available_mib: float = 0.0
-
-
 def used_by_part(roots: Sequence[int]) -> dict[int, dict[str, Use]]:
     """Return what the process trees of these drivers use now: pid of the driver -> part -> use."""
     table = {process.pid: process for process in processes()}
@@ -92,24 +82,18 @@ def _use(process: Process) -> Use:
     return Use(int(rows["Pss"].split()[0]) * 1024, process.own + process.reaped, int(status["Threads"]))
 
 
-def available_bytes() -> int:
-    """Return the memory that the machine can still give to processes."""
-    rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(rows["MemAvailable"].split()[0]) * 1024
-
-
 @contextmanager
-def running(root: Path, jobs: int, environment: dict[str, str] | None = None) -> Iterator[list[int]]:
+def running(root: Path, jobs: int) -> Iterator[list[int]]:
     """Start jobs, some at a time, and yield their drivers' pids when all run. Ends them afterwards."""
     started: list[tuple[JobClient, Spec]] = []
     try:
         while len(started) < jobs:
-            batch = [_start(root, len(started) + i, environment) for i in range(min(AT_ONCE, jobs - len(started)))]
-            started += batch
-            for client, _ in batch:
+            begun = len(started)
+            for number in range(begun, min(begun + AT_ONCE, jobs)):
+                started.append(_start(root, number))
+            for client, _ in started[begun:]:
                 client.wait_status({"RUNNING"}, START_TIMEOUT, POLL_S)
-        drivers = [find_local_driver(client.store, client.layout, spec.number) for client, spec in started]
-        yield [driver.pid for driver in drivers if driver is not None]
+        yield [_driver(client, spec).pid for client, spec in started]
     finally:
         left = []
         for client, spec in started:
@@ -125,7 +109,14 @@ def running(root: Path, jobs: int, environment: dict[str, str] | None = None) ->
                 driver.kill()
 
 
-def _start(root: Path, number: int, environment: dict[str, str] | None) -> tuple[JobClient, Spec]:
+def _driver(client: JobClient, spec: Spec) -> LocalDriver:
+    found = find_local_driver(client.store, client.layout, spec.number)
+    if found is None:
+        raise SystemExit(f"the driver of {client.job_id} does not run")
+    return found
+
+
+def _start(root: Path, number: int) -> tuple[JobClient, Spec]:
     client = JobClient(str(root), f"idle-{number}")
     spec = client.submit(
         pipeline=f"{HERE / 'pipelines' / 'idle.py'}:build",
@@ -134,52 +125,63 @@ def _start(root: Path, number: int, environment: dict[str, str] | None) -> tuple
         master="local[1]",
         submitted_by="benchmark",
     )
-    launch_local(client, spec, env={"PYSPARK_PYTHON": sys.executable, **(environment or {})})
+    launch_local(client, spec, env={"PYSPARK_PYTHON": sys.executable})
     return client, spec
 
 
-def measure(folder: Path, jobs: int, seconds: float) -> IdleJobs:
+def warm_up(folder: Path) -> None:
+    """Run two jobs, one after the other: the first compiles kernels, the second creates the archive of classes when it
+    ends. Neither is measured."""
+    for number in range(2):
+        with running(folder / f"warm-up-{number}", 1):
+            pass
+    time.sleep(ARCHIVE_S)
+
+
+def measure(folder: Path, jobs: int, seconds: float, settle_s: float = SETTLE_S) -> list[IdleJob]:
     """Run jobs, and measure them while all are idle."""
-    before = available_bytes()
-    with running(folder / f"jobs-{time.time_ns()}", jobs) as drivers:
-        time.sleep(SETTLE_S)
-        if len(drivers) != jobs:
-            raise SystemExit(f"only {len(drivers)} of {jobs} drivers are running")
+    with running(folder / "jobs", jobs) as drivers:
+        time.sleep(settle_s)
         first, first_s = used_by_part(drivers), time.monotonic()
         time.sleep(seconds)
         last, minutes = used_by_part(drivers), (time.monotonic() - first_s) / 60
-        found = IdleJobs(available_mib=(before - available_bytes()) / 2**20)
-    for driver in drivers:
-        uses = last[driver]
-        found.jobs.append(
-            IdleJob(
-                {part: uses[part].pss_bytes / 2**20 for part in PARTS},
-                {part: (uses[part].ticks - first[driver][part].ticks) / TICKS_PER_S / minutes for part in PARTS},
-                {part: uses[part].threads for part in PARTS},
-            )
-        )
-    return found
+    return [idle_job(first[driver], last[driver], minutes) for driver in drivers]
 
 
-def table(found: IdleJobs) -> list[str]:
-    """Return the result as Markdown: medians over the jobs."""
-    jobs = found.jobs
-    memory = {part: median(job.pss_mib[part] for job in jobs) for part in PARTS}
-    cpu = {part: median(job.cpu_s_per_min[part] for job in jobs) for part in PARTS}
-    threads = {part: median(job.threads[part] for job in jobs) for part in PARTS}
-    lines = ["| per job | all | " + " | ".join(PARTS) + " |", "| --- | ---: |" + " ---: |" * len(PARTS)]
-    for label, values, places in (
-        ("memory, MiB", memory, 0),
-        ("CPU seconds per minute", cpu, 2),
-        ("threads", threads, 0),
-    ):
-        parts = " | ".join(f"{values[part]:.{places}f}" for part in PARTS)
-        lines.append(f"| {label} | {sum(values.values()):.{places}f} | {parts} |")
-    return [
-        *lines,
+def idle_job(first: Mapping[str, Use], last: Mapping[str, Use], minutes: float) -> IdleJob:
+    """Return what a job used between two samples. Raises SystemExit if one of its parts has ended, or began later."""
+    missing = [part for part in PARTS if not (first[part].threads and last[part].threads)]
+    if missing:
+        raise SystemExit(f"a job has no {', '.join(missing)}: it does not run")
+    return IdleJob(
+        {part: last[part].pss_bytes / 2**20 for part in PARTS},
+        {part: (last[part].ticks - first[part].ticks) / TICKS_PER_S / minutes for part in PARTS},
+        {part: last[part].threads for part in PARTS},
+    )
+
+
+def medians(jobs: Sequence[IdleJob]) -> dict[str, dict[str, float]]:
+    """Return what -> part -> median over the jobs."""
+    return {
+        what: {part: median(getattr(job, what)[part] for job in jobs) for part in PARTS}
+        for what in ("pss_mib", "cpu_s_per_min", "threads")
+    }
+
+
+def table(jobs: Sequence[IdleJob]) -> list[str]:
+    """Return the result as Markdown: medians over the jobs. "All" is the sum of the parts."""
+    lines = [
+        f"{len(jobs)} jobs without rows, one slot each, a checkpoint every 10 s. Median of a job:",
         "",
-        f"{len(jobs)} jobs. They took {found.available_mib / len(jobs):.0f} MiB each of the machine's available memory.",
+        "| | all | " + " | ".join(PARTS) + " |",
+        "| --- | ---: |" + " ---: |" * len(PARTS),
     ]
+    labels = {"pss_mib": "memory, MiB", "cpu_s_per_min": "CPU seconds per minute", "threads": "threads"}
+    for what, values in medians(jobs).items():
+        places = 2 if what == "cpu_s_per_min" else 0
+        parts = " | ".join(f"{values[part]:.{places}f}" for part in PARTS)
+        lines.append(f"| {labels[what]} | {sum(values.values()):.{places}f} | {parts} |")
+    return lines
 
 
 def main() -> int:
@@ -189,6 +191,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="idle-") as folder:
+        warm_up(Path(folder))
         print("\n".join(table(measure(Path(folder), options.jobs, options.seconds))))
     return 0
 

@@ -79,7 +79,7 @@ def columns_read(expression: pc.Expression, schema: pa.Schema) -> frozenset[str]
 
     The columns are known if the expression is valid with these columns only.
     """
-    # Here, because it imports pandas: most pipelines have no expressions, and their drivers need 24 MiB less without it.
+    # Here, because it imports pandas: the driver of a pipeline without expressions needs 24 MiB less.
     import pyarrow.acero as acero
 
     try:

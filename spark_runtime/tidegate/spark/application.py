@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from py4j import protocol
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.find_spark_home import _find_spark_home
@@ -97,6 +98,34 @@ class SparkApplication:
         (self.context if started is None else started).stop()
 
 
+class NumpyConverter:
+    """One of PySpark's converters of numpy values for calls of Java, which it only asks about numpy values.
+
+    PySpark's converters import pandas, also for a call with a text: half a second of CPU and 24 MiB in each driver.
+    """
+
+    def __init__(self, converter: Any) -> None:
+        self._converter = converter
+
+    def can_convert(self, value: object) -> bool:
+        """Return whether the converter converts the value."""
+        is_numpy = any(kind.__module__.partition(".")[0] == "numpy" for kind in type(value).__mro__)
+        return is_numpy and bool(self._converter.can_convert(value))
+
+    def convert(self, value: object, gateway_client: Any) -> Any:
+        """Return the value as an object of Java."""
+        return self._converter.convert(value, gateway_client)
+
+
+def limit_numpy_converters() -> None:
+    """Put a `NumpyConverter` around each of PySpark's converters of numpy values. May be called twice."""
+    converters = protocol.INPUT_CONVERTER
+    for position, converter in enumerate(converters):
+        kind = type(converter)
+        if kind.__module__ == "pyspark.sql.types" and kind.__name__.startswith("Numpy"):
+            converters[position] = NumpyConverter(converter)
+
+
 def is_local(master: str) -> bool:
     """Return whether the master is `local` or `local[N]`: executors are in the driver's JVM; slots cannot be added."""
     return master == "local" or master.startswith("local[")
@@ -177,6 +206,7 @@ def start_application(spec: Spec, options: JobOptions, *, moves_rows: bool = Fal
     settings = spark_settings(spec, options, moves_rows=moves_rows)
     # Only spark-submit reads spark.pyspark.python. Without it, the workers use this variable.
     os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
+    limit_numpy_converters()
     archived = "" if submitted else _archive_options(settings, options.execution_mode)
     try:
         context = _start(spec, settings, archived)

@@ -89,7 +89,9 @@ def test_a_chain_asks_every_operator_and_what_one_gives_goes_through_the_others(
     assert delays.at(10) == [] and delays.subtask.retry_at_ms(delays.clock.now) == 15
     delays.flow([2])
     assert delays.at(15) == [[1]] and delays.subtask.retry_at_ms(delays.clock.now) == 20
-    assert delays.at(500) == [] and delays.subtask.retry_at_ms(delays.clock.now) == 505, "the second operator's time runs from now"
+    assert delays.at(500) == [] and delays.subtask.retry_at_ms(delays.clock.now) == 505, (
+        "the second operator's time runs from now"
+    )
     assert delays.at(505) == [[2]]
 
 

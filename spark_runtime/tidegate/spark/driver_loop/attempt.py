@@ -50,6 +50,18 @@ Posted = tuple[str, Any]
 """(kind, payload): slot message, lost slot, stage end, or a wake-up."""
 
 
+def round_wait_s(options: JobOptions, *due_in_s: float | None) -> float:
+    """Return the longest time, in seconds, until the next round of the loop.
+
+    Args:
+        due_in_s: seconds until something is due; None: nothing is.
+    """
+    waits = [TICK_S, options.heartbeat_timeout.total_seconds() / CHECKS_PER_TIMEOUT]
+    waits += [due_s for due_s in due_in_s if due_s is not None]
+    # Not less: what is due may wait for something else, for which the loop must not spin.
+    return max(DUE_TICK_S, min(waits))
+
+
 @dataclass
 class SlotState:
     """The driver's view of one slot."""
@@ -109,7 +121,6 @@ class Attempt:
         )
         self._posted: queue.Queue[Posted] = queue.Queue()
         self._slots = {i: SlotState() for i in range(options.parallelism)}
-        self._tick_s = min(TICK_S, options.heartbeat_timeout.total_seconds() / CHECKS_PER_TIMEOUT)
         self._due_s: float | None = None
         self._running = False
         self._suspected: tuple[float, RunFailed] | None = None
@@ -206,16 +217,10 @@ class Attempt:
         """Return the longest time until the next round, seconds."""
         if self.job_run.outcome is not None:
             return DUE_TICK_S
-        waits = [self._tick_s]
-        if self._due_s is not None:
-            waits.append(self._due_s)
-        if self._suspected is not None:
-            waits.append(self._suspected[0] - time.monotonic())
+        failure_s = None if self._suspected is None else self._suspected[0] - time.monotonic()
         wake_ms = self.job_run.coordinator.next_wake_ms()
-        if wake_ms is not None:
-            waits.append((wake_ms - self.job_run.now_ms()) / 1000)
-        # Not less: what is due may wait for something else, for which the loop must not spin.
-        return max(DUE_TICK_S, min(waits))
+        tick_s = None if wake_ms is None else (wake_ms - self.job_run.now_ms()) / 1000
+        return round_wait_s(self._options, self._due_s, failure_s, tick_s)
 
     def _on_message(self, slot: int, message: SlotMessage) -> None:
         view = self._slots[slot]
