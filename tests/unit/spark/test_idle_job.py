@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,7 +18,7 @@ from pyspark.sql import types
 
 from tidegate.jobs.options import JobOptions
 from tidegate.spark import slot_entry
-from tidegate.spark.application import IDLE_JVM, NumpyConverter, limit_numpy_converters
+from tidegate.spark.application import NumpyConverter, limit_numpy_converters
 from tidegate.spark.slot_entry import SlotRuntime
 from tidegate.spark.worker_daemon import settle_archives
 
@@ -73,13 +72,6 @@ def test_pyspark_still_has_the_converters_that_are_limited() -> None:
     """Their names are PySpark's own; under other names, each driver would import pandas again."""
     names = {type(getattr(c, "_converter", c)).__name__ for c in protocol.INPUT_CONVERTER}
     assert {"NumpyScalarConverter", "NumpyArrayConverter"} <= names
-
-
-@pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
-def test_java_accepts_the_options_of_an_idle_jvm() -> None:
-    options = IDLE_JVM["spark.driver.extraJavaOptions"].split()
-    run = subprocess.run(["java", *options, "-version"], capture_output=True, text=True, check=False)
-    assert run.returncode == 0 and "warning" not in run.stderr.lower(), run.stderr
 
 
 @pytest.fixture
