@@ -39,7 +39,7 @@ POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Use:
-    """What one part of a job uses: resident memory, CPU ticks so far, and threads."""
+    """Use of one part of a job: resident memory, CPU ticks so far, and threads."""
 
     pss_bytes: int = 0
     ticks: int = 0
@@ -51,7 +51,7 @@ class Use:
 
 @dataclass(frozen=True)
 class IdleJob:
-    """What one job uses while it is idle, by part: MiB, CPU seconds per minute, threads."""
+    """Use of one idle job, by part: MiB, CPU seconds per minute, threads."""
 
     pss_mib: dict[str, float]
     cpu_s_per_min: dict[str, float]

@@ -193,9 +193,9 @@ class Subtask:
         a time.
 
         Args:
-            stepped_ms: a time before the last step. What was due then waits for something else, such as capacity. It
-                must not keep the loop awake. A time that came since then may have come after the step, and must not be
-                missed.
+            stepped_ms: a time before the last step. Work that was due then waits for something else, such as capacity,
+                and must not keep the loop awake. A time that came since then may have come after the step, and must not
+                be missed.
         """
         times = [t for t in (self._overtaking.due_ms(), self._timers.due_ms()) if t is not None and t > stepped_ms]
         if self._poll_at_ms is not None and self._source is not None and not self._source.is_paused:

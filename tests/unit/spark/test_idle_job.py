@@ -1,4 +1,4 @@
-"""What a driver, its JVM and its daemon leave out, because each of many idle jobs would pay for it (ADR 0035)."""
+"""Parts that a driver and its daemon leave out, because each of many idle jobs would pay for them (ADR 0035)."""
 
 from __future__ import annotations
 
