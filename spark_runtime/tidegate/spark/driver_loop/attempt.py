@@ -40,7 +40,8 @@ TICK_S = 0.5
 DUE_TICK_S = 0.1
 """The same if something is due before, or the run ends. Also the shortest time between two checks of all slots."""
 CHECKS_PER_TIMEOUT = 10
-"""Checks of the slots within `heartbeat_timeout`, at least: between two checks, `SlotLiveness` counts at most this part of it."""
+"""Checks of the slots within `heartbeat_timeout`, at least. `SlotLiveness` counts at most this part of it between two
+checks."""
 SECONDARY_WAIT_S = 2.0
 """Time, in seconds, that the driver waits for the root cause after a slot has lost a peer, which is a consequence."""
 STAGE_END_S = 60.0
