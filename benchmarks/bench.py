@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench_rows.flink_rows import flink, nexmark
-from bench_rows.own_rows import checkpoints, latencies, recoveries, slots, starts
+from bench_rows.own_rows import checkpoints, idles, latencies, recoveries, slots, starts
 from bench_rows.parquet_rows import bounded, per_key, pruned, rocksdb, windows
 from bench_rows.row import Row
 from charts import write_chart
@@ -41,6 +41,7 @@ ROWS: Mapping[str, Callable[[Path, bool, int], Row]] = {
     "slots": slots,
     "nexmark": nexmark,
     "recovery": recoveries,
+    "idle": idles,
 }
 QUICK = ("latency", "windows", "pruned", "rocksdb", "perkey", "start")
 """Rows of `--quick`."""

@@ -1,4 +1,4 @@
-"""Rows of tidegate alone: start, latency, checkpoints, slots and recovery."""
+"""Rows of tidegate alone: start, latency, checkpoints, slots, recovery and idle jobs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
+import idle
 import latency
 import recovery
 import scaling
@@ -122,4 +123,25 @@ def recoveries(folder: Path, quick: bool, repeat: int) -> Row:
         row.lines.append(f"| {victim} | {median(seconds):.1f} | {', '.join(f'{s:.1f}' for s in seconds)} |")
         row.figures[f"recovery_{victim}_s"] = median(seconds)
     row.runs = [{"killed": victim, "seconds": s} for victim, seconds in found.items() for s in seconds]
+    return row
+
+
+def idles(folder: Path, quick: bool, repeat: int) -> Row:
+    """Memory, CPU and threads of each of many jobs that get no rows."""
+    row = Row("idle", "Idle jobs")
+    jobs = 3 if quick else 50
+    idle.warm_up(folder)
+    found = [
+        idle.measure(folder / str(number), jobs, 20.0 if quick else 60.0, 10.0 if quick else idle.SETTLE_S)
+        for number in range(repeat if quick else 1)
+    ]
+    measured = [job for run in found for job in run]
+    row.lines = idle.table(measured)
+    middle = idle.medians(measured)
+    row.figures = {
+        "idle_mib": sum(middle["pss_mib"].values()),
+        "idle_cpu_s_per_min": sum(middle["cpu_s_per_min"].values()),
+    }
+    row.charts["Memory of an idle job, MiB"] = list(middle["pss_mib"].items())
+    row.runs = [asdict(job) for job in measured]
     return row

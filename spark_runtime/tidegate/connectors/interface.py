@@ -54,7 +54,8 @@ class PollResult:
         split_id: split that the records come from.
         state: `more` (poll again), `nothing_now` (poll again at `retry_at_ms`), `end` (all splits read; bounded sources
             only).
-        retry_at_ms: with `nothing_now`: processing time in milliseconds at which to poll again.
+        retry_at_ms: with `nothing_now`: processing time in milliseconds at which to poll again. The loop may poll
+            earlier, and polls at the latest 1 s after it fell asleep.
         idle: the reader has no records for an indefinite time; the watermark ignores it meanwhile (S4.4).
         splits_changed: a split ended without a batch of its own; the caller must call `active_splits` again.
         sides: rows of side outputs, by name; allowed with and without a batch. The position includes them.
@@ -117,8 +118,8 @@ class SourceContext:
 
     Attributes:
         subtask, parallelism: index of the reader, and the number of readers of the source.
-        wake: wakes the slot's loop from any thread; never blocks. Without it, the loop polls a reader that had no
-            records again within tens of milliseconds.
+        wake: wakes the slot's loop from any thread; never blocks. The loop then polls a reader that had no records
+            before its `retry_at_ms`. Call it after the records can be polled.
     """
 
     uid: str

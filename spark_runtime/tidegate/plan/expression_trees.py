@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.acero as acero
 import pyarrow.compute as pc
 
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
@@ -80,6 +79,9 @@ def columns_read(expression: pc.Expression, schema: pa.Schema) -> frozenset[str]
 
     The columns are known if the expression is valid with these columns only.
     """
+    # Here, because it imports pandas: the driver of a pipeline without expressions needs 24 MiB less.
+    import pyarrow.acero as acero
+
     try:
         _, parts = _serialised(expression)
         names = {name.decode() for kind, name in parts if kind == b"field_ref"}

@@ -351,6 +351,9 @@ class SlotRuntime:
                 # Counted from the planned time, so that delays do not add up.
                 next_beat += interval_s
                 self._control.send(_heartbeat(resident, self._slot))
+                # The rounds of an idle loop, which sleeps long, must increase between two heartbeats: else it would
+                # look hung.
+                self._wake.set()
 
     def _report(self, error: BaseException) -> None:
         if isinstance(error, OperatorFailure):

@@ -61,8 +61,13 @@ REPORT_INTERVAL_MS = 200
 exceed its drift."""
 PAUSED = "ahead of its alignment group"
 """Reason of the pause of a source that is too far ahead."""
-IDLE_WAIT_S = 0.05
-"""Longest sleep of an idle loop, seconds. It limits the delay of a wake-up that came while the loop fell asleep."""
+IDLE_WAIT_S = 1.0
+"""Longest sleep of an idle loop, seconds.
+
+Nothing waits for it: messages, elements, credit, answers and pushed rows wake the loop, and times (timers, polls, idle
+sources, reports) end the sleep. It only limits the delay if user code changes what its operator waits for without a
+call of `wake`.
+"""
 
 INPUT_STEPS_PER_ROUND = 64
 """Most elements that one subtask takes from its inputs before sources are polled again.
@@ -119,6 +124,16 @@ class AlignedSources:
         """Store the progress of groups that the driver reports, by name."""
         self._lows |= groups
 
+    @property
+    def due_ms(self) -> int | None:
+        """Time of the next report, of changes that came soon after the last report; None: nothing has changed."""
+        if self._reported_ms is None or all(
+            self._reported.get(subtask.subtask) == (subtask.watermark_us, subtask.watermarks.reported_idle)
+            for subtask, _, _ in self._members
+        ):
+            return None
+        return self._reported_ms + REPORT_INTERVAL_MS
+
     def _report(self, now_ms: int) -> None:
         news = []
         for subtask, _, group in self._members:
@@ -143,9 +158,12 @@ class LoopSignal:
         self._event.set()
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until woken or until `timeout_s` has passed, then clear the wake-up."""
+        """Sleep until woken or until `timeout_s` has passed, then clear the wake-up.
+
+        No wake-up is lost: whoever wakes the loop has changed its input before (an inbox, a queue, credit). A call of
+        `set` before the clearing means that the following round sees the change; a later call ends the next wait.
+        """
         self._event.wait(timeout_s)
-        # Cleared after the wait: what was posted before this line is processed in the round that follows.
         self._event.clear()
 
     def linger(self, pause_s: float) -> None:
@@ -211,6 +229,7 @@ class Slot:
         self._held: dict[int, list[Callable[[SnapshotPlace], None]]] = {}
         self._newest_trigger = 0
         self._cancelled = False
+        self._round_ms = 0
         self.progress = 0
         self.rounds = 0
 
@@ -427,6 +446,7 @@ class Slot:
         Downstream subtasks run first, so that queued elements are processed before sources add more.
         """
         self.rounds += 1
+        self._round_ms = self._now_ms()
         progressed = has_messages = self._take_messages()
         others_progressed = False
         failure = self._transport_failure()
@@ -479,7 +499,13 @@ class Slot:
         return all(s.source_waits for s in self._subtasks if s.source_input is not None)
 
     def _sleep_s(self) -> float:
-        times = [at_ms for s in self._subtasks if (at_ms := s.retry_at_ms) is not None]  # read once: the value changes
+        """Return the seconds until something is due, at most `IDLE_WAIT_S`.
+
+        Times up to the last round count as used: what was due then waits for something else, such as capacity.
+        """
+        times = [at_ms for s in self._subtasks if (at_ms := s.retry_at_ms(self._round_ms)) is not None]
+        if (report_ms := self._aligned.due_ms) is not None:
+            times.append(report_ms)
         if not times:
             return IDLE_WAIT_S
         return min(IDLE_WAIT_S, max(0.0, (min(times) - self._now_ms()) / 1000))

@@ -108,6 +108,17 @@ class SourceInput:
         self._idle = polled.idle or (self._idle_after_ms is not None and silent_ms >= self._idle_after_ms)
         return self._idle
 
+    def next_poll_ms(self, polled: PollResult) -> int | None:
+        """Return when to poll again after `polled`: when the reader says, or when the source becomes idle by silence.
+
+        None: without a wait. Call it after `is_idle`.
+        """
+        if polled.state != "nothing_now":
+            return None
+        if self._idle or self._idle_after_ms is None or self._silent_since_ms is None:
+            return polled.retry_at_ms
+        return min(polled.retry_at_ms, self._silent_since_ms + self._idle_after_ms)
+
     @property
     def is_paused(self) -> bool:
         """True while the source must not be polled, for any reason."""

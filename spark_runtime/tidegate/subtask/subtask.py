@@ -198,12 +198,16 @@ class Subtask:
         """True while the source has no records before a known time, and all that it returned is sent."""
         return self._poll_at_ms is not None and self._emission is None
 
-    @property
-    def retry_at_ms(self) -> int | None:
-        """Processing time at which to step again even if nothing else has happened; None: nothing waits for a time."""
-        now_ms = self._host.now_ms()
-        # A time that has passed waits for something else, such as capacity. It must not keep the loop awake.
-        times = [t for t in (self._overtaking.due_ms(), self._timers.due_ms()) if t is not None and t > now_ms]
+    def retry_at_ms(self, stepped_ms: int) -> int | None:
+        """Return the processing time at which to step again even if nothing else has happened; None: nothing waits for
+        a time.
+
+        Args:
+            stepped_ms: a time before the last step. Work that was due then waits for something else, such as capacity,
+                and must not keep the loop awake. A time that came since then may have come after the step, and must not
+                be missed.
+        """
+        times = [t for t in (self._overtaking.due_ms(), self._timers.due_ms()) if t is not None and t > stepped_ms]
         if self._poll_at_ms is not None and self._source is not None and not self._source.is_paused:
             times.append(self._poll_at_ms)
         return min(times, default=None)
@@ -349,8 +353,8 @@ class Subtask:
         now_ms = self._host.now_ms()
         polled = self._source.poll(now_ms)
         self._router.announce_split(self._source.turn)
-        self._poll_at_ms = polled.retry_at_ms if polled.state == "nothing_now" else None
         self._silent = self._source.is_idle(polled, now_ms)
+        self._poll_at_ms = self._source.next_poll_ms(polled)
         return polled
 
     def _rows_of(self, polled: PollResult) -> Iterator[Emitted] | None:

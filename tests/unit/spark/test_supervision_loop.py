@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.job_graph import JobGraph
 from tidegate.spark.application import ui_url
 from tidegate.spark.driver_loop import streaming_loop
+from tidegate.spark.driver_loop.attempt import DUE_TICK_S, TICK_S, round_wait_s
 from tidegate.spark.driver_loop.command_desk import CommandDesk
 from tidegate.spark.driver_loop.streaming_loop import StreamingLoop
 
@@ -220,6 +222,46 @@ def test_a_job_that_fails_once_runs_again_and_finishes() -> None:
     assert [d.data["message"] for d in job.log.read() if d.kind == "failure"] == ["boom"]
     assert job.hint.data["restarts"] == 1
     assert job.hint.data["spark_ui"] == "http://driver:4040"
+
+
+def test_a_command_is_processed_when_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7.7: without a poll. The interval of polls would be longer than the test."""
+    monkeypatch.setattr(streaming_loop, "COMMAND_POLL_S", 3_600.0)
+    job = FakeJob()
+
+    def cancelled(attempt: FakeAttempt) -> RunEnded | RunFailed:
+        attempt.up()
+        job.send("c1", "cancel")
+        attempt.until(lambda: attempt.job_run.outcome)
+        return RunFailed("cancelled")
+
+    Loop(job, cancelled).run()
+    assert job.statuses()[-1] == "CANCELED"
+
+
+def test_a_round_reports_when_the_supervisor_must_be_called_again() -> None:
+    """S7.5: the run's loop sleeps until then."""
+    job = FakeJob(heartbeat_timeout="30 s")
+    seen: list[float | None] = []
+
+    def observed(attempt: FakeAttempt) -> RunEnded:
+        attempt.up()
+        seen.append(attempt.given["on_round"]())
+        return ENDED
+
+    Loop(job, observed).run()
+    assert seen[0] is not None and 0 < seen[0] <= 30
+
+
+def test_a_run_waits_until_something_is_due_but_never_spins() -> None:
+    """S9.1: a slot counts as silent after ten checks, so they are within the timeout."""
+    options = JobOptions()
+    assert round_wait_s(options, None, None) == TICK_S
+    assert round_wait_s(options, 7.0, None) == TICK_S
+    assert round_wait_s(options, 7.0, 0.3) == 0.3
+    assert round_wait_s(options, -5.0) == DUE_TICK_S
+    short = JobOptions(heartbeat_interval=timedelta(seconds=1), heartbeat_timeout=timedelta(seconds=2))
+    assert round_wait_s(short, None) == 0.2
 
 
 def test_where_sparks_own_pages_are_is_told_only_when_there_are_any() -> None:

@@ -66,11 +66,11 @@ class Delays(SubtaskHarness):
 
 def test_what_waits_for_the_clock_comes_out_when_it_has_come_so_far() -> None:
     delays = Delays(10)
-    assert delays.flow([1]) == [] and delays.subtask.retry_at_ms == 10
+    assert delays.flow([1]) == [] and delays.subtask.retry_at_ms(delays.clock.now) == 10
     assert delays.at(9) == []
     delays.flow([2])
-    assert delays.at(10) == [[1]] and delays.subtask.retry_at_ms == 19
-    assert delays.at(100) == [[2]] and delays.subtask.retry_at_ms is None
+    assert delays.at(10) == [[1]] and delays.subtask.retry_at_ms(delays.clock.now) == 19
+    assert delays.at(100) == [[2]] and delays.subtask.retry_at_ms(delays.clock.now) is None
 
 
 def test_a_loop_that_falls_asleep_the_moment_a_time_comes_does_not_fail() -> None:
@@ -86,10 +86,12 @@ def test_a_loop_that_falls_asleep_the_moment_a_time_comes_does_not_fail() -> Non
 def test_a_chain_asks_every_operator_and_what_one_gives_goes_through_the_others() -> None:
     delays = Delays(10, 5)
     delays.flow([1])
-    assert delays.at(10) == [] and delays.subtask.retry_at_ms == 15
+    assert delays.at(10) == [] and delays.subtask.retry_at_ms(delays.clock.now) == 15
     delays.flow([2])
-    assert delays.at(15) == [[1]] and delays.subtask.retry_at_ms == 20
-    assert delays.at(500) == [] and delays.subtask.retry_at_ms == 505, "the second operator's time runs from now"
+    assert delays.at(15) == [[1]] and delays.subtask.retry_at_ms(delays.clock.now) == 20
+    assert delays.at(500) == [] and delays.subtask.retry_at_ms(delays.clock.now) == 505, (
+        "the second operator's time runs from now"
+    )
     assert delays.at(505) == [[2]]
 
 
@@ -112,7 +114,7 @@ def test_after_a_suspend_nothing_is_done_by_the_clock() -> None:
     delays = Delays(10)
     delays.flow([1])
     assert delays.flow(EndOfData(False)) == [EndOfData(False)]
-    assert delays.subtask.retry_at_ms is None
+    assert delays.subtask.retry_at_ms(delays.clock.now) is None
     barrier = CheckpointBarrier(1, "stop-savepoint", 0, "suspend")
     delays.clock.now = 1_000
     assert delays.flow(barrier) == [barrier]

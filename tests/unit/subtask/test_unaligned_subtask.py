@@ -431,7 +431,7 @@ def test_an_emission_larger_than_the_overdraft_waits_for_the_receiver() -> None:
     polled = 0
     while not harness.host.written:
         assert harness.output.queued_bytes <= 2 * ROW_BYTES
-        assert harness.subtask.retry_at_ms is None, "nothing to wait for but room"
+        assert harness.subtask.retry_at_ms(harness.host.time_ms) is None, "nothing to wait for but room"
         assert harness.output.poll() is not None
         polled += 1
         harness.pump()
@@ -456,7 +456,7 @@ def test_a_timeout_that_passes_while_the_emission_is_parked_makes_its_barrier_ur
     harness = CapturingSubtask(Passing(copies=2), channels=1, after_ms=100)
     harness.send(0, batch(1), batch(2), barrier(1))
     harness.pump()
-    assert harness.subtask.retry_at_ms == 100
+    assert harness.subtask.retry_at_ms(harness.host.time_ms) == 100
     harness.host.time_ms = 99
     harness.pump()
     assert harness.output.queued_bytes == ROW_BYTES
@@ -475,7 +475,7 @@ def test_a_trigger_makes_the_parked_emission_of_a_source_urgent(after_ms: int) -
     harness.pump()
     if after_ms:
         assert harness.output.queued_bytes == ROW_BYTES
-        assert harness.subtask.retry_at_ms == after_ms
+        assert harness.subtask.retry_at_ms(harness.host.time_ms) == after_ms
         harness.host.time_ms = after_ms
         harness.pump()
     assert harness.out() == [[0], [0], barrier(1)]

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.acero as acero
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
@@ -72,6 +71,9 @@ def passed_column(expression: pc.Expression, schema: pa.Schema) -> str | None:
 
 
 def _result_type(name: str, expression: pc.Expression, schema: pa.Schema, where: str) -> pa.DataType:
+    # Here, because it imports pandas, which drivers of pipelines without expressions do not need.
+    import pyarrow.acero as acero
+
     row = pa.table([pa.nulls(1, f.type) for f in schema], names=schema.names)
     try:
         made = acero.Declaration.from_sequence(

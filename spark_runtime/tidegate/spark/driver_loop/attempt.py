@@ -35,8 +35,13 @@ from tidegate.spark.barrier_stage import BarrierStage, first_line
 from tidegate.spark.slot_parameters import SlotParameters
 from tidegate.spark.versions import own_versions
 
-TICK_S = 0.1
-"""Longest time, in seconds, between two checks of the clock."""
+TICK_S = 0.5
+"""Longest time, in seconds, between two rounds of the loop. Messages and `wake` start a round at once."""
+DUE_TICK_S = 0.1
+"""The same if something is due before, or the run ends. Also the shortest time between two checks of all slots."""
+CHECKS_PER_TIMEOUT = 10
+"""Checks of the slots within `heartbeat_timeout`, at least. `SlotLiveness` counts at most this part of it between two
+checks."""
 SECONDARY_WAIT_S = 2.0
 """Time, in seconds, that the driver waits for the root cause after a slot has lost a peer, which is a consequence."""
 STAGE_END_S = 60.0
@@ -44,6 +49,18 @@ STAGE_END_S = 60.0
 
 Posted = tuple[str, Any]
 """(kind, payload): slot message, lost slot, stage end, or a wake-up."""
+
+
+def round_wait_s(options: JobOptions, *due_in_s: float | None) -> float:
+    """Return the longest time, in seconds, until the next round of the loop.
+
+    Args:
+        due_in_s: seconds until something is due; None: nothing is.
+    """
+    waits = [TICK_S, options.heartbeat_timeout.total_seconds() / CHECKS_PER_TIMEOUT]
+    waits += [due_s for due_s in due_in_s if due_s is not None]
+    # Not less: what is due may wait for something else, for which the loop must not spin.
+    return max(DUE_TICK_S, min(waits))
 
 
 @dataclass
@@ -81,14 +98,15 @@ class Attempt:
         wait_for_final: bool,
         on_running: Callable[[], None],
         on_metrics: Callable[[Mapping[int, SlotState]], None],
-        on_round: Callable[[], None],
+        on_round: Callable[[], float | None],
     ) -> None:
         """Create the run.
 
         Args:
             parameters: fields of SlotParameters except secret, control address and bind host.
             assignments: source uid -> subtask index -> splits, for a fresh start.
-            on_round: called at every round of the loop, at least each TICK_S and after `wake`; may use `job_run`.
+            on_round: called at every round of the loop, at least each TICK_S and after `wake`; may use `job_run`. It
+                returns the seconds after which it must be called again, or None.
         """
         self._options = options
         self._assignments = assignments
@@ -104,6 +122,7 @@ class Attempt:
         )
         self._posted: queue.Queue[Posted] = queue.Queue()
         self._slots = {i: SlotState() for i in range(options.parallelism)}
+        self._due_s: float | None = None
         self._running = False
         self._suspected: tuple[float, RunFailed] | None = None
         self._judged_s = 0.0
@@ -158,7 +177,7 @@ class Attempt:
             while self.job_run.outcome is None or not self._is_settled():
                 self._handle_posted()
                 self._check_timeouts()
-                self._on_round()
+                self._due_s = self._on_round()
             return self.job_run.outcome
         finally:
             self._end()
@@ -176,7 +195,7 @@ class Attempt:
 
     def _handle_posted(self) -> None:
         try:
-            what, payload = self._posted.get(timeout=TICK_S)
+            what, payload = self._posted.get(timeout=self._wait_s())
         except queue.Empty:
             return
         if what == "message":
@@ -194,6 +213,15 @@ class Attempt:
                 self._note_secondary_failure(
                     RunFailed("Spark ended the barrier stage before all slots had ended"), SECONDARY_WAIT_S
                 )
+
+    def _wait_s(self) -> float:
+        """Return the longest time until the next round, seconds."""
+        if self.job_run.outcome is not None:
+            return DUE_TICK_S
+        failure_s = None if self._suspected is None else self._suspected[0] - time.monotonic()
+        wake_ms = self.job_run.coordinator.next_wake_ms()
+        tick_s = None if wake_ms is None else (wake_ms - self.job_run.now_ms()) / 1000
+        return round_wait_s(self._options, self._due_s, failure_s, tick_s)
 
     def _on_message(self, slot: int, message: SlotMessage) -> None:
         view = self._slots[slot]
@@ -261,7 +289,7 @@ class Attempt:
             elif now - self._ended_s > STAGE_END_S:
                 self._forget_slots()
             return
-        if now - self._judged_s >= TICK_S:  # not at every message, because it checks all slots
+        if now - self._judged_s >= DUE_TICK_S:  # not at every message, because it checks all slots
             self._judged_s = now
             trouble = self._liveness.trouble(int(now * 1000))
         else:

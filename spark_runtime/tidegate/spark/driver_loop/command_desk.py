@@ -27,7 +27,11 @@ DRIVER_ENDED = AnswerAllOpen(
 
 
 class CommandDesk:
-    """Holds commands until the job can process them. Safe for several threads; blocks on the store."""
+    """Holds commands until the job can process them. Safe for several threads; blocks on the store.
+
+    Attributes:
+        arrived: set when a command has arrived. The caller of `take` may wait for it, and clears it before.
+    """
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class CommandDesk:
     ) -> None:
         self._store, self._layout = store, layout
         self._generation, self._now_iso, self._now_s = generation, now_iso, now_s
+        self.arrived = threading.Event()
         self._lock = threading.Lock()
         self._book = CommandBook(spec.number)
         self._new: list[Command] = []
@@ -127,6 +132,7 @@ class CommandDesk:
         with self._lock:
             if self._book.register(command):
                 self._new.append(command)
+        self.arrived.set()
 
     def _on_unreadable(self, command_id: str, spec: int | None, problem: str) -> None:
         with self._lock:

@@ -44,8 +44,9 @@ from tidegate.spark.driver_loop.status_hint import busy_operators, job_metrics, 
 
 logger = logging.getLogger("tidegate.spark")
 
-COMMAND_POLL_S = 0.1
-"""Interval, in seconds, at which commands and signals are polled."""
+COMMAND_POLL_S = 0.5
+"""Interval, in seconds, at which signals, and commands that could not be checked, are processed. New commands are
+processed at once."""
 SLOT_POLL_S = 0.5
 """Interval, in seconds, at which the driver queries the free slots of Spark while it waits."""
 
@@ -108,6 +109,7 @@ class StreamingLoop:
             return self._exit_code
         finally:
             self._over.set()
+            job.desk.arrived.set()
             watcher.join(5.0)
             if self._application is not None:
                 self._application.stop()
@@ -417,10 +419,13 @@ class StreamingLoop:
         except TidegateError:
             return None
 
-    def _on_round(self) -> None:
+    def _on_round(self) -> float | None:
+        """Do the supervisor's part of a round of the run. Return the seconds until its next time."""
         self._take_events()
         if self._attempt is not None and self._attempt.job_run.outcome is None:
             self._attempt.job_run.note_overdue_deletions(self._job.retiring.overdue)
+        wake_ms = self._supervisor.next_wake_ms()
+        return None if wake_ms is None else (wake_ms - self._now_ms()) / 1000
 
     def _on_metrics(self, slots: Mapping[int, SlotState]) -> None:
         coordinator, ended = self._run.coordinator, self._run.ended_counts
@@ -440,7 +445,13 @@ class StreamingLoop:
         commands.
         """
         reported = False
-        while not self._over.wait(COMMAND_POLL_S):
+        arrived = self._job.desk.arrived
+        while True:
+            arrived.wait(COMMAND_POLL_S)
+            # Before the commands are taken: one that arrives meanwhile ends the next wait.
+            arrived.clear()
+            if self._over.is_set():
+                return
             try:
                 for command in self._job.desk.take():
                     self._enqueue(partial(sv.CommandArrived, command))
