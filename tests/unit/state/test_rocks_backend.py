@@ -106,7 +106,7 @@ def test_more_keys_than_the_cache_holds_come_back_from_the_database(opened: Open
         keys = rng.permutation(40_000)[:10_000]
         expected[keys] += keys
         put(backend, keys, expected[keys])
-        assert all(cache.held_bytes <= backend._quota() for cache in backend._caches.values())
+        assert backend._cache_memory.held_bytes <= SMALL_BYTES // 2
     there = np.flatnonzero(expected)
     assert values(backend, there) == expected[there].tolist()
 
@@ -308,11 +308,11 @@ def test_a_long_list_that_is_over_goes_from_the_disk_whole_and_its_key_begins_an
     for _ in range(2):
         sweep(1_000)
     assert disk_rows(backend, "lists") == 1
-    backend._caches["lists"]._clear()
+    backend._caches["lists"].shrink(0)
     got = state.get(backend.keys(batch_of([1, 2, 3])))
     assert got.offsets.tolist() == [0, 5, 5, 5]
     append(1, 2_000)
-    backend._caches["lists"]._clear()
+    backend._caches["lists"].shrink(0)
     assert state.get(backend.keys(batch_of([1]))).columns.num_rows == 2_005
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.state.byte_words import address_of, copy_bytes
 from tidegate.state.keys.key_bytes import Bytes, Int64s
 from tidegate.state.numba_kernels import kernel
 
@@ -144,12 +145,10 @@ def unframe(groups: ByteRows) -> tuple[ByteRows, Int64s]:
 
 @kernel("void(u1[], i8[], i8[], u1[]!, i8[]!)")
 def _append(source: Any, starts: Any, lengths: Any, data: Any, cursor: Any) -> None:
+    read, write = address_of(source), address_of(data)
     for i in range(len(starts)):
-        at = cursor[i]
-        start = starts[i]
-        for j in range(lengths[i]):
-            data[at + j] = source[start + j]
-        cursor[i] = at + lengths[i]
+        copy_bytes(read + starts[i], write + cursor[i], lengths[i])
+        cursor[i] += lengths[i]
 
 
 @kernel("void(u1[], i8[], i8[], u8[]!, u8[]!)")
