@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,8 +33,13 @@ FIRST_SCAN_ROWS = 256
 READ_ROWS = 512
 """Keys in one multi-get, because RocksDB keeps the blocks of all of them in memory until it returns."""
 BLOCK_BYTES = 4096
-WRITE_ROWS = 16384
-"""Rows in one write batch."""
+WRITE_ROWS = 1024
+"""Rows in one write batch. Few, because `rocksdict` holds the interpreter lock while it fills and writes a batch."""
+WRITE_BYTES = 2**18
+"""Approximate bytes in one write batch."""
+PAUSE_S = 0.00005
+"""Pause after a write batch of a snapshot, in which the slot's loop gets the interpreter lock at once. Without it, a
+thread that waits for the lock gets it only after the interpreter's switch interval of 5 ms."""
 MIN_WRITE_BUFFER_BYTES = 2**20
 MAX_FILE_BYTES = 16 * 2**20
 """Approximate size of RocksDB's files, each of which is read into memory whole for a snapshot."""
@@ -133,6 +139,8 @@ class RocksDatabase:
         """Flush memory to files, and make `directory` another database of the same files, by hard links."""
         from rocksdict import Checkpoint
 
+        # The checkpoint flushes, too, but `rocksdict` holds the interpreter lock meanwhile.
+        self.flush()
         with failures(self.directory):
             Checkpoint(self.opened()).create_checkpoint(str(directory))
 
@@ -195,12 +203,20 @@ class RocksTable:
         back = order.argsort()
         return rows.take(back)
 
-    def write(self, keys: ByteRows, rows: ByteRows) -> None:
-        """Set the row of each key, or remove it if the row is missing. Keys must be unique."""
+    def write(self, keys: ByteRows, rows: ByteRows, *, pausing: bool = False) -> None:
+        """Set the row of each key, or remove it if the row is missing. Keys must be unique.
+
+        Args:
+            pausing: let other threads run after every few rows; for the threads of snapshots.
+        """
         order = keys.order()
-        for start in range(0, len(order), WRITE_ROWS):
-            some = order[start : start + WRITE_ROWS]
+        row_bytes = int(keys.lengths.sum() + rows.lengths.sum()) // max(len(order), 1)
+        batch_rows = min(WRITE_ROWS, 1 + WRITE_BYTES // max(row_bytes, 1))
+        for start in range(0, len(order), batch_rows):
+            some = order[start : start + batch_rows]
             self._write(keys.take(some), rows.take(some))
+            if pausing:
+                time.sleep(PAUSE_S)
 
     def scan(self, lower: bytes = b"", upper: bytes | None = None) -> Iterator[tuple[ByteRows, ByteRows]]:
         """Yield keys and rows with lower <= key < upper in order, some at a time, never none.

@@ -89,9 +89,9 @@ class FrozenRows:
             yield keys, ByteRows(self._arena, self._log.at[some], self._log.lengths[some])
 
     def write(self, table: RocksTable) -> None:
-        """Write the rows to the table. May be called again if it fails."""
+        """Write the rows to the table, for a snapshot. May be called again if it fails."""
         for keys, rows in self.pieces():
-            table.write(keys, rows)
+            table.write(keys, rows, pausing=True)
 
 
 class _ChangeLog:
@@ -159,7 +159,8 @@ class RowCache:
         entries = self._entries(keys)
         starts, lengths = np.empty(len(entries), np.int64), np.empty(len(entries), np.int64)
         if _read(entries, self._cells, starts, lengths):
-            unknown = np.unique(entries[starts == _UNKNOWN])
+            unknown = np.empty(len(entries), np.int32)
+            unknown = unknown[: int(_list_unknown(entries, self._cells, unknown))]
             self._place(unknown, self._table.get(self._keys_of(unknown)), False)
             _read(entries, self._cells, starts, lengths)
         # These rows refer to the present buffer. `shrink` may replace the buffer, but does not change it.
@@ -181,7 +182,8 @@ class RowCache:
         self._before_write()
         frozen = self.freeze()
         if frozen is not None:
-            frozen.write(self._table)
+            for keys, rows in frozen.pieces():
+                self._table.write(keys, rows)
         if self._after_write is not None and self._untold:
             rows, self._untold = self._untold, 0
             self._after_write(rows)
@@ -388,6 +390,21 @@ def _read(entries: Any, cells: Any, starts: Any, lengths: Any) -> Any:
         lengths[i] = cells[at + 1]
         any_unknown = any_unknown or starts[i] == _UNKNOWN
     return any_unknown
+
+
+@kernel("i8(i4[], i8[]!, i4[]!)")
+def _list_unknown(entries: Any, cells: Any, unknown: Any) -> Any:
+    """Write each entry once whose row is unknown, and return their number."""
+    count = 0
+    for i in range(len(entries)):
+        at = np.int64(entries[i]) * FIELDS
+        if cells[at] == _UNKNOWN:
+            unknown[count] = entries[i]
+            count += 1
+            cells[at] = _ABSENT
+    for i in range(count):
+        cells[np.int64(unknown[i]) * FIELDS] = _UNKNOWN
+    return count
 
 
 @kernel("i8(i4[], u1[], i8[], i8[], b1, i8[]!, u1[]!, i8[]!, i8, i4[]!, i8[]!, i8[]!, i8)")
