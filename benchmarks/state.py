@@ -362,8 +362,8 @@ def explanation(costs: Sequence[Cost]) -> list[str]:
         f"first checkpoint; part: one after up to {CHANGED_KEYS:,} keys have changed that are next to each other in",
         "order of first sight. raw: as many bytes into one file, synchronised, in the same run. The first ratio: sync",
         "and async beside raw; the second: share of the bytes that are written beside share of the keys that changed.",
-        "pause: longest pause of a thread that only counts, during the asynchronous part of a checkpoint of changes; idle",
-        "pause: the same in as much time without a checkpoint.",
+        "pause: longest pause of a thread that only counts, during the asynchronous part of a checkpoint of changes;",
+        "idle pause: the same in as much time without a checkpoint.",
         f"Medians of {ROUNDS}; restore is of the last checkpoint.",
         f"The goals: sync below 5 ms, a ratio of at most {MOST_RATIO}, bytes in proportion to what changed.",
     ]

@@ -82,7 +82,7 @@ def test_it_holds_what_was_put_and_a_snapshot_what_was_there(
         else:
             # Written only now, after later changes: it must not contain them.
             model.settle()
-            assert {key: row for key, row in model.stored().items()} == expected
+            assert model.stored() == expected
     model.get(KEYS)
     model.cache.flush()
     assert model.stored() == model.rows

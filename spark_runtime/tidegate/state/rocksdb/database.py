@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,13 +32,12 @@ FIRST_SCAN_ROWS = 256
 READ_ROWS = 512
 """Keys in one multi-get, because RocksDB keeps the blocks of all of them in memory until it returns."""
 BLOCK_BYTES = 4096
-WRITE_ROWS = 1024
+LIST_ROWS = 16384
+"""Rows that are converted to Python objects at a time."""
+WRITE_ROWS = 4096
 """Rows in one write batch. Few, because `rocksdict` holds the interpreter lock while it fills and writes a batch."""
 WRITE_BYTES = 2**18
 """Approximate bytes in one write batch."""
-PAUSE_S = 0.00005
-"""Pause after a write batch of a snapshot, in which the slot's loop gets the interpreter lock at once. Without it, a
-thread that waits for the lock gets it only after the interpreter's switch interval of 5 ms."""
 MIN_WRITE_BUFFER_BYTES = 2**20
 MAX_FILE_BYTES = 16 * 2**20
 """Approximate size of RocksDB's files, each of which is read into memory whole for a snapshot."""
@@ -203,20 +201,19 @@ class RocksTable:
         back = order.argsort()
         return rows.take(back)
 
-    def write(self, keys: ByteRows, rows: ByteRows, *, pausing: bool = False) -> None:
-        """Set the row of each key, or remove it if the row is missing. Keys must be unique.
-
-        Args:
-            pausing: let other threads run after every few rows; for the threads of snapshots.
-        """
+    def write(self, keys: ByteRows, rows: ByteRows) -> None:
+        """Set the row of each key, or remove it if the row is missing. Keys must be unique."""
         order = keys.order()
         row_bytes = int(keys.lengths.sum() + rows.lengths.sum()) // max(len(order), 1)
         batch_rows = min(WRITE_ROWS, 1 + WRITE_BYTES // max(row_bytes, 1))
-        for start in range(0, len(order), batch_rows):
-            some = order[start : start + batch_rows]
-            self._write(keys.take(some), rows.take(some))
-            if pausing:
-                time.sleep(PAUSE_S)
+        for start in range(0, len(order), LIST_ROWS):
+            some = order[start : start + LIST_ROWS]
+            there = rows.present[some]
+            put = keys.take(some[there]).to_list(), rows.take(some[there]).to_list()
+            removed = [] if there.all() else keys.take(some[~there]).to_list()
+            for at in range(0, max(len(put[0]), len(removed)), batch_rows):
+                part = slice(at, at + batch_rows)
+                self._write(put[0][part], put[1][part], removed[part])
 
     def scan(self, lower: bytes = b"", upper: bytes | None = None) -> Iterator[tuple[ByteRows, ByteRows]]:
         """Yield keys and rows with lower <= key < upper in order, some at a time, never none.
@@ -291,7 +288,7 @@ class RocksTable:
         with failures(self._database.directory):
             self._database.family(self.name).delete_range(lower, upper, _unlogged())
 
-    def _write(self, keys: ByteRows, rows: ByteRows) -> None:
+    def _write(self, keys: Sequence[bytes], rows: Sequence[bytes], removed: Sequence[bytes]) -> None:
         from rocksdict import WriteBatch
 
         with failures(self._database.directory):
@@ -300,11 +297,9 @@ class RocksTable:
             database = self._database.opened()
             batch = WriteBatch(raw_mode=True)
             batch.set_default_column_family(database.get_column_family_handle(self.name))
-            there = rows.present
             # A deque of length 0 consumes the calls without a loop in Python.
-            deque(map(batch.put, keys.take(there).to_list(), rows.take(there).to_list()), maxlen=0)
-            if not there.all():
-                deque(map(batch.delete, keys.take(~there).to_list()), maxlen=0)
+            deque(map(batch.put, keys, rows), maxlen=0)
+            deque(map(batch.delete, removed), maxlen=0)
             database.write(batch, _unlogged())
 
     def _some(self, lower: bytes, upper: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:

@@ -89,9 +89,9 @@ class FrozenRows:
             yield keys, ByteRows(self._arena, self._log.at[some], self._log.lengths[some])
 
     def write(self, table: RocksTable) -> None:
-        """Write the rows to the table, for a snapshot. May be called again if it fails."""
+        """Write the rows to the table. May be called again if it fails."""
         for keys, rows in self.pieces():
-            table.write(keys, rows, pausing=True)
+            table.write(keys, rows)
 
 
 class _ChangeLog:
@@ -141,6 +141,8 @@ class RowCache:
         self._untold = 0
         self._has_dropped = False
         self._frozen: weakref.ref[FrozenRows] | None = None
+        self._log = _ChangeLog()
+        self._first_change = 1
         self._clear(MIN_ENTRIES)
         memory.add(self)
 
@@ -182,11 +184,10 @@ class RowCache:
         self._before_write()
         frozen = self.freeze()
         if frozen is not None:
-            for keys, rows in frozen.pieces():
-                self._table.write(keys, rows)
+            frozen.write(self._table)
         if self._after_write is not None and self._untold:
-            rows, self._untold = self._untold, 0
-            self._after_write(rows)
+            written, self._untold = self._untold, 0
+            self._after_write(written)
 
     def freeze(self) -> FrozenRows | None:
         """Return all changes since the last call; the caller writes them to the table. None: no changes.
