@@ -10,7 +10,7 @@ import pytest
 
 from tidegate.state.rocksdb.byte_rows import ByteRows
 from tidegate.state.rocksdb.database import RocksDatabase
-from tidegate.state.rocksdb.row_cache import CacheMemory, FrozenRows, RowCache
+from tidegate.state.rocksdb.row_cache import ENTRY_BYTES, CacheMemory, FrozenRows, RowCache
 
 KEYS = [b"k%d" % number * (1 + number % 3) for number in range(400)]
 Pairs = dict[bytes, bytes]
@@ -98,18 +98,19 @@ def test_replaced_rows_do_not_fill_the_memory(database: RocksDatabase) -> None:
     model.get(KEYS)
 
 
-def test_a_used_row_stays_and_the_others_are_dropped(database: RocksDatabase) -> None:
+def test_used_rows_and_the_newest_stay_and_the_others_are_dropped(database: RocksDatabase) -> None:
     model = Model(database, 2**20)
     busy = KEYS[::4]
     model.put(KEYS, [b"x" * 30] * len(KEYS))
     for _ in range(3):
         model.get(list(busy))
-    model.cache.shrink(20_000)
-    assert model.cache.size == len(busy) and model.cache.changes == 0
+    newest = KEYS[-20:]
+    model.cache.shrink(sum(ENTRY_BYTES + len(key) + 30 for key in {*busy, *newest}))
+    assert model.cache.size == len({*busy, *newest}) and model.cache.changes == 0
     reads: list[int] = []
     read = model.table.get
     model.cache._table.get = lambda keys: reads.append(len(keys)) or read(keys)  # type: ignore[method-assign, func-returns-value]
-    model.get(list(busy))
+    model.get([*busy, *newest])
     assert not reads
     model.get(KEYS)
-    assert reads == [len(KEYS) - len(busy)]
+    assert reads == [len(KEYS) - len({*busy, *newest})]

@@ -207,7 +207,7 @@ class RowCache:
     def shrink(self, most_bytes: int) -> None:
         """Drop replaced rows and, if needed, entries, until about `most_bytes` are in use.
 
-        Entries that were not used after they were added are dropped first.
+        Entries that were not used after they were added are dropped first, the oldest before the others.
         """
         # Written first, because an entry may be dropped only when the table has its row. A snapshot in progress no
         # longer needs the present buffer then.
@@ -365,7 +365,8 @@ def _count_uses(entries: Any, cells: Any) -> None:
 
 @kernel("i8(i8[], i8[], i8, i8, i8, i4[]!)")
 def _choose(cells: Any, ends: Any, size: Any, most_bytes: Any, entry_bytes: Any, kept: Any) -> Any:
-    """Write the entries that stay, and return their number: all if they fit, else those with several uses."""
+    """Write the entries that stay, and return their number: all if they fit, else those with several uses, then the
+    newest."""
     total = size * entry_bytes + ends[size]
     for entry in range(size):
         total += cells[entry * FIELDS + 1]
@@ -373,11 +374,19 @@ def _choose(cells: Any, ends: Any, size: Any, most_bytes: Any, entry_bytes: Any,
     left = most_bytes
     count = 0
     for entry in range(size):
-        needed = entry_bytes + ends[entry + 1] - ends[entry] + cells[entry * FIELDS + 1]
-        if needed <= left and (all_fit or cells[entry * FIELDS + 3] > 1):
-            kept[count] = entry
-            count += 1
-            left -= needed
+        if all_fit or cells[entry * FIELDS + 3] > 1:
+            left -= entry_bytes + ends[entry + 1] - ends[entry] + cells[entry * FIELDS + 1]
+            if left >= 0:
+                kept[count] = entry
+                count += 1
+    entry = size - 1
+    while entry >= 0 and left >= 0 and not all_fit:
+        if cells[entry * FIELDS + 3] <= 1:
+            left -= entry_bytes + ends[entry + 1] - ends[entry] + cells[entry * FIELDS + 1]
+            if left >= 0:
+                kept[count] = entry
+                count += 1
+        entry -= 1
     return count
 
 
