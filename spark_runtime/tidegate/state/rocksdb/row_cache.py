@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ FIELDS = 4
 """Fields of an entry's cell: place of its row in the buffer, length, number of its change, number of uses."""
 LOG_BYTES = 20
 """Bytes of a change in the list of changes."""
+MAPPED_BYTES = 2**20
+"""Size from which arrays are mapped."""
 PIECE_ROWS = 2**17
 """Changed rows that are sorted and written at a time, so that a large snapshot needs little memory."""
 _ABSENT = -1
@@ -218,13 +221,14 @@ class RowCache:
         self._keep_only(kept[:count])
 
     def _clear(self, capacity: int) -> None:
-        self._slots = np.full(_slots_of(capacity), FREE, np.int64)
-        self._hashes = np.empty(capacity, np.uint64)
-        self._ends = np.zeros(capacity + 1, np.int64)
-        self._key_bytes = np.empty(capacity * 16, np.uint8)
+        self._slots = _free_slots(capacity)
+        self._hashes = _new(capacity, np.uint64)
+        self._ends = _new(capacity + 1, np.int64)
+        self._ends[0] = 0
+        self._key_bytes = _new(capacity * 16, np.uint8)
         self._cursor = np.zeros(2, np.int64)  # next row, entries
-        self._cells = np.empty(capacity * FIELDS, np.int64)
-        self._arena = np.empty(4096, np.uint8)
+        self._cells = _new(capacity * FIELDS, np.int64)
+        self._arena = _new(4096, np.uint8)
         self._used = np.zeros(2, np.int64)  # bytes in use, and how many of them are frozen
         self._log = _ChangeLog()
         self._first_change = 1
@@ -276,7 +280,7 @@ class RowCache:
         self._ends = _grown(self._ends, capacity + 1)
         self._cells = _grown(self._cells, capacity * FIELDS)
         if _slots_of(capacity) > len(self._slots):
-            self._slots = np.full(_slots_of(capacity), FREE, np.int64)
+            self._slots = _free_slots(capacity)
             fill_bytes(self._hashes[:size], self._slots)
         self._measure()
 
@@ -311,24 +315,31 @@ class RowCache:
             if self._used[1]:
                 self._before_write()  # so that a snapshot in progress does not keep the present buffer
             former = self._arena
-            self._arena = np.empty(max(4096, (live + needed - int(self._used[0])) * 3 // 2), np.uint8)
+            self._arena = _new(max(4096, (live + needed - int(self._used[0])) * 3 // 2), np.uint8)
             _pack_rows(cells.reshape(-1), former, self._arena, self._used, self._first_change, self._log.at)
         self._measure()
 
     def _keep_only(self, kept: Entries) -> None:
         """Forget other entries, and replaced rows. There are no changes."""
+        self._slots = _free_slots(MIN_ENTRIES)  # so that its memory is free for the copies below
         size, hashes, cells = len(kept), self._hashes[kept], self._cells.reshape(-1, FIELDS)[kept]
         keys, ends = self._keys_of(kept).packed()
         rows, places = ByteRows(self._arena, cells[:, 0].copy(), cells[:, 1].copy()).packed()
         self._clear(max(MIN_ENTRIES, size))
-        self._hashes[:size], self._ends[: size + 1], self._key_bytes = hashes, ends, keys
+        self._hashes[:size], self._ends[: size + 1], self._key_bytes = hashes, ends, _grown(keys, len(keys))
         fill_bytes(hashes, self._slots)
         self._cursor[1] = size
         cells[:, 0] = np.where(cells[:, 0] < 0, cells[:, 0], places[:-1])
         cells[:, 2], cells[:, 3] = 0, 1
         self._cells[: size * FIELDS] = cells.reshape(-1)
-        self._arena, self._used[0] = rows, len(rows)
+        self._arena, self._used[0] = _grown(rows, len(rows)), len(rows)
         self._measure()
+
+
+def _free_slots(capacity: int) -> Int64s:
+    slots: Int64s = _new(_slots_of(capacity), np.int64)
+    slots.fill(FREE)
+    return slots
 
 
 def _slots_of(capacity: int) -> int:
@@ -336,9 +347,15 @@ def _slots_of(capacity: int) -> int:
 
 
 def _grown(array: Any, capacity: int) -> Any:
-    grown = np.empty(capacity, array.dtype)
+    grown = _new(capacity, array.dtype)
     grown[: len(array)] = array
     return grown
+
+
+def _new(size: int, dtype: Any) -> Any:
+    """Return an array. A large one is mapped: the allocator would keep its memory when the array is freed."""
+    wanted = size * np.dtype(dtype).itemsize
+    return np.frombuffer(mmap(-1, wanted), dtype) if wanted >= MAPPED_BYTES else np.empty(size, dtype)
 
 
 @kernel("void(u1[], i8[], i8[], u8[]!)")
