@@ -67,6 +67,8 @@ class Cost:
         changed: share of the keys that change before each further checkpoint.
         part_bytes, part_sync_ms, part_async_ms, part_raw_ms: of such a checkpoint.
         restore_s: seconds until a new back end has restored the last one.
+        pause_ms: longest pause of a thread that only counts, during the asynchronous parts: of a checkpoint of changes.
+        idle_pause_ms: the same in as much time without a checkpoint: what the machine adds.
     """
 
     back_end: str
@@ -83,6 +85,8 @@ class Cost:
     part_async_ms: float
     part_raw_ms: float
     restore_s: float
+    pause_ms: float
+    idle_pause_ms: float
 
     @property
     def raw_ratio(self) -> float:
@@ -183,9 +187,45 @@ class Case:
         return self.store, location
 
 
+class BusyLoop:
+    """A thread that counts all the time, as a slot's loop that has work, and records its longest pause."""
+
+    def __init__(self) -> None:
+        self._over = False
+        self._thread = threading.Thread(target=self._run)
+        self._longest_s = 0.0
+
+    def __enter__(self) -> BusyLoop:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._thread.join()
+
+    @property
+    def longest_ms(self) -> float:
+        """Return the milliseconds of the longest pause."""
+        return self._longest_s * 1000
+
+    def _run(self) -> None:
+        last = time.perf_counter()
+        while not self._over:
+            now = time.perf_counter()
+            self._longest_s = max(self._longest_s, now - last)
+            last = now
+
+
+def idle_pause_ms(milliseconds: float) -> float:
+    """Return the longest pause of a busy thread beside a thread that does nothing."""
+    with BusyLoop() as loop:
+        time.sleep(milliseconds / 1000)
+    return loop.longest_ms
+
+
 def raw_write_ms(folder: str, size_bytes: int) -> float:
     """Return the milliseconds to write incompressible bytes of this size to one file, synchronised."""
-    data = np.random.default_rng(0).bytes(min(size_bytes, 64 * 2**20))
+    data = memoryview(np.random.default_rng(0).bytes(min(size_bytes, 64 * 2**20)))  # sliced without a copy
     path = os.path.join(folder, "raw")
     started = time.perf_counter()
     with open(path, "wb", buffering=0) as file:
@@ -208,7 +248,7 @@ def measure(back_end: str, keys: int, folder: str, compression: SnapshotCompress
     fill = case.rows_s([case.in_order[at : at + BATCH_ROWS] for at in range(0, keys, BATCH_ROWS)])
     update = case.rows_s(case.random_batches())
     changed = min(CHANGED_KEYS, keys // BATCH_ROWS * BATCH_ROWS or keys)
-    full, part = [], []
+    full, part, pauses = [], [], []
     number = 0
     with ThreadPoolExecutor(WRITERS) as writers:
         for _ in range(ROUNDS):
@@ -224,13 +264,20 @@ def measure(back_end: str, keys: int, folder: str, compression: SnapshotCompress
             sync_ms, async_ms, written = case.checkpoint(fresh, number)
             raw_ms = raw_write_ms(folder, int(written.metrics["persisted_bytes"]))
             part.append((sync_ms, async_ms, raw_ms, written.metrics["persisted_bytes"]))
+        for _ in range(ROUNDS):
+            number += 1
+            case.add(case.in_order[:changed])
+            with BusyLoop() as loop:
+                _, async_ms, written = case.checkpoint(fresh, number)
+            pauses.append((loop.longest_ms, idle_pause_ms(async_ms)))
         restore_s = case.restored_s(written, number)
     case.back_end.close()
     full_sync, full_async, full_raw, full_bytes = map(statistics.median, zip(*full, strict=True))
     part_sync, part_async, part_raw, part_bytes = map(statistics.median, zip(*part, strict=True))
+    pause, idle_pause = map(statistics.median, zip(*pauses, strict=True))
     return Cost(
         back_end, keys, fill, update, full_bytes, full_sync, full_async, full_raw, changed / keys,
-        part_bytes, part_sync, part_async, part_raw, restore_s,
+        part_bytes, part_sync, part_async, part_raw, restore_s, pause, idle_pause,
     )  # fmt: skip
 
 
@@ -252,19 +299,19 @@ def table(costs: Sequence[tuple[str, int, Cost | str]]) -> list[str]:
     """Return the result as Markdown."""
     lines = [
         "| back end | keys | M rows/s: new, known | full: MB | sync ms | async ms | raw ms | ratio | changed "
-        "| part: MB | sync ms | async ms | raw ms | ratio | restore s |",
-        "| --- " + "| ---: " * 14 + "|",
+        "| part: MB | sync ms | async ms | raw ms | ratio | pause ms | idle pause ms | restore s |",
+        "| --- " + "| ---: " * 16 + "|",
     ]
     for back_end, keys, cost in costs:
         if isinstance(cost, str):
-            lines.append(f"| {back_end} | {keys:,} | {cost} |" + " |" * 12)
+            lines.append(f"| {back_end} | {keys:,} | {cost} |" + " |" * 14)
             continue
         lines.append(
             f"| {back_end} | {keys:,} | {cost.fill_rows_s / 1e6:.2f}, {cost.update_rows_s / 1e6:.2f} "
             f"| {cost.full_bytes / 1e6:.1f} | {cost.full_sync_ms:.2f} | {cost.full_async_ms:.0f} | {cost.raw_ms:.0f} "
             f"| {cost.raw_ratio:.2f} | {100 * cost.changed:.1f} % | {cost.part_bytes / 1e6:.2f} "
             f"| {cost.part_sync_ms:.2f} | {cost.part_async_ms:.0f} | {cost.part_raw_ms:.0f} "
-            f"| {cost.incremental_ratio:.2f} | {cost.restore_s:.2f} |"
+            f"| {cost.incremental_ratio:.2f} | {cost.pause_ms:.1f} | {cost.idle_pause_ms:.1f} | {cost.restore_s:.2f} |"
         )
     return lines
 
@@ -315,6 +362,8 @@ def explanation(costs: Sequence[Cost]) -> list[str]:
         f"first checkpoint; part: one after up to {CHANGED_KEYS:,} keys have changed that are next to each other in",
         "order of first sight. raw: as many bytes into one file, synchronised, in the same run. The first ratio: sync",
         "and async beside raw; the second: share of the bytes that are written beside share of the keys that changed.",
+        "pause: longest pause of a thread that only counts, during the asynchronous part of a checkpoint of changes;",
+        "idle pause: the same in as much time without a checkpoint.",
         f"Medians of {ROUNDS}; restore is of the last checkpoint.",
         f"The goals: sync below 5 ms, a ratio of at most {MOST_RATIO}, bytes in proportion to what changed.",
     ]

@@ -38,7 +38,7 @@ class Blob:
     """
 
     id: str
-    read: Callable[[], bytes | pa.Table]
+    read: Callable[[], bytes | memoryview | pa.Table]
     size_bytes: int = 0
 
     def pieces(self, compression: SnapshotCompression = "none") -> Sequence[Any]:

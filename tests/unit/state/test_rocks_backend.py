@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import rocksdict
 
 from tidegate.errors import EnvironmentProblemError, MissingExtraError, SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
@@ -79,7 +80,7 @@ def loaded(parts: Sequence[StatePart]) -> list[StatePart]:
 
 
 def kept(blob: Blob, data: bytes | None = None) -> Blob:
-    content = blob.read() if data is None else data
+    content = bytes(blob.read()) if data is None else data
     return Blob(f"run-7-{blob.id}", lambda: content, len(content))
 
 
@@ -106,7 +107,7 @@ def test_more_keys_than_the_cache_holds_come_back_from_the_database(opened: Open
         keys = rng.permutation(40_000)[:10_000]
         expected[keys] += keys
         put(backend, keys, expected[keys])
-        assert all(cache.held_bytes <= backend._quota() for cache in backend._caches.values())
+        assert backend._cache_memory.held_bytes <= SMALL_BYTES // 2
     there = np.flatnonzero(expected)
     assert values(backend, there) == expected[there].tolist()
 
@@ -202,7 +203,7 @@ def test_a_file_with_other_bytes_is_refused_when_it_is_read(opened: Opener) -> N
     def flipped(data: bytes) -> bytes:
         return data[:200] + bytes([data[200] ^ 255]) + data[201:]
 
-    damaged = tuple(kept(blob, flipped(blob.read())) for blob in part.blobs)
+    damaged = tuple(kept(blob, flipped(bytes(blob.read()))) for blob in part.blobs)
     other = opened("b")
     other.value(VALUE)
     with pytest.raises(SnapshotError, match=r"damaged.*Corruption"):
@@ -308,11 +309,11 @@ def test_a_long_list_that_is_over_goes_from_the_disk_whole_and_its_key_begins_an
     for _ in range(2):
         sweep(1_000)
     assert disk_rows(backend, "lists") == 1
-    backend._caches["lists"]._clear()
+    backend._caches["lists"].shrink(0)
     got = state.get(backend.keys(batch_of([1, 2, 3])))
     assert got.offsets.tolist() == [0, 5, 5, 5]
     append(1, 2_000)
-    backend._caches["lists"]._clear()
+    backend._caches["lists"].shrink(0)
     assert state.get(backend.keys(batch_of([1]))).columns.num_rows == 2_005
 
 
@@ -423,14 +424,48 @@ def test_files_keep_their_ids_through_restores(opened: Opener) -> None:
         parts = loaded(snapshot)
 
 
-def test_a_snapshot_takes_hold_of_a_bounded_number_of_changes(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5.2: the rest is in the database already."""
-    monkeypatch.setattr(row_cache, "MAX_CHANGES", 1_000)
+def test_a_snapshot_takes_hold_of_changes_without_copying_them(opened: Opener) -> None:
+    """S5.3: the synchronous part hands over the buffers, whatever the number of changes."""
     backend = opened()
-    for start in range(0, 10_000, 300):
-        put(backend, range(start, start + 300), range(300))
-        assert backend._caches["v"]._changes <= 1_000
-    frozen = backend._caches["v"].freeze()
-    assert frozen is not None and len(frozen[0]) <= 1_000
-    assert len(np.unique([*frozen[0].to_list()])) == len(frozen[0])
-    assert values(backend, [0, 300, 9_899]) == [0, 0, 299]
+    put(backend, range(10_000), range(10_000))
+    cache = backend._caches["v"]
+    arena, log = cache._arena, cache._log
+    frozen = cache.freeze()
+    assert frozen is not None and len(frozen) == 10_000
+    assert frozen._arena is arena and frozen._log is log
+    put(backend, range(5_000), [7] * 5_000)
+    keys, rows = next(iter(frozen.pieces()))
+    decoded = backend._cells["v"].expiry.decoded(rows).column("n").to_pylist()
+    assert len(set(keys.to_list())) == 10_000 and sorted(decoded) == list(range(10_000))
+    assert values(backend, [0, 4_999, 5_000]) == [7, 7, 5_000]
+
+
+def test_the_states_of_an_operator_share_the_memory_of_their_caches(opened: Opener) -> None:
+    """S5.2: a state may use the memory that the others do not use, and gives it up to them."""
+    backend = opened(memory_bytes=4 * SMALL_BYTES)
+    others = [backend.value(StateDescriptor(f"other-{i}", "value", VALUE.columns)) for i in range(4)]
+    put(backend, range(10_000), range(10_000))
+    assert backend._caches["v"].size == 10_000 and backend._caches["v"].held_bytes > SMALL_BYTES // 2
+    for other in others:
+        other.put(backend.keys(batch_of(range(8_000))), column(range(8_000)))
+        assert backend._cache_memory.held_bytes <= 2 * SMALL_BYTES
+    assert backend._caches["v"].size < 10_000
+    assert values(backend, range(10_000)) == list(range(10_000))
+
+
+def test_memory_is_flushed_before_a_checkpoint(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S5.3: a checkpoint of rocksdict holds the interpreter lock, so it must have nothing to write."""
+    unflushed = []
+
+    made = rocksdict.Checkpoint
+
+    def checkpoint(database: rocksdict.Rdict) -> rocksdict.Checkpoint:
+        family = backend._database.family("v")
+        unflushed.append(family.property_int_value("rocksdb.num-entries-active-mem-table"))
+        return made(database)
+
+    monkeypatch.setattr(rocksdict, "Checkpoint", checkpoint)
+    backend = opened()
+    put(backend, range(1_000), range(1_000))
+    (part,) = backend.snapshot(1)()
+    assert unflushed == [0] and part.blobs

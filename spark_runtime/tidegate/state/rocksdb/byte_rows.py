@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.state.byte_words import address_of, copy_bytes
 from tidegate.state.keys.key_bytes import Bytes, Int64s
 from tidegate.state.numba_kernels import kernel
 
@@ -41,12 +42,13 @@ class ByteRows:
     @classmethod
     def of_list(cls, rows: Sequence[bytes | None]) -> ByteRows:
         """Return rows from Python objects; None is missing."""
-        lengths = np.fromiter((-1 if row is None else len(row) for row in rows), np.int64, len(rows))
-        is_missing = lengths < 0
-        lengths[is_missing] = 0
+        is_missing = np.fromiter((row is None for row in rows), np.bool_, len(rows))
+        present = [row for row in rows if row is not None] if is_missing.any() else cast(Sequence[bytes], rows)
+        lengths = np.zeros(len(rows), np.int64)
+        lengths[~is_missing] = np.fromiter(map(len, present), np.int64, len(present))
         starts = np.cumsum(lengths) - lengths
         starts[is_missing] = -1
-        return cls(np.frombuffer(b"".join(filter(None, rows)), np.uint8), starts, lengths)
+        return cls(np.frombuffer(b"".join(present), np.uint8), starts, lengths)
 
     @classmethod
     def missing(cls, size: int) -> ByteRows:
@@ -79,6 +81,11 @@ class ByteRows:
             data, offsets = self.data, np.append(self.starts, self.starts[-1] + self.lengths[-1])
         else:
             data, offsets = self.packed()
+        width = int(self.lengths[0]) if len(self) else 0
+        if width and (self.lengths == width).all():
+            # Much faster than by Arrow.
+            same: list[bytes] = data[offsets[0] : offsets[-1]].view(f"V{width}").tolist()
+            return same
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         objects: list[bytes] = pa.Array.from_buffers(pa.large_binary(), len(self), buffers).to_pylist()
         return objects
@@ -87,7 +94,10 @@ class ByteRows:
         """Return row numbers in approximate order of the bytes: by the first sixteen."""
         first, second = np.empty(len(self), np.uint64), np.empty(len(self), np.uint64)
         _leading(self.data, self.starts, self.lengths, first, second)
-        return np.lexsort((second, first))
+        order = np.argsort(first)
+        ordered = first[order]
+        # Keys of numbers differ in the first eight bytes already.
+        return np.lexsort((second, first)) if (ordered[1:] == ordered[:-1]).any() else order
 
 
 def join_bytes(*columns: ByteRows) -> ByteRows:
@@ -144,12 +154,10 @@ def unframe(groups: ByteRows) -> tuple[ByteRows, Int64s]:
 
 @kernel("void(u1[], i8[], i8[], u1[]!, i8[]!)")
 def _append(source: Any, starts: Any, lengths: Any, data: Any, cursor: Any) -> None:
+    read, write = address_of(source), address_of(data)
     for i in range(len(starts)):
-        at = cursor[i]
-        start = starts[i]
-        for j in range(lengths[i]):
-            data[at + j] = source[start + j]
-        cursor[i] = at + lengths[i]
+        copy_bytes(read + starts[i], write + cursor[i], lengths[i])
+        cursor[i] += lengths[i]
 
 
 @kernel("void(u1[], i8[], i8[], u8[]!, u8[]!)")

@@ -32,8 +32,12 @@ FIRST_SCAN_ROWS = 256
 READ_ROWS = 512
 """Keys in one multi-get, because RocksDB keeps the blocks of all of them in memory until it returns."""
 BLOCK_BYTES = 4096
-WRITE_ROWS = 16384
-"""Rows in one write batch."""
+LIST_ROWS = 16384
+"""Rows that are converted to Python objects at a time."""
+WRITE_ROWS = 4096
+"""Rows in one write batch. Few, because `rocksdict` holds the interpreter lock while it fills and writes a batch."""
+WRITE_BYTES = 2**18
+"""Approximate bytes in one write batch."""
 MIN_WRITE_BUFFER_BYTES = 2**20
 MAX_FILE_BYTES = 16 * 2**20
 """Approximate size of RocksDB's files, each of which is read into memory whole for a snapshot."""
@@ -133,6 +137,8 @@ class RocksDatabase:
         """Flush memory to files, and make `directory` another database of the same files, by hard links."""
         from rocksdict import Checkpoint
 
+        # The checkpoint flushes, too, but `rocksdict` holds the interpreter lock meanwhile.
+        self.flush()
         with failures(self.directory):
             Checkpoint(self.opened()).create_checkpoint(str(directory))
 
@@ -198,9 +204,16 @@ class RocksTable:
     def write(self, keys: ByteRows, rows: ByteRows) -> None:
         """Set the row of each key, or remove it if the row is missing. Keys must be unique."""
         order = keys.order()
-        for start in range(0, len(order), WRITE_ROWS):
-            some = order[start : start + WRITE_ROWS]
-            self._write(keys.take(some), rows.take(some))
+        row_bytes = int(keys.lengths.sum() + rows.lengths.sum()) // max(len(order), 1)
+        batch_rows = min(WRITE_ROWS, 1 + WRITE_BYTES // max(row_bytes, 1))
+        for start in range(0, len(order), LIST_ROWS):
+            some = order[start : start + LIST_ROWS]
+            there = rows.present[some]
+            put = keys.take(some[there]).to_list(), rows.take(some[there]).to_list()
+            removed = [] if there.all() else keys.take(some[~there]).to_list()
+            for at in range(0, max(len(put[0]), len(removed)), batch_rows):
+                part = slice(at, at + batch_rows)
+                self._write(put[0][part], put[1][part], removed[part])
 
     def scan(self, lower: bytes = b"", upper: bytes | None = None) -> Iterator[tuple[ByteRows, ByteRows]]:
         """Yield keys and rows with lower <= key < upper in order, some at a time, never none.
@@ -275,7 +288,7 @@ class RocksTable:
         with failures(self._database.directory):
             self._database.family(self.name).delete_range(lower, upper, _unlogged())
 
-    def _write(self, keys: ByteRows, rows: ByteRows) -> None:
+    def _write(self, keys: Sequence[bytes], rows: Sequence[bytes], removed: Sequence[bytes]) -> None:
         from rocksdict import WriteBatch
 
         with failures(self._database.directory):
@@ -284,11 +297,9 @@ class RocksTable:
             database = self._database.opened()
             batch = WriteBatch(raw_mode=True)
             batch.set_default_column_family(database.get_column_family_handle(self.name))
-            there = rows.present
             # A deque of length 0 consumes the calls without a loop in Python.
-            deque(map(batch.put, keys.take(there).to_list(), rows.take(there).to_list()), maxlen=0)
-            if not there.all():
-                deque(map(batch.delete, keys.take(~there).to_list()), maxlen=0)
+            deque(map(batch.put, keys, rows), maxlen=0)
+            deque(map(batch.delete, removed), maxlen=0)
             database.write(batch, _unlogged())
 
     def _some(self, lower: bytes, upper: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:

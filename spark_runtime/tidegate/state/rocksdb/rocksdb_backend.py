@@ -36,18 +36,17 @@ from tidegate.state.rocksdb.database_restore import DatabaseRestore
 from tidegate.state.rocksdb.key_columns import key_ends
 from tidegate.state.rocksdb.list_chunks import RocksList, chunk_elements, live_chunks, stale_heads
 from tidegate.state.rocksdb.portable_rows import CheckpointExport, RunRows, TableRows, schemas
-from tidegate.state.rocksdb.row_cache import RowCache
+from tidegate.state.rocksdb.row_cache import CacheMemory, RowCache
 from tidegate.state.rocksdb.row_states import RocksMap, RocksMerging, RocksRuns, RocksValue, RunsBackend
 from tidegate.state.rocksdb.sorted_runs import Combine, SortedRuns
 from tidegate.state.rocksdb.state_rows import Expiry, ExpirySweep, StateRows
 from tidegate.state.rocksdb.timer_tables import BY_TIME, RocksTimers
 from tidegate.state.state_layout import RUNS, marked_schema, part_schema, timer_part, timer_schema
 
-DATABASE_SHARE = 2
-"""Divisor of the memory for the database: 1/2. The rest is for caches, for rows in progress and for growth."""
-CACHE_SHARE = 8
-"""Divisor of the memory for the rows of all caches: 1/8; their arrays are at most twice as large."""
-MIN_CACHE_BYTES = 2**16
+DATABASE_SHARE = 3 / 8
+"""Part of the memory for the database."""
+CACHE_SHARE = 1 / 2
+"""Part of the memory for all caches. The rest is for rows in progress and for growth."""
 
 
 class RocksDBBackend(RunsBackend):
@@ -60,7 +59,8 @@ class RocksDBBackend(RunsBackend):
         self._scratch = Path(ctx.scratch or tempfile.mkdtemp(prefix="tidegate-rocksdb-"))
         self._scratch.mkdir(parents=True, exist_ok=True)
         _empty(self._scratch)  # left by a killed process
-        self._database = RocksDatabase(self._scratch / "database", ctx.memory_bytes // DATABASE_SHARE)
+        self._database = RocksDatabase(self._scratch / "database", int(ctx.memory_bytes * DATABASE_SHARE))
+        self._cache_memory = CacheMemory(int(ctx.memory_bytes * CACHE_SHARE))
         self._nonce = uuid.uuid4().hex[:16]
         self._inherited: dict[str, str] = {}
         self._stored: dict[str, TableRows] = {}
@@ -135,7 +135,7 @@ class RocksDBBackend(RunsBackend):
         for table_name, cache in self._caches.items():
             frozen = cache.freeze()
             if frozen is not None:
-                writes.append(partial(self._database.table(table_name).write, *frozen))
+                writes.append(partial(frozen.write, self._database.table(table_name)))
         for state, runs in self._runs.values():
             writes += [partial(runs.append, rows) for rows in state.take_later()]
         pending = self._pending = UnwrittenCheckpoint(self._database, writes, self._scratch / f"checkpoint-{name}")
@@ -171,11 +171,8 @@ class RocksDBBackend(RunsBackend):
         return cells
 
     def _cache(self, table: RocksTable, sweep: ExpirySweep | None = None) -> RowCache:
-        cache = self._caches[table.name] = RowCache(table, self._quota, self._settle, sweep)
+        cache = self._caches[table.name] = RowCache(table, self._cache_memory, self._settle, sweep)
         return cache
-
-    def _quota(self) -> int:
-        return max(MIN_CACHE_BYTES, self._ctx.memory_bytes // CACHE_SHARE // len(self._caches))
 
     def _settle(self) -> None:
         """Write the rest of the last snapshot, so that later changes may go to the database."""
