@@ -12,7 +12,7 @@ from pipelines.counting import expected
 from tidegate.jobs.records import RestoreFrom
 
 PIPELINE = Path(__file__).parent / "pipelines" / "backpressured.py"
-ROWS = 80_000
+ROWS = 480_000
 
 
 def durations_ms(job: RealJob, kind: str) -> list[float]:

@@ -306,7 +306,8 @@ class SlotProcess:
         elif progressed:
             self.wake(1)
         else:
-            times = [s.retry_at_ms for s in self._deployed if s.retry_at_ms is not None]
+            stepped_ms = self._scheduler.now_ms
+            times = [at for s in self._deployed if (at := s.retry_at_ms(stepped_ms)) is not None]
             if times:
                 self.wake(max(1, min(times) - self._scheduler.now_ms))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -10,20 +9,26 @@ import idle
 import pytest
 
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
+PARENT = f"""
+import subprocess, sys
+with subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE, text=True) as child:
+    child.stdout.readline()
+    print(child.pid, flush=True)
+"""
 
 
 def test_a_job_is_measured_by_the_depth_of_its_processes() -> None:
     """The driver starts Java, Java starts the daemon, and the daemon starts workers."""
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None and child.stdin is not None
-        assert child.stdout.readline() == "1\n"
-        found = idle.used_by_part([os.getpid(), child.pid])
-        child.stdin.write("\n")
-    mine, childs = found[os.getpid()], found[child.pid]
-    assert mine["driver"].pss_bytes > 2**20 and mine["driver"].threads >= 1
-    assert mine["JVM"] == idle.Use(), "a process belongs to the nearest driver above it"
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None and parent.stdin is not None
+        child_pid = int(parent.stdout.readline())
+        found = idle.used_by_part([parent.pid, child_pid])
+        parent.stdin.write("\n")
+    parents, childs = found[parent.pid], found[child_pid]
+    assert parents["driver"].pss_bytes > 2**20 and parents["driver"].threads == 1
+    assert parents["JVM"] == idle.Use(), "a process belongs to the nearest driver above it"
     assert childs["driver"].threads == childs["JVM"].threads == 1
     assert childs["JVM"].pss_bytes > 2**20
     assert childs["daemon"] == childs["workers"] == idle.Use()

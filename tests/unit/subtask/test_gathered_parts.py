@@ -146,7 +146,7 @@ def test_polls_of_a_source_are_sent_together(edge: OutputEdge, even: MemoryChann
     assert reader.polls == 4
     assert (taken(even), taken(odd)) == ([[2, 4]], [[1, 3]])
     assert harness.out() == [[1, 2], [4], [3]], "an edge without a partitioner sends each batch"
-    assert harness.subtask.source_waits and harness.subtask.retry_at_ms == 7
+    assert harness.subtask.source_waits and harness.subtask.retry_at_ms(0) == 7
 
 
 def test_a_source_with_a_backlog_is_polled_a_limited_number_of_times(edge: OutputEdge, even: MemoryChannel) -> None:
