@@ -49,7 +49,7 @@ DEFAULT_CONF = {
 
 IDLE_JVM = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms16m -XX:-UsePerfData "
-    "-XX:+UnlockDiagnosticVMOptions -XX:ArchiveRelocationMode=0"
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions -XX:ArchiveRelocationMode=0"
 }
 """Settings that the user's spark_conf may change, for a driver whose JVM processes few rows: in streaming mode it only
 starts the slots (ADR 0030, ADR 0035).

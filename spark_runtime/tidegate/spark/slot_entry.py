@@ -419,5 +419,13 @@ def resident_bytes() -> int:
         with open("/proc/self/status") as status:
             facts = dict(line.split(":", 1) for line in status)
         return 1024 * sum(int(facts[name].split()[0]) for name in ("RssAnon", "RssFile"))
-    except (OSError, KeyError):
+    except (OSError, KeyError):  # the system does not tell them apart
+        return _all_resident_bytes()
+
+
+def _all_resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
         return 0

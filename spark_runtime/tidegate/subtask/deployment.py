@@ -394,13 +394,23 @@ def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) 
         if out.partitioner is not None:
             cut = partition_batch(out.partitioner, plan.parallelism, reader.uid, index)
         in_turn, tells_splits = out.exchange == "rebalance", _announces_splits(plan, out)
-        # Larger parts would not be merged by their receiver, and a channel must not hold much more than its capacity.
-        part_bytes = 0
+        # Larger parts would not be merged by their receiver.
+        part_bytes, capacity_bytes = 0, channels.deployment.channel_capacity_bytes
         target = plan.chains[out.target_chain].inputs[out.input_index]
         if cut is not None and all(_can_be_joined(field.type) for field in target.schema):
-            part_bytes = min(channels.deployment.gathered_part_bytes, channels.deployment.channel_capacity_bytes)
-        first, gathered_bytes = index % len(ends), part_bytes * len(ends)
+            part_bytes = min(channels.deployment.gathered_part_bytes, capacity_bytes)
         edges.append(
-            OutputEdge(ends, cut, in_turn, out.output, first, tells_splits, out.columns, gathered_bytes, pre_aggregate)
+            OutputEdge(
+                ends,
+                cut,
+                in_turn,
+                out.output,
+                index % len(ends),
+                tells_splits,
+                out.columns,
+                gathered_bytes=part_bytes * len(ends),
+                channel_bytes=capacity_bytes,
+                pre_aggregate=pre_aggregate,
+            )
         )
     return Router(edges)

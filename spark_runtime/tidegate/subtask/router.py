@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -11,7 +12,6 @@ import pyarrow as pa
 from tidegate.channel.elements import Element, SplitChanged, Watermark, batch_bytes
 from tidegate.channel.ports import OutputChannel
 from tidegate.operators.stream_operator import MAIN_OUTPUT, EmissionPaused, SideOutput
-from tidegate.snapshot.partial_rows import is_partial
 
 Partitioner = Callable[[pa.RecordBatch], Sequence[pa.RecordBatch | None]]
 """Splits a batch into one batch (or None) per channel."""
@@ -35,6 +35,7 @@ class OutputEdge:
         columns: columns that it carries; None: all. Other columns are dropped before the batch is divided.
         gathered_bytes: bytes of parts, over all channels, that are gathered within one emission before they are sent;
             0: each part is sent at once. Only with `partition`.
+        channel_bytes: bytes of parts for one channel with which they are sent, too: a hot key may receive all rows.
         pre_aggregate: applied before the batch is divided; None: batches are sent as they are.
     """
 
@@ -47,12 +48,14 @@ class OutputEdge:
     columns: Sequence[str] | None = None
     gathered_bytes: int = 0
     pre_aggregate: PreAggregate | None = None
+    channel_bytes: int = sys.maxsize
 
     def __post_init__(self) -> None:
         self._next = self.first
         self._parts: list[Sequence[pa.RecordBatch | None]] = []
         self._parts_bytes = 0
-        self._are_partial = False
+        self._fullest_bytes = 0
+        self._schema: pa.Schema | None = None
         self._watermark: Watermark | None = None
 
     @property
@@ -104,13 +107,18 @@ class OutputEdge:
         if not self.gathered_bytes:
             self._send_each(parts)
             return
-        if self._parts and is_partial(batch.schema) != self._are_partial:  # they cannot be joined
+        schema, size_bytes = batch.schema, batch_bytes(batch)
+        # Partial and raw rows, or columns with and without nulls, cannot be joined.
+        if self._parts and not schema.equals(self._schema, check_metadata=True):
             self.flush()
         self._parts.append(parts)
-        self._parts_bytes += batch_bytes(batch)
-        self._are_partial = is_partial(batch.schema)
-        # If parts of the other kind have just been sent, these may have to wait for capacity.
-        if self._parts_bytes >= self.gathered_bytes and self.has_capacity():
+        self._schema = schema
+        self._parts_bytes += size_bytes
+        most_rows = max((part.num_rows for part in parts if part is not None), default=0)
+        self._fullest_bytes += most_rows * size_bytes // max(1, batch.num_rows)
+        # If parts of another schema have just been sent, these may have to wait for capacity.
+        is_enough = self._parts_bytes >= self.gathered_bytes or self._fullest_bytes >= self.channel_bytes
+        if is_enough and self.has_capacity():
             self.flush()
 
     def flush(self) -> None:
@@ -121,7 +129,8 @@ class OutputEdge:
         """
         if not self._parts:
             return
-        gathered, self._parts, self._parts_bytes = self._parts, [], 0
+        gathered, self._parts = self._parts, []
+        self._parts_bytes = self._fullest_bytes = 0
         watermark, self._watermark = self._watermark, None
         self._send_each(
             gathered[0] if len(gathered) == 1 else [_joined(parts) for parts in zip(*gathered, strict=True)]
@@ -152,11 +161,14 @@ class Router:
     rows_out: int = 0
     _turn: SplitChanged | None = None
 
-    def announce_split(self, turn: SplitChanged) -> None:
-        """Send a change of split before the records that follow. Needs no capacity; repeated calls have no effect."""
-        if turn is not self._turn:
-            self._turn = turn
-            self.send(turn)
+    def announce_split(self, turn: SplitChanged) -> bool:
+        """Send a change of split before the records that follow. Needs no capacity. Return whether there was a change:
+        repeated calls have no effect."""
+        if turn is self._turn:
+            return False
+        self._turn = turn
+        self.send(turn)
+        return True
 
     def overdraw(self, allowed: bool) -> None:
         """See `OutputChannel.overdraw`."""

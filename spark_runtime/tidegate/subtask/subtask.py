@@ -73,7 +73,10 @@ EMISSION_BUDGET = 32
 """Elements that one step may emit before the other subtasks get a turn."""
 GATHERED_POLLS = 8
 """Most polls of a source whose records are sent together. With 32 slots, a batch of the usual 64k rows becomes parts of
-2k rows, and each part has the fixed cost of a message. A trigger that arrives waits for the polls that have begun."""
+2k rows, and each part has the fixed cost of a message."""
+GATHERING_MS = 100
+"""Time from the first of these polls after which a source is not polled again, milliseconds. With slow readers or user
+functions, neither a trigger nor the first rows wait for all of them."""
 
 
 class SubtaskTimers:
@@ -208,7 +211,7 @@ class Subtask:
                 be missed.
         """
         times = [t for t in (self._overtaking.due_ms(), self._timers.due_ms()) if t is not None and t > stepped_ms]
-        if self._poll_at_ms is not None and self._source is not None and not self._source.is_paused:
+        if self._poll_at_ms is not None and self.source_waits and not (self._source and self._source.is_paused):
             times.append(self._poll_at_ms)
         return min(times, default=None)
 
@@ -335,7 +338,7 @@ class Subtask:
         return False
 
     def _poll_source(self) -> bool:
-        polled = self._polled()
+        polled, announced = self._polled()
         rows = self._rows_of(polled)
         if rows is not None:
             self._emission = self._with_more(rows)
@@ -344,18 +347,19 @@ class Subtask:
         elif changes := tuple(self._idle_change()):
             self._emission = iter(changes)
         else:
-            return polled.state == "more"
+            # A chain of this slot may wait for the change of split.
+            return polled.state == "more" or announced
         return True
 
-    def _polled(self) -> PollResult:
-        """Poll the source, and note what the result says besides its records."""
+    def _polled(self) -> tuple[PollResult, bool]:
+        """Poll the source, and note what the result says besides its records. Return also whether its split changed."""
         assert self._source is not None
         now_ms = self._host.now_ms()
         polled = self._source.poll(now_ms)
-        self._router.announce_split(self._source.turn)
+        announced = self._router.announce_split(self._source.turn)
         self._silent = self._source.is_idle(polled, now_ms)
         self._poll_at_ms = self._source.next_poll_ms(polled)
-        return polled
+        return polled, announced
 
     def _rows_of(self, polled: PollResult) -> Iterator[Emitted] | None:
         """Return what the chain makes of the polled records; None: there are none."""
@@ -368,11 +372,16 @@ class Subtask:
 
     def _with_more(self, rows: Iterator[Emitted]) -> Iterator[Emitted]:
         """Emit records. Poll again while the parts for other subtasks are small, so that they are sent together."""
+        assert self._source is not None
+        until_ms = self._host.now_ms() + GATHERING_MS
         yield from rows
         for _ in range(GATHERED_POLLS - 1):
-            if not self._router.gathers or self._triggers:
+            if not self._router.gathers or self._triggers or self._host.now_ms() >= until_ms:
                 return
-            polled = self._polled()
+            # The slot decides between two rounds whether a source of an alignment group is too far ahead.
+            if self._source.is_paused or self._source.group is not None:
+                return
+            polled, _ = self._polled()
             more = self._rows_of(polled)
             if more is None:
                 if polled.state == "end":

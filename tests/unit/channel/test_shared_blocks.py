@@ -133,6 +133,19 @@ def test_a_receiver_keeps_its_views_after_the_sender_has_closed() -> None:
     assert view.to_pybytes() == content
 
 
+def test_a_forked_process_releases_nothing(blocks: SharedBlocks) -> None:
+    """User code may fork in a slot; the child drops its references when it ends."""
+    mapped = MappedBlocks(blocks.offer)
+    view = mapped.view(stored(blocks, content := data(1_000)))
+    child = os.fork()
+    if not child:
+        del view
+        os._exit(0)
+    os.waitpid(child, 0)
+    stored(blocks, b"y" * 1_000)
+    assert view.to_pybytes() == content
+
+
 CHILD = """
 import sys
 import pyarrow as pa

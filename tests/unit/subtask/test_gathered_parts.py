@@ -12,10 +12,11 @@ from tidegate.channel.control.protocol import Cancel
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, Element, EndOfData, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.connectors.interface import PollResult, SourceReader, Split
+from tidegate.operators.time.watermark_specs import AlignmentGroup
 from tidegate.subtask.router import OutputEdge, Router
 from tidegate.subtask.slot import LINGER_S, LoopSignal, Slot
 from tidegate.subtask.source import SourceInput
-from tidegate.subtask.subtask import GATHERED_POLLS
+from tidegate.subtask.subtask import GATHERED_POLLS, GATHERING_MS
 
 BARRIER = CheckpointBarrier(1, "checkpoint", 0, None)
 
@@ -174,6 +175,65 @@ def test_a_snapshot_holds_exactly_the_rows_before_its_barrier(edge: OutputEdge, 
     assert sum(len(part) for part in found[:at] if isinstance(part, list)) == GATHERED_POLLS
     assert found[at + 1 :] == [[2, 2, 2]]
     assert reader.polls == GATHERED_POLLS + 4 + (harness.slot.rounds > 0)
+
+
+def test_a_slow_source_is_not_polled_again(edge: OutputEdge) -> None:
+    """Neither a trigger nor the first rows wait for several slow polls."""
+    harness = sourced(edge, reader := Script(*(batch_of(2) for _ in range(20))))
+
+    def slow(now_ms: int) -> PollResult:
+        harness.clock.now += GATHERING_MS // 2
+        return Script.poll(reader, now_ms)
+
+    reader.poll = slow  # type: ignore[method-assign]
+    assert harness.slot.run_round()
+    assert reader.polls == 3, "the first poll, and two until the time is over"
+
+
+def test_a_source_that_is_paused_while_its_rows_wait_is_not_polled_again(edge: OutputEdge) -> None:
+    """S7.8: a pause holds at once, also in the middle of an emission."""
+    output = MemoryChannel(1)
+    source = SourceInput("source", reader := Script(*(batch_of(2) for _ in range(20))), (), 0)
+    harness = SubtaskHarness(edges=[edge], ports=(), uids=(), source=source, output=output)
+    harness.slot.run_round()
+    assert reader.polls == 1, "the rows of the first poll have used the capacity"
+    source.pause("ahead", True)
+    assert taken(output) == [[2]]
+    harness.pump()
+    assert reader.polls == 1
+    source.pause("ahead", False)
+    harness.slot.run_round()
+    assert reader.polls == 2
+
+
+def test_a_source_of_an_alignment_group_is_polled_once_a_round(edge: OutputEdge) -> None:
+    """The slot compares its watermark with the group's between two rounds."""
+    group = AlignmentGroup("g", 1_000)
+    source = SourceInput("source", reader := Script(*(batch_of(2) for _ in range(20))), (), 0, group=group)
+    harness = SubtaskHarness(edges=[edge], ports=(), uids=(), source=source)
+    harness.subtask.step()
+    assert reader.polls == 1
+
+
+def test_batches_of_another_schema_are_sent_apart(even: MemoryChannel) -> None:
+    """A reader may return columns with and without nulls, which Arrow does not join."""
+    edge = OutputEdge([even], lambda batch: [batch], gathered_bytes=10_000)
+    strict = pa.schema([pa.field("v", pa.int64(), nullable=False)])
+    edge.send(pa.record_batch([pa.array([1])], schema=strict))
+    edge.send(rows(2))
+    edge.send(rows(3))
+    edge.flush()
+    assert taken(even) == [[1], [2, 3]]
+
+
+def test_a_hot_key_does_not_gather_more_than_its_channel_holds(even: MemoryChannel, odd: MemoryChannel) -> None:
+    edge = OutputEdge([even, odd], by_parity, gathered_bytes=10**9, channel_bytes=100)
+    for _ in range(4):
+        edge.send(rows(2, 4, 6))
+    assert edge.gathers, "96 bytes are less than 100"
+    edge.send(rows(8))
+    assert not edge.gathers
+    assert (taken(even), taken(odd)) == ([[2, 4, 6] * 4 + [8]], [])
 
 
 class Signal(LoopSignal):

@@ -190,6 +190,7 @@ class MappedBlocks:
         if self._bytes[:NONCE_BYTES].tobytes() != offer.nonce:
             raise OSError(f"{path} belongs to another run")
         self._address = int(self._bytes.ctypes.data)
+        self._pid = os.getpid()
         self._states = self._bytes[_STATES_AT : _STATES_AT + MAX_BLOCKS]
 
     def view(self, place: Place) -> pa.Buffer:
@@ -207,8 +208,9 @@ class MappedBlocks:
         return pa.foreign_buffer(self._address + place.offset, place.length, base=_Lease(self, place.block))
 
     def release(self, block: int) -> None:
-        """Return a block to the sender."""
-        self._states[block] = 0
+        """Return a block to the sender. Does nothing in a process that user code has forked, as the parent uses it."""
+        if os.getpid() == self._pid:
+            self._states[block] = 0
 
 
 class _Lease:
