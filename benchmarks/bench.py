@@ -19,7 +19,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench_rows.flink_rows import flink, nexmark
-from bench_rows.own_rows import checkpoints, idles, latencies, recoveries, slots, starts
+from bench_rows.own_rows import (
+    checkpoints,
+    idles,
+    latencies,
+    latencies_beside,
+    latencies_of_slots,
+    recoveries,
+    slots,
+    starts,
+)
 from bench_rows.parquet_rows import bounded, per_key, pruned, rocksdb, windows
 from bench_rows.row import Row
 from charts import write_chart
@@ -30,6 +39,8 @@ RESULTS = HERE / "results"
 
 ROWS: Mapping[str, Callable[[Path, bool, int], Row]] = {
     "latency": latencies,
+    "latency_slots": latencies_of_slots,
+    "latency_beside": latencies_beside,
     "windows": windows,
     "bounded": bounded,
     "pruned": pruned,

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -172,25 +173,50 @@ def peers(rate: int, seconds: float, warm_up_s: float, work: str) -> list[Row]:
     return rows
 
 
+def grouped(rows: Sequence[Row]) -> dict[tuple[int, int, str, str], list[Row]]:
+    """Return the repetitions of each (slots, rate, kind of work, engine)."""
+    found: dict[tuple[int, int, str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.slots, row.rate, row.work, row.engine), []).append(row)
+    return found
+
+
 def least_ratio(rows: Sequence[Row], engine: str) -> float:
-    """Return how many times as long an engine takes as tidegate: the least ratio of medians and 99th percentiles, over
-    all rates and kinds of work with two slots.
+    """Return how many times as long an engine takes as tidegate: the least ratio of medians and of 99th percentiles,
+    over all rates and kinds of work with two slots. Of repetitions, the median counts.
     """
-    ratios = [
-        theirs / mine
-        for own in rows
-        for other in rows
-        if own.engine == "tidegate"
-        and other.engine == engine
-        and (own.slots, own.rate, own.work) == (other.slots, other.rate, other.work)
-        for mine, theirs in ((own.p50_ms, other.p50_ms), (own.p99_ms, other.p99_ms))
-    ]
-    return min(ratios)
+    found = grouped(rows)
+    return min(
+        median(getattr(row, name) for row in theirs) / median(getattr(row, name) for row in mine)
+        for (slots, rate, work, other), theirs in found.items()
+        if other == engine and (mine := found.get((slots, rate, work, "tidegate")))
+        for name in ("p50_ms", "p99_ms")
+    )
 
 
 def bars(rows: Sequence[Row], rate: int, work: str) -> list[tuple[str, float]]:
     """Return the 99th percentiles of all engines with two slots, for a chart."""
-    return [(row.engine, row.p99_ms) for row in rows if (row.slots, row.rate, row.work) == (2, rate, work)]
+    return [
+        (engine, median(row.p99_ms for row in some))
+        for (slots, at_rate, kind, engine), some in grouped(rows).items()
+        if (slots, at_rate, kind) == (2, rate, work)
+    ]
+
+
+def medians(rows: Sequence[Row]) -> list[str]:
+    """Return a table in Markdown of the medians of repetitions, with the least and the greatest in brackets."""
+    lines = [
+        "| slots | rows/s | work | engine | p50 ms | p99 ms | cores | runs |",
+        "| ---: | ---: | --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for (slots, rate, work, engine), some in sorted(grouped(rows).items()):
+        cells = []
+        for name, digits in (("p50_ms", 1), ("p99_ms", 1), ("cores", 2)):
+            values = [getattr(row, name) for row in some]
+            spread = f" ({min(values):.{digits}f}-{max(values):.{digits}f})" if len(values) > 1 else ""
+            cells.append(f"{median(values):.{digits}f}{spread}")
+        lines.append(f"| {slots} | {rate:,} | {work} | {engine} | {' | '.join(cells)} | {len(some)} |")
+    return lines
 
 
 def table(rows: Sequence[Row]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -14,6 +15,11 @@ import start
 from generated_runs import Generated
 
 from bench_rows.row import MILLION, Row
+
+MEASURED_S, WARM_UP_S = 10.0, 8.0
+"""Length of a run for latency, seconds: three repetitions of a row must not take more than ten minutes."""
+BESIDE_RATE = 20_000
+"""Rows per second beside other engines."""
 
 
 def starts(folder: Path, quick: bool, repeat: int) -> Row:
@@ -28,35 +34,52 @@ def starts(folder: Path, quick: bool, repeat: int) -> Row:
 
 
 def latencies(folder: Path, quick: bool, repeat: int) -> Row:
-    """Time from a row to its result, beside Structured Streaming and Flink SQL (not if `quick`)."""
-    row = Row("latency", "Latency")
-    work_folder = folder / "latency"
-    work_folder.mkdir(exist_ok=True)
+    """Time from a row to its result, with two slots. `quick`: one rate of one kind of work."""
     rates = (20_000,) if quick else (20_000, 200_000, 2 * MILLION)
-    slots = (2,) if quick else (2, 4, 8)
-    seconds, warm_up_s = (10.0, 10.0) if quick else (15.0, 20.0)
+    work = ("total",) if quick else latency.WORK
+    row, rows = _latencies("latency", "Latency", folder, (2,), rates, work, repeat)
+    p99_ms = median(r.p99_ms for r in rows if (r.rate, r.work) == (20_000, "total"))
+    row.figures = {"latency_p99_20k": p99_ms}
+    return row
+
+
+def latencies_of_slots(folder: Path, quick: bool, repeat: int) -> Row:
+    """The same with more slots than cores."""
+    rates = (20_000,) if quick else (20_000, 200_000)
+    title = "Latency with more slots than cores"
+    return _latencies("latency_slots", title, folder, (4,) if quick else (4, 8), rates, latency.WORK, repeat)[0]
+
+
+def _latencies(
+    name: str, title: str, folder: Path, slots: Sequence[int], rates: Sequence[int], work: Sequence[str], repeat: int
+) -> tuple[Row, list[latency.Row]]:
     rows = [
-        latency.ours(s, rate, seconds, warm_up_s, str(work_folder), work)
-        for s in slots
+        latency.ours(count, rate, MEASURED_S, WARM_UP_S, str(folder), kind)
+        for _ in range(repeat)
+        for count in slots
         for rate in rates
-        for work in (("total",) if quick else latency.WORK)
+        for kind in work
     ]
-    row.figures = {"latency_p99_20k": next(r.p99_ms for r in rows if (r.slots, r.rate, r.work) == (2, 20_000, "total"))}
-    if not quick:
-        for rate in (20_000, 200_000):
-            rows += latency.peers(rate, seconds, warm_up_s, str(work_folder))
-        row.figures |= {
-            "latency_flink": latency.least_ratio(rows, latency.FLINK),
-            "latency_flink_flushed": latency.least_ratio(rows, latency.FLUSHED_FLINK),
-            "latency_ss": latency.least_ratio(rows, latency.STRUCTURED_STREAMING),
-        }
-        for work in ("total", "window"):
-            row.charts[f"Latency, 99th percentile, ms: {work}, 20,000 rows/s, 2 slots"] = latency.bars(
-                rows, 20_000, work
-            )
-        slow = (2, latency.REAL_TIME_RATE, seconds, warm_up_s, str(work_folder))
-        rows += [latency.ours(*slow), latency.structured_streaming(*slow, real_time=True)]
-    row.lines = latency.table(rows)
+    return Row(name, title, latency.medians(rows), runs=[asdict(r) for r in rows]), rows
+
+
+def latencies_beside(folder: Path, quick: bool, repeat: int) -> Row:
+    """Latency beside Structured Streaming, its Real-Time Mode, and Flink SQL, in turn."""
+    row, rows = Row("latency_beside", "Latency beside other engines"), list[latency.Row]()
+    for _ in range(repeat):
+        rows += [latency.ours(2, BESIDE_RATE, MEASURED_S, WARM_UP_S, str(folder), work) for work in ("total", "window")]
+        rows += latency.peers(BESIDE_RATE, MEASURED_S, WARM_UP_S, str(folder))
+    row.figures = {
+        "latency_flink": latency.least_ratio(rows, latency.FLINK),
+        "latency_flink_flushed": latency.least_ratio(rows, latency.FLUSHED_FLINK),
+        "latency_ss": latency.least_ratio(rows, latency.STRUCTURED_STREAMING),
+    }
+    for work in ("total", "window"):
+        title = f"Latency, 99th percentile, ms: {work}, {BESIDE_RATE:,} rows/s, 2 slots"
+        row.charts[title] = latency.bars(rows, BESIDE_RATE, work)
+    slow = (2, latency.REAL_TIME_RATE, MEASURED_S, WARM_UP_S, str(folder))
+    rows += [latency.ours(*slow), latency.structured_streaming(*slow, real_time=True)]
+    row.lines = latency.medians(rows)
     row.runs = [asdict(r) for r in rows]
     return row
 

@@ -116,7 +116,7 @@ def per_key(folder: Path, quick: bool, repeat: int) -> Row:
     """A processor in Python that is called for each key, with rows and with pandas frames; and a process that is called
     for each batch, beside PyFlink (not if `quick`)."""
     row = Row("perkey", "Python for each key")
-    given = Input(60_000, 6_000) if quick else Input(2_500_000, 50_000)
+    given = Input(60_000, 6_000) if quick else Input(1_250_000, 25_000)
     found = in_turn(PER_KEY, folder, given, BESIDE_SPARK, repeat, row)
     row.lines = [
         f"{given.name}, a running count and sum of each key by PySpark's `StatefulProcessor`, beside PySpark's own "

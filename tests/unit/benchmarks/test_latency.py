@@ -133,7 +133,14 @@ def test_totals_that_skip_a_row_are_refused() -> None:
         summary(arrivals, 2, np.array([1_000.0, 2_000.0]), stopped_ms=3_000.0)
 
 
-def test_a_full_row_has_all_peers_and_a_quick_row_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_repetitions_are_shown_with_their_spread() -> None:
+    rows = [row("tidegate", 20_000, p50_ms, 2 * p50_ms) for p50_ms in (3.0, 1.0, 2.0)]
+    assert latency.medians(rows)[2:] == [
+        "| 2 | 20,000 | total | tidegate | 2.0 (1.0-3.0) | 4.0 (2.0-6.0) | 0.50 (0.50-0.50) | 3 |"
+    ]
+
+
+def test_rows_of_latency_have_their_slots_and_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def ours(slots: int, rate: int, seconds: float, warm_up_s: float, folder: str, work: str = "total") -> latency.Row:
         return row("tidegate", rate, 1.0, 2.0, slots=slots, work=work)
 
@@ -145,9 +152,12 @@ def test_a_full_row_has_all_peers_and_a_quick_row_has_none(monkeypatch: pytest.M
     monkeypatch.setattr(latency, "_peer", peer)
     monkeypatch.setattr(latency, "flink_python", lambda: "python")
     monkeypatch.setattr(latency, "flink_jars", lambda: "a.jar")
-    full, quick = (own_rows.latencies(tmp_path, is_quick, 1) for is_quick in (False, True))
-    ratios = {"latency_flink": 10.0, "latency_flink_flushed": 3.0, "latency_ss": 50.0}
-    assert full.figures == {"latency_p99_20k": 2.0, **ratios}
-    assert [len(bars) for bars in full.charts.values()] == [4, 3]
-    assert sum("Spark Real-Time Mode" in line for line in full.lines) == 1
-    assert (quick.figures, quick.charts) == ({"latency_p99_20k": 2.0}, {})
+    beside = own_rows.latencies_beside(tmp_path, False, 2)
+    assert beside.figures == {"latency_flink": 10.0, "latency_flink_flushed": 3.0, "latency_ss": 50.0}
+    assert [len(bars) for bars in beside.charts.values()] == [4, 3]
+    assert sum("Spark Real-Time Mode" in line for line in beside.lines) == 1
+    full, quick = (own_rows.latencies(tmp_path, is_quick, 3) for is_quick in (False, True))
+    assert full.figures == quick.figures == {"latency_p99_20k": 2.0}
+    assert (len(full.runs), len(full.lines)) == (3 * 9, 2 + 9)
+    assert (len(quick.runs), len(quick.lines)) == (3, 2 + 1)
+    assert len(own_rows.latencies_of_slots(tmp_path, False, 1).runs) == 2 * 2 * 3
