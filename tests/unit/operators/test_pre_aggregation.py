@@ -301,3 +301,26 @@ def test_a_batch_that_was_sent_is_not_changed_by_the_next_one() -> None:
     before = first.to_pylist()
     pre_aggregate(batch)
     assert first.to_pylist() == before
+
+
+@pytest.mark.parametrize("function", ["count", "sum"])
+def test_users_may_name_a_column_as_the_count_of_rows(always: None, function: str) -> None:
+    """The name of the column that counts rows is no reserved name."""
+    named = BoundAggregate("__rows", function, *(() if function == "count" else ("v",)))
+    given = spec(aggregates=("total",))
+    fields = [*(field for field in given.schema if field.name != "total"), pa.field("__rows", pa.int64())]
+    given = replace(given, aggregates=(named,), schema=pa.schema(fields))
+    batch = pa.record_batch(
+        {
+            "k": [1, 2] * LARGE,
+            "name": ["a"] * 2 * LARGE,
+            "f": [0.0] * 2 * LARGE,
+            "t": pa.array([5] * 2 * LARGE, pa.timestamp("ms")),
+            "v": [3] * 2 * LARGE,
+            "x": [0.0] * 2 * LARGE,
+        },
+        schema=INPUT,
+    )
+    partial = WindowPreAggregate(given)(batch)
+    assert is_partial(partial.schema) and partial.num_rows == 2
+    assert count_rows(partial) == 2 * LARGE

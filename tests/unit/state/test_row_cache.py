@@ -114,3 +114,35 @@ def test_used_rows_and_the_newest_stay_and_the_others_are_dropped(database: Rock
     assert not reads
     model.get(KEYS)
     assert reads == [len(KEYS) - len({*busy, *newest})]
+
+
+def distinct_keys(count: int, start: int = 0) -> list[bytes]:
+    return [b"%08d" % number for number in range(start, start + count)]
+
+
+def test_rows_that_nobody_reads_leave_before_rows_that_are_read(database: RocksDatabase) -> None:
+    """A timer that has fired is a key that does not recur. Such keys must not push out the state."""
+    memory = CacheMemory(2**20)
+    state = RowCache(database.table("state"), memory, lambda: None)
+    timers = RowCache(database.table("timers"), memory, lambda: None, is_read=False)
+    keys = ByteRows.of_list(distinct_keys(3_000))
+    state.put(keys, ByteRows.of_list([b"x" * 20] * 3_000))
+    for start in range(0, 60_000, 2_000):
+        some = ByteRows.of_list(distinct_keys(2_000, start))
+        timers.put(some, ByteRows.of_list([b"t"] * 2_000))
+        timers.put(some, ByteRows.missing(2_000))
+        assert state.size == 3_000
+        assert memory.held_bytes <= 2**20
+    assert timers.size < 60_000
+
+
+def test_a_busy_cache_and_an_idle_one_both_keep_a_share(database: RocksDatabase) -> None:
+    memory = CacheMemory(2**20)
+    idle, busy = (RowCache(database.table(name), memory, lambda: None) for name in ("idle", "busy"))
+    idle.put(ByteRows.of_list(distinct_keys(3_500)), ByteRows.of_list([b"x" * 20] * 3_500))
+    least = None
+    for start in range(0, 40_000, 1_000):
+        busy.put(ByteRows.of_list(distinct_keys(1_000, start)), ByteRows.of_list([b"x" * 20] * 1_000))
+        least = busy.size if least is None else min(least, busy.size)
+    assert idle.size > 0
+    assert least is not None and least >= 1_000

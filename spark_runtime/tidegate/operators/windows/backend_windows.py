@@ -40,7 +40,7 @@ from tidegate.state.state_layout import KEY_PREFIX, RUNS, VALUE_PREFIX, form_of,
 
 MEMORY_SHARE = 4
 """Divisor of the memory for aggregates that are not in the back end yet: 1/4. They are twice in memory while a snapshot
-writes them. The database has 1/2."""
+writes them. The database has 3/8."""
 ENTRY_BYTES = 48
 """Bytes of a key in memory besides its columns."""
 COLUMN_BYTES = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 
@@ -29,7 +29,6 @@ MIN_ROWS_PER_PANE = 256
 """Rows that share a pane, on average. Each pane has a fixed cost."""
 BATCHES_AS_THEY_ARE = 63
 """Batches that are sent as they are, after a sample whose keys hardly repeat."""
-_ROWS = BoundAggregate(ROWS_COLUMN, "count")
 
 
 class WindowPreAggregate:
@@ -43,9 +42,11 @@ class WindowPreAggregate:
     def __init__(self, spec: WindowAggSpec) -> None:
         """Args: spec: of the operator, see `pre_aggregated_windows`."""
         assert spec.time_column is not None, "windows over processing time depend on when rows arrive"
-        counted = next((agg for agg in spec.aggregates if agg.function == "count" and not agg.columns), _ROWS)
-        aggregates = spec.aggregates if counted is not _ROWS else (*spec.aggregates, _ROWS)
-        results = spec.schema.append(pa.field(ROWS_COLUMN, pa.int64()))
+        aggregates, results = spec.aggregates, spec.schema
+        counted = next((agg for agg in aggregates if agg.function == "count" and not agg.columns), None)
+        if counted is None:
+            counted = BoundAggregate(_unused(ROWS_COLUMN, results.names), "count")
+            aggregates, results = (*aggregates, counted), results.append(pa.field(counted.name, pa.int64()))
         self._layout = AggregateLayout(spec.keys, aggregates, spec.input_schema, results)
         self._schema = spec.partial_schema
         state = [field.name for field in self._layout.state_fields()]
@@ -122,3 +123,10 @@ class WindowPreAggregate:
             arrays = [starts_us, *pane.keys(0, pane.size).columns, *pane.state(slice(0, pane.size))]
             arrays = [*arrays[: len(self._schema) - 1], arrays[self._rows_at]]
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _unused(name: str, names: Collection[str]) -> str:
+    """Return `name`, or a similar one that users have not chosen for a column."""
+    while name in names:
+        name += "_"
+    return name

@@ -40,7 +40,7 @@ WRITE_BYTES = 2**18
 """Approximate bytes in one write batch."""
 MIN_WRITE_BUFFER_BYTES = 2**20
 MAX_FILE_BYTES = 16 * 2**20
-"""Approximate size of RocksDB's files, each of which is read into memory whole for a snapshot."""
+"""Approximate size of RocksDB's files, each of which is mapped into memory whole for a snapshot."""
 OPEN_FILES = 256
 """Files that RocksDB keeps open at once, each with about ten KiB of its index."""
 

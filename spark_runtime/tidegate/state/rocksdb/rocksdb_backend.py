@@ -100,7 +100,7 @@ class RocksDBBackend(RunsBackend):
         if kind not in self._timers:
             name = timer_part(kind)
             tables = self._database.table(name + BY_TIME), self._database.table(name)
-            caches = self._cache(tables[0]), self._cache(tables[1])
+            caches = self._cache(tables[0], is_read=False), self._cache(tables[1], is_read=False)
             self._stored[name] = TableRows(name, name, timer_schema(self._ctx.key_schema), self._ctx.key_schema)
             self._timers[kind] = RocksTimers(tables, caches, self._ctx.key_schema)
         return self._timers[kind]
@@ -170,8 +170,9 @@ class RocksDBBackend(RunsBackend):
         cells = self._cells[name] = StateRows(table, self._cache(table, sweep), expiry)
         return cells
 
-    def _cache(self, table: RocksTable, sweep: ExpirySweep | None = None) -> RowCache:
-        cache = self._caches[table.name] = RowCache(table, self._cache_memory, self._settle, sweep)
+    def _cache(self, table: RocksTable, sweep: ExpirySweep | None = None, *, is_read: bool = True) -> RowCache:
+        cache = RowCache(table, self._cache_memory, self._settle, sweep, is_read=is_read)
+        self._caches[table.name] = cache
         return cache
 
     def _settle(self) -> None:

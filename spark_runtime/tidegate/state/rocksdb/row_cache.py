@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from mmap import mmap
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any
 
 import numpy as np
@@ -60,13 +60,17 @@ class CacheMemory:
         return sum(cache.held_bytes for cache in self._caches)
 
     def keep_to_limit(self) -> None:
-        """Shrink caches, the largest first, until they hold no more than the limit."""
+        """Shrink caches until they hold no more than the limit: caches that are not read first, then the largest.
+
+        A cache that is read keeps its share of half of the limit, so that it is never emptied for the others.
+        """
         held = self.held_bytes
         if held <= self._limit_bytes:
             return
-        for cache in sorted(self._caches, key=lambda cache: -cache.held_bytes):
+        share = self._limit_bytes // 2 // max(1, sum(cache.is_read for cache in self._caches))
+        for cache in sorted(self._caches, key=lambda cache: (cache.is_read, -cache.held_bytes)):
             others = held - cache.held_bytes
-            cache.shrink(max(self._limit_bytes // 2 - others, 0))
+            cache.shrink(max(self._limit_bytes // 2 - others, share) if cache.is_read else 0)
             held = others + cache.held_bytes
             if held <= self._limit_bytes:
                 return
@@ -118,7 +122,8 @@ class RowCache:
     """Rows of one table by key. Not safe for several threads.
 
     Attributes:
-        held_bytes: bytes of its arrays.
+        held_bytes: bytes of its arrays. The buffer that a snapshot still reads is not counted.
+        is_read: its rows are read again. If not, it only gathers writes, as for timers, whose keys hold a time.
     """
 
     def __init__(
@@ -127,6 +132,8 @@ class RowCache:
         memory: CacheMemory,
         before_write: Callable[[], None],
         after_write: Callable[[int], None] | None = None,
+        *,
+        is_read: bool = True,
     ) -> None:
         """Create an empty cache.
 
@@ -136,7 +143,9 @@ class RowCache:
             before_write: called before the table is written, so that a snapshot in progress gets its files first.
             after_write: called with the number of rows written since its last call, by a flush or by the caller of
                 `freeze`. The table then has all rows of the cache.
+            is_read: see the class.
         """
+        self.is_read = is_read
         self._table = table
         self._memory = memory
         self._before_write = before_write
@@ -355,7 +364,10 @@ def _grown(array: Any, capacity: int) -> Any:
 def _new(size: int, dtype: Any) -> Any:
     """Return an array. A large one is mapped: the allocator would keep its memory when the array is freed."""
     wanted = size * np.dtype(dtype).itemsize
-    return np.frombuffer(mmap(-1, wanted), dtype) if wanted >= MAPPED_BYTES else np.empty(size, dtype)
+    if wanted < MAPPED_BYTES:
+        return np.empty(size, dtype)
+    # Private, so that a process that user code forks does not write to it.
+    return np.frombuffer(mmap(-1, wanted, flags=MAP_PRIVATE | MAP_ANONYMOUS), dtype)
 
 
 @kernel("void(u1[], i8[], i8[], u8[]!)")
