@@ -116,6 +116,7 @@ def slots(folder: Path, quick: bool, repeat: int) -> Row:
     cpu = {count: median(run.warm_cpu_s for run in runs) for count, runs in found.items()}
     row.lines = [
         f"{rows:,} generated rows (W1), 100,000 keys, a checkpoint every second. Last column: with start.",
+        "Each slot reads rows of the whole time, so that windows hold equally many rows.",
         "",
         "| slots | M rows per CPU second | cost of a row, 2 slots = 1 | each run, CPU s | with start, CPU s |",
         "| ---: | ---: | ---: | --- | ---: |",

@@ -1,6 +1,7 @@
 """Windows of 10 s per key over generated rows (W1, see `w1_workload.py`), to Parquet.
 
-Arguments: `rows`, `keys`, `output` (folder), `source_only` (drop all rows behind the source).
+Arguments: `rows`, `keys`, `output` (folder), `source_only` (drop all rows behind the source), `slots` (default 2): each
+slot reads rows of the whole time, as in W1, so that windows hold equally many rows with any number of slots.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("k",
 _INT64S = numba.int64[::1]
 
 
-def make_generator(rows: int, keys: int) -> Callable[[npt.NDArray[np.int64]], pa.RecordBatch]:
+def make_generator(rows: int, keys: int, slots: int = 2) -> Callable[[npt.NDArray[np.int64]], pa.RecordBatch]:
     """Return a generator that is compiled for these numbers."""
-    k_mod, half = np.uint64(keys), np.uint64(rows // 2)
-    multiplier, v_mod, rows_per_ms = np.uint64(2_654_435_761), np.uint64(1_000), np.uint64(250)
+    k_mod, part, parts = np.uint64(keys), np.uint64(rows // slots), np.uint64(slots)
+    multiplier, v_mod, rows_per_ms = np.uint64(2_654_435_761), np.uint64(1_000), np.uint64(500)
 
     def fill(numbers: Any, k: Any, v: Any, ts_ms: Any) -> None:
         for j in range(len(numbers)):
             i = np.uint64(numbers[j])
             k[j] = np.int64((i * multiplier) % k_mod)
             v[j] = np.int64(i % v_mod)
-            ts_ms[j] = np.int64((i % half) // rows_per_ms)
+            ts_ms[j] = np.int64((i % part) * parts // rows_per_ms)
 
     compiled = numba.njit([numba.void(_INT64S, _INT64S, _INT64S, _INT64S)], nogil=True)(fill)
 
@@ -45,7 +46,8 @@ def build(args: Mapping[str, Any]) -> tidegate.Pipeline:
     """See the module."""
     rows, keys = int(args["rows"]), int(args["keys"])
     p = tidegate.Pipeline()
-    stream = p.read(tidegate.DataGen(make_generator(rows, keys), SCHEMA, rows=rows), uid="rows")
+    generate = make_generator(rows, keys, int(args.get("slots", 2)))
+    stream = p.read(tidegate.DataGen(generate, SCHEMA, rows=rows), uid="rows")
     if args["source_only"]:
         stream.write(tidegate.Discard(), uid="discard")
         return p
