@@ -419,7 +419,7 @@ def resident_bytes() -> int:
         with open("/proc/self/status") as status:
             facts = dict(line.split(":", 1) for line in status)
         return 1024 * sum(int(facts[name].split()[0]) for name in ("RssAnon", "RssFile"))
-    except (OSError, KeyError):  # the system does not tell them apart
+    except (OSError, KeyError):  # the system reports only their sum
         return _all_resident_bytes()
 
 
