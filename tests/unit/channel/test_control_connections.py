@@ -52,6 +52,10 @@ class Driver:
         given = {"secret": SECRET, "generation": 3, "run_id": "run-7", **changes}
         client = ControlClient(self.host, self.port, slot=slot, on_message=heard.put, on_lost=heard.put, **given)
         self._resources.callback(client.close)
+        # A client returns when it has the server's answer; the server knows the slot only a moment later, and drops
+        # messages to slots that it does not know. The driver therefore sends only to slots it has heard, as here.
+        client.send(Heartbeat(0))
+        assert self.heard.get(timeout=WAIT_S) == (slot, Heartbeat(0))
         return client, heard
 
     def dial_raw(self, slot: int) -> socket.socket:
