@@ -22,29 +22,29 @@ import tidegate
 from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.transactions import Committable, SinkContext
 
-SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field("due_us", pa.int64())])
+SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field("due", pa.timestamp("us"))])
 WINDOW = "100 ms"
-RESULT = pa.schema([pa.field("k", pa.int64()), pa.field("total", pa.int64()), pa.field("due_us", pa.int64())])
+RESULT = pa.schema([pa.field("k", pa.int64()), pa.field("total", pa.int64()), pa.field("due", pa.timestamp("us"))])
 
 
 class Rows:
     """Computes rows with the time at which each was due, so that the delay of a slow source counts as latency, too.
 
-    A slot has one split, which holds consecutive numbers: its first row is due at the first call.
+    A slot has one split, which holds `of_split` consecutive numbers: its first row is due at the first call.
     """
 
-    def __init__(self, rate: float, keys: int, slots: int) -> None:
+    def __init__(self, rate: float, keys: int, slots: int, of_split: int) -> None:
         self._us_per_row = 1e6 * slots / rate
         self._keys = keys
-        self._first: tuple[int, float] | None = None
+        self._of_split = of_split
+        self._first: dict[int, tuple[int, float]] = {}
 
     def __call__(self, numbers: npt.NDArray[np.int64]) -> dict[str, Any]:
         """Convert row numbers to columns."""
-        if self._first is None:
-            self._first = int(numbers[0]), time.time_ns() / 1000
-        number, start_us = self._first
+        first = int(numbers[0])
+        number, start_us = self._first.setdefault(first // self._of_split, (first, time.time_ns() / 1000))
         due_us = (start_us + (numbers - number) * self._us_per_row).astype(np.int64)
-        return {"k": numbers % self._keys, "v": np.ones(len(numbers), np.int64), "due_us": due_us}
+        return {"k": numbers % self._keys, "v": np.ones(len(numbers), np.int64), "due": due_us}
 
 
 class Totals(tidegate.KeyedProcess):
@@ -57,16 +57,22 @@ class Totals(tidegate.KeyedProcess):
         totals = ctx.merging("total")
         totals.add(rows.keys, rows.owners, pa.record_batch([rows.batch["v"]], names=["v"]))
         found = totals.get(rows.keys).columns["v"].take(pa.array(rows.owners))
-        yield pa.record_batch([rows.batch["k"], found, rows.batch["due_us"]], schema=RESULT)
+        yield pa.record_batch([rows.batch["k"], found, rows.batch["due"]], schema=RESULT)
 
 
 class LatencySink(Sink):
-    """Records how long after its row's time each result arrived, and the greatest total of each key."""
+    """Records how long after its row's time each result arrived, and the greatest total of each key.
+
+    Args:
+        due: columns of times; a result was due at the latest of them.
+        value: column of totals.
+    """
 
     two_phase = False
 
-    def __init__(self, keys: int, warm_up_s: float, report: str) -> None:
+    def __init__(self, keys: int, warm_up_s: float, report: str, due: Sequence[str], value: str) -> None:
         self.keys, self.warm_up_s, self.report = keys, warm_up_s, report
+        self.due, self.value = tuple(due), value
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """Return a writer for each subtask."""
@@ -84,20 +90,26 @@ class LatencyWriter(SinkWriter):
         self._last_s = 0.0
         self._measured: list[npt.NDArray[np.int64]] = []
         self._rows = 0
+        self._measured_from_us = 0.0
         self._totals = np.zeros(sink.keys, np.int64)
         self._sum = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Compare the clock with the time at which each row was due."""
         now_us = time.time_ns() // 1000
-        due_us = batch.column("due_us").to_numpy()
+        due_us = batch.column(self._sink.due[0]).to_numpy().view(np.int64)
+        for other in self._sink.due[1:]:
+            due_us = np.maximum(due_us, batch.column(other).to_numpy().view(np.int64))
         if self._first_s is None:
             self._first_s = float(due_us.min()) / 1e6
+            self._measured_from_us = (self._first_s + self._sink.warm_up_s) * 1e6
         self._last_s = now_us / 1e6
-        self._measured.append(now_us - due_us[due_us >= (self._first_s + self._sink.warm_up_s) * 1e6])
+        self._measured.append(now_us - due_us[due_us >= self._measured_from_us])
         self._rows += batch.num_rows
-        self._sum += int(batch.column("total").to_numpy().sum())
-        np.maximum.at(self._totals, batch.column("k").to_numpy(), batch.column("total").to_numpy())
+        values = batch.column(self._sink.value).to_numpy()
+        self._sum += int(values.sum())
+        if self._sink.keys:
+            np.maximum.at(self._totals, batch.column("k").to_numpy(), values)
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
         """Return nothing to commit."""
@@ -123,44 +135,6 @@ class LatencyWriter(SinkWriter):
             json.dump(facts, file)
 
 
-TIMED = pa.schema([*SCHEMA, pa.field("ts", pa.timestamp("us"))])
-
-
-def with_time(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Add the time at which a row was due as its event time."""
-    for batch in batches:
-        yield pa.record_batch([*batch.columns, batch["due_us"].view(pa.timestamp("us"))], schema=TIMED)
-
-
-def closed_windows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Make results of windows: their last row was due when the window ended, at the latest."""
-    for batch in batches:
-        yield pa.record_batch([batch["k"], batch["n"], batch["window_end"].view(pa.int64())], schema=RESULT)
-
-
-def _windows(rows: tidegate.Stream) -> tidegate.Stream:
-    timed = rows.map_in_arrow(with_time, schema=TIMED, uid="timed").with_watermark("ts", "0 s")
-    counts = timed.group_by("k").window(tidegate.tumbling(WINDOW)).agg(n=tidegate.count(), uid="windows")
-    return counts.map_in_arrow(closed_windows, schema=RESULT, uid="results")
-
-
-def _pairs(mine: tidegate.Stream, others: tidegate.Stream) -> tidegate.Stream:
-    """Join rows of equal numbers, one of each side. A result was due with the later of its rows."""
-
-    def results(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            due_us = np.maximum(batch["due_us"].to_numpy(), batch["due_us_right"].to_numpy())
-            keys = np.zeros(batch.num_rows, np.int64)
-            yield pa.record_batch([pa.array(keys), batch["v"], pa.array(due_us)], schema=RESULT)
-
-    timed = [
-        rows.map_in_arrow(with_time, schema=TIMED, uid=f"timed-{side}").with_watermark("ts", "0 s", uid=f"time-{side}")
-        for side, rows in (("left", mine), ("right", others))
-    ]
-    pairs = timed[0].join(timed[1], on="k", ttl="2 s", suffix="_right", uid="pairs")
-    return pairs.map_in_arrow(results, schema=RESULT, uid="results")
-
-
 def build(args: Mapping[str, Any]) -> tidegate.Pipeline:
     """Build the pipeline of the argument `work`: "total", a running total per key with the state API; "window", windows
     of 0.1 s per key; or "join", a join of two streams with half of the rows each.
@@ -169,15 +143,26 @@ def build(args: Mapping[str, Any]) -> tidegate.Pipeline:
     p = tidegate.Pipeline()
 
     def read(uid: str, share: int, keys: int) -> tidegate.Stream:
-        made = Rows(rate / share, keys, slots)
+        made = Rows(rate / share, keys, slots, rows // share // slots)
         return p.read(tidegate.DataGen(made, SCHEMA, rows=rows // share, splits=slots, rate=rate / share), uid=uid)
+
+    def sink(keys: int, due: Sequence[str], value: str) -> LatencySink:
+        return LatencySink(keys, float(args["warm_up_s"]), str(args["report"]), due, value)
 
     work = str(args["work"])
     if work == "total":
-        results = read("rows", 1, keys).group_by("k").process(Totals(), schema=RESULT, uid="totals")
+        totals = read("rows", 1, keys).group_by("k").process(Totals(), schema=RESULT, uid="totals")
+        totals.write(sink(keys, ["due"], "total"), uid="latency")
     elif work == "window":
-        results = _windows(read("rows", 1, keys))
+        timed = read("rows", 1, keys).with_watermark("due", "0 s").group_by("k")
+        counts = timed.window(tidegate.tumbling(WINDOW)).agg(n=tidegate.count(), uid="windows")
+        # The last row of a window was due when the window ended, at the latest.
+        counts.write(sink(0, ["window_end"], "n"), uid="latency")
     else:
-        results = _pairs(read("left", 2, rows), read("right", 2, rows))
-    results.write(LatencySink(keys, float(args["warm_up_s"]), str(args["report"])), uid="latency")
+        # Rows of equal numbers, one of each side. A result was due with the later of its rows.
+        left, right = (
+            read(side, 2, rows).with_watermark("due", "0 s", uid=f"time-{side}") for side in ("left", "right")
+        )
+        pairs = left.join(right, on="k", ttl="2 s", suffix="_right", uid="pairs")
+        pairs.write(sink(0, ["due", "due_right"], "v"), uid="latency")
     return p

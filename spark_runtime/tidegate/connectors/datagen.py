@@ -153,8 +153,8 @@ class DataGenReader(SourceReader):
     ) -> None:
         self._function = function
         self._schema = schema
-        self._names = schema.names
-        self._raw_dtypes = {field.name: _raw_dtype(field.type) for field in schema}
+        self._names = set(schema.names)
+        self._fields = [(field.name, field.type, _raw_dtype(field.type)) for field in schema]
         self._rate = rate
         self._batch_rows = batch_rows
         self._ctx = ctx
@@ -203,7 +203,12 @@ class DataGenReader(SourceReader):
             self._turn.popleft()
         elif len(self._turn) > 1:
             self._turn.rotate(-1)
-        return PollResult(batch, current.split.split_id)
+        split_id = current.split.split_id
+        if current.pacer is not None and len(self._turn) == 1 and current.emitted != current.rows:
+            retry_at_ms = current.pacer.next_due_ms(now_ms)
+            if retry_at_ms > now_ms:
+                return PollResult(batch, split_id, "nothing_now", retry_at_ms)
+        return PollResult(batch, split_id)
 
     def _make(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
         made = self._function(numbers)
@@ -212,38 +217,39 @@ class DataGenReader(SourceReader):
         elif not made.schema.equals(self._schema):
             raise PipelineError(
                 "the function of DataGen returned a schema that differs from schema=",
-                where=f"source {self._ctx.uid!r}, subtask {self._ctx.subtask}",
+                where=self._where(),
                 cause=f"declared {_one_line(self._schema)}, returned {_one_line(made.schema)}",
                 remedy="Return the columns and types declared in schema=",
             )
         if made.num_rows != len(numbers):
             raise PipelineError(
                 f"the function of DataGen returned {made.num_rows} rows for {len(numbers)} row numbers",
-                where=f"source {self._ctx.uid!r}, subtask {self._ctx.subtask}",
+                where=self._where(),
                 remedy="Return exactly one row per row number",
             )
         return made
 
+    def _where(self) -> str:
+        return f"source {self._ctx.uid!r}, subtask {self._ctx.subtask}"
+
     def _from_columns(self, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        where = f"source {self._ctx.uid!r}, subtask {self._ctx.subtask}"
-        if not isinstance(columns, Mapping):
+        if type(columns) is not dict and not isinstance(columns, Mapping):  # asking for dict is cheaper
             raise PipelineError(
                 f"the function of DataGen returned {type(columns).__name__}",
-                where=where,
+                where=self._where(),
                 remedy="Return a pyarrow.RecordBatch or a dict of arrays",
             )
-        if columns.keys() != set(self._names):
-            missing, extra = set(self._names) - columns.keys(), columns.keys() - set(self._names)
+        if columns.keys() != self._names:
+            missing, extra = self._names - columns.keys(), columns.keys() - self._names
             raise PipelineError(
                 "the function of DataGen returned columns that differ from schema=",
-                where=where,
+                where=self._where(),
                 cause=f"missing {sorted(missing)}, undeclared {sorted(extra)}",
                 remedy="Return exactly the columns declared in schema=",
             )
         arrays = []
-        for field in self._schema:
-            column = columns[field.name]
-            raw = self._raw_dtypes[field.name]
+        for name, type_, raw in self._fields:
+            column = columns[name]
             try:
                 if (
                     isinstance(column, np.ndarray)
@@ -251,16 +257,16 @@ class DataGenReader(SourceReader):
                     and column.ndim == 1
                     and column.flags.c_contiguous
                 ):
-                    column = pa.Array.from_buffers(field.type, len(column), [None, pa.py_buffer(column)])
+                    column = pa.Array.from_buffers(type_, len(column), [None, pa.py_buffer(column)])
                 elif not isinstance(column, pa.Array):
                     of_python = isinstance(column, list | tuple)
-                    column = arrow_array(column, field.type) if of_python else pa.array(column, type=field.type)
-                elif column.type != field.type:
+                    column = arrow_array(column, type_) if of_python else pa.array(column, type=type_)
+                elif column.type != type_:
                     raise pa.ArrowTypeError(f"got {column.type}")
             except (pa.ArrowException, TypeError, ValueError) as e:
                 raise PipelineError(
-                    f"column {field.name!r} from the function of DataGen is not {field.type}",
-                    where=where,
+                    f"column {name!r} from the function of DataGen is not {type_}",
+                    where=self._where(),
                     cause=str(e),
                     remedy="Return the type declared in schema=",
                 ) from e
@@ -270,7 +276,7 @@ class DataGenReader(SourceReader):
         except ValueError as e:
             raise PipelineError(
                 "the columns from the function of DataGen cannot form one batch",
-                where=where,
+                where=self._where(),
                 cause=str(e),
                 remedy="Return exactly one value per row number in each column",
             ) from e

@@ -52,10 +52,10 @@ class PollResult:
     Attributes:
         batch: records, or None.
         split_id: split that the records come from.
-        state: `more` (poll again), `nothing_now` (poll again at `retry_at_ms`), `end` (all splits read; bounded sources
-            only).
+        state: `more` (poll again), `nothing_now` (poll again at `retry_at_ms`; also with a batch after which there is
+            nothing), `end` (all splits read; bounded sources only).
         retry_at_ms: with `nothing_now`: processing time in milliseconds at which to poll again. The loop may poll
-            earlier, and polls at the latest 1 s after it fell asleep.
+            earlier, and polls at the latest after 1 s.
         idle: the reader has no records for an indefinite time; the watermark ignores it meanwhile (S4.4).
         splits_changed: a split ended without a batch of its own; the caller must call `active_splits` again.
         sides: rows of side outputs, by name; allowed with and without a batch. The position includes them.

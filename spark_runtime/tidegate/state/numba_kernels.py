@@ -155,12 +155,16 @@ def _numba() -> Any:
 
 
 def _signature(numba: Any, text: str) -> Any:
-    """Return numba's form of a signature: `i8[]` is a read-only array of int64, `i8[]!` one that the kernel writes."""
+    """Return numba's form of a signature: `i8[]` is a read-only array of int64, `i8[]!` one that the kernel writes,
+    and `i8*2` a tuple of two."""
     returns, _, arguments = text.partition("(")
     return _type(numba, returns.strip())(*(_type(numba, word.strip()) for word in arguments.rstrip(")").split(",")))
 
 
 def _type(numba: Any, word: str) -> Any:
     item, _, array = word.partition("[]")
+    item, _, length = item.partition("*")
     type_ = getattr(numba, _TYPES[item])
+    if length:
+        return numba.types.UniTuple(type_, int(length))
     return numba.types.Array(type_, 1, "C", readonly=not array) if "[]" in word else type_

@@ -69,6 +69,7 @@ class OperatorChain:
             if type(operator).next_processing_time_ms is not StreamOperator.next_processing_time_ms
         ]
         self._idling = [o for o in self.operators if type(o).is_idle is not StreamOperator.is_idle]
+        self._holding = [o for o in self.operators if type(o).has_pending_rows is not StreamOperator.has_pending_rows]
         self._at: int | None = None
         self._writing: list[str] = []
 
@@ -92,8 +93,7 @@ class OperatorChain:
         if not self.operators:
             yield batch
             return
-        for out in self._guarded(0, self.operators[0].process(self._received(0, batch), input_index)):
-            yield from self._through(1, out)
+        yield from self._run(0, self.operators[0].process(self._received(0, batch), input_index))
 
     def watermark(self, time_us: int) -> Iterator[Output]:
         """Process a watermark, from the head on."""
@@ -108,12 +108,11 @@ class OperatorChain:
     def end_input(self, input_index: int) -> Iterator[Output]:
         """Process the real end of input `input_index` of the head, without suspend."""
         if self.operators:
-            for out in self._guarded(0, self.operators[0].end_input(input_index)):
-                yield from self._through(1, out)
+            yield from self._run(0, self.operators[0].end_input(input_index))
 
     def has_pending_rows(self) -> bool:
         """Return whether an operator holds rows back that it has yet to emit."""
-        return any(operator.has_pending_rows() for operator in self.operators)
+        return bool(self._holding) and any(operator.has_pending_rows() for operator in self._holding)
 
     def hold_input(self, held: bool) -> None:
         """Set whether input channels are blocked for a checkpoint.
@@ -125,7 +124,12 @@ class OperatorChain:
 
     def is_idle(self) -> bool:
         """Return whether an operator that creates watermarks is idle, so that nobody should wait for them."""
-        return any(operator.is_idle() for operator in self._idling)
+        return bool(self._idling) and any(operator.is_idle() for operator in self._idling)
+
+    @property
+    def has_timers(self) -> bool:
+        """True if an operator may wait for the clock."""
+        return bool(self._timed)
 
     def next_processing_time_ms(self) -> int | None:
         """Return when `processing_time` has work; None: no operator waits for the clock. Cheap if none can."""
@@ -139,8 +143,7 @@ class OperatorChain:
         for index, operator in self._timed:
             due_ms = operator.next_processing_time_ms()
             if due_ms is not None and due_ms <= now_ms:
-                for out in self._guarded(index, operator.on_processing_time(now_ms)):
-                    yield from self._through(index + 1, out)
+                yield from self._run(index, operator.on_processing_time(now_ms))
 
     def finish(self) -> Iterator[Output]:
         """Process the real end of all inputs (S7.2).
@@ -150,18 +153,15 @@ class OperatorChain:
         """
         for index, operator in enumerate(self.operators):
             if index:
-                for out in self._guarded(index, operator.end_input(0)):
-                    yield from self._through(index + 1, out)
-            for out in self._guarded(index, operator.finish()):
-                yield from self._through(index + 1, out)
+                yield from self._run(index, operator.end_input(0))
+            yield from self._run(index, operator.finish())
             if not operator.forwards_end():
                 yield from self._through(index + 1, Watermark(MAX_WATERMARK))
 
     def prepare_snapshot(self, checkpoint_id: int) -> Iterator[Output]:
         """Flush pre-aggregates before the barrier, head first (S3.6)."""
         for index, operator in enumerate(self.operators):
-            for out in self._guarded(index, operator.prepare_snapshot_pre_barrier(checkpoint_id)):
-                yield from self._through(index + 1, out)
+            yield from self._run(index, operator.prepare_snapshot_pre_barrier(checkpoint_id))
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> list[tuple[str, AsyncSnapshot]]:
         """Freeze the state of every operator that has any (S3.6). `portable`: for a savepoint."""
@@ -234,14 +234,12 @@ class OperatorChain:
             return
         operator = self.operators[index]
         if isinstance(element, Watermark):
-            for out in self._guarded(index, operator.on_watermark(element.time_us)):
-                yield from self._through(index + 1, out)
+            yield from self._run(index, operator.on_watermark(element.time_us))
             is_end = element.time_us == MAX_WATERMARK
             if operator.forwards_end() if is_end else operator.forwards_watermarks():
                 yield from self._through(index + 1, element)
         else:
-            for out in self._guarded(index, operator.process(self._received(index, element), 0)):
-                yield from self._through(index + 1, out)
+            yield from self._run(index, operator.process(self._received(index, element), 0))
 
     def _received(self, index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = self._columns[index]
@@ -250,11 +248,16 @@ class OperatorChain:
         except KeyError as error:  # a source emits other columns than it declares
             raise OperatorFailure(self._uids[index], self._subtask, error) from error
 
-    def _guarded(self, index: int, emission: Iterable[Output]) -> Iterator[Output]:
+    def _run(self, index: int, emission: Iterable[Output]) -> Iterator[Output]:
+        """Pass what operator `index` emits to the operators downstream. Its exceptions become OperatorFailures."""
         before, self._at = self._at, index
+        is_last = index + 1 == len(self.operators)
         try:
             for out in emission:
-                yield out
+                if is_last and not isinstance(out, SideOutput):  # saves a generator
+                    yield out
+                else:
+                    yield from self._through(index + 1, out)
                 self._at = index  # operators downstream have set it in the meantime
         # An operator downstream runs nested in this emission. Its failure names its own uid already.
         except OperatorFailure:

@@ -33,7 +33,7 @@ from tidegate.subtask.chain import OperatorChain, OperatorFailure
 from tidegate.subtask.partitioner import partition_batch
 from tidegate.subtask.router import OutputEdge, PreAggregate, Router
 from tidegate.subtask.snapshots.restored_state import RestoredState
-from tidegate.subtask.source import ExhaustedReader, SourceInput
+from tidegate.subtask.source import ExhaustedReader, SourceInput, SourceSignal
 from tidegate.subtask.subtask import InputPort, Subtask, SubtaskHost
 
 REPLAYABLE_KINDS = ("hash", "rebalance")
@@ -181,11 +181,12 @@ def _deploy_subtask(
         columns.append(None if node is nodes[0] else node.inputs[0].columns)
     source = None
     if nodes[0].source is not None:
-        place = SourceContext(nodes[0].uid, index, plan.parallelism, host.wake)
+        signal = SourceSignal(host.wake)
+        place = SourceContext(nodes[0].uid, index, plan.parallelism, signal)
         reader = ExhaustedReader() if finished else nodes[0].source.create_reader(place)
         group = next((n.spec.group for n in nodes if isinstance(n.spec, WatermarkSpec) and n.spec.group), None)
         read = graph.side_outputs_read(nodes[0].node_id)
-        source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms, group, read)
+        source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms, group, read, signal)
         if not finished:
             source.start(_splits(nodes[0].uid, index, deployment))
     router = _router(plan, chain, index, channels)

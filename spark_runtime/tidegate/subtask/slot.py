@@ -221,6 +221,7 @@ class Slot:
         self._input_steps = input_steps
         self._linger_s = linger_s
         self._only_sources_emitted = False
+        self._is_exhausted = False
         self._subtasks: list[Subtask] = []
         self._by_id: dict[tuple[int, int], Subtask] = {}
         self._aligned = AlignedSources((), send, now_ms)
@@ -449,6 +450,7 @@ class Slot:
         self._round_ms = self._now_ms()
         progressed = has_messages = self._take_messages()
         others_progressed = False
+        self._is_exhausted = not has_messages
         failure = self._transport_failure()
         # After a cancellation the other slots close their connections, which is no failure.
         if failure is not None and not self._cancelled:
@@ -458,6 +460,8 @@ class Slot:
             # Messages of the driver reach every subtask before queues are emptied, so that no barrier waits for the
             # queues.
             if self._step(subtask) if has_messages else self._step_subtasks(subtask):
+                if not subtask.is_last:  # subtasks downstream had their turn before
+                    self._is_exhausted = False
                 progressed = True
                 others_progressed = others_progressed or subtask.source_input is None
         self._only_sources_emitted = progressed and not has_messages and not others_progressed
@@ -473,11 +477,16 @@ class Slot:
         """
         until_ms = self._now_ms() + INPUT_TURN_MS
         if not self._step(subtask):
+            # An emission may wait for capacity that a subtask of this slot has just freed.
+            self._is_exhausted = self._is_exhausted and not subtask.is_emitting
             return False
         if subtask.source_input is None:
             for _ in range(self._input_steps - 1):
-                if self._inbox or self._now_ms() >= until_ms or not self._step(subtask):
+                if self._inbox or self._now_ms() >= until_ms:
                     break
+                if not self._step(subtask):
+                    return True
+        self._is_exhausted = False
         return True
 
     def _step(self, subtask: Subtask) -> bool:
@@ -487,9 +496,9 @@ class Slot:
         return progressed
 
     def run(self) -> None:
-        """Run rounds until the run is over. Sleeps if no subtask could do anything, and lingers (`LINGER_S`)."""
+        """Run rounds until the run is over. Sleeps if no subtask can do anything more, and lingers (`LINGER_S`)."""
         while not self.is_over:
-            if not self.run_round():
+            if not self.run_round() or self._is_exhausted:
                 self._wake.wait(self._sleep_s())
             elif self._linger_s and self._only_sources_emitted and self._sources_are_read():
                 self._wake.linger(self._linger_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tidegate.channel.control.protocol import SourceMetrics
@@ -14,6 +14,9 @@ from tidegate.operators.stream_operator import OperatorContext, SideOutput
 from tidegate.operators.time.watermark_specs import AlignmentGroup
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
+
+MAX_POLL_WAIT_MS = 1000
+"""Longest time between two polls of a reader that has no records, milliseconds."""
 
 
 class ExhaustedReader(SourceReader):
@@ -29,6 +32,27 @@ class ExhaustedReader(SourceReader):
     def snapshot(self) -> Sequence[Split]:
         """Return no splits."""
         return ()
+
+
+class SourceSignal:
+    """What a reader calls when it has records before its `retry_at_ms`. Safe from any thread.
+
+    Attributes:
+        is_set: True from a call until `clear`.
+    """
+
+    def __init__(self, wake_loop: Callable[[], None]) -> None:
+        self._wake_loop = wake_loop
+        self.is_set = False
+
+    def __call__(self) -> None:
+        """Have the reader polled in the next round."""
+        self.is_set = True
+        self._wake_loop()
+
+    def clear(self) -> None:
+        """Forget the calls so far. Call it before the reader is polled, so that no later call is lost."""
+        self.is_set = False
 
 
 class SourceInput:
@@ -49,6 +73,7 @@ class SourceInput:
         idle_after_ms: int | None = None,
         group: AlignmentGroup | None = None,
         side_outputs: Collection[str] = (),
+        signal: SourceSignal | None = None,
     ) -> None:
         """Create the input.
 
@@ -58,8 +83,10 @@ class SourceInput:
                 it.
             group: alignment group that limits how far the source may be ahead.
             side_outputs: side outputs that are read.
+            signal: set by the reader; None: it sets none.
         """
         self.group = group
+        self._signal = signal or SourceSignal(lambda: None)
         self._paused_for: set[str] = set()
         self._idle_after_ms = idle_after_ms
         self._side_outputs = frozenset(side_outputs)
@@ -82,6 +109,7 @@ class SourceInput:
 
     def poll(self, now_ms: int) -> PollResult:
         """Return the next batch. The contexts then name its split."""
+        self._signal.clear()
         polled: PollResult = self._guard(lambda: self._reader.poll(now_ms))
         if polled.batch is not None:
             self.records += polled.batch.num_rows
@@ -108,16 +136,22 @@ class SourceInput:
         self._idle = polled.idle or (self._idle_after_ms is not None and silent_ms >= self._idle_after_ms)
         return self._idle
 
-    def next_poll_ms(self, polled: PollResult) -> int | None:
+    def next_poll_ms(self, polled: PollResult, now_ms: int) -> int | None:
         """Return when to poll again after `polled`: when the reader says, or when the source becomes idle by silence.
 
         None: without a wait. Call it after `is_idle`.
         """
         if polled.state != "nothing_now":
             return None
+        poll_at_ms = min(polled.retry_at_ms, now_ms + MAX_POLL_WAIT_MS)
         if self._idle or self._idle_after_ms is None or self._silent_since_ms is None:
-            return polled.retry_at_ms
-        return min(polled.retry_at_ms, self._silent_since_ms + self._idle_after_ms)
+            return poll_at_ms
+        return min(poll_at_ms, self._silent_since_ms + self._idle_after_ms)
+
+    @property
+    def is_woken(self) -> bool:
+        """True if the reader has asked to be polled since the last poll."""
+        return self._signal.is_set
 
     @property
     def is_paused(self) -> bool:

@@ -100,6 +100,8 @@ class SubtaskTimers:
 
     def are_due(self) -> bool:
         """Return whether there is work to do now."""
+        if not self._chain.has_timers:
+            return False
         due_ms = self.due_ms()
         return due_ms is not None and due_ms <= self._host.now_ms()
 
@@ -187,6 +189,16 @@ class Subtask:
         return self._lifecycle.phase == "finished"
 
     @property
+    def is_last(self) -> bool:
+        """True if it has no outputs."""
+        return not self._router.edges
+
+    @property
+    def is_emitting(self) -> bool:
+        """True while something that it emits is not sent yet."""
+        return self._emission is not None
+
+    @property
     def rows_out(self) -> int:
         """Rows sent, before partitioning."""
         return self._router.rows_out
@@ -268,7 +280,8 @@ class Subtask:
             self._handle_announcements()
         if self._emission is not None:
             return self._pull()
-        if self.is_finished:
+        phase = self._lifecycle.phase
+        if phase == "finished":
             return False
         if self._overtakes and (due := self._overtaking.actions()):
             self._emission = self._on_alignment(due)
@@ -277,18 +290,35 @@ class Subtask:
             barrier, since_ms = self._triggers.popleft()
             self._overtaking.starts(barrier, since_ms)
             self._emission = self._on_trigger(barrier)
-        elif self._lifecycle.may_finish and not self.commits.busy and not self._triggers:
+        elif phase == "ended" and self._lifecycle.may_finish and not self.commits.busy and not self._triggers:
             self._emission = self._finish()
         elif self._timers.are_due():
             self._emission = self._on_timers()
-        elif self._source is not None:
-            if self._source.is_paused or self._lifecycle.phase != "running" or not self._poll_source():
-                return False
-        else:
+        elif self._source is None:
+            return self._step_inputs()
+        elif phase != "running" or self._source.is_paused or self._poll_waits(self._source) or not self._poll_source():
+            return False
+        return self._pull()
+
+    def _step_inputs(self) -> bool:
+        """Process the next element, and watermarks before it that have no effect.
+
+        Every batch is followed by a watermark of its channel, and only the last of these advances the minimum.
+        """
+        taken = self._inputs.take()
+        if taken is None:
+            return False
+        number, element = taken
+        while isinstance(element, Watermark) and element.time_us < MAX_WATERMARK:
+            advanced_us = self.watermarks.watermark(number, element.time_us)
+            if advanced_us is not None:
+                self._emission = self._on_progress(advanced_us)
+                return self._pull()
             taken = self._inputs.take()
             if taken is None:
-                return False
-            self._emission = self._on_element(*taken)
+                return True
+            number, element = taken
+        self._emission = self._on_element(number, element)
         return self._pull()
 
     def _pull(self) -> bool:
@@ -337,6 +367,10 @@ class Subtask:
             return True
         return False
 
+    def _poll_waits(self, source: SourceInput) -> bool:
+        """Return whether the reader has no records before a time to come."""
+        return self._poll_at_ms is not None and not source.is_woken and self._host.now_ms() < self._poll_at_ms
+
     def _poll_source(self) -> bool:
         polled, announced = self._polled()
         rows = self._rows_of(polled)
@@ -358,7 +392,7 @@ class Subtask:
         polled = self._source.poll(now_ms)
         announced = self._router.announce_split(self._source.turn)
         self._silent = self._source.is_idle(polled, now_ms)
-        self._poll_at_ms = self._source.next_poll_ms(polled)
+        self._poll_at_ms = self._source.next_poll_ms(polled, now_ms)
         return polled, announced
 
     def _rows_of(self, polled: PollResult) -> Iterator[Emitted] | None:
@@ -376,7 +410,9 @@ class Subtask:
         until_ms = self._host.now_ms() + GATHERING_MS
         yield from rows
         for _ in range(GATHERED_POLLS - 1):
-            if not self._router.gathers or self._triggers or self._host.now_ms() >= until_ms:
+            if self._poll_at_ms is not None or not self._router.gathers or self._triggers:
+                return
+            if self._host.now_ms() >= until_ms:
                 return
             # The slot decides between two rounds whether a source of an alignment group is too far ahead.
             if self._source.is_paused or self._source.group is not None:

@@ -21,6 +21,7 @@ class WatermarkTracker:
         self._timeless = [channel in timeless for channel in range(channels)]
         self._times = [MIN_WATERMARK] * channels
         self._idle = list(self._timeless)
+        self._any_idle = any(self._idle)
         self._current = MIN_WATERMARK
         self._sent_idle = False
 
@@ -32,6 +33,8 @@ class WatermarkTracker:
     @property
     def all_idle(self) -> bool:
         """True when there are open channels, and none of them is active."""
+        if not self._any_idle:
+            return False
         left = [idle for t, idle in zip(self._times, self._idle, strict=True) if t < MAX_WATERMARK]
         return bool(left) and all(left)
 
@@ -40,12 +43,17 @@ class WatermarkTracker:
 
         The minimum never decreases. MAX_WATERMARK ends the channel, idle or not.
         """
-        self._times[channel] = max(self._times[channel], time_us)
-        return self._advance()
+        before_us = self._times[channel]
+        if time_us <= before_us:
+            return None
+        self._times[channel] = time_us
+        # The minimum cannot have advanced if this channel did not hold it back.
+        return self._advance() if before_us <= self._current or time_us == MAX_WATERMARK else None
 
     def idle(self, channel: int, idle: bool) -> int | None:
         """Process that `channel` became idle or active. Return the new minimum if it advanced, else None."""
         self._idle[channel] = idle or self._timeless[channel]
+        self._any_idle = any(self._idle)
         return self._advance()
 
     def idle_change(self, *, withheld: bool, silent: bool = False) -> bool | None:
@@ -75,11 +83,14 @@ class WatermarkTracker:
         Ended channels decide only when no other is left. An idle channel may become active again, and its rows must not
         be late because of the end of time.
         """
-        low = min((t for t, idle in zip(self._times, self._idle, strict=True) if not idle), default=None)
-        ended = all(t == MAX_WATERMARK for t in self._times)
-        if ended:
-            low = MAX_WATERMARK
-        if low is None or low <= self._current or (low == MAX_WATERMARK and not ended):
+        if self._any_idle:
+            low = min((t for t, idle in zip(self._times, self._idle, strict=True) if not idle), default=None)
+            ended = min(self._times) == MAX_WATERMARK
+            if ended:
+                low = MAX_WATERMARK
+            if low is None or low <= self._current or (low == MAX_WATERMARK and not ended):
+                return None
+        elif (low := min(self._times)) <= self._current:
             return None
         self._current = low
         return low

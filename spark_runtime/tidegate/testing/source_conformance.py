@@ -136,12 +136,12 @@ def _play(source: Source, reader: SourceReader, enough_rows: int, now_ms: int = 
         if polled.sides and polled.batch is None:
             seen.append(polled)
         if polled.batch is not None:
-            assert polled.state == "more" and polled.split_id is not None
+            assert polled.state != "end" and polled.split_id is not None
             seen.append(polled)
             missing[polled.split_id] -= polled.batch.num_rows
         elif polled.state == "end" or (polled.idle and not polled.sides):
             break
-        elif polled.state == "nothing_now":
+        if polled.state == "nothing_now":
             assert polled.retry_at_ms >= now_ms, "the reader requests a poll in the past"
             now_ms = max(now_ms + 1, polled.retry_at_ms)
     return seen

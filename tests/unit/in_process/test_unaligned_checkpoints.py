@@ -221,7 +221,8 @@ def test_an_aligned_checkpoint_waits_for_the_replay(sink: str) -> None:
     a_job.options = {**a_job.options, "unaligned_checkpoints": False}
     run = a_job.submit(RestoreFrom("latest"))
     subtask = next(s for s in run.slot._subtasks if s.subtask == (WINDOWS, 0))
-    left = len(subtask._inputs.replay_left())
+    # Watermarks without an effect take no step of their own.
+    left = sum(isinstance(element, pa.RecordBatch) for _, element in subtask._inputs.replay_left())
     assert left > 5
     slow_down(run, WINDOWS)
     assert rounds_of_a_checkpoint(run, "aligned") > left * SLOWNESS

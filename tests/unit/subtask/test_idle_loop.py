@@ -19,7 +19,7 @@ from tidegate.operators.stream_operator import Output, StreamOperator
 from tidegate.operators.time.watermark_specs import AlignmentGroup
 from tidegate.subtask import slot as slot_module
 from tidegate.subtask.slot import IDLE_WAIT_S, REPORT_INTERVAL_MS, AlignedSources, LoopSignal, Slot
-from tidegate.subtask.source import SourceInput
+from tidegate.subtask.source import SourceInput, SourceSignal
 
 SCHEMA = pa.schema([("n", pa.int64())])
 PATIENCE_S = 60
@@ -212,9 +212,9 @@ def test_pushed_rows_wake_the_loop() -> None:
             arrived.set()
             yield batch
 
-    place = SourceContext("rows", 0, 1, wake.set)
+    place = SourceContext("rows", 0, 1, signal := SourceSignal(wake.set))
     reader = push.PushReader(Later(), place, schema=SCHEMA, boundedness="unbounded")
-    source = SourceInput("rows", reader, [], 0)
+    source = SourceInput("rows", reader, [], 0, signal=signal)
     source.start([Split("s", {})])
     harness = SubtaskHarness(Arrived(None), source=source, ports=(), slot_facts={"wake": wake})
     loop = Running(harness.slot, wake)

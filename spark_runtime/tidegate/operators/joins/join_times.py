@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from tidegate.errors import DataError
 from tidegate.operators.joins.join_specs import JoinInput
+from tidegate.operators.joins.span_kernels import extent
 from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.operators.time.late_rows import MAX_TIME_US, MIN_TIME_US
 from tidegate.state.keyed_state import Mask
@@ -36,7 +37,8 @@ class JoinTimes:
         timeless = ~valid_mask(array) if array.null_count else None
         if timeless is not None:
             times = np.where(timeless, 0, times)
-        if len(times) and (times.min() < MIN_TIME_US or times.max() > MAX_TIME_US):
+        first_us, last_us = extent(times) if len(times) else (0, 0)
+        if first_us < MIN_TIME_US or last_us > MAX_TIME_US:
             wrong = times[np.argmax((times < MIN_TIME_US) | (times > MAX_TIME_US))]
             raise DataError(
                 f"column {self._time.column!r} has an event time that is out of range: {wrong} us since 1970",

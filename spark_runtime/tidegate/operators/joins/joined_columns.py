@@ -40,6 +40,7 @@ class JoinedColumns:
         if isinstance(bounds, WindowMatch):
             self._grid = window_grid(bounds.size_us, bounds.slide_us, bounds.offset_us, bounds.calendar)
         self._condition = None if spec.where is None else Condition(spec.where)
+        self._as_emitted = spec.emits_pairs and spec.pairs.equals(spec.schema, check_metadata=True)
         left, right = spec.inputs
         known = {name for _, name in right.columns}
         keys = zip(left.keys, right.keys, strict=True)
@@ -56,6 +57,10 @@ class JoinedColumns:
         """Combine row i of both sides. Args: starts: of windows or sessions. ends: of sessions."""
         arrays = [*self._picked(LEFT, left), *self._picked(RIGHT, right), *self._bounds(starts, ends)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._spec.pairs)
+
+    def emitted(self, pairs: pa.RecordBatch) -> pa.RecordBatch:
+        """Return pairs with the schema of the output."""
+        return pairs if self._as_emitted else pa.RecordBatch.from_arrays(pairs.columns, schema=self._spec.schema)
 
     def filter(self, pairs: pa.RecordBatch) -> Mask | None:
         """Return which pairs fulfil the further condition; None: all."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.joins.frozen_spans import FrozenSpans, StoredSide
 from tidegate.operators.joins.join_specs import LEFT, RIGHT, IntervalMatch, StreamJoinSpec
@@ -14,6 +15,7 @@ from tidegate.operators.joins.join_state import JoinProgress
 from tidegate.operators.joins.join_store import ArrivedRows, LoneRows, MatchedPairs
 from tidegate.operators.joins.kept_spans import Spans
 from tidegate.operators.joins.restored_spans import restored_sides
+from tidegate.operators.joins.span_kernels import extent
 from tidegate.operators.joins.span_table import SpanTable, SpanTables
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
@@ -50,6 +52,8 @@ class SpanRows:
         self._tables = tuple(SpanTables(spans.stretch_us, self._maker(side)) for side in (LEFT, RIGHT))
         self.returns_marked = spec.how == "semi"
         self._opened = 0
+        # No table of a side is over before this watermark.
+        self._over_us = [MIN_WATERMARK, MIN_WATERMARK]
         self._ctx = ctx
 
     def match(self, arrived: ArrivedRows, side: int) -> SpanMatches:
@@ -72,7 +76,7 @@ class SpanRows:
         positions = self.positions(arrived)
         limits = self._spans.match_bounds(side, positions)
         lows, highs = (positions, positions) if limits is None else limits
-        return lows, highs, self._tables[1 - side].between(int(lows.min()), int(highs.max()))
+        return lows, highs, self._tables[1 - side].between(extent(lows)[0], extent(highs)[1])
 
     def add(self, side: int, arrived: ArrivedRows, keys: Keys, matched: Mask) -> None:
         """Store rows of `side`."""
@@ -82,7 +86,7 @@ class SpanRows:
         due = None
         if self._spec.emits_unmatched(side):
             due = self._spans.due(side, positions, positions)
-        low, high = int(positions.min()), int(positions.max())
+        low, high = extent(positions)
         table = self._tables[side].of(low)
         if high < table.stop_us:
             table.add(keys, columns, positions, high, marks, due)
@@ -108,11 +112,16 @@ class SpanRows:
     def fire(self, until_us: int) -> Iterator[LoneRows]:
         """See `JoinStore`."""
         for side in (LEFT, RIGHT):
+            if until_us < self._over_us[side]:
+                continue
             if self._spec.emits_unmatched(side):
                 for table in list(self._tables[side]):
                     for rows in table.due(until_us):
                         yield self.lone_rows(side, table, rows)
-            self._tables[side].drop(lambda table, side=side: self._is_over(table, side, until_us))  # type: ignore[misc]
+            self._tables[side].drop(lambda table, side=side: self._over(table, side) <= until_us)  # type: ignore[misc]
+            if not self._spec.emits_unmatched(side):
+                first = next(iter(self._tables[side]), None)
+                self._over_us[side] = MAX_WATERMARK if first is None else self._over(first, side)
 
     def lone_rows(self, side: int, table: SpanTable, rows: Int64s) -> LoneRows:
         """Return stored rows of `side`."""
@@ -148,15 +157,17 @@ class SpanRows:
         arrived = ArrivedRows(self.sides[side].restored(rows), positions, positions)
         self.add(side, arrived, keys, matched)
 
-    def _is_over(self, table: SpanTable, side: int, until_us: int) -> bool:
+    def _over(self, table: SpanTable, side: int) -> int:
+        """Return the watermark from which no row of the table can match any more."""
         last = np.array([table.last_us])
-        return int(self._spans.due(side, last, last)[0]) <= until_us
+        return int(self._spans.due(side, last, last)[0])
 
     def _maker(self, side: int) -> Callable[[tuple[int, int], int], SpanTable]:
         stored = self.sides[side]
 
         def new_table(stretch: tuple[int, int], expected: int) -> SpanTable:
             self._opened += 1
+            self._over_us[side] = MIN_WATERMARK
             return SpanTable(self._reader, stored.types, stretch, self._opened, expected=expected, tracks=stored.tracks)
 
         return new_table

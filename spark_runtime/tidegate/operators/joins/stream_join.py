@@ -16,6 +16,7 @@ from tidegate.operators.joins.join_times import JoinTimes
 from tidegate.operators.joins.joined_columns import JoinedColumns
 from tidegate.operators.joins.kept_spans import WindowSpans, new_spans
 from tidegate.operators.joins.session_join import SessionJoin
+from tidegate.operators.joins.span_kernels import extent
 from tidegate.operators.joins.span_rows import SpanRows
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.calendar import CALENDAR
@@ -56,6 +57,7 @@ class StreamJoin(StreamOperator):
         # Columns that must not be null for a match.
         timed = self._spans is not None
         self._needed = [[*given.keys, *([given.time_column] if timed else [])] for given in spec.inputs]
+        self._marks = spec.tracks_matches(LEFT) or spec.tracks_matches(RIGHT)
         self._ended = [False, False]
         self._is_over = False
         self._is_open = False
@@ -154,7 +156,7 @@ class StreamJoin(StreamOperator):
         arrived = ArrivedRows(rows, times, starts)
         passed = self._store.passed
         # Most batches have no row before the watermark, so that no row is late.
-        if self._is_over or not rows.num_rows or (passed.is_even and int(times.min()) >= passed.watermark_us):
+        if self._is_over or not rows.num_rows or (passed.is_even and extent(times)[0] >= passed.watermark_us):
             return arrived
         late = spans.late(starts, times, self._passed_watermarks(arrived, side))
         if timeless is not None:
@@ -215,9 +217,10 @@ class StreamJoin(StreamOperator):
             if passing is not None and not passing.all():
                 mine, stored, batch = mine[passing], stored[passing], batch.filter(pa.array(passing))
             hit[mine] = True
-            yield from self._marked(matches, stored)
+            if self._marks:
+                yield from self._marked(matches, stored)
             if self._spec.emits_pairs and batch.num_rows:
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.schema)
+                yield self._columns.emitted(batch)
 
     def _marked(self, matches: Matches, stored: Int64s) -> Iterator[pa.RecordBatch]:
         """Mark stored rows that have found a match. A semi join emits them, if they had none before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
@@ -80,7 +81,7 @@ class WatermarkOperator(StreamOperator):
         if len(times):
             split = self.ctx.current_split
             # MAX_WATERMARK itself would mean the end of the input.
-            latest = min(self._time.to_us(int(times.max())), MAX_WATERMARK - 1)
+            latest = min(self._time.to_us(int(np.maximum.reduce(times))), MAX_WATERMARK - 1)
             self._progress[split] = max(self._progress.get(split, MIN_WATERMARK), latest)
         yield from self._advance()
 

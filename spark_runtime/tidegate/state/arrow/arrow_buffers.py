@@ -93,11 +93,12 @@ def bitmap(valid: npt.NDArray[Any]) -> pa.Buffer | None:
     return None if valid.all() else pa.py_buffer(np.packbits(valid != 0, bitorder="little"))
 
 
-def fixed_column_array(type_: pa.DataType, values: npt.NDArray[Any], valid: npt.NDArray[Any]) -> pa.Array:
-    """Inverse of `raw_fixed`; `valid` is 0 where null."""
+def fixed_column_array(type_: pa.DataType, values: npt.NDArray[Any], valid: npt.NDArray[Any] | None) -> pa.Array:
+    """Inverse of `raw_fixed`; `valid` is 0 where null; None: nothing is null."""
     if pt.is_boolean(type_):
-        return pa.array(values != 0, mask=None if valid.all() else valid == 0)
-    return pa.Array.from_buffers(type_, len(values), [bitmap(valid), pa.py_buffer(values)])
+        return pa.array(values != 0, mask=None if valid is None or valid.all() else valid == 0)
+    mask = None if valid is None else bitmap(valid)
+    return pa.Array.from_buffers(type_, len(values), [mask, pa.py_buffer(values)])
 
 
 def is_binary_like(type_: pa.DataType) -> bool:

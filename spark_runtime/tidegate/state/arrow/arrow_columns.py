@@ -91,7 +91,7 @@ def new_column(cells: CopyOnWriteArrays, name: str, type_: pa.DataType, *, compa
     if has_offsets(type_):
         return RangedColumn(cells, name, type_, compacts)
     if (width := fixed_width(type_)) is not None:
-        return FixedColumn(cells, name, type_, width)
+        return FixedColumn(cells, name, type_, width, written_once=not compacts)
     raise PipelineError(
         f"state column {name!r} cannot have type {type_}",
         cause="states can hold numbers, booleans, times, decimals, strings, binary, and lists, maps and "
@@ -107,9 +107,13 @@ class FixedColumn:
         width: bytes of a value.
     """
 
-    def __init__(self, cells: CopyOnWriteArrays, name: str, type_: pa.DataType, width: int) -> None:
+    def __init__(
+        self, cells: CopyOnWriteArrays, name: str, type_: pa.DataType, width: int, *, written_once: bool = False
+    ) -> None:
         self.type = type_
         self.width = width
+        # Entries that are not set yet are null, too. With `written_once`, nobody takes them.
+        self._may_have_nulls = not written_once
         self._cells = cells
         self._name, self._valid = name, f"{name}?"
         # numpy has no integers of other widths: values such as decimals are moved as raw bytes.
@@ -125,7 +129,11 @@ class FixedColumn:
     def put(self, positions: Chosen, array: pa.Array) -> None:
         """See `Column`."""
         self._cells.arrays[self._name][positions] = raw_fixed(array, self._dtype)
-        self._cells.arrays[self._valid][positions] = valid_mask(array) if array.null_count else 1
+        if array.null_count:
+            self._may_have_nulls = True
+            self._cells.arrays[self._valid][positions] = valid_mask(array)
+        else:
+            self._cells.arrays[self._valid][positions] = 1
 
     def forget(self, positions: Chosen) -> None:
         """See `Column`."""
@@ -141,6 +149,8 @@ class FixedColumn:
     def take(self, arrays: Arrays, positions: Chosen) -> pa.Array:
         """See `Column`."""
         present, at = _present(positions)
+        if present is None and not self._may_have_nulls:
+            return fixed_column_array(self.type, arrays[self._name][at], None)
         valid = arrays[self._valid][at]
         if present is not None:
             valid &= present

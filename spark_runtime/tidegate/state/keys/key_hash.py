@@ -18,8 +18,9 @@ import pyarrow.types as pt
 
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.state.byte_words import AHEAD_BYTES, address_of, prefetch
-from tidegate.state.keys.key_bytes import fixed_column, hashed_bytes, is_fixed_key_type, key_column
+from tidegate.state.keys.key_bytes import INT_TAG, fixed_column, hashed_bytes, is_fixed_key_type, key_column
 from tidegate.state.keys.key_types import stored_array, stored_type
+from tidegate.state.keys.stored_values import plain_int64s
 from tidegate.state.keys.text_keys import is_ranged, text_keys
 from tidegate.state.keys.xxh64 import avalanche, begin_short, mix_1, mix_8, xxh64
 from tidegate.state.numba_kernels import inlined, kernel
@@ -46,11 +47,14 @@ def hash_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> Hashes:
     Raises:
         PipelineError: a column's type cannot be a key.
     """
+    out = np.empty(batch.num_rows, np.uint64)
+    if len(columns) == 1 and (plain := plain_int64s(batch.column(columns[0]))) is not None:
+        _hash_fixed(plain, INT_TAG, out)
+        return out
     if len(columns) == 1 and is_ranged((first := key_column(batch, columns[0])).type):
         return text_keys(first)[1]
     if len(columns) > 1 or not is_fixed_key_type(stored_type(first.type)):
         return hashed_bytes(batch, columns)[2]
-    out = np.empty(batch.num_rows, np.uint64)
     column = fixed_column(stored_array(first))
     if column.tags is None:
         _hash_fixed(column.values, column.tag, out)
@@ -93,12 +97,12 @@ def partition_hash(
     """
     if parallelism == 1 or not batch.num_rows:
         return [batch if batch.num_rows else None] + [None] * (parallelism - 1)
-    owners, first_groups = _owners(parallelism, max_parallelism)
-    targets = np.empty(batch.num_rows, np.uint16)
-    in_group = np.zeros(max_parallelism, np.int64)
-    _targets(hash_keys(batch, columns), np.uint64(max_parallelism), owners, targets, in_group)
-    # Each subtask owns at least one group. This matters because reduceat returns a wrong count for an empty range.
-    return cut_by_target(batch, targets, np.add.reduceat(in_group, first_groups))
+    owners = _owners(parallelism, max_parallelism)
+    targets, counts = np.empty(batch.num_rows, np.uint16), np.zeros(parallelism, np.int64)
+    # Counters of groups must be cleared and added up, which few rows do not repay.
+    in_group = np.zeros(max_parallelism if batch.num_rows > max_parallelism else 0, np.int64)
+    _targets(hash_keys(batch, columns), np.uint64(max_parallelism), owners, targets, in_group, counts)
+    return cut_by_target(batch, targets, counts)
 
 
 def scatter_index(groups: npt.NDArray[np.uint16], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
@@ -109,8 +113,7 @@ def scatter_index(groups: npt.NDArray[np.uint16], counts: npt.NDArray[np.int64])
         counts: rows in each group.
     """
     order = np.empty(len(groups), np.uint32)
-    starts = np.cumsum(counts) - counts
-    _scatter(groups, starts, order)
+    _scatter(groups, counts, np.empty(len(counts), np.int64), order)
     return order
 
 
@@ -124,25 +127,28 @@ def cut_by_target(
         counts: rows for each target.
     """
     out: list[pa.RecordBatch | None] = [None] * len(counts)
-    filled = np.flatnonzero(counts)
-    if len(filled) == 1:
-        out[int(filled[0])] = batch
-        return out
-    ordered = _rows_of(batch, pa.array(scatter_index(targets, counts)))
+    order = scatter_index(targets, counts)
+    ordered: pa.RecordBatch | None = None
     start = 0
-    for target in filled.tolist():
-        rows = int(counts[target])
-        out[target] = ordered.slice(start, rows)
-        start += rows
+    for target, rows in enumerate(counts.tolist()):
+        if rows == batch.num_rows:
+            out[target] = batch
+        elif rows:
+            if ordered is None:
+                ordered = _rows_of(batch, pa.Array.from_buffers(pa.uint32(), len(order), [None, pa.py_buffer(order)]))
+            out[target] = ordered.slice(start, rows)
+            start += rows
     return out
 
 
 def _rows_of(batch: pa.RecordBatch, rows: pa.Array) -> pa.RecordBatch:
     """Return some rows of a batch."""
-    views = [i for i, type_ in enumerate(batch.schema.types) if pt.is_string_view(type_) or pt.is_binary_view(type_)]
-    if not views:
+    try:
         return batch.take(rows)
-    arrays = list(batch.columns)  # pyarrow cannot take rows of views
+    except pa.ArrowNotImplementedError:  # pyarrow cannot take rows of views
+        pass
+    views = [i for i, type_ in enumerate(batch.schema.types) if pt.is_string_view(type_) or pt.is_binary_view(type_)]
+    arrays = list(batch.columns)
     for i in views:
         arrays[i] = stored_array(arrays[i])
     taken = [array.take(rows) for array in arrays]
@@ -152,12 +158,12 @@ def _rows_of(batch: pa.RecordBatch, rows: pa.Array) -> pa.RecordBatch:
 
 
 @lru_cache(maxsize=64)
-def _owners(parallelism: int, max_parallelism: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """Return the subtask of each key group, and the first key group of each subtask."""
+def _owners(parallelism: int, max_parallelism: int) -> npt.NDArray[np.uint16]:
+    """Return the subtask of each key group."""
     owners = subtask_of_key_groups(parallelism, max_parallelism)
     # All callers share the cached array.
     owners.flags.writeable = False
-    return owners, np.searchsorted(owners, np.arange(parallelism)).astype(np.int64)
+    return owners
 
 
 @inlined
@@ -203,17 +209,28 @@ def _key_groups(hashes: Any, groups: Any, out: Any) -> None:
         out[i] = key_group(hashes[i], groups)
 
 
-@kernel("void(u8[], u8, u2[], u2[]!, i8[]!)")
-def _targets(hashes: Any, groups: Any, owners: Any, targets: Any, in_group: Any) -> None:
-    # counted by group: with counters per target, additions to the same few counters would wait for each other
+@kernel("void(u8[], u8, u2[], u2[]!, i8[]!, i8[]!)")
+def _targets(hashes: Any, groups: Any, owners: Any, targets: Any, in_group: Any, counts: Any) -> None:
+    if len(in_group) == 0:
+        for i in range(len(hashes)):
+            targets[i] = owners[key_group(hashes[i], groups)]
+            counts[targets[i]] += 1
+        return
+    # Counted by group: with counters per target, additions to the same few counters would wait for each other.
     for i in range(len(hashes)):
         group = key_group(hashes[i], groups)
         targets[i] = owners[group]
         in_group[group] += 1
+    for group in range(len(in_group)):
+        counts[owners[group]] += in_group[group]
 
 
-@kernel("void(u2[], i8[]!, u4[]!)")
-def _scatter(groups: Any, starts: Any, order: Any) -> None:
+@kernel("void(u2[], i8[], i8[]!, u4[]!)")
+def _scatter(groups: Any, counts: Any, starts: Any, order: Any) -> None:
+    start = 0
+    for group in range(len(counts)):
+        starts[group] = start
+        start += counts[group]
     for i in range(len(groups)):
         group = groups[i]
         order[starts[group]] = i

@@ -41,6 +41,7 @@ from tidegate.state.keys.key_index_kernels import (
     find_fixed,
 )
 from tidegate.state.keys.key_types import stored_field
+from tidegate.state.keys.stored_values import plain_int64s
 from tidegate.state.keys.text_keys import is_ranged, text_array, text_keys
 
 Entries = npt.NDArray[np.int32]
@@ -134,6 +135,9 @@ class KeyReader:
     def read(self, batch: pa.RecordBatch) -> Keys:
         """Return the keys of every row. Raises PipelineError if a column's type cannot be a key."""
         if self.is_fixed:
+            plain = plain_int64s(batch.column(self._columns[0]))
+            if plain is not None:
+                return FixedKeys(plain, None)
             array = key_array(batch, self._columns[0])
             return FixedKeys(raw_values(array), valid_mask(array).view(np.uint8) if array.null_count else None)
         if self._is_text:
