@@ -233,7 +233,7 @@ class DataGenReader(SourceReader):
         return f"source {self._ctx.uid!r}, subtask {self._ctx.subtask}"
 
     def _from_columns(self, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        if type(columns) is not dict and not isinstance(columns, Mapping):  # asking for dict is cheaper
+        if type(columns) is not dict and not isinstance(columns, Mapping):  # the first test is cheap
             raise PipelineError(
                 f"the function of DataGen returned {type(columns).__name__}",
                 where=self._where(),

@@ -35,7 +35,7 @@ class ExhaustedReader(SourceReader):
 
 
 class SourceSignal:
-    """What a reader calls when it has records before its `retry_at_ms`. Safe from any thread.
+    """A reader calls it when it has records before its `retry_at_ms`. Safe from any thread.
 
     Attributes:
         is_set: True from a call until `clear`.

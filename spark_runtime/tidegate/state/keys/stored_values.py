@@ -34,7 +34,7 @@ def fixed_values(array: pa.Array) -> Int64s:
 
 
 def plain_int64s(array: pa.Array) -> Int64s | None:
-    """Return the values of an int64 column without nulls; None: it is another one. Cheaper than asking for the type."""
+    """Return the values of an int64 column without nulls; None: it is another one. Cheap."""
     return _as_int64s(array) if array.type.id == pa.lib.Type_INT64 and not array.null_count else None
 
 
