@@ -46,6 +46,7 @@ from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.location import open_location
 from tidegate.spark.kernel_preload import preload_kernels
 from tidegate.spark.scratch import ScratchFolder
+from tidegate.spark.shared_cores import SWITCH_INTERVAL_S, core_wait_ms, switch_interval_s, usable_cores
 from tidegate.spark.slot_parameters import SlotParameters
 from tidegate.spark.versions import check_versions, own_versions
 from tidegate.subtask.chain import OperatorFailure
@@ -60,11 +61,6 @@ SNAPSHOT_WRITERS = 8
 
 They mostly wait for disk or network. With two threads, six two-phase-commit sinks in a chain would wait in three rounds
 (S7.3; benchmarks/end_of_job.py).
-"""
-SWITCH_INTERVAL_S = 0.0005
-"""Seconds between switches of Python threads. A busy loop must not starve the socket thread.
-
-At Python's default of 5 ms, throughput falls by orders of magnitude.
 """
 MEMORY_CHECK_S = 0.5
 """Interval, in seconds, of the checks of a slot's resident memory."""
@@ -144,7 +140,7 @@ class SlotRuntime:
 
     def __init__(self, parameters: SlotParameters, index: int, host: str) -> None:
         self._parameters = parameters
-        self._index = index
+        self._index, self._host = index, host
         self._wake = LoopSignal()
         self._mail = SlotMail()
         self._slot: Slot | None = None
@@ -235,6 +231,8 @@ class SlotRuntime:
     def _loop(self, execution: ExecutionPlan, message: Deploy) -> bool:
         """Deploy and run. Returns False if the driver cancelled the run."""
         peers = {peer.slot: (peer.host, peer.port) for peer in message.peers}
+        slots_here = sum(host == self._host for host, _ in peers.values())
+        sys.setswitchinterval(switch_interval_s(slots_here, usable_cores()))
         copies = self._local_copies()
         slot = self._new_slot(copies, len(peers))
         restored = {} if message.restored is None else {self._index: message.restored}
@@ -298,6 +296,7 @@ class SlotRuntime:
             copies=copies,
             compression=self._options.snapshot_compression,
             linger_s=LINGER_S if slots > 1 else 0.0,
+            core_wait_ms=core_wait_ms,
         )
 
     def _local_copies(self) -> LocalCopies | None:

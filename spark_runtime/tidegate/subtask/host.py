@@ -16,6 +16,9 @@ class SubtaskHost(Protocol):
     def now_ms(self) -> int:
         """Return the processing time in milliseconds."""
 
+    def core_wait_ms(self) -> int:
+        """Return how long the loop has waited for a core of the machine so far, milliseconds; 0 if unknown."""
+
     def wake(self) -> None:
         """Wake the loop. Safe from any thread."""
 

@@ -196,6 +196,7 @@ class Slot:
         compression: SnapshotCompression = "none",
         input_steps: int = INPUT_STEPS_PER_ROUND,
         linger_s: float = 0.0,
+        core_wait_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         """Create a slot.
 
@@ -207,6 +208,7 @@ class Slot:
             compression: the option `snapshot_compression`.
             input_steps: see `INPUT_STEPS_PER_ROUND`.
             linger_s: see `LINGER_S`; 0: no pause, for a slot that receives nothing from others.
+            core_wait_ms: see `SubtaskHost.core_wait_ms`. Called by the loop's thread.
         """
         self._run_id = run_id
         self._generation = generation
@@ -220,6 +222,7 @@ class Slot:
         self._write_out = write_out
         self._input_steps = input_steps
         self._linger_s = linger_s
+        self._core_wait_ms = core_wait_ms
         self._only_sources_emitted = False
         self._is_exhausted = False
         self._subtasks: list[Subtask] = []
@@ -239,6 +242,10 @@ class Slot:
     def now_ms(self) -> int:
         """Return the processing time, milliseconds since the epoch."""
         return self._now_ms()
+
+    def core_wait_ms(self) -> int:
+        """Return how long the loop's thread has waited for a core."""
+        return self._core_wait_ms()
 
     def wake(self) -> None:
         """Wake the loop. Safe from any thread."""

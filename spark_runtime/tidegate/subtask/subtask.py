@@ -76,7 +76,8 @@ GATHERED_POLLS = 8
 2k rows, and each part has the fixed cost of a message."""
 GATHERING_MS = 100
 """Time from the first of these polls after which a source is not polled again, milliseconds. With slow readers or user
-functions, neither a trigger nor the first rows wait for all of them."""
+functions, neither a trigger nor the first rows wait for all of them. The time in which the loop waited for a core does
+not count: with more slots than cores, messages would become smaller just when small ones cost most."""
 
 
 class SubtaskTimers:
@@ -375,7 +376,7 @@ class Subtask:
         polled, announced = self._polled()
         rows = self._rows_of(polled)
         if rows is not None:
-            self._emission = self._with_more(rows)
+            self._emission = rows if self._poll_at_ms is not None else self._with_more(rows)
         elif polled.state == "end":
             self._emission = self._end(drain=True, natural=True)
         elif changes := tuple(self._idle_change()):
@@ -407,12 +408,13 @@ class Subtask:
     def _with_more(self, rows: Iterator[Emitted]) -> Iterator[Emitted]:
         """Emit records. Poll again while the parts for other subtasks are small, so that they are sent together."""
         assert self._source is not None
-        until_ms = self._host.now_ms() + GATHERING_MS
+        since_ms, waited_ms = self._host.now_ms(), self._host.core_wait_ms()
         yield from rows
         for _ in range(GATHERED_POLLS - 1):
             if self._poll_at_ms is not None or not self._router.gathers or self._triggers:
                 return
-            if self._host.now_ms() >= until_ms:
+            taken_ms = self._host.now_ms() - since_ms
+            if taken_ms >= GATHERING_MS and taken_ms - (self._host.core_wait_ms() - waited_ms) >= GATHERING_MS:
                 return
             # The slot decides between two rounds whether a source of an alignment group is too far ahead.
             if self._source.is_paused or self._source.group is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -137,8 +138,9 @@ def batch_of(*values: int) -> PollResult:
     return PollResult(rows(*values), "s")
 
 
-def sourced(edge: OutputEdge, reader: Script) -> SubtaskHarness:
-    return SubtaskHarness(edges=[edge], ports=(), uids=(), source=SourceInput("source", reader, (), 0))
+def sourced(edge: OutputEdge, reader: Script, **slot_facts: Any) -> SubtaskHarness:
+    source = SourceInput("source", reader, (), 0)
+    return SubtaskHarness(edges=[edge], ports=(), uids=(), source=source, slot_facts=slot_facts)
 
 
 def test_polls_of_a_source_are_sent_together(edge: OutputEdge, even: MemoryChannel, odd: MemoryChannel) -> None:
@@ -188,6 +190,21 @@ def test_a_slow_source_is_not_polled_again(edge: OutputEdge) -> None:
     reader.poll = slow  # type: ignore[method-assign]
     assert harness.slot.run_round()
     assert reader.polls == 3, "the first poll, and two until the time is over"
+
+
+def test_time_without_a_core_is_no_reason_to_send_less(edge: OutputEdge) -> None:
+    """With more slots than cores, the loop spends most of its time without a core."""
+    waited: list[int] = []
+    harness = sourced(edge, reader := Script(*(batch_of(2) for _ in range(20))), core_wait_ms=lambda: sum(waited))
+
+    def without_core(now_ms: int) -> PollResult:
+        harness.clock.now += GATHERING_MS
+        waited.append(GATHERING_MS)
+        return Script.poll(reader, now_ms)
+
+    reader.poll = without_core  # type: ignore[method-assign]
+    assert harness.slot.run_round()
+    assert reader.polls == GATHERED_POLLS
 
 
 def test_a_source_that_is_paused_while_its_rows_wait_is_not_polled_again(edge: OutputEdge) -> None:

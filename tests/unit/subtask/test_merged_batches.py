@@ -52,6 +52,9 @@ class Host:
     def now_ms(self) -> int:
         return 0
 
+    def core_wait_ms(self) -> int:
+        return 0
+
     def wake(self) -> None:
         pass
 

@@ -51,6 +51,9 @@ class Host:
     def now_ms(self) -> int:
         return self.time_ms
 
+    def core_wait_ms(self) -> int:
+        return 0
+
     def wake(self) -> None:
         raise AssertionError("nobody wakes the loop here")
 
