@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from tidegate.channel.column_blocks import column_widths
 from tidegate.channel.elements import Element, Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.channel.ports import InputChannel, OutputChannel
@@ -27,11 +28,12 @@ from tidegate.plan.job_graph import Node
 from tidegate.plan.partial_aggregation import pre_aggregated_windows
 from tidegate.snapshot.channel_state import Cut, InFlightElement, ReplayInput, replay_elements
 from tidegate.snapshot.partial_rows import is_partial
-from tidegate.state.keys.key_hash import partition_hash
+from tidegate.state.keys.key_hash import hash_targets, partition_hash
 from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain, OperatorFailure
 from tidegate.subtask.partitioner import partition_batch
 from tidegate.subtask.router import OutputEdge, PreAggregate, Router
+from tidegate.subtask.scatter import Scatter
 from tidegate.subtask.snapshots.restored_state import RestoredState
 from tidegate.subtask.source import ExhaustedReader, SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask, SubtaskHost
@@ -349,6 +351,22 @@ def _cut(plan: ExecutionPlan, edge: ChainInput | ChainOutput, windows: WindowAgg
     return lambda batch: partial_cut(batch) if is_partial(batch.schema) else cut(batch)
 
 
+def _scatter(
+    plan: ExecutionPlan, edge: ChainOutput, deployment: Deployment, channels: Sequence[OutputChannel]
+) -> Scatter | None:
+    """Return what writes rows of a hash edge straight to their subtasks; None: its rows are cut into batches."""
+    if edge.exchange != "hash" or edge.partitioner is not None or plan.parallelism == 1:
+        return None
+    schema = plan.chains[edge.target_chain].inputs[edge.input_index].schema
+    if column_widths(schema) is None or not deployment.gathered_part_bytes:
+        return None
+    return Scatter(
+        partial(hash_targets, columns=edge.keys, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism),
+        schema,
+        channels,
+    )
+
+
 def _pre_aggregate(windows: WindowAggSpec | None, cut: Cut | None) -> PreAggregate | None:
     """Return what aggregates batches before an exchange to `windows`; None: nothing does."""
     if windows is None or cut is None:
@@ -411,6 +429,7 @@ def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) 
                 gathered_bytes=part_bytes * len(ends),
                 channel_bytes=capacity_bytes,
                 pre_aggregate=pre_aggregate,
+                scatter=_scatter(plan, out, channels.deployment, ends),
             )
         )
     return Router(edges)

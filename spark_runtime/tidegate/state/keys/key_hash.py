@@ -93,12 +93,19 @@ def partition_hash(
     """
     if parallelism == 1 or not batch.num_rows:
         return [batch if batch.num_rows else None] + [None] * (parallelism - 1)
+    return cut_by_target(batch, *hash_targets(batch, columns, parallelism, max_parallelism))
+
+
+def hash_targets(
+    batch: pa.RecordBatch, columns: Sequence[str], parallelism: int, max_parallelism: int
+) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
+    """Return the subtask of each row, and the number of rows for each. Args and errors as in `partition_hash`."""
     owners, first_groups = _owners(parallelism, max_parallelism)
     targets = np.empty(batch.num_rows, np.uint16)
     in_group = np.zeros(max_parallelism, np.int64)
     _targets(hash_keys(batch, columns), np.uint64(max_parallelism), owners, targets, in_group)
     # Each subtask owns at least one group. This matters because reduceat returns a wrong count for an empty range.
-    return cut_by_target(batch, targets, np.add.reduceat(in_group, first_groups))
+    return targets, np.add.reduceat(in_group, first_groups)
 
 
 def scatter_index(groups: npt.NDArray[np.uint16], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
