@@ -49,7 +49,7 @@ class BlockChannel(Protocol):
     def reserve(self, size_bytes: int) -> Block | None:
         """Return memory for the next batch; None: there is none, and the batch must be sent as a record batch.
 
-        What is reserved must be sent.
+        The sender must send each block that it reserves.
         """
 
     def send_block(self, block: Block) -> None:

@@ -1,4 +1,4 @@
-"""What it means for a slot to share cores with other slots of its host."""
+"""Effects on a slot that shares its cores with other slots of its host."""
 
 from __future__ import annotations
 

@@ -83,11 +83,7 @@ class TcpOutputChannel:
         Raises:
             ChannelError: the batch is too large, or the receiving slot has ended.
         """
-        if self.link.peer_has_ended:
-            raise ProtocolError(
-                f"internal error: records were sent to slot {self.link.slot}, which has ended",
-                where=f"channel {self.channel_id}",
-            )
+        self._require_peer()
         sequence = self._sequence
         if isinstance(element, pa.RecordBatch):
             flags, payload = encode_batch(element)
@@ -104,6 +100,13 @@ class TcpOutputChannel:
             self._writes.put(self.link.outbox, event_frame(element, self.channel_id, sequence), size_bytes=0)
         self._sequence = (sequence + 1) % SEQUENCES
 
+    def _require_peer(self) -> None:
+        if self.link.peer_has_ended:
+            raise ProtocolError(
+                f"internal error: records were sent to slot {self.link.slot}, which has ended",
+                where=f"channel {self.channel_id}",
+            )
+
     def reserve(self, size_bytes: int) -> Block | None:
         """See `BlockChannel.reserve`: memory that the receiver has mapped."""
         shared = self.link.shared
@@ -113,7 +116,8 @@ class TcpOutputChannel:
         return None if place is None else Block(shared.memory(place), place)
 
     def send_block(self, block: Block) -> None:
-        """See `BlockChannel.send_block`."""
+        """See `BlockChannel.send_block`. Raises ChannelError as `send` does."""
+        self._require_peer()
         self.credit.sent(len(block.memory))
         frame = shared_frame(block.place, FLAG_BLOCK, self.channel_id, self._sequence)
         self._writes.put(self.link.outbox, frame, size_bytes=0)
