@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
+from tidegate.channel.column_blocks import Block
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition
 
 Announced: TypeAlias = CheckpointBarrier | EndOfPartition
@@ -39,6 +40,20 @@ class OutputChannel(Protocol):
         Use it only to end an emission for which an unaligned barrier waits (S3.7). The overdraft is limited, and
         consumption reduces it.
         """
+
+
+@runtime_checkable
+class BlockChannel(Protocol):
+    """The sending end of a channel that can send a block of memory which the sender has filled. See `OutputChannel`."""
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """Return memory for the next batch; None: there is none, and the batch must be sent as a record batch.
+
+        The sender must send each block that it reserves.
+        """
+
+    def send_block(self, block: Block) -> None:
+        """Send the rows in a block that `reserve` returned, as `send` sends a batch."""
 
 
 class InputChannel(Protocol):

@@ -20,6 +20,7 @@ _MODULES = (
     "tidegate.operators.joins.span_kernels",
     "tidegate.operators.windows.row_groups",
     "tidegate.state.copy_on_write",
+    "tidegate.state.scattered_rows",
     "tidegate.state.arrow.arrow_buffers",
     "tidegate.state.heap.erasable_index",
     "tidegate.state.heap.map_columns",

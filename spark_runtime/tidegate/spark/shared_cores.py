@@ -1,4 +1,4 @@
-"""What it means for a slot to share cores with other slots of its host."""
+"""Effects on a slot that shares its cores with other slots of its host."""
 
 from __future__ import annotations
 
@@ -36,10 +36,24 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def core_wait_ms() -> int:
-    """Return how long the calling thread has waited for a core since its start, milliseconds; 0 if unknown."""
-    try:
-        with open(_SCHEDULED, encoding="ascii") as file:
-            return int(file.read().split()[1]) // 1_000_000
-    except (OSError, ValueError, IndexError):  # not Linux, or a kernel without these statistics
-        return 0
+class CpuWait:
+    """The time that a thread has waited for a core. Its file stays open, because a source asks at every emission."""
+
+    def __init__(self) -> None:
+        """Call it on the thread in question."""
+        try:
+            self._descriptor = os.open(_SCHEDULED, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # not Linux, or a kernel without these statistics
+            self._descriptor = -1
+
+    def ms(self) -> int:
+        """Return the time since the start of the thread, milliseconds; 0 if unknown."""
+        if self._descriptor < 0:
+            return 0
+        return int(os.pread(self._descriptor, 128, 0).split()[1]) // 1_000_000
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

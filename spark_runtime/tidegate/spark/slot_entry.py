@@ -46,7 +46,7 @@ from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.location import open_location
 from tidegate.spark.kernel_preload import preload_kernels
 from tidegate.spark.scratch import ScratchFolder
-from tidegate.spark.shared_cores import SWITCH_INTERVAL_S, core_wait_ms, switch_interval_s, usable_cores
+from tidegate.spark.shared_cores import SWITCH_INTERVAL_S, CpuWait, switch_interval_s, usable_cores
 from tidegate.spark.slot_parameters import SlotParameters
 from tidegate.spark.versions import check_versions, own_versions
 from tidegate.subtask.chain import OperatorFailure
@@ -296,7 +296,7 @@ class SlotRuntime:
             copies=copies,
             compression=self._options.snapshot_compression,
             linger_s=LINGER_S if slots > 1 else 0.0,
-            core_wait_ms=core_wait_ms,
+            core_wait_ms=CpuWait().ms,
         )
 
     def _local_copies(self) -> LocalCopies | None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from tidegate.channel.elements import Element, SplitChanged, Watermark, batch_bytes
 from tidegate.channel.ports import OutputChannel
 from tidegate.operators.stream_operator import MAIN_OUTPUT, EmissionPaused, SideOutput
+from tidegate.subtask.scatter import Divided, Scatter
 
 Partitioner = Callable[[pa.RecordBatch], Sequence[pa.RecordBatch | None]]
 """Splits a batch into one batch (or None) per channel."""
@@ -37,6 +38,7 @@ class OutputEdge:
             0: each part is sent at once. Only with `partition`.
         channel_bytes: bytes of parts for one channel with which they are sent, too: a hot key may receive all rows.
         pre_aggregate: applied before the batch is divided; None: batches are sent as they are.
+        scatter: sends large batches without `partition`; None: all batches are cut. Only with `gathered_bytes`.
     """
 
     channels: Sequence[OutputChannel]
@@ -49,10 +51,12 @@ class OutputEdge:
     gathered_bytes: int = 0
     pre_aggregate: PreAggregate | None = None
     channel_bytes: int = sys.maxsize
+    scatter: Scatter | None = None
 
     def __post_init__(self) -> None:
         self._next = self.first
         self._parts: list[Sequence[pa.RecordBatch | None]] = []
+        self._divided: list[Divided] = []
         self._parts_bytes = 0
         self._fullest_bytes = 0
         self._schema: pa.Schema | None = None
@@ -61,12 +65,12 @@ class OutputEdge:
     @property
     def gathers(self) -> bool:
         """True while it holds parts, and takes more."""
-        return bool(self._parts)
+        return bool(self._parts or self._divided)
 
     @property
     def holds_back(self) -> bool:
         """True while it holds parts for which its channels have no capacity."""
-        return bool(self._parts) and not self.has_capacity()
+        return self.gathers and not self.has_capacity()
 
     def has_capacity(self) -> bool:
         """Return whether another batch may be sent on every channel."""
@@ -82,7 +86,7 @@ class OutputEdge:
         that follows them waits with them, and replaces an earlier one. All other events send the parts first.
         """
         if not isinstance(element, pa.RecordBatch):
-            if self._parts:
+            if self.gathers:
                 if isinstance(element, Watermark):
                     self._watermark = element
                     return
@@ -103,18 +107,29 @@ class OutputEdge:
                 channel.send(batch)
 
     def _send_parts(self, batch: pa.RecordBatch, partition: Partitioner) -> None:
-        parts = partition(batch)
-        if not self.gathered_bytes:
-            self._send_each(parts)
-            return
-        schema, size_bytes = batch.schema, batch_bytes(batch)
-        # Partial and raw rows, or columns with and without nulls, cannot be joined.
-        if self._parts and not schema.equals(self._schema, check_metadata=True):
-            self.flush()
-        self._parts.append(parts)
-        self._schema = schema
+        divided = self.scatter.divide(batch) if self.scatter is not None and self.gathered_bytes else None
+        if divided is not None:
+            if self._parts:
+                self.flush()
+            self._divided.append(divided)
+            most_rows = int(divided.counts.max())
+        else:
+            parts = partition(batch)
+            if not self.gathered_bytes:
+                self._send_each(parts)
+                return
+            # Partial and raw rows, or columns with and without nulls, cannot be joined.
+            if self._divided or (self._parts and not batch.schema.equals(self._schema, check_metadata=True)):
+                self.flush()
+            self._parts.append(parts)
+            self._schema = batch.schema
+            most_rows = max((part.num_rows for part in parts if part is not None), default=0)
+        self._count(batch, most_rows)
+
+    def _count(self, batch: pa.RecordBatch, most_rows: int) -> None:
+        """Send what is gathered if it is enough with this batch. Args: most_rows: for one channel."""
+        size_bytes = batch_bytes(batch)
         self._parts_bytes += size_bytes
-        most_rows = max((part.num_rows for part in parts if part is not None), default=0)
         self._fullest_bytes += most_rows * size_bytes // max(1, batch.num_rows)
         # If parts of another schema have just been sent, these may have to wait for capacity.
         is_enough = self._parts_bytes >= self.gathered_bytes or self._fullest_bytes >= self.channel_bytes
@@ -127,14 +142,19 @@ class OutputEdge:
         Call it at the end of every emission, so that no output waits for a later step, and only if `has_capacity` is
         true or was true before the parts were gathered: nothing was sent since. See `holds_back`.
         """
-        if not self._parts:
+        if not self.gathers:
             return
         gathered, self._parts = self._parts, []
+        divided, self._divided = self._divided, []
         self._parts_bytes = self._fullest_bytes = 0
         watermark, self._watermark = self._watermark, None
-        self._send_each(
-            gathered[0] if len(gathered) == 1 else [_joined(parts) for parts in zip(*gathered, strict=True)]
-        )
+        if divided:
+            assert self.scatter is not None
+            self.scatter.send(divided)
+        else:
+            self._send_each(
+                gathered[0] if len(gathered) == 1 else [_joined(parts) for parts in zip(*gathered, strict=True)]
+            )
         if watermark is not None:
             for channel in self.channels:
                 channel.send(watermark)

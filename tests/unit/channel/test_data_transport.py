@@ -17,13 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidegate.channel.column_blocks import begin_block, column_offsets
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfData, EndOfPartition, Watermark
 from tidegate.channel.failures import ChannelError, HandshakeError, PeerLostError, ProtocolError
 from tidegate.channel.tcp import wire_format
 from tidegate.channel.tcp.acceptor import Acceptor
 from tidegate.channel.tcp.data_transport import DataTransport, TcpInputChannel, TcpOutputChannel
 from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, ListenerHandshake, Role
-from tidegate.channel.tcp.shared_blocks import SHARED_BYTES
+from tidegate.channel.tcp.shared_blocks import SHARED_BYTES, SHARED_FROM_BYTES
 from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.sockets import HANDSHAKE_TIMEOUT_S, dial, listen_on
 from tidegate.channel.tcp.wire_format import Kind
@@ -195,6 +196,26 @@ def test_large_batches_pass_through_shared_memory_in_order(resources: ExitStack)
     assert slots.poll(0).equals(rows(size))
 
 
+def test_a_block_that_the_sender_has_filled_arrives_like_a_batch(resources: ExitStack) -> None:
+    slots = start_slots(resources, 2, {0: (0, 1)}, 10**9)
+    output, received = slots.channels[0]
+    slots.wait(lambda: output.link.shared is not None)
+    assert output.reserve(SHARED_FROM_BYTES - 1) is None, "small batches travel in frames"
+    assert output.reserve(SHARED_BYTES + 1) is None
+    count = SHARED_FROM_BYTES
+    begin, size_bytes = column_offsets((8,), count)
+    block = output.reserve(size_bytes)
+    assert block is not None
+    begin_block(block, count)
+    block.memory[begin : begin + 8 * count].view("<i8")[:] = range(count)
+    output.send_block(block)
+    output.send(Watermark(1))
+    assert output.outstanding_bytes == size_bytes
+    slots.wait(lambda: received.queued_bytes == size_bytes)
+    assert slots.poll(0).equals(rows(count))
+    assert slots.poll(0) == Watermark(1)
+
+
 def test_slots_of_different_hosts_use_frames_only(resources: ExitStack) -> None:
     slots = Slots(resources, 10**9)
     for slot in range(2):
@@ -205,6 +226,7 @@ def test_slots_of_different_hosts_use_frames_only(resources: ExitStack) -> None:
     slots.channels[0][0].send(rows(100_000))
     assert slots.poll(0).equals(rows(100_000))
     slots.wait(lambda: slots.channels[1][0].link.shared is not None)
+    assert slots.channels[0][0].reserve(SHARED_FROM_BYTES) is None
     assert slots.channels[0][0].link.shared is None
 
 

@@ -17,6 +17,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from tidegate.channel.column_blocks import Block
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition
 from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
 from tidegate.channel.ports import Announce, InputChannel, OutputChannel, elements_before_barrier
@@ -29,6 +30,8 @@ from tidegate.channel.tcp.shared_blocks import SHARED_FROM_BYTES, SharedBlocks
 from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.sockets import dial, listen_on
 from tidegate.channel.tcp.wire_format import (
+    FLAG_BLOCK,
+    MAX_FRAME_BYTES,
     SEQUENCES,
     Header,
     Kind,
@@ -80,11 +83,7 @@ class TcpOutputChannel:
         Raises:
             ChannelError: the batch is too large, or the receiving slot has ended.
         """
-        if self.link.peer_has_ended:
-            raise ProtocolError(
-                f"internal error: records were sent to slot {self.link.slot}, which has ended",
-                where=f"channel {self.channel_id}",
-            )
+        self._require_peer()
         sequence = self._sequence
         if isinstance(element, pa.RecordBatch):
             flags, payload = encode_batch(element)
@@ -100,6 +99,29 @@ class TcpOutputChannel:
         else:
             self._writes.put(self.link.outbox, event_frame(element, self.channel_id, sequence), size_bytes=0)
         self._sequence = (sequence + 1) % SEQUENCES
+
+    def _require_peer(self) -> None:
+        if self.link.peer_has_ended:
+            raise ProtocolError(
+                f"internal error: records were sent to slot {self.link.slot}, which has ended",
+                where=f"channel {self.channel_id}",
+            )
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """See `BlockChannel.reserve`: memory that the receiver has mapped."""
+        shared = self.link.shared
+        if shared is None or not SHARED_FROM_BYTES <= size_bytes <= MAX_FRAME_BYTES:
+            return None
+        place = shared.reserve(size_bytes)
+        return None if place is None else Block(shared.memory(place), place)
+
+    def send_block(self, block: Block) -> None:
+        """See `BlockChannel.send_block`. Raises ChannelError as `send` does."""
+        self._require_peer()
+        self.credit.sent(len(block.memory))
+        frame = shared_frame(block.place, FLAG_BLOCK, self.channel_id, self._sequence)
+        self._writes.put(self.link.outbox, frame, size_bytes=0)
+        self._sequence = (self._sequence + 1) % SEQUENCES
 
 
 class TcpInputChannel:

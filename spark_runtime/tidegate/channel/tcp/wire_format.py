@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from tidegate.channel.column_blocks import batch_in_block
 from tidegate.channel.elements import (
     CancelBarrier,
     CheckpointBarrier,
@@ -40,6 +41,8 @@ NO_CHANNEL = 2**32 - 1
 """Channel id of frames that concern the connection."""
 FLAG_STREAM = 1
 """On a batch: the payload is an IPC stream with schema and dictionaries, not a single IPC message."""
+FLAG_BLOCK = 2
+"""On a batch: the payload is a block of columns, see `column_blocks`."""
 FLAG_SHARED = 128
 """On a batch: the payload names its place in the sender's shared memory."""
 _HEADER = struct.Struct("<BBHIII")
@@ -261,10 +264,12 @@ def decode_batch(flags: int, payload: pa.Buffer, schema: pa.Schema) -> pa.Record
         ProtocolError: it is damaged, or has another schema.
     """
     try:
+        if flags & FLAG_BLOCK:
+            return batch_in_block(payload, schema)
         if flags & FLAG_STREAM:
             return pa.ipc.open_stream(payload).read_next_batch()
         return pa.ipc.read_record_batch(payload, schema)
-    except (pa.ArrowException, OSError, StopIteration) as error:
+    except (pa.ArrowException, OSError, StopIteration, ValueError) as error:
         raise ProtocolError(
             "internal error: a record batch from another slot cannot be decoded",
             where=f"{payload.size:,} bytes",

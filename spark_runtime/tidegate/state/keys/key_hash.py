@@ -97,12 +97,19 @@ def partition_hash(
     """
     if parallelism == 1 or not batch.num_rows:
         return [batch if batch.num_rows else None] + [None] * (parallelism - 1)
+    return cut_by_target(batch, *hash_targets(batch, columns, parallelism, max_parallelism))
+
+
+def hash_targets(
+    batch: pa.RecordBatch, columns: Sequence[str], parallelism: int, max_parallelism: int
+) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
+    """Return the subtask of each row, and the number of rows for each. Args and errors as in `partition_hash`."""
     owners = _owners(parallelism, max_parallelism)
     targets, counts = np.empty(batch.num_rows, np.uint16), np.zeros(parallelism, np.int64)
     # Counters of groups must be cleared and added up, which few rows do not repay.
     in_group = np.zeros(max_parallelism if batch.num_rows > max_parallelism else 0, np.int64)
     _targets(hash_keys(batch, columns), np.uint64(max_parallelism), owners, targets, in_group, counts)
-    return cut_by_target(batch, targets, counts)
+    return targets, counts
 
 
 def scatter_index(groups: npt.NDArray[np.uint16], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
