@@ -17,7 +17,7 @@ from tidegate.connectors.files.source.bad_records import BAD_RECORDS, bad_batch
 from tidegate.connectors.files.source.file_listing import FoundFile
 from tidegate.connectors.files.source.file_set import FileSet
 from tidegate.connectors.interface import PollResult, SourceReader, Split
-from tidegate.connectors.row_pacer import BatchPacer, RowPacer, next_tick_ms
+from tidegate.connectors.row_pacer import BatchPacer, RowPacer
 
 AtEnd = Literal["idle", "loop", "end"]
 IDLE_RETRY_MS = 1_000
@@ -202,7 +202,7 @@ class ReplayReader(SourceReader):
         again_ms = start_ms + math.ceil((playing.time_us() - start_us) / (1_000 * self._speedup))
         if not playing.tick.is_open(now_ms):
             return 0, max(playing.tick.opens_ms, again_ms)
-        return min(left, self._emitted(playing, now_ms)), max(next_tick_ms(now_ms), again_ms)
+        return min(left, self._emitted(playing, now_ms)), max(playing.tick.next_tick_ms(now_ms), again_ms)
 
     def _emitted(self, playing: _SplitPlayback, now_ms: int) -> int:
         """Return how many records of this loop are due at the speed of `speedup`."""

@@ -78,7 +78,7 @@ arrive fills its queues with small batches. The limit keeps the slot's other sub
 INPUT_TURN_MS = 10
 """Longest duration of such a turn, milliseconds. With slow operators, a round must not take as long as a full queue."""
 
-LINGER_S = 0.0005
+LINGER_S = 0.0008
 """Pause after a round in which sources emitted all they have, seconds. Paced sources of all slots emit at the same
 ticks. Without the pause, an operator is called for the rows of its own slot, and again for the rows of each other."""
 
