@@ -234,7 +234,8 @@ class SlotRuntime:
         slots_here = sum(host == self._host for host, _ in peers.values())
         sys.setswitchinterval(switch_interval_s(slots_here, usable_cores()))
         copies = self._local_copies()
-        slot = self._new_slot(copies, len(peers))
+        cpu_wait = CpuWait()
+        slot = self._new_slot(copies, len(peers), cpu_wait)
         restored = {} if message.restored is None else {self._index: message.restored}
         deployment = Deployment(
             job_id=self._parameters.job_id,
@@ -265,7 +266,7 @@ class SlotRuntime:
         slot.start(subtasks)
         self._slot = slot
         self._mail.open(slot)
-        with _long_lived_objects_kept():
+        with _long_lived_objects_kept(), contextlib.closing(cpu_wait):
             slot.run()
         if slot.was_cancelled:
             return False
@@ -280,8 +281,9 @@ class SlotRuntime:
             copies.clear()
         return True
 
-    def _new_slot(self, copies: LocalCopies | None, slots: int) -> Slot:
-        """Args: copies: local copies of state; None: the job has none. slots: number of slots of the job."""
+    def _new_slot(self, copies: LocalCopies | None, slots: int, cpu_wait: CpuWait) -> Slot:
+        """Args: copies: local copies of state; None: the job has none. slots: number of slots of the job. cpu_wait: of
+        this thread."""
         return Slot(
             run_id=self._parameters.run_id,
             generation=self._parameters.generation,
@@ -296,7 +298,7 @@ class SlotRuntime:
             copies=copies,
             compression=self._options.snapshot_compression,
             linger_s=LINGER_S if slots > 1 else 0.0,
-            core_wait_ms=CpuWait().ms,
+            core_wait_ms=cpu_wait.ms,
         )
 
     def _local_copies(self) -> LocalCopies | None:

@@ -505,7 +505,7 @@ class Slot:
     def run(self) -> None:
         """Run rounds until the run is over. Sleeps if no subtask can do anything more, and lingers (`LINGER_S`)."""
         while not self.is_over:
-            if not self.run_round() or self._is_exhausted:
+            if not self.run_round() or (self._is_exhausted and not self.is_over):
                 self._wake.wait(self._sleep_s())
             elif self._linger_s and self._only_sources_emitted and self._sources_are_read():
                 self._wake.linger(self._linger_s)

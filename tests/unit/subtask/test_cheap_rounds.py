@@ -9,7 +9,7 @@ import pytest
 from builders.subtasks import SubtaskHarness
 
 from tidegate.channel.control.protocol import Cancel
-from tidegate.channel.elements import MAX_WATERMARK, IdleStatus, Watermark
+from tidegate.channel.elements import MAX_WATERMARK, EndOfData, EndOfPartition, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.connectors.interface import PollResult, SourceReader, Split
 from tidegate.operators.stream_operator import Output, StreamOperator
@@ -165,6 +165,17 @@ def test_after_the_last_subtask_the_loop_sleeps_without_another_round(last: bool
     harness.slot.run()
     assert signal.until[1] - signal.until[0] == rounds
     assert harness.subtask.rows_in == 2
+
+
+def test_the_loop_does_not_sleep_when_its_last_subtask_has_finished() -> None:
+    signal = Rounds()
+    harness = signal.harness = SubtaskHarness(Progress(), slot_facts={"wake": signal})
+    harness.subtask._router = Router([])
+    harness.subtask.let_finish()
+    harness.send(0, ROWS, EndOfData(True), EndOfPartition())
+    harness.slot.run()
+    assert harness.subtask.is_finished
+    assert signal.until == []
 
 
 def test_a_subtask_that_waits_for_capacity_gets_another_round() -> None:
