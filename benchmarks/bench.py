@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench_rows.flink_rows import flink, nexmark
+from bench_rows.flink_rows import flink, nexmark, rocksdb_flink
 from bench_rows.own_rows import (
     checkpoints,
     idles,
@@ -47,6 +47,7 @@ ROWS: Mapping[str, Callable[[Path, bool, int], Row]] = {
     "perkey": per_key,
     "start": starts,
     "rocksdb": rocksdb,
+    "rocksdb_flink": rocksdb_flink,
     "flink": flink,
     "checkpoints": checkpoints,
     "slots": slots,

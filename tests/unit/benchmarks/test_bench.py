@@ -145,13 +145,13 @@ def stub_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated_runs, "measure", measure)
 
 
-def test_the_row_of_rocksdb_has_charts_beside_both_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_rows_of_rocksdb_have_charts_beside_both_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stub_engines(monkeypatch)
-    row = parquet_rows.rocksdb(tmp_path, False, 1)
-    parquet, generated = row.charts.values()
+    row, beside_flink = parquet_rows.rocksdb(tmp_path, False, 1), flink_rows.rocksdb_flink(tmp_path, False, 1)
+    (parquet,), (generated,) = row.charts.values(), beside_flink.charts.values()
     assert parquet[:2] == [("tidegate, 100,000 keys", 5.0), ("structured streaming, 100,000 keys", 1.25)]
     assert generated[:2] == [("tidegate, 100,000 keys", 5.0), ("flink, 100,000 keys", 1.25)]
-    assert row.figures["rocksdb_ss"] == row.figures["rocksdb_flink_100000"] == 4.0
+    assert row.figures["rocksdb_ss"] == beside_flink.figures["rocksdb_flink_100000"] == 4.0
     assert set(parquet_rows.rocksdb(tmp_path, True, 1).figures) == {"rocksdb_ss"}
 
 
