@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 ALIGNMENT_BYTES = 64
-"""Alignment of the columns in a block."""
+"""Alignment of blocks and of the columns in them, as Arrow recommends for buffers."""
 WIDTHS = (4, 8)
 """Bytes of the values that a block may hold."""
 

@@ -181,11 +181,9 @@ def test_the_loop_does_not_sleep_when_its_last_subtask_has_finished() -> None:
 def test_a_subtask_that_waits_for_capacity_gets_another_round() -> None:
     """A subtask of the same slot may have made room in its turn before."""
     small = MemoryChannel(8)
-    signal = Rounds()
-    harness = signal.harness = SubtaskHarness(
-        Progress(), edges=[OutputEdge([small])], slot_facts={"wake": signal, "input_steps": 4}
-    )
+    harness = SubtaskHarness(Progress(), edges=[OutputEdge([small])], slot_facts={"input_steps": 4})
     harness.send(0, ROWS, ROWS)
     assert harness.slot.run_round()
+    assert not harness.slot.run_round()
     assert harness.subtask.is_emitting
     assert not harness.slot._is_exhausted

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.channel.column_blocks import ALIGNMENT_BYTES
 from tidegate.channel.failures import ProtocolError
 
 SHARED_BYTES = 64 * 2**20
@@ -36,8 +37,6 @@ SHARED_FROM_BYTES = 64 * 1024
 """Smaller batches travel in frames. With 48 KiB both ways cost the same, with 256 KiB frames cost 2.3 times as much."""
 MAX_BLOCKS = 2_048
 """Most blocks in use. 64 slots may each have 32 batches of one sender in their queues."""
-ALIGNMENT_BYTES = 64
-"""Alignment of blocks, as Arrow recommends for buffers."""
 NONCE_BYTES = 16
 NAME = "tidegate"
 _STATES_AT = 64
