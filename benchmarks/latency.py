@@ -45,7 +45,7 @@ POLL_S = 0.5
 HEADING = "## Latency"
 STRUCTURED_STREAMING, REAL_TIME_MODE, FLINK = "Structured Streaming", "Spark Real-Time Mode", "Flink SQL"
 FLUSH_MS = 5
-"""Shortest useful interval of Flink's buffers and watermarks: sources with a rate have rows every 5 or 6 ms, too."""
+"""Shortest useful interval of Flink's buffers and watermarks: sources with a rate have rows every 5 to 6 ms, too."""
 FLUSHED_FLINK = f"{FLINK}, flush {FLUSH_MS} ms"
 REAL_TIME_RATE = 2_000
 """Rows per second in Real-Time Mode: its source hands over one row at a time."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 
-MIN_BATCH_INTERVAL_MS = 5
-"""Time between two batches of one paced split, milliseconds.
+BATCHES_PER_S = 200
+"""Batches of one paced split in a second, at most: one each 5 ms.
 
 A batch has a fixed cost in every operator and every channel. Without this limit, a busy loop polls so often that
-batches shrink to single rows, and their cost keeps the loop busy. Batches are emitted at multiples of this time, so
-that all splits emit at once: the batches are then merged after an exchange, and no watermark waits for another split.
+batches shrink to single rows, and their cost keeps the loop busy. All splits emit at the same times of the clock: the
+batches are then merged after an exchange, and no watermark waits for another split. 100 ms hold a whole number of
+batches, so windows that end at such a time are complete without a wait for the next batch.
 """
 
 
 FEW_ROWS = 64
-"""Rows of a batch up to which it costs the same, whatever their number. Splits with fewer rows in each interval have a
-longer one: a sixth of the CPU time for half a millisecond of latency."""
-FEW_ROWS_INTERVAL_MS = 6
-"""Time between two batches of such a split, milliseconds."""
+"""Rows of a batch up to which it costs the same, whatever their number. Splits with fewer rows in each interval emit
+less often: a sixth of the CPU time for half a millisecond of latency."""
+FEW_ROWS_BATCHES_PER_S = 170
+"""Batches of such a split in a second, at most."""
 
 
 class BatchPacer:
@@ -27,15 +28,16 @@ class BatchPacer:
         opens_ms: no batch is emitted before this time.
     """
 
-    __slots__ = ("_interval_ms", "opens_ms")
+    __slots__ = ("_per_s", "opens_ms")
 
-    def __init__(self, interval_ms: int = MIN_BATCH_INTERVAL_MS) -> None:
-        self._interval_ms = interval_ms
+    def __init__(self, batches_per_s: int = BATCHES_PER_S) -> None:
+        self._per_s = batches_per_s
         self.opens_ms = 0
 
     def next_tick_ms(self, now_ms: int) -> int:
-        """Return the first multiple of the interval after `now_ms`."""
-        return (now_ms // self._interval_ms + 1) * self._interval_ms
+        """Return the first multiple of the interval after `now_ms`, rounded up to a whole millisecond."""
+        ticks = now_ms * self._per_s // 1000 + 1
+        return -(ticks * 1000 // -self._per_s)
 
     def is_open(self, now_ms: int) -> bool:
         """Return whether a batch may be emitted at `now_ms`."""
@@ -63,8 +65,8 @@ class RowPacer:
         self._per_ms = rows_per_s / 1000.0
         self._start_ms: int | None = None
         self._emitted = 0
-        has_few_rows = self._per_ms * MIN_BATCH_INTERVAL_MS < FEW_ROWS
-        self._tick = BatchPacer(FEW_ROWS_INTERVAL_MS if has_few_rows else MIN_BATCH_INTERVAL_MS)
+        has_few_rows = rows_per_s < FEW_ROWS * BATCHES_PER_S
+        self._tick = BatchPacer(FEW_ROWS_BATCHES_PER_S if has_few_rows else BATCHES_PER_S)
 
     def due(self, now_ms: int) -> int:
         """Return the number of rows that may be emitted at `now_ms`. The first call starts the clock and returns one

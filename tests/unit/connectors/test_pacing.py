@@ -82,19 +82,22 @@ def test_a_backlog_does_not_wait_for_the_next_tick(make: Any, tmp_path: Path) ->
 
 
 def test_a_slow_rate_asks_again_when_the_next_row_is_due() -> None:
-    reader = reader_of(DataGen(lambda numbers: {"n": numbers}, pa.schema([("n", pa.int64())]), rate=2))
+    reader = reader_of(DataGen(lambda numbers: {"n": numbers}, pa.schema([("n", pa.int64())]), rate=3))
     assert reader.poll(0).batch is not None
-    assert reader.poll(1).retry_at_ms == 500
-    assert reader.poll(499).retry_at_ms == 504, "no sooner than the next tick"
-    assert reader.poll(500).batch is not None
+    assert reader.poll(1).retry_at_ms == 334
+    assert reader.poll(333).retry_at_ms == 336, "no sooner than the next tick"
+    assert reader.poll(336).batch is not None
 
 
-@pytest.mark.parametrize(("rate", "interval_ms"), [(12_000, 6), (13_000, 5)])
-def test_splits_with_few_rows_have_a_longer_tick(rate: int, interval_ms: int) -> None:
-    """Batches below 64 rows cost the same, whatever their number of rows."""
+@pytest.mark.parametrize(("rate", "batches"), [(12_000, 17), (13_000, 20)])
+def test_splits_with_few_rows_have_a_longer_tick(rate: int, batches: int) -> None:
+    """Batches below 64 rows cost the same, whatever their number of rows. Both ticks meet at multiples of 100 ms, where
+    most windows end.
+    """
     reader = reader_of(DataGen(lambda numbers: {"n": numbers}, pa.schema([("n", pa.int64())]), rate=rate))
-    at_ms = [now_ms for now_ms, _ in polled_without_a_pause(reader, 0, 300)]
-    assert at_ms[1:] == list(range(interval_ms, 300, interval_ms))
+    at_ms = [now_ms for now_ms, _ in polled_without_a_pause(reader, 0, 301)]
+    assert at_ms[1:] == [-(-100 * n // batches) for n in range(1, 3 * batches + 1)]
+    assert {100, 200, 300} <= set(at_ms)
 
 
 @pytest.mark.parametrize("make", SOURCES)
