@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.channel.tcp.wire_format import decode_batch, encode_batch
+from tidegate.channel.tcp.wire_format import BatchDecoder, encode_batch
 from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
@@ -119,7 +119,7 @@ def measure(shape: str, distinct: int, batch_rows: int, rows: int) -> dict[str, 
             for subtask, part in enumerate(partition_hash(batch, keys, SUBTASKS, 128)):
                 if part is not None:
                     if (number + subtask) % 2:
-                        part = decode_batch(*encode_batch(part), schema)
+                        part = BatchDecoder(schema).decode(*encode_batch(part))
                     list(windows[subtask].process(part, 0))
 
     operator = window(schema, keys, 0)

@@ -111,7 +111,7 @@ def checkpoints(folder: Path, quick: bool, repeat: int) -> Row:
 
 def slots(folder: Path, quick: bool, repeat: int) -> Row:
     """CPU per row with 2 to 32 slots on the same cores."""
-    row, rows = Row("slots", "More slots on the same cores"), (20 if quick else 100) * MILLION
+    row, rows = Row("slots", "More slots on the same cores"), (20 if quick else 400) * MILLION
     found = scaling.by_slots(folder, Generated(rows, 100_000), (2, 8, 32), repeat)
     cpu = {count: median(run.warm_cpu_s for run in runs) for count, runs in found.items()}
     row.lines = [

@@ -6,7 +6,6 @@ that rows for another slot need not be joined, serialised and copied into shared
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,23 +33,47 @@ class Block:
     place: Any = None
 
 
-def column_widths(schema: pa.Schema) -> tuple[int, ...] | None:
-    """Return the bytes of a value of each column; None: such rows cannot be in a block."""
-    found = tuple(_width(field.type) for field in schema)
-    return found if found and schema.metadata is None and all(width in WIDTHS for width in found) else None
+class BlockLayout:
+    """Where the values of each column are in a block of one schema. It reads the types once, not for each block."""
 
+    def __init__(self, schema: pa.Schema) -> None:
+        """Raises ValueError: such rows cannot be in a block."""
+        self.schema = schema
+        self._types = schema.types
+        self._widths = tuple(map(_width, self._types))
+        if not self._widths or schema.metadata is not None or not all(width in WIDTHS for width in self._widths):
+            raise ValueError(f"rows of {schema} cannot be in a block")
 
-def _width(data_type: pa.DataType) -> int:
-    return int(data_type.bit_width) // 8 if pt.is_primitive(data_type) else 0
-
-
-def column_offsets(widths: Sequence[int], rows: int) -> list[int]:
-    """Return where each column begins, and after them the size of the block."""
-    at, found = ALIGNMENT_BYTES, []
-    for width in widths:
+    def offsets(self, rows: int) -> list[int]:
+        """Return where each column begins, and after them the size of the block."""
+        at, found = ALIGNMENT_BYTES, []
+        for width in self._widths:
+            found.append(at)
+            at += -(-width * rows // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         found.append(at)
-        at += -(-width * rows // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    return [*found, at]
+        return found
+
+    def batch(self, data: pa.Buffer) -> pa.RecordBatch:
+        """Return the rows of a block, as views. Raises ValueError: the block has another size."""
+        if data.size < ALIGNMENT_BYTES:
+            raise ValueError(f"{data.size} bytes are no rows of {self.schema}")
+        rows = int(np.frombuffer(data, "<i8", 1)[0])
+        *begins, size = self.offsets(rows)
+        if rows < 0 or size != data.size:
+            raise ValueError(f"{data.size} bytes instead of {size} for {rows} rows")
+        arrays = [
+            pa.Array.from_buffers(type_, rows, [None, data.slice(begin, width * rows)], 0)
+            for type_, begin, width in zip(self._types, begins, self._widths, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def block_layout(schema: pa.Schema) -> BlockLayout | None:
+    """Return the layout of blocks; None: such rows cannot be in a block."""
+    try:
+        return BlockLayout(schema)
+    except ValueError:
+        return None
 
 
 def begin_block(block: Block, rows: int) -> None:
@@ -58,21 +81,5 @@ def begin_block(block: Block, rows: int) -> None:
     block.memory[:8].view("<i8")[0] = rows
 
 
-def batch_in_block(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows of a block, as views.
-
-    Raises:
-        ValueError: the block has another size, or the schema does not fit a block.
-    """
-    widths = column_widths(schema)
-    if widths is None or data.size < ALIGNMENT_BYTES:
-        raise ValueError(f"{data.size} bytes are no rows of {schema}")
-    rows = int(np.frombuffer(data, "<i8", 1)[0])
-    *begins, size = column_offsets(widths, rows)
-    if rows < 0 or size != data.size:
-        raise ValueError(f"{data.size} bytes instead of {size} for {rows} rows")
-    arrays = [
-        pa.Array.from_buffers(field.type, rows, [None, data.slice(begin, width * rows)], 0)
-        for field, begin, width in zip(schema, begins, widths, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+def _width(data_type: pa.DataType) -> int:
+    return int(data_type.bit_width) // 8 if pt.is_primitive(data_type) else 0

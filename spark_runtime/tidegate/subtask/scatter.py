@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.channel.column_blocks import Block, batch_in_block, begin_block, column_offsets, column_widths
+from tidegate.channel.column_blocks import Block, BlockLayout, begin_block
 from tidegate.channel.ports import BlockChannel, OutputChannel
 from tidegate.state.scattered_rows import Targets, scatter_rows
 
@@ -36,24 +36,21 @@ class Scatter:
 
     Attributes:
         targets_of: see `TargetsOf`.
-        schema: of the rows, which can be in blocks.
+        layout: of the blocks.
         channels: of the edge.
     """
 
     targets_of: TargetsOf
-    schema: pa.Schema
+    layout: BlockLayout
     channels: Sequence[OutputChannel]
 
     def __post_init__(self) -> None:
-        widths = column_widths(self.schema)
-        assert widths is not None, f"rows of {self.schema} cannot be in blocks"
-        self._widths = widths
         # Asked once, because Python compares all names of the protocol.
         self._with_blocks = [channel if isinstance(channel, BlockChannel) else None for channel in self.channels]
 
     def divide(self, batch: pa.RecordBatch) -> Divided | None:
         """Return where the rows go; None: the batch has to be cut."""
-        if batch.num_rows < MIN_ROWS or not batch.schema.equals(self.schema, check_metadata=True):
+        if batch.num_rows < MIN_ROWS or not batch.schema.equals(self.layout.schema, check_metadata=True):
             return None
         if any(column.null_count for column in batch.columns):
             return None
@@ -62,7 +59,7 @@ class Scatter:
     def send(self, gathered: Sequence[Divided]) -> None:
         """Send the rows, at most one batch on each channel."""
         counts = np.sum([divided.counts for divided in gathered], axis=0).tolist()
-        ends = np.zeros((len(self._widths), len(counts)), np.int64)
+        ends = np.zeros((len(self.layout.schema), len(counts)), np.int64)
         blocks = [self._block(number, rows, ends) if rows else None for number, rows in enumerate(counts)]
         scatter_rows([(divided.batch, divided.targets) for divided in gathered], ends)
         for number, block in enumerate(blocks):
@@ -72,11 +69,11 @@ class Scatter:
             if to is not None and block.place is not None:
                 to.send_block(block)
             else:
-                self.channels[number].send(batch_in_block(pa.py_buffer(block.memory), self.schema))
+                self.channels[number].send(self.layout.batch(pa.py_buffer(block.memory)))
 
     def _block(self, number: int, rows: int, ends: npt.NDArray[np.int64]) -> Block:
         """Return a block for the rows of channel `number`, and note where its columns begin."""
-        *begins, size_bytes = column_offsets(self._widths, rows)
+        *begins, size_bytes = self.layout.offsets(rows)
         channel = self._with_blocks[number]
         block = channel.reserve(size_bytes) if channel is not None else None
         if block is None:

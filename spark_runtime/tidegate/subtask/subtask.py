@@ -71,7 +71,7 @@ __all__ = ["InputPort", "Subtask", "SubtaskHost"]
 
 EMISSION_BUDGET = 32
 """Elements that one step may emit before the other subtasks get a turn."""
-GATHERED_POLLS = 8
+GATHERED_POLLS = 16
 """Most polls of a source whose records are sent together. With 32 slots, a batch of the usual 64k rows becomes parts of
 2k rows, and each part has the fixed cost of a message."""
 GATHERING_MS = 100

@@ -6,15 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.channel.column_blocks import Block, batch_in_block, begin_block, column_offsets, column_widths
+from tidegate.channel.column_blocks import Block, BlockLayout, begin_block, block_layout
 from tidegate.channel.failures import ProtocolError
-from tidegate.channel.tcp.wire_format import FLAG_BLOCK, decode_batch
+from tidegate.channel.tcp.wire_format import FLAG_BLOCK, BatchDecoder
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), ("t", pa.timestamp("us")), ("f", pa.float32())])
 
 
 def block(rows: int) -> Block:
-    *begins, size = column_offsets((8, 8, 4), rows)
+    *begins, size = BlockLayout(SCHEMA).offsets(rows)
     made = Block(np.zeros(size, np.uint8))
     begin_block(made, rows)
     for begin, dtype in zip(begins, ("<i8", "<i8", "<f4"), strict=True):
@@ -26,7 +26,7 @@ def block(rows: int) -> Block:
 @pytest.mark.parametrize("count", [1, 7, 16, 1_000])
 def test_rows_are_read_where_they_are(count: int) -> None:
     made = block(count)
-    batch = decode_batch(FLAG_BLOCK, pa.py_buffer(made.memory), SCHEMA)
+    batch = BatchDecoder(SCHEMA).decode(FLAG_BLOCK, pa.py_buffer(made.memory))
     assert batch.schema == SCHEMA
     batch.validate(full=True)
     assert [column.cast(pa.float64()).to_pylist() for column in (batch["a"], batch["f"])] == [[*range(count)]] * 2
@@ -37,13 +37,13 @@ def test_rows_are_read_where_they_are(count: int) -> None:
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.bool_(), pa.int16(), pa.decimal128(9), pa.list_(pa.int64())])
 def test_other_columns_cannot_be_in_a_block(kind: pa.DataType) -> None:
-    assert column_widths(SCHEMA) == (8, 8, 4)
-    assert column_widths(SCHEMA.append(pa.field("other", kind))) is None
+    assert block_layout(SCHEMA) is not None
+    assert block_layout(SCHEMA.append(pa.field("other", kind))) is None
 
 
 def test_rows_without_columns_and_rows_with_metadata_cannot_be_in_a_block() -> None:
-    assert column_widths(pa.schema([])) is None
-    assert column_widths(SCHEMA.with_metadata({"kind": "partial"})) is None
+    assert block_layout(pa.schema([])) is None
+    assert block_layout(SCHEMA.with_metadata({"kind": "partial"})) is None
 
 
 @pytest.mark.parametrize("rows", [-1, 11, 10**9])
@@ -51,9 +51,9 @@ def test_a_block_with_a_wrong_number_of_rows_is_refused(rows: int) -> None:
     made = block(100)
     begin_block(made, rows)
     with pytest.raises(ProtocolError, match="cannot be decoded"):
-        decode_batch(FLAG_BLOCK, pa.py_buffer(made.memory), SCHEMA)
+        BatchDecoder(SCHEMA).decode(FLAG_BLOCK, pa.py_buffer(made.memory))
 
 
 def test_bytes_that_are_no_block_are_refused() -> None:
     with pytest.raises(ValueError, match="are no rows"):
-        batch_in_block(pa.py_buffer(b"short"), SCHEMA)
+        BlockLayout(SCHEMA).batch(pa.py_buffer(b"short"))

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.channel.column_blocks import begin_block, column_offsets
+from tidegate.channel.column_blocks import BlockLayout, begin_block
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfData, EndOfPartition, Watermark
 from tidegate.channel.failures import ChannelError, HandshakeError, PeerLostError, ProtocolError
 from tidegate.channel.tcp import wire_format
@@ -203,7 +203,7 @@ def test_a_block_that_the_sender_has_filled_arrives_like_a_batch(resources: Exit
     assert output.reserve(SHARED_FROM_BYTES - 1) is None, "small batches travel in frames"
     assert output.reserve(SHARED_BYTES + 1) is None
     count = SHARED_FROM_BYTES
-    begin, size_bytes = column_offsets((8,), count)
+    begin, size_bytes = BlockLayout(rows(1).schema).offsets(count)
     block = output.reserve(size_bytes)
     assert block is not None
     begin_block(block, count)

@@ -111,13 +111,13 @@ def test_a_slice_of_a_batch_comes_back_as_its_own_rows(values: list[str | None],
     batch = pa.record_batch({"s": pa.array(values, pa.string()), "n": pa.array(range(len(values)), pa.int32())})
     part = batch.slice(min(offset, len(values)))
     flags, payload = wire_format.encode_batch(part)
-    assert wire_format.decode_batch(flags, payload, part.schema).equals(part)
+    assert wire_format.BatchDecoder(part.schema).decode(flags, payload).equals(part)
 
 
 def test_a_batch_is_read_without_copying_its_columns() -> None:
     batch = pa.record_batch({"a": pa.array(range(1_000), pa.int64())})
     flags, payload = wire_format.encode_batch(batch)
-    values = wire_format.decode_batch(flags, payload, batch.schema).column(0).buffers()[1]
+    values = wire_format.BatchDecoder(batch.schema).decode(flags, payload).column(0).buffers()[1]
     assert payload.address <= values.address < payload.address + payload.size
 
 
@@ -125,7 +125,7 @@ def test_dictionary_columns_travel_with_their_dictionaries() -> None:
     words = pa.array(["x", "y", "x", None]).dictionary_encode()
     batch = pa.record_batch({"w": words, "nested": pa.StructArray.from_arrays([words], ["w"])})
     flags, payload = wire_format.encode_batch(batch)
-    assert wire_format.decode_batch(flags, payload, batch.schema).equals(batch)
+    assert wire_format.BatchDecoder(batch.schema).decode(flags, payload).equals(batch)
 
 
 @pytest.mark.parametrize("index_type", [pa.int16(), pa.uint16(), pa.int64()], ids=str)
@@ -138,7 +138,7 @@ def test_a_part_of_a_batch_travels_with_the_values_it_uses(index_type: pa.DataTy
     for part in (whole, whole.slice(1, 3), whole.slice(2, 1), whole.slice(0, 0)):
         flags, payload = wire_format.encode_batch(part)
         assert payload.size < 5_000
-        read = wire_format.decode_batch(flags, payload, whole.schema)
+        read = wire_format.BatchDecoder(whole.schema).decode(flags, payload)
         assert read.schema == whole.schema and read.to_pylist() == part.to_pylist()
         held = read.column("w").dictionary.to_pylist()
         assert held == [text for text in dictionary.to_pylist() if text in part.column("w").to_pylist()]
@@ -147,14 +147,14 @@ def test_a_part_of_a_batch_travels_with_the_values_it_uses(index_type: pa.DataTy
 def test_a_dictionary_of_views_travels_whole() -> None:
     words = pa.DictionaryArray.from_arrays(pa.array([1]), pa.array([f"{i}" for i in range(1_100)], pa.string_view()))
     batch = pa.record_batch({"w": words})
-    assert wire_format.decode_batch(*wire_format.encode_batch(batch), batch.schema).equals(batch)
+    assert wire_format.BatchDecoder(batch.schema).decode(*wire_format.encode_batch(batch)).equals(batch)
 
 
 def test_a_damaged_batch_is_refused() -> None:
     batch = pa.record_batch({"a": pa.array([1], pa.int64())})
     _, payload = wire_format.encode_batch(batch)
     with pytest.raises(ProtocolError, match="cannot be decoded"):
-        wire_format.decode_batch(0, payload.slice(0, 20), batch.schema)
+        wire_format.BatchDecoder(batch.schema).decode(0, payload.slice(0, 20))
 
 
 def test_a_batch_beyond_the_bound_of_a_frame_names_its_size_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_partial_rows_travel_with_their_schema() -> None:
     schema = partial_schema([pa.field("window_start_us", pa.int64()), pa.field("key:k", pa.string())])
     batch = pa.record_batch([pa.array([0, 0, 5]), pa.array(["a", None, "b"]), pa.array([1, 2, 3])], schema=schema)
     flags, payload = wire_format.encode_batch(batch.slice(1))
-    back = wire_format.decode_batch(flags, payload, pa.schema([("k", pa.string())]))
+    back = wire_format.BatchDecoder(pa.schema([("k", pa.string())])).decode(flags, payload)
     assert back.equals(batch.slice(1)) and is_partial(back.schema)
     with pytest.raises(ProtocolError, match="cannot be decoded"):
-        wire_format.decode_batch(flags, payload.slice(0, 100), schema)
+        wire_format.BatchDecoder(schema).decode(flags, payload.slice(0, 100))

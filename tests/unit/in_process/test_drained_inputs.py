@@ -107,7 +107,8 @@ def test_a_trigger_does_not_wait_for_a_whole_queue() -> None:
 def test_snapshots_of_drained_inputs_hold_each_row_once(rounds: int) -> None:
     """S3.1, S3.2: barriers are aligned in the middle of a turn."""
     name = new_sink_name()
-    job = as_on_spark(lambda: exchanged(CollectSink(name), total=32_000))
+    total = 25 * 4 * BATCH_ROWS * GATHERED_POLLS  # some rounds of four sources
+    job = as_on_spark(lambda: exchanged(CollectSink(name), total=total))
     run = job.submit()
     run.pump(rounds)
     assert run.ask(ev.SnapshotRequest("checkpoint", request_id="c")) is not None
@@ -115,4 +116,4 @@ def test_snapshots_of_drained_inputs_hold_each_row_once(rounds: int) -> None:
         run.pump(2)
         run.crash()
         job.rerun().to_end()
-    collected(name).assert_exactly([(n % 101, n) for n in range(32_000)])
+    collected(name).assert_exactly([(n % 101, n) for n in range(total)])

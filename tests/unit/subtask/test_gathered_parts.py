@@ -50,7 +50,7 @@ def odd() -> MemoryChannel:
 
 @pytest.fixture
 def edge(even: MemoryChannel, odd: MemoryChannel) -> OutputEdge:
-    return OutputEdge([even, odd], by_parity, gathered_bytes=100)
+    return OutputEdge([even, odd], by_parity, gathered_bytes=200)
 
 
 def test_parts_wait_for_the_end_of_the_emission_and_keep_their_order(
@@ -68,11 +68,11 @@ def test_parts_wait_for_the_end_of_the_emission_and_keep_their_order(
 
 
 def test_enough_parts_are_sent_at_once(edge: OutputEdge, even: MemoryChannel, odd: MemoryChannel) -> None:
-    edge.send(rows(*range(12)))
-    assert edge.gathers, "96 bytes are less than 100"
-    edge.send(rows(12))
+    edge.send(rows(*range(24)))
+    assert edge.gathers, "192 bytes are less than 200"
+    edge.send(rows(24))
     assert not edge.gathers
-    assert (taken(even), taken(odd)) == ([[*range(0, 13, 2)]], [[*range(1, 12, 2)]])
+    assert (taken(even), taken(odd)) == ([[*range(0, 25, 2)]], [[*range(1, 24, 2)]])
 
 
 @pytest.mark.parametrize("event", [BARRIER, IdleStatus(True)])

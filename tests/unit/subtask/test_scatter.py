@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.channel.column_blocks import Block, batch_in_block
+from tidegate.channel.column_blocks import Block, BlockLayout
 from tidegate.channel.elements import Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.state.keys.key_hash import hash_targets, partition_hash
@@ -35,7 +35,7 @@ class BlockMemory(MemoryChannel):
 
     def send_block(self, block: Block) -> None:
         self.sent_blocks += 1
-        self.send(batch_in_block(pa.py_buffer(block.memory), SCHEMA))
+        self.send(BlockLayout(SCHEMA).batch(pa.py_buffer(block.memory)))
 
 
 def rows(count: int, start: int = 0) -> pa.RecordBatch:
@@ -49,7 +49,7 @@ def edge(channels: Sequence[MemoryChannel], *, scatters: bool) -> OutputEdge:
         channels,
         partial(partition_hash, **hashed),
         gathered_bytes=ROOM_BYTES,
-        scatter=Scatter(partial(hash_targets, **hashed), SCHEMA, channels) if scatters else None,
+        scatter=Scatter(partial(hash_targets, **hashed), BlockLayout(SCHEMA), channels) if scatters else None,
     )
 
 

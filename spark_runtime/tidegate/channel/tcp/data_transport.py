@@ -33,10 +33,10 @@ from tidegate.channel.tcp.wire_format import (
     FLAG_BLOCK,
     MAX_FRAME_BYTES,
     SEQUENCES,
+    BatchDecoder,
     Header,
     Kind,
     credit_frame,
-    decode_batch,
     decode_credit,
     decode_event,
     encode_batch,
@@ -129,7 +129,7 @@ class TcpInputChannel:
 
     def __init__(self, channel_id: int, schema: pa.Schema, capacity_bytes: int, overdraft_bytes: int = 0) -> None:
         self.channel_id = channel_id
-        self._schema = schema
+        self._decoder = BatchDecoder(schema)
         self._credit = ReceiverCredit(capacity_bytes, overdraft_bytes)
         self._announce: Announce | None = None
         self._queue: deque[tuple[Header, pa.Buffer]] = deque()
@@ -158,7 +158,7 @@ class TcpInputChannel:
         # A peer that has ended sends no more batches, and needs no credit.
         if consumed_bytes and not link.peer_has_ended:
             link.outbox.put_urgent(credit_frame(self.channel_id, consumed_bytes))
-        return decode_batch(header.flags, payload, self._schema)
+        return self._decoder.decode(header.flags, payload)
 
     def next_batch_bytes(self) -> int:
         """See `InputChannel.next_batch_bytes`."""
@@ -183,7 +183,7 @@ class TcpInputChannel:
     def _decode(self, frame: tuple[Header, pa.Buffer]) -> Element:
         header, payload = frame
         if header.kind is Kind.BATCH:
-            return decode_batch(header.flags, payload, self._schema)
+            return self._decoder.decode(header.flags, payload)
         return decode_event(header, payload)
 
     def take(self, link: PeerLink, header: Header, payload: pa.Buffer) -> None:

@@ -28,8 +28,9 @@ import pyarrow as pa
 from tidegate.channel.column_blocks import ALIGNMENT_BYTES
 from tidegate.channel.failures import ProtocolError
 
-SHARED_BYTES = 64 * 2**20
-"""Memory of one sending slot, bytes. Only what is used becomes resident: the lowest free block is used first.
+SHARED_BYTES = 128 * 2**20
+"""Memory of one sending slot, bytes. Only what is used becomes resident: the lowest free block is used first. Credits
+limit the use, too: the capacity of each channel, and one batch.
 
 With half of it, a third of the batches of 32 slots on two cores found no block, as their receivers waited for a core.
 """

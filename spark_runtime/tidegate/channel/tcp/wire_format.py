@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tidegate.channel.column_blocks import batch_in_block
+from tidegate.channel.column_blocks import BlockLayout
 from tidegate.channel.elements import (
     CancelBarrier,
     CheckpointBarrier,
@@ -257,24 +257,33 @@ def encode_batch(batch: pa.RecordBatch) -> tuple[int, pa.Buffer]:
     return flags, payload
 
 
-def decode_batch(flags: int, payload: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the record batch of a BATCH frame. Its columns are views of `payload`.
+class BatchDecoder:
+    """Reads the record batches of one schema."""
 
-    Raises:
-        ProtocolError: it is damaged, or has another schema.
-    """
-    try:
-        if flags & FLAG_BLOCK:
-            return batch_in_block(payload, schema)
-        if flags & FLAG_STREAM:
-            return pa.ipc.open_stream(payload).read_next_batch()
-        return pa.ipc.read_record_batch(payload, schema)
-    except (pa.ArrowException, OSError, StopIteration, ValueError) as error:
-        raise ProtocolError(
-            "internal error: a record batch from another slot cannot be decoded",
-            where=f"{payload.size:,} bytes",
-            cause=str(error),
-        ) from error
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._blocks: BlockLayout | None = None
+
+    def decode(self, flags: int, payload: pa.Buffer) -> pa.RecordBatch:
+        """Return the record batch of a BATCH frame. Its columns are views of `payload`.
+
+        Raises:
+            ProtocolError: it is damaged, or has another schema.
+        """
+        try:
+            if flags & FLAG_BLOCK:
+                if self._blocks is None:
+                    self._blocks = BlockLayout(self._schema)
+                return self._blocks.batch(payload)
+            if flags & FLAG_STREAM:
+                return pa.ipc.open_stream(payload).read_next_batch()
+            return pa.ipc.read_record_batch(payload, self._schema)
+        except (pa.ArrowException, OSError, StopIteration, ValueError) as error:
+            raise ProtocolError(
+                "internal error: a record batch from another slot cannot be decoded",
+                where=f"{payload.size:,} bytes",
+                cause=str(error),
+            ) from error
 
 
 def _with_used_values(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -7,12 +7,12 @@ import pyarrow as pa
 
 from tidegate.errors import DataError
 from tidegate.operators.joins.join_specs import JoinInput
-from tidegate.operators.joins.span_kernels import extent
 from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.operators.time.late_rows import MAX_TIME_US, MIN_TIME_US
 from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 from tidegate.state.keys.stored_values import fixed_values
+from tidegate.state.value_kernels import extent
 
 
 class JoinTimes:

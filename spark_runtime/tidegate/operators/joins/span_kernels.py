@@ -21,16 +21,6 @@ NEW_PROBE = -2
 """In a cursor: the probe has not begun."""
 
 
-@kernel("i8*2(i8[])")
-def extent(values: Any) -> Any:
-    """Return the least and the greatest of some values."""
-    low = high = values[0]
-    for value in values:
-        low = min(low, value)
-        high = max(high, value)
-    return low, high
-
-
 @kernel("void(i4[], i8, i4[]!, i4[]!)")
 def chain_rows(entries: Any, first: Any, heads: Any, following: Any) -> None:
     """Put rows first, first + 1, ... to the fronts of the chains of their keys."""

@@ -15,13 +15,13 @@ from tidegate.operators.joins.join_state import JoinProgress
 from tidegate.operators.joins.join_store import ArrivedRows, LoneRows, MatchedPairs
 from tidegate.operators.joins.kept_spans import Spans
 from tidegate.operators.joins.restored_spans import restored_sides
-from tidegate.operators.joins.span_kernels import extent
 from tidegate.operators.joins.span_table import SpanTable, SpanTables
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_index import KeyReader, Keys
+from tidegate.state.value_kernels import extent
 
 ROW_BITS = 32
 """A stored row of a match is (number of the table << ROW_BITS) + number of the row."""

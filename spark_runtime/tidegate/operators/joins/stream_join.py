@@ -16,7 +16,6 @@ from tidegate.operators.joins.join_times import JoinTimes
 from tidegate.operators.joins.joined_columns import JoinedColumns
 from tidegate.operators.joins.kept_spans import WindowSpans, new_spans
 from tidegate.operators.joins.session_join import SessionJoin
-from tidegate.operators.joins.span_kernels import extent
 from tidegate.operators.joins.span_rows import SpanRows
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.calendar import CALENDAR
@@ -26,6 +25,7 @@ from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 from tidegate.state.keys.key_hash import hash_keys, key_groups
+from tidegate.state.value_kernels import extent
 
 
 class StreamJoin(StreamOperator):

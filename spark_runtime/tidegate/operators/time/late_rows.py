@@ -10,6 +10,7 @@ from tidegate.errors import DataError
 from tidegate.operators.stream_operator import OperatorContext, Output, SideOutput
 from tidegate.operators.time.event_time import EventTimeColumn
 from tidegate.state.keys.stored_values import Int64s
+from tidegate.state.value_kernels import extent
 
 MIN_TIME_US, MAX_TIME_US = -(2**62), 2**62
 """Event times beyond these (about 146,000 years from 1970) are refused: window bounds must fit timestamp[us]."""
@@ -27,7 +28,7 @@ end (S7.6)."""
 def check_time_range(time: EventTimeColumn, times: Int64s, ctx: OperatorContext) -> None:
     """Raise DataError for a time beyond `MIN_TIME_US`..`MAX_TIME_US`. Args: times: at least one, in the column's
     unit."""
-    low, high = time.to_us(int(times.min())), time.to_us(int(times.max()))
+    low, high = map(time.to_us, extent(times))
     if low < MIN_TIME_US or high > MAX_TIME_US:
         raise DataError(
             f"column {time.column!r} has an event time that is out of range: "

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import scatter_index
 from tidegate.state.numba_kernels import kernel
+from tidegate.state.value_kernels import extent
 
 _DENSE_GROUPS = 65536
 """Batches with at most this many windows are ordered by counting, others by sorting."""
@@ -38,20 +39,24 @@ def group_by_window(times: Int64s, size: int, offset: int) -> WindowRuns:
         size: of a window, in the unit of the times, > 0.
         offset: windows start at multiples of `size` plus this offset.
     """
-    first = (int(times.min()) - offset) // size
-    last = (int(times.max()) - offset) // size
+    first, last = ((time - offset) // size for time in extent(times))
     if first == last:
         return WindowRuns(None, [(first, 0, len(times))])
+    # Rows in order, the usual case, need no number of their own.
+    most = min(len(times), last - first + 1)
+    numbers, starts = np.empty(most, np.int64), np.empty(most, np.int64)
+    runs = _ordered_runs(times, size, offset, first, numbers, starts)
+    if runs:
+        begins = starts[:runs].tolist()
+        return WindowRuns(None, list(zip(numbers[:runs].tolist(), begins, [*begins[1:], len(times)], strict=True)))
     numbers = np.empty(len(times), np.int64)
-    order: npt.NDArray[Any] | None = None
-    if not _number_windows(times, size, offset, first, numbers):
-        if last - first < _DENSE_GROUPS:
-            groups = numbers.astype(np.uint16)
-            order = scatter_index(groups, np.bincount(groups, minlength=last - first + 1))
-        else:
-            order = np.argsort(numbers, kind="stable")
-        numbers = numbers[order]
-    return WindowRuns(order, [(number + first, start, end) for number, start, end in _runs(numbers)])
+    _number_windows(times, size, offset, first, numbers)
+    if last - first < _DENSE_GROUPS:
+        groups = numbers.astype(np.uint16)
+        order: npt.NDArray[Any] = scatter_index(groups, np.bincount(groups, minlength=last - first + 1))
+    else:
+        order = np.argsort(numbers, kind="stable")
+    return WindowRuns(order, [(number + first, start, end) for number, start, end in _runs(numbers[order])])
 
 
 def group_by_number(numbers: Int64s) -> WindowRuns:
@@ -76,17 +81,37 @@ def _runs(numbers: Int64s) -> list[tuple[int, int, int]]:
     return list(zip(numbers[starts].tolist(), starts.tolist(), ends.tolist(), strict=True))
 
 
-@kernel("b1(i8[], i8, i8, i8, i8[]!)")
-def _number_windows(times: Any, size: Any, offset: Any, first: Any, numbers: Any) -> Any:
-    ordered = True
+@kernel("i8(i8[], i8, i8, i8, i8[]!, i8[]!)")
+def _ordered_runs(times: Any, size: Any, offset: Any, first: Any, numbers: Any, starts: Any) -> Any:
+    """Write the number and the first row of each window, and return how many there are.
+
+    Returns 0 if a row is in an earlier window than the row before.
+    """
+    runs = np.int64(0)
+    number = first - 1
+    high = first * size + offset
+    for i in range(len(times)):
+        if times[i] >= high:  # skip the division: most rows are in the same window as the row before
+            steps = (times[i] - high) // size + 1
+            number += steps
+            high += steps * size
+            numbers[runs] = number
+            starts[runs] = i
+            runs += 1
+        elif times[i] < high - size:
+            return np.int64(0)
+    return runs
+
+
+@kernel("void(i8[], i8, i8, i8, i8[]!)")
+def _number_windows(times: Any, size: Any, offset: Any, first: Any, numbers: Any) -> None:
+    """Write the number of the window of each row, minus `first`."""
     number = np.int64(0)
     low = first * size + offset
     for i in range(len(times)):
         ahead = times[i] - low
-        if ahead < 0 or ahead >= size:  # skip the division: most rows are in the same window as the row before
+        if ahead < 0 or ahead >= size:
             steps = ahead // size
             number += steps
             low += steps * size
-            ordered = ordered and steps > 0
         numbers[i] = number
-    return ordered
