@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench_rows.flink_rows import flink, nexmark, rocksdb_flink
+from bench_rows.flink_rows import flink, nexmark, nexmark_more, rocksdb_flink
 from bench_rows.own_rows import (
     checkpoints,
     idles,
@@ -29,7 +29,7 @@ from bench_rows.own_rows import (
     slots,
     starts,
 )
-from bench_rows.parquet_rows import bounded, per_key, pruned, rocksdb, windows
+from bench_rows.parquet_rows import bounded, per_key, pruned, rocksdb, windows, windows_of_keys
 from bench_rows.row import Row
 from charts import write_chart
 from checkout import HERE
@@ -42,6 +42,7 @@ ROWS: Mapping[str, Callable[[Path, bool, int], Row]] = {
     "latency_slots": latencies_of_slots,
     "latency_beside": latencies_beside,
     "windows": windows,
+    "windows_keys": windows_of_keys,
     "bounded": bounded,
     "pruned": pruned,
     "perkey": per_key,
@@ -52,6 +53,7 @@ ROWS: Mapping[str, Callable[[Path, bool, int], Row]] = {
     "checkpoints": checkpoints,
     "slots": slots,
     "nexmark": nexmark,
+    "nexmark_more": nexmark_more,
     "recovery": recoveries,
     "idle": idles,
 }

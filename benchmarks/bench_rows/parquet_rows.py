@@ -18,18 +18,48 @@ BESIDE_SPARK = ("streaming-rows", "spark-rows", "streaming-pandas", "spark-panda
 """Engines of row `perkey`, in their order."""
 
 
+Cases = dict[tuple[int, bool, str], list[EngineRun]]
+"""Runs by number of keys, whether these are texts, and engine."""
+LIMITS = ("duckdb", "polars")
+"""Engines without snapshots."""
+
+
 def windows(folder: Path, quick: bool, repeat: int) -> Row:
     """Windows of one second, from Parquet to Parquet, over numbers and texts as keys."""
     row = Row("windows", "Windows from Parquet to Parquet")
-    engines = ("streaming", "batch", "spark", "duckdb") if quick else (*BUILT_IN, *WINDOWS.peers)
-    keys = (100_000,) if quick else (10, 100_000, MILLION)
-    found: dict[tuple[int, bool, str], list[EngineRun]] = {}
-    for count in keys:
-        for text in (False, True):
-            given = Input(20 * MILLION, count, text)
-            chosen = ("streaming",) if quick and text else engines
-            for engine, runs in in_turn(WINDOWS, folder, given, chosen, repeat, row).items():
-                found[(count, text, engine)] = runs
+    keys, texts = (100_000, False), (100_000, True)
+    if quick:
+        engines = {keys: ("streaming", "batch", "spark", "duckdb"), texts: ("streaming",)}
+    else:
+        engines = dict.fromkeys((keys, texts), _engines())
+    found = _windows(row, folder, engines, repeat)
+    row.figures = {
+        "batch_spark": _ratio(found, (*keys, "batch"), (*keys, "spark"), warm=False),
+        "w1_text": _ratio(found, (*texts, "streaming"), (*keys, "streaming"), warm=True),
+        "w1_parquet_duckdb": _ratio(found, (*keys, "streaming"), (*keys, "duckdb"), warm=True),
+    }
+    if not quick:
+        row.figures |= _beside_peers(found, 100_000)
+        row.figures["w1_text_ss"] = _ratio(found, (*texts, "streaming"), (*texts, "structured_streaming"), warm=True)
+    return row
+
+
+def windows_of_keys(folder: Path, quick: bool, repeat: int) -> Row:
+    """The same with few and with many keys."""
+    row, keys = Row("windows_keys", "Windows from Parquet to Parquet, few and many keys"), (10, MILLION)
+    found = _windows(row, folder, {(count, False): _engines() for count in keys}, repeat)
+    row.figures = {name: value for count in keys for name, value in _beside_peers(found, count).items()}
+    return row
+
+
+def _engines() -> Sequence[str]:
+    """Return all that run these windows. Row `rocksdb` has Structured Streaming with RocksDB."""
+    return (*BUILT_IN, *(peer for peer in WINDOWS.peers if not peer.endswith("-rocksdb")))
+
+
+def _windows(row: Row, folder: Path, engines: Mapping[tuple[int, bool], Sequence[str]], repeat: int) -> Cases:
+    """Run the engines of each number and kind of keys, and fill the table and the charts."""
+    found: Cases = {}
     row.lines = [
         "Rows per CPU second of the whole process tree, in millions. With start: one run in a new process. Without: "
         "tidegate from RUNNING to FINISHED; the others a second query in the same process.",
@@ -37,34 +67,32 @@ def windows(folder: Path, quick: bool, repeat: int) -> Row:
         "| keys | engine | with start | without start | seconds with start | each run, CPU s |",
         "| --- | --- | ---: | ---: | ---: | --- |",
     ]
-    for (count, text, engine), runs in found.items():
-        rate, warm = rate_of(20 * MILLION, runs), rate_of(20 * MILLION, runs, warm=True)
-        each = ", ".join(f"{run.cpu_s:.1f}" for run in runs)
-        wall = median(run.wall_s for run in runs)
-        label = f"{count:,}{' texts' if text else ''}"
-        row.lines.append(f"| {label} | {engine} | {rate:.2f} | {warm:.2f} | {wall:.1f} | {each} |")
+    for (count, text), chosen in engines.items():
+        bars: list[tuple[str, float]] = []
+        for engine, runs in in_turn(WINDOWS, folder, Input(20 * MILLION, count, text), chosen, repeat, row).items():
+            found[(count, text, engine)] = runs
+            rate, warm = rate_of(20 * MILLION, runs), rate_of(20 * MILLION, runs, warm=True)
+            each, wall = ", ".join(f"{run.cpu_s:.1f}" for run in runs), median(run.wall_s for run in runs)
+            label = f"{count:,}{' texts' if text else ''}"
+            row.lines.append(f"| {label} | {engine} | {rate:.2f} | {warm:.2f} | {wall:.1f} | {each} |")
+            bars.append((label_of(engine), rate))
+        kind = "texts" if text else "integers"
+        row.charts[f"Million rows per CPU second, {count:,} {kind} as keys, start included"] = bars
+    return found
 
-    for text in (False, True):
-        bars = [
-            (label_of(engine), rate_of(20 * MILLION, runs))
-            for (count, of_text, engine), runs in found.items()
-            if (count, of_text) == (100_000, text)
-        ]
-        row.charts[
-            f"Million rows per CPU second, 100,000 {'texts' if text else 'integers'} as keys, start included"
-        ] = bars
 
-    def ratio(one: tuple[bool, str], other: tuple[bool, str], *, warm: bool) -> float:
-        mine, theirs = found.get((100_000, *one)), found.get((100_000, *other))
-        assert mine and theirs
-        return rate_of(1, mine, warm=warm) / rate_of(1, theirs, warm=warm)
-
-    row.figures = {
-        "batch_spark": ratio((False, "batch"), (False, "spark"), warm=False),
-        "w1_text": ratio((True, "streaming"), (False, "streaming"), warm=True),
-        "w1_parquet_duckdb": ratio((False, "streaming"), (False, "duckdb"), warm=True),
+def _beside_peers(found: Cases, count: int) -> dict[str, float]:
+    """Return the ratios to other engines, with integers as keys."""
+    own = (count, False, "streaming")
+    return {
+        f"w1_parquet_limit_{count}": min(_ratio(found, own, (count, False, peer), warm=True) for peer in LIMITS),
+        f"w1_parquet_spark_{count}": _ratio(found, own, (count, False, "spark"), warm=True),
+        f"w1_parquet_ss_{count}": _ratio(found, own, (count, False, "structured_streaming"), warm=False),
     }
-    return row
+
+
+def _ratio(found: Cases, one: tuple[int, bool, str], other: tuple[int, bool, str], *, warm: bool) -> float:
+    return rate_of(1, found[one], warm=warm) / rate_of(1, found[other], warm=warm)
 
 
 def bounded(folder: Path, quick: bool, repeat: int) -> Row:

@@ -16,6 +16,8 @@ from bench_rows import flink_rows, parquet_rows
 from bench_rows.parquet_rows import BESIDE_FLINK, BESIDE_SPARK, per_key_lines, rate_of, warm_ratio
 from bench_rows.row import Row
 from engine_runs import PER_KEY, WINDOWS, EngineRun, digest_of
+from nexmark import beside_flink
+from nexmark.queries import QUERIES
 from parquet_input import Input
 
 
@@ -153,6 +155,35 @@ def test_the_rows_of_rocksdb_have_charts_beside_both_peers(monkeypatch: pytest.M
     assert generated[:2] == [("tidegate, 100,000 keys", 5.0), ("flink, 100,000 keys", 1.25)]
     assert row.figures["rocksdb_ss"] == beside_flink.figures["rocksdb_flink_100000"] == 4.0
     assert set(parquet_rows.rocksdb(tmp_path, True, 1).figures) == {"rocksdb_ss"}
+
+
+def test_windows_of_all_engines_are_equally_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Row `rocksdb` has longer windows."""
+    stub_engines(monkeypatch)
+    row, of_keys = parquet_rows.windows(tmp_path, False, 1), parquet_rows.windows_of_keys(tmp_path, False, 1)
+    lines = [line.split(" | ")[:2] for line in (*row.lines, *of_keys.lines) if line.startswith("| 1")]
+    engines = ["streaming", "batch", "spark", "structured_streaming", "duckdb", "polars"]
+    keys = ["100,000", "100,000 texts", "10", "1,000,000"]
+    assert lines == [[f"| {count}", engine] for count in keys for engine in engines]
+    figures = {**row.figures, **of_keys.figures}
+    ratios = [figures[name] for name in ("w1_parquet_limit_100000", "w1_parquet_spark_10", "w1_text_ss")]
+    assert ratios == pytest.approx([4.0, 4.0, 4.0])
+    assert set(parquet_rows.windows(tmp_path, True, 1).figures) == {"batch_spark", "w1_text", "w1_parquet_duckdb"}
+
+
+def test_nexmark_has_two_rows_of_ten_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured: list[str] = []
+
+    def measure(events: Path, folder: Path, queries: Sequence[str]) -> list[beside_flink.QueryRun]:
+        measured.extend(queries)
+        return [beside_flink.QueryRun(engine, query, 1.0, 1.0) for query in queries for engine in ("tidegate", "flink")]
+
+    monkeypatch.setattr(beside_flink, "check_both", lambda folder, queries: None)
+    monkeypatch.setattr(beside_flink, "write_events", lambda folder, events: None)
+    monkeypatch.setattr(beside_flink, "measured", measure)
+    flink_rows.nexmark(tmp_path, False, 1)
+    flink_rows.nexmark_more(tmp_path, False, 1)
+    assert measured == list(QUERIES)
 
 
 def test_only_a_full_run_of_python_for_each_key_includes_pyflink(
