@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,10 @@ from tidegate.state.aggregates.row_log import (
 from tidegate.state.copy_on_write import CopyOnWriteArrays, Entries
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 from tidegate.state.keys.key_types import stored_array, stored_type
+from tidegate.state.numba_kernels import kernel
+
+SPREAD = 8
+"""Entries from the first to the last, for each row, up to which the best rows are found without sorting."""
 
 
 @dataclass(frozen=True)
@@ -81,25 +86,43 @@ class BestRows:
 
     def fold(self, entries: Entries, columns: Columns) -> Rows:
         """See `Fold`."""
-        places = np.arange(len(entries))
         keys = [_nulls_last(column) for column in columns[len(columns) - self._orders :]]
         if self._order.descends and keys:
             # The complement reverses the order. A negation would overflow for the lowest int64.
             keys[0] = ~keys[0]
-        by: list[npt.NDArray[np.int64]] = [-places if self._order.last_wins else places, *reversed(keys)]
-        # lexsort sorts by its last key first.
-        order = np.lexsort([*by, entries.astype(np.int64)])
+        order = self._best(entries, keys) if self._limit == 1 else None
+        if order is None:
+            order = self._sorted(entries, keys)
         ordered = entries[order]
-        if self._limit is not None:
-            starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-            ranks = places - np.repeat(starts, np.diff(np.append(starts, len(ordered))))
-            order, ordered = order[ranks < self._limit], ordered[ranks < self._limit]
         taken = pa.array(order)
         return ordered, [column.take(taken) for column in columns]
 
     def result(self, columns: Columns, offsets: Int64s) -> pa.Array:
         """See `Fold`."""
         return as_lists(columns[0], offsets, self._output) if self._is_list else one_or_null(columns[0], offsets)
+
+    def _best(self, entries: Entries, keys: Sequence[Int64s]) -> Int64s | None:
+        """Return the first row of each entry, ascending by entry, without sorting. None: the entries are far apart."""
+        low, high = int(entries.min()), int(entries.max())
+        if high - low >= SPREAD * len(entries) or len(keys) > 2:
+            return None
+        no_key = np.zeros(0, np.int64)
+        first, second = (*keys, no_key, no_key)[:2]
+        best = np.full(high - low + 1, -1, np.int64)
+        _first_rows(np.asarray(entries, np.int32), low, first, second, self._order.last_wins, best)
+        return best[best >= 0]
+
+    def _sorted(self, entries: Entries, keys: Sequence[Int64s]) -> Int64s:
+        """Return the first rows of each entry in their order, ascending by entry."""
+        places = np.arange(len(entries))
+        # lexsort sorts by its last key first, and keeps the order of equal rows.
+        by: list[npt.NDArray[Any]] = [*reversed(keys), entries]
+        order = np.lexsort([-places, *by] if self._order.last_wins else by)
+        if self._limit is None:
+            return order
+        starts = np.flatnonzero(np.diff(entries[order], prepend=-1))
+        ranks = places - np.repeat(starts, np.diff(np.append(starts, len(order))))
+        return order[ranks < self._limit]
 
 
 class BestStructs(BestRows):
@@ -110,6 +133,25 @@ class BestStructs(BestRows):
         fields = list(self._output.value_type)
         rows = pa.StructArray.from_arrays(columns[: len(fields)], fields=fields)
         return as_lists(rows, offsets, self._output)
+
+
+@kernel("void(i4[], i8, i8[], i8[], b1, i8[]!)")
+def _first_rows(entries: Any, low: Any, first: Any, second: Any, last_wins: Any, best: Any) -> None:
+    """Write the row with the least keys of each entry, minus `low`. Empty keys do not order; of equal rows, the first
+    or the last to arrive is taken."""
+    for i in range(len(entries)):
+        entry = entries[i] - low
+        j = best[entry]
+        if j < 0:
+            best[entry] = i
+            continue
+        ahead = np.int64(0)
+        if len(first):
+            ahead = np.int64(first[i] < first[j]) - np.int64(first[i] > first[j])
+        if ahead == 0 and len(second):
+            ahead = np.int64(second[i] < second[j]) - np.int64(second[i] > second[j])
+        if ahead > 0 or (ahead == 0 and last_wins):
+            best[entry] = i
 
 
 def _nulls_last(column: pa.Array) -> Int64s:
