@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,6 +30,8 @@ BACK_ENDS = {"heap": "hashmap", "rocksdb": "rocksdb"}
 ENGINES = ("tidegate", "flink")
 Costs = dict[tuple[int, str, bool], list[EngineRun]]
 """By number of keys, engine, and whether it is the source alone."""
+Rows = Mapping[int, int]
+"""Number of keys -> number of rows."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,11 @@ def run_generated(engine: str, back_end: str, given: Generated, work: Path, *, s
     return EngineRun(f"{engine}-{back_end}", *found, digest)
 
 
-def measure(folder: Path, back_end: str, rows: int, keys: Sequence[int], repeat: int) -> Costs:
+def measure(folder: Path, back_end: str, rows: Rows, repeat: int) -> Costs:
     """Run both engines in turn, with windows and the source alone. Ends the benchmark if results differ."""
     found: Costs = {}
-    for count in keys:
-        given = Generated(rows, count)
+    for count, its_rows in rows.items():
+        given = Generated(its_rows, count)
         for _ in range(repeat):
             for engine in ENGINES:
                 for source_only in (False, True):
@@ -89,26 +91,26 @@ def measure(folder: Path, back_end: str, rows: int, keys: Sequence[int], repeat:
     return found
 
 
-def table(found: Costs, rows: int) -> list[str]:
+def table(found: Costs, rows: Rows) -> list[str]:
     """Return a table in Markdown of M rows per CPU second without start, and with the source's cost subtracted."""
-    lines = ["| keys | engine | M rows per CPU s | without source | each run, CPU s | source alone, CPU s |"]
-    lines.append("| ---: | --- | ---: | ---: | --- | --- |")
+    lines = ["| keys | M rows | engine | M rows per CPU s | without source | each run, CPU s | source alone, CPU s |"]
+    lines.append("| ---: | ---: | --- | ---: | ---: | --- | --- |")
     for (count, engine, source_only), runs in found.items():
         if not source_only:
             alone = found[(count, engine, True)]
             each, source = (", ".join(f"{run.warm_cpu_s:.1f}" for run in some) for some in (runs, alone))
-            rate = rows / median(run.warm_cpu_s for run in runs) / 1e6
+            millions = rows[count] / 1e6
+            rate, own = millions / median(run.warm_cpu_s for run in runs), millions / own_cpu_s(found, count, engine)
             lines.append(
-                f"| {count:,} | {runs[0].engine} | {rate:.2f} | {rows / own_cpu_s(found, count, engine) / 1e6:.2f} "
-                f"| {each} | {source} |"
+                f"| {count:,} | {millions:g} | {runs[0].engine} | {rate:.2f} | {own:.2f} | {each} | {source} |"
             )
     return lines
 
 
-def bars(found: Costs, rows: int) -> list[tuple[str, float]]:
+def bars(found: Costs, rows: Rows) -> list[tuple[str, float]]:
     """Return M rows per CPU second of each engine, with the source's cost subtracted, for a chart."""
     return [
-        (f"{engine}, {keys:,} keys", rows / own_cpu_s(found, keys, engine) / 1e6)
+        (f"{engine}, {keys:,} keys", rows[keys] / own_cpu_s(found, keys, engine) / 1e6)
         for keys, engine, source_only in found
         if not source_only
     ]

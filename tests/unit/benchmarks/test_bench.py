@@ -102,7 +102,10 @@ def test_bars_of_generated_rows_are_without_the_cost_of_the_source() -> None:
     found: generated_runs.Costs = {}
     for engine, whole, source in (("tidegate", 3.0, 1.0), ("flink", 20.0, 10.0)):
         found[(1_000, engine, False)], found[(1_000, engine, True)] = [run_of(whole)], [run_of(source)]
-    assert generated_runs.bars(found, 20_000_000) == [("tidegate, 1,000 keys", 10.0), ("flink, 1,000 keys", 2.0)]
+    assert generated_runs.bars(found, {1_000: 20_000_000}) == [
+        ("tidegate, 1,000 keys", 10.0),
+        ("flink, 1,000 keys", 2.0),
+    ]
 
 
 def test_only_engines_of_flink_run_in_its_environment() -> None:
@@ -135,10 +138,10 @@ def stub_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> dict[str, list[EngineRun]]:
         return {engine: [run_of(2.0 if engine.startswith(("streaming", "batch")) else 8.0)] for engine in engines}
 
-    def measure(folder: Path, back_end: str, rows: int, keys: Sequence[int], repeat: int) -> generated_runs.Costs:
+    def measure(folder: Path, back_end: str, rows: generated_runs.Rows, repeat: int) -> generated_runs.Costs:
         return {
             (count, engine, only): [run_of(0.0 if only else 2.0 if engine == "tidegate" else 8.0)]
-            for count in keys
+            for count in rows
             for engine in generated_runs.ENGINES
             for only in (False, True)
         }
