@@ -216,8 +216,8 @@ def rocksdb(folder: Path, quick: bool, repeat: int) -> Row:
     ]
     bars: list[tuple[str, float]] = []
     for count in keys:
-        # Structured Streaming takes two minutes for 10 million rows of 5 million keys.
-        rows = (5 if quick or count > 100_000 else 10) * MILLION
+        # Structured Streaming takes a minute for 5 million rows of 5 million keys.
+        rows = (5 if quick else 10 if count == 100_000 else 4) * MILLION
         found = in_turn(
             WINDOWS,
             folder,
