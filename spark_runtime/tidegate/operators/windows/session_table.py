@@ -94,13 +94,12 @@ class SessionTable:
         of_rows = np.repeat(targets, counts)
         in_time = of_rows >= 0
         taken = order[in_time]
-        self._write(targets, run_ids, known)
+        sessions = self._write(targets, run_ids, known)
         self._absorb(absorbed, known)  # before the new rows: the merged sessions' rows arrived earlier
         if len(taken):
             rows = self._layout.read(batch.select(self._layout.used_columns).take(pa.array(taken)))
             for accumulator, values in zip(self._accumulators, rows.values, strict=True):
                 accumulator.add(of_rows[in_time], values, known)
-        sessions = np.unique(of_rows[in_time])
         if len(sessions):
             self.next_end_us = min(self.next_end_us, int(self._over(sessions).min()))
         return SessionUpdate(order[~in_time], sessions)
@@ -274,8 +273,8 @@ class SessionTable:
         self.size = int(cursor[0])
         return targets, absorbed[: cursor[1]]
 
-    def _write(self, targets: Entries, ids: Entries, known: int) -> None:
-        """Write the sessions of runs of rows to the columns. Each new session has one run."""
+    def _write(self, targets: Entries, ids: Entries, known: int) -> Entries:
+        """Write the sessions of runs of rows to the columns, and return them. Each new session has one run."""
         reached = np.unique(targets[targets >= 0])
         self._cells.touch(reached)
         arrays = self._cells.arrays
@@ -283,6 +282,7 @@ class SessionTable:
         arrays[_FIRED][reached] = 0
         arrays[_LIVE][known : self.size] = 1
         arrays[_KEY][known : self.size] = ids[targets >= known]
+        return reached
 
     def _absorb(self, absorbed: Entries, known: int) -> None:
         """Merge the aggregates of absorbed sessions into their targets."""

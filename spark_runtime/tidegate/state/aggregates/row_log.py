@@ -1,4 +1,4 @@
-"""Aggregates that keep rows: new rows are appended, and folded when their number has doubled (S5.1).
+"""Aggregates that keep rows: new rows are appended, and folded when their number has doubled or tripled (S5.1).
 
 Rows are Arrow columns that never change, so a frozen version is a reference to them. A `Fold` decides which rows of an
 entry are kept: the best of them, the distinct ones, their sum, or the states of a user aggregate. It works on whole
@@ -26,6 +26,9 @@ from tidegate.state.keys.key_types import stored_array, stored_type
 
 FOLD_ROWS = 1 << 16
 """New rows that cause a fold; more are needed if the last fold left more rows."""
+KEEPS_MOST = 0.75
+"""Share of rows that a fold keeps from which the next one waits for twice as many new rows: it copies them all, and
+saves little memory."""
 _SIGN = np.int64(-(2**63))
 
 Columns = list[pa.Array]
@@ -84,6 +87,7 @@ class RowLog:
         self._folded: Rows = (np.zeros(0, np.int32), empty)
         self._more: list[Rows] = []
         self._more_rows = 0
+        self._next_fold_rows = FOLD_ROWS
 
     def read(self, columns: Sequence[pa.Array]) -> LoggedValues:
         """Return the columns unchanged."""
@@ -136,7 +140,7 @@ class RowLog:
             return
         self._more.append(rows)
         self._more_rows += count
-        if self._more_rows >= max(FOLD_ROWS, len(self._folded[0])):
+        if self._more_rows >= self._next_fold_rows:
             self._all()
 
     def _rows_of(self, entries: Selection) -> Rows:
@@ -154,8 +158,11 @@ class RowLog:
 
     def _all(self) -> Rows:
         if self._more:
+            rows = len(self._folded[0]) + self._more_rows
             self._folded = self._together(self._folded, self._more)
             self._more, self._more_rows = [], 0
+            kept = len(self._folded[0])
+            self._next_fold_rows = max(FOLD_ROWS, 2 * kept if kept > KEEPS_MOST * rows else kept)
         return self._folded
 
     def _together(self, folded: Rows, more: Sequence[Rows]) -> Rows:
