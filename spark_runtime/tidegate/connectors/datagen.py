@@ -33,7 +33,8 @@ class DataGen(Source):
     the rows s, s + S, s + 2 S, ... The position of a split is the number of rows it has emitted (S4.2).
 
     Args:
-        function: see `RowFunction`; it runs in the slots.
+        function: gets row numbers (int64[n]), and returns their rows: a pyarrow.RecordBatch, or a dict of column name
+            -> n values. It runs in the slots. Its arrays are not copied, so it must not change them in a later call.
         schema: schema of the records; each batch is checked against it.
         rows: number of rows over all splits; None: unbounded.
         splits: number of splits; None: the source's parallelism at the first start.

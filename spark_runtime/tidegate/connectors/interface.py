@@ -83,7 +83,10 @@ class SourceReader(ABC):
 
     @abstractmethod
     def poll(self, now_ms: int) -> PollResult:
-        """Return the next batch. The position advances together with the batch (S4.1)."""
+        """Return the next batch. The position advances together with the batch (S4.1).
+
+        The batch is not copied: its buffers must not change afterwards.
+        """
 
     @abstractmethod
     def snapshot(self) -> Sequence[Split]:

@@ -15,6 +15,7 @@ from tidegate.state.value_kernels import extent
 
 _DENSE_GROUPS = 65536
 """Batches with at most this many windows are ordered by counting, others by sorting."""
+_LEAST, _GREATEST = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,18 @@ def group_by_window(times: Int64s, size: int, offset: int) -> WindowRuns:
     """Group rows by window. If all rows are in one window, this takes two passes only.
 
     Args:
-        times: of each row; at least one; at least `size` away from the limits of int64.
+        times: of each row; at least one; any int64.
         size: of a window, in the unit of the times, > 0.
         offset: windows start at multiples of `size` plus this offset.
     """
-    first, last = ((time - offset) // size for time in extent(times))
+    low, high = extent(times)
+    first, last = (low - offset) // size, (high - offset) // size
     if first == last:
         return WindowRuns(None, [(first, 0, len(times))])
+    begin = first * size + offset
+    if begin < _LEAST or high - begin > _GREATEST:
+        # The kernels compute with distances from the first window, which would overflow.
+        return group_by_number(times // size + (times % size - offset % size) // size - offset // size)
     # Rows in order, the usual case, need no number of their own.
     most = min(len(times), last - first + 1)
     numbers, starts = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -88,18 +94,23 @@ def _ordered_runs(times: Any, size: Any, offset: Any, first: Any, numbers: Any, 
     Returns 0 if a row is in an earlier window than the row before.
     """
     runs = np.int64(0)
-    number = first - 1
-    high = first * size + offset
+    number = first
+    low = first * size + offset
     for i in range(len(times)):
-        if times[i] >= high:  # skip the division: most rows are in the same window as the row before
-            steps = (times[i] - high) // size + 1
-            number += steps
-            high += steps * size
-            numbers[runs] = number
-            starts[runs] = i
-            runs += 1
-        elif times[i] < high - size:
+        ahead = times[i] - low
+        if ahead < 0:
             return np.int64(0)
+        if ahead >= size:  # skip the division: most rows are in the same window as the row before
+            steps = ahead // size
+            number += steps
+            low += steps * size
+        elif i:
+            continue
+        if runs == len(numbers):
+            return np.int64(0)
+        numbers[runs] = number
+        starts[runs] = i
+        runs += 1
     return runs
 
 
