@@ -31,6 +31,10 @@ KEEPS_MOST = 0.75
 saves little memory."""
 _SIGN = np.int64(-(2**63))
 
+JOINED_PIECES = 8
+"""Pieces of rows of about the same size that are joined to one. A fold, a result or a snapshot reads all pieces, so
+thousands of batches of a few rows must not stay apart. A row is copied five times at most until it is folded."""
+
 Columns = list[pa.Array]
 Rows = tuple[Entries, Columns]
 """Rows to keep: the entry of each, and their columns."""
@@ -86,6 +90,7 @@ class RowLog:
         empty = [pa.nulls(0, type_) for type_ in _types(self.state_schema, self._is_list)]
         self._folded: Rows = (np.zeros(0, np.int32), empty)
         self._more: list[Rows] = []
+        self._levels: list[int] = []  # of each piece in `_more`: how many times it was joined; descending
         self._more_rows = 0
         self._next_fold_rows = FOLD_ROWS
 
@@ -139,9 +144,18 @@ class RowLog:
         if not count:
             return
         self._more.append(rows)
+        self._levels.append(0)
         self._more_rows += count
         if self._more_rows >= self._next_fold_rows:
             self._all()
+        else:
+            self._join_pieces()
+
+    def _join_pieces(self) -> None:
+        more, levels = self._more, self._levels
+        while len(levels) >= JOINED_PIECES and levels[-JOINED_PIECES] == levels[-1]:
+            more[-JOINED_PIECES:] = [self._joined(more[-JOINED_PIECES:])]
+            levels[-JOINED_PIECES:] = [levels[-1] + 1]
 
     def _rows_of(self, entries: Selection) -> Rows:
         """Return folded rows of some entries, and perhaps of others. For few entries, it does not fold all rows."""
@@ -160,7 +174,7 @@ class RowLog:
         if self._more:
             rows = len(self._folded[0]) + self._more_rows
             self._folded = self._together(self._folded, self._more)
-            self._more, self._more_rows = [], 0
+            self._more, self._levels, self._more_rows = [], [], 0
             kept = len(self._folded[0])
             self._next_fold_rows = max(FOLD_ROWS, 2 * kept if kept > KEEPS_MOST * rows else kept)
         return self._folded
@@ -168,10 +182,14 @@ class RowLog:
     def _together(self, folded: Rows, more: Sequence[Rows]) -> Rows:
         """Return the fold of folded rows and the rows added since."""
         every = [folded, *more] if len(folded[0]) else list(more)
-        entries = np.concatenate([entries for entries, _ in every])
+        return self._fold.fold(*self._joined(every))
+
+    def _joined(self, pieces: Sequence[Rows]) -> Rows:
+        """Return the rows of all pieces, in their order."""
+        entries = np.concatenate([entries for entries, _ in pieces])
         try:
             columns = [
-                pa.concat_arrays(list(arrays)) for arrays in zip(*(columns for _, columns in every), strict=True)
+                pa.concat_arrays(list(arrays)) for arrays in zip(*(columns for _, columns in pieces), strict=True)
             ]
         except pa.ArrowInvalid as error:
             raise ArrayTooLarge(
@@ -179,7 +197,7 @@ class RowLog:
                 cause=f"the rows of all keys of one window must fit into one array: {error}",
                 remedy="Cast text and binary columns to large types first: pc.field(...).cast(pa.large_string())",
             ) from error
-        return self._fold.fold(entries, columns)
+        return entries, columns
 
     def _state_columns(self, columns: Columns, offsets: Int64s) -> list[pa.Array]:
         if self._is_list:
