@@ -33,6 +33,14 @@ def test_batches_of_one_row_do_not_stay_apart() -> None:
     assert log.result(np.array([1], np.int32)).to_pylist() == [list(range(1, rows, 3))]
 
 
+def test_large_batches_are_not_copied_before_they_are_folded() -> None:
+    log, size = new_log(), FOLD_ROWS // JOINED_PIECES + 1
+    add(log, [0] * FOLD_ROWS, [0] * FOLD_ROWS)  # all are kept, so that the next fold waits for twice as many
+    for _ in range(JOINED_PIECES):
+        add(log, [0] * size, [1] * size)
+    assert [len(entries) for entries, _ in log._more] == [size] * JOINED_PIECES
+
+
 @pytest.mark.parametrize("last", [1, FOLD_ROWS])
 @given(st.lists(st.integers(1, 30)), st.integers(0, 100))
 def test_the_rows_of_an_entry_keep_their_order(last: int, sizes: list[int], frozen_after: int) -> None:

@@ -29,11 +29,11 @@ FOLD_ROWS = 1 << 16
 KEEPS_MOST = 0.75
 """Share of rows that a fold keeps from which the next one waits for twice as many new rows: it copies them all, and
 saves little memory."""
-_SIGN = np.int64(-(2**63))
-
 JOINED_PIECES = 8
-"""Pieces of rows of about the same size that are joined to one. A fold, a result or a snapshot reads all pieces, so
-thousands of batches of a few rows must not stay apart. A row is copied five times at most until it is folded."""
+"""Small pieces of rows that are joined to one, of at most `FOLD_ROWS` rows. A fold, a result or a snapshot reads all
+pieces, so thousands of batches of a few rows must not stay apart. A row is joined five times at most, a large batch
+never."""
+_SIGN = np.int64(-(2**63))
 
 Columns = list[pa.Array]
 Rows = tuple[Entries, Columns]
@@ -90,7 +90,7 @@ class RowLog:
         empty = [pa.nulls(0, type_) for type_ in _types(self.state_schema, self._is_list)]
         self._folded: Rows = (np.zeros(0, np.int32), empty)
         self._more: list[Rows] = []
-        self._levels: list[int] = []  # of each piece in `_more`: how many times it was joined; descending
+        self._levels: list[int] = []  # of each piece in `_more`: how many times it was joined
         self._more_rows = 0
         self._next_fold_rows = FOLD_ROWS
 
@@ -154,6 +154,8 @@ class RowLog:
     def _join_pieces(self) -> None:
         more, levels = self._more, self._levels
         while len(levels) >= JOINED_PIECES and levels[-JOINED_PIECES] == levels[-1]:
+            if sum(len(entries) for entries, _ in more[-JOINED_PIECES:]) > FOLD_ROWS:
+                return
             more[-JOINED_PIECES:] = [self._joined(more[-JOINED_PIECES:])]
             levels[-JOINED_PIECES:] = [levels[-1] + 1]
 
