@@ -33,7 +33,7 @@ class WindowRuns:
 
 
 def group_by_window(times: Int64s, size: int, offset: int) -> WindowRuns:
-    """Group rows by window. If all rows are in one window, this takes two passes only.
+    """Group rows by window. If all rows are in one window, this takes one pass only.
 
     Args:
         times: of each row; at least one; any int64.
