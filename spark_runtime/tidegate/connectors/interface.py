@@ -45,6 +45,10 @@ class Split:
     weight: int = 1
 
 
+UNSET_RETRY_MS = 10
+"""Wait until the next poll if a reader without records sets no time, milliseconds: without it the loop would spin."""
+
+
 @dataclass(frozen=True)
 class PollResult:
     """Result of one `SourceReader.poll`.
@@ -54,8 +58,8 @@ class PollResult:
         split_id: split that the records come from.
         state: `more` (poll again), `nothing_now` (poll again at `retry_at_ms`; also with a batch after which there is
             nothing), `end` (all splits read; bounded sources only).
-        retry_at_ms: with `nothing_now`: processing time in milliseconds at which to poll again. The loop may poll
-            earlier, and polls at the latest after 1 s.
+        retry_at_ms: with `nothing_now`: processing time in milliseconds at which to poll again; 0: in 10 ms. The loop
+            may poll earlier, and polls at the latest after 1 s.
         idle: the reader has no records for an indefinite time; the watermark ignores it meanwhile (S4.4).
         splits_changed: a split ended without a batch of its own; the caller must call `active_splits` again.
         sides: rows of side outputs, by name; allowed with and without a batch. The position includes them.
@@ -68,6 +72,10 @@ class PollResult:
     idle: bool = False
     splits_changed: bool = False
     sides: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
+
+    def poll_again_ms(self, now_ms: int) -> int:
+        """Return the processing time at which to poll again after `nothing_now`."""
+        return self.retry_at_ms or now_ms + UNSET_RETRY_MS
 
 
 class SourceReader(ABC):

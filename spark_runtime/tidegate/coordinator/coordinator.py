@@ -483,6 +483,8 @@ class Coordinator:
         pending = self._pending.get(ack.checkpoint_id)
         if pending is None or ack.run_id != self._run_id or not pending.acknowledge(ack, now_ms):
             return []
+        # Data can end between trigger and barrier. Then subtasks finish with this snapshot, without another one (S7.3).
+        pending.after_all_data = pending.after_all_data or pending.all_had_ended
         complete = pending.completion(now_ms)
         # Known only now, because the acknowledgements report which
         # subtasks had called finish() before their part (S6.3).

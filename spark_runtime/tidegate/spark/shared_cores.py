@@ -50,7 +50,8 @@ class CpuWait:
         """Return the time since the start of the thread, milliseconds; 0 if unknown."""
         if self._descriptor < 0:
             return 0
-        return int(os.pread(self._descriptor, 128, 0).split()[1]) // 1_000_000
+        times = os.pread(self._descriptor, 128, 0).split()
+        return int(times[1]) // 1_000_000 if len(times) > 1 else 0  # some containers have the file, but empty
 
     def close(self) -> None:
         """Close the file. May be called twice."""

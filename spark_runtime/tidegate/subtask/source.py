@@ -143,7 +143,7 @@ class SourceInput:
         """
         if polled.state != "nothing_now":
             return None
-        poll_at_ms = min(polled.retry_at_ms, now_ms + MAX_POLL_WAIT_MS)
+        poll_at_ms = min(polled.poll_again_ms(now_ms), now_ms + MAX_POLL_WAIT_MS)
         if self._idle or self._idle_after_ms is None or self._silent_since_ms is None:
             return poll_at_ms
         return min(poll_at_ms, self._silent_since_ms + self._idle_after_ms)

@@ -449,6 +449,7 @@ def test_records_that_go_nowhere_are_refused(p: Pipeline, flights: Stream) -> No
     flights.filter(pc.field("seats") > 0)
     error = refusal(p.build)
     assert error.what == "no operator or sink reads the records of the filter"
+    assert error.where is not None and error.where.startswith("filter 'flights.filter' at "), "it has no uid of its own"
 
 
 @pytest.mark.parametrize("given", ["data/*.parquet", None], ids=str)

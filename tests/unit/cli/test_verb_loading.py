@@ -186,3 +186,10 @@ def test_the_help_names_packed_files_as_pipelines(words: tuple[str, ...], capsys
     with pytest.raises(SystemExit):
         main([*words, "--help"])
     assert "a file of `tidegate pack`" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_package_is_the_command_too() -> None:
+    """For environments whose scripts are not on PATH."""
+    by_package = [sys.executable, "-m", "tidegate", "--version"]
+    called = subprocess.run(by_package, capture_output=True, text=True, check=False)
+    assert (called.returncode, called.stdout) == (0, call(CALL, "--version").stdout.partition("loaded")[0])

@@ -250,3 +250,26 @@ def test_a_stop_that_could_not_be_claimed_leaves_the_final_snapshot_due() -> Non
     run.now += FINAL_RETRY_MS
     run.ask("stop-savepoint", "stop", stop="suspend")
     assert run.coordinator.next_wake_ms() is not None
+
+
+def test_a_checkpoint_whose_barriers_met_the_end_of_data_everywhere_is_the_last_one() -> None:
+    """S7.3: subtasks finish with it, one after the other. A final snapshot beside that would be aborted each time."""
+    run = Run(interval_ms=1_000)
+    run.ask("checkpoint", "asked")
+    actions = run.end_data()
+    for subtask in TOPOLOGY.subtasks():
+        actions += run.send(Acknowledged(subtask, 1, "run", finished=True))
+    for subtask in TOPOLOGY.subtasks():
+        actions += run.send(SubtaskFinished(subtask))
+    assert [t.checkpoint_id for t in of(actions, Trigger)] == [] and of(actions, ev.SendAbort) == []
+    assert of(actions, ev.EndRun) == [ev.EndRun(None, None, None)]
+
+
+def test_a_checkpoint_that_one_subtask_took_before_its_end_leaves_the_final_one_due() -> None:
+    """S7.3: that subtask would wait without end."""
+    run = Run(interval_ms=1_000)
+    run.ask("checkpoint", "asked")
+    run.end_data()
+    run.send(Acknowledged((SOURCE, 0), 1, "run", finished=True))
+    actions = run.send(Acknowledged((SINK, 0), 1, "run"))
+    assert [t.kind for t in of(actions, Trigger)] == ["final"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
+from tidegate.spark import shared_cores
 from tidegate.spark.shared_cores import (
     MOST_SWITCH_INTERVAL_S,
     SWITCH_INTERVAL_S,
@@ -35,3 +37,11 @@ def test_time_asleep_is_no_time_without_a_core() -> None:
     wait.close()
     assert wait.ms() == 0
     assert usable_cores() >= 1
+
+
+def test_statistics_without_numbers_count_as_no_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "schedstat").touch()
+    monkeypatch.setattr(shared_cores, "_SCHEDULED", str(tmp_path / "schedstat"))
+    wait = CpuWait()
+    assert wait.ms() == 0
+    wait.close()

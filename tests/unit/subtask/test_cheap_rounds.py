@@ -11,7 +11,7 @@ from builders.subtasks import SubtaskHarness
 from tidegate.channel.control.protocol import Cancel
 from tidegate.channel.elements import MAX_WATERMARK, EndOfData, EndOfPartition, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
-from tidegate.connectors.interface import PollResult, SourceReader, Split
+from tidegate.connectors.interface import UNSET_RETRY_MS, PollResult, SourceReader, Split
 from tidegate.operators.stream_operator import Output, StreamOperator
 from tidegate.subtask.router import OutputEdge, Router
 from tidegate.subtask.slot import LoopSignal
@@ -60,6 +60,16 @@ def test_a_source_without_rows_is_polled_each_second() -> None:
         harness.clock.now = now_ms
         harness.pump()
     assert reader.polled_ms == [0, MAX_POLL_WAIT_MS]
+
+
+def test_a_source_that_names_no_time_for_its_next_poll_is_polled_after_a_pause() -> None:
+    """A reader that leaves out `retry_at_ms` must not keep the loop busy."""
+    reader = Waiting(0)
+    harness = sourced(reader)
+    for now_ms in (1_000, 1_001, 999 + UNSET_RETRY_MS, 1_000 + UNSET_RETRY_MS):
+        harness.clock.now = now_ms
+        harness.pump()
+    assert reader.polled_ms == [1_000, 1_000 + UNSET_RETRY_MS]
 
 
 def test_a_reader_that_wakes_the_loop_is_polled_at_once_and_only_once() -> None:

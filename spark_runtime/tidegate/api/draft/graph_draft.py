@@ -159,7 +159,8 @@ class GraphDraft:
             if node.sink is None and node_id not in read:
                 raise PipelineError(
                     f"no operator or sink reads the records of the {node.kind}",
-                    where=node.where,
+                    # The derived uid says which source or operator it belongs to.
+                    where=call_place(node.kind, self._uids()[node_id], node.location),
                     remedy="Write the records to a sink (Discard() drops them), or remove the call",
                 )
 

@@ -36,8 +36,8 @@ def deadline_of(request: SnapshotRequest, timeout_ms: int, now_ms: int) -> int:
 class PendingCheckpoint:
     """Mutable record of one snapshot between trigger and completion or abort.
 
-    `after_all_data`: the snapshot was triggered after every subtask had forwarded EndOfData, so that all subtasks may
-    finish with it (S7.3).
+    `after_all_data`: every subtask had forwarded EndOfData when it took its part, so that all subtasks may finish with
+    the snapshot (S7.3). Known at the trigger, or when all have acknowledged.
     """
 
     checkpoint_id: int
@@ -63,6 +63,11 @@ class PendingCheckpoint:
             return False
         self.acks[ack.subtask] = replace(ack, metrics={**ack.metrics, "ack_ms": now_ms - self.triggered_ms})
         return len(self.acks) == len(self.plan.wait_for)
+
+    @property
+    def all_had_ended(self) -> bool:
+        """True if every subtask had processed all its data when it acknowledged. All must have acknowledged."""
+        return all(ack.finished for ack in self.acks.values())
 
     def completion(self, now_ms: int) -> CompleteCheckpoint:
         """Return the action that completes this snapshot. All subtasks must have acknowledged."""

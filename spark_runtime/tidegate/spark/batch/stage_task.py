@@ -233,7 +233,8 @@ class _Subtask:
                     if polled.batch is not None:
                         yield polled.batch
                     elif polled.state == "nothing_now":
-                        time.sleep(max(0.0, min(POLL_PAUSE_S, (polled.retry_at_ms - now_ms()) / 1000)))
+                        wait_ms = polled.poll_again_ms(before := now_ms()) - before
+                        time.sleep(max(0.0, min(POLL_PAUSE_S, wait_ms / 1000)))
                 if polled.batch is not None:
                     yield polled.batch
                 self._counters.setdefault(node.uid, {}).update(reader.counters())
