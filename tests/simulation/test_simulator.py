@@ -60,7 +60,7 @@ def test_seeds_are_not_idle(summary: Summary) -> None:
     assert sum(summary.faults.values()) / SEEDS >= 5
     for event in (
         "restores", "rescales", "savepoints", "stops", "drains", "commands", "crashed drivers", "approvals",
-        "rejections", "hasty stops", "ways back", "waits for deletions",
+        "rejections", "hasty stops", "ways back", "waits for deletions", "splits assigned later",
     ):  # fmt: skip
         assert summary.events[event] > 0, event
 
@@ -70,7 +70,7 @@ def test_every_kind_of_fault_strikes_and_every_checker_looks(summary: Summary) -
     looked = {
         "answers", "collection", "commands", "commit implies completed", "committed once", "consistent cut",
         "damage", "deletions", "durable", "ids monotone", "log", "nothing left staged", "nothing unapproved",
-        "one attempt", "one end per id", "output", "rejected", "stop outcomes", "taken back once", "timelines",
+        "one attempt", "one end per id", "output", "rejected", "splits", "stop outcomes", "taken back once", "timelines",
         "verdicts", "watermarks",
     }  # fmt: skip
     assert looked - set(summary.evaluated) == set()

@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -78,6 +79,63 @@ class PollResult:
         return self.retry_at_ms or now_ms + UNSET_RETRY_MS
 
 
+@dataclass(frozen=True)
+class Discovery:
+    """Result of one search for splits.
+
+    Attributes:
+        splits: splits that no earlier search has returned, in the order in which they are to be read.
+        state: JSON-able state after this search: an enumerator that begins with it finds only later splits. Snapshots
+            contain it, so its size must not grow with the number of splits.
+        complete: no split will follow. Only then can a bounded source reach its end.
+        more: the search stopped early, because it had found enough. The next one follows without a pause, as soon as
+            readers have taken these splits. A search returns at most some thousand splits, which snapshots contain until
+            readers have them.
+    """
+
+    splits: Sequence[Split]
+    state: Any
+    complete: bool = False
+    more: bool = False
+
+
+class SplitEnumerator(ABC):
+    """Searches for splits of a source while its job runs (S4.3). There is one for each source, in the driver.
+
+    The runtime calls it on a thread of its own, so its methods may block. It assigns the splits to readers, and stores
+    with each snapshot the splits that no reader has yet.
+    """
+
+    @abstractmethod
+    def discover(self) -> Discovery:
+        """Search once.
+
+        Raises:
+            OutageError, StoreError: the system that holds the splits does not answer. The search is repeated after the
+                interval. Any other error fails the run.
+        """
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """Process the completion of a checkpoint; see `SourceReader.checkpoint_completed`. An error is only logged."""
+
+    def close(self) -> None:
+        """Release resources."""
+
+
+@dataclass(frozen=True)
+class ContinuousDiscovery:
+    """How the splits of a source are discovered and assigned while its job runs (S4.3).
+
+    Attributes:
+        interval: pause between two searches, > 0.
+        open_splits: most unfinished splits that a reader has at a time; None: no limit. With a limit a reader gets the
+            next split when it has finished another one, so that no reader waits while another one has many.
+    """
+
+    interval: timedelta
+    open_splits: int | None = None
+
+
 class SourceReader(ABC):
     """Reader of splits in one subtask.
 
@@ -87,7 +145,17 @@ class SourceReader(ABC):
 
     @abstractmethod
     def add_splits(self, splits: Sequence[Split]) -> None:
-        """Accept splits: fresh ones (`position` None) or restored ones. Called once, before the first poll."""
+        """Accept splits: fresh ones (`position` None) or restored ones.
+
+        Called once, before the first poll. If the source discovers splits while the job runs, it is called again with
+        every assignment, between two polls.
+        """
+
+    def no_more_splits(self) -> None:
+        """No call of `add_splits` follows. The reader of a bounded source returns `end` only after this call.
+
+        Without splits, and before this call, a reader returns `nothing_now` with `idle`.
+        """
 
     @abstractmethod
     def poll(self, now_ms: int) -> PollResult:
@@ -98,7 +166,11 @@ class SourceReader(ABC):
 
     @abstractmethod
     def snapshot(self) -> Sequence[Split]:
-        """Return all splits of this reader, also finished ones, with positions after the last batch polled (S4.2)."""
+        """Return all splits of this reader, also finished ones, with positions after the last batch polled (S4.2).
+
+        If the source discovers splits while the job runs, finished splits may be left out: the state of the enumerator
+        contains them.
+        """
 
     def active_splits(self) -> frozenset[str]:
         """Return the ids of the splits that are not read to their end.
@@ -107,6 +179,16 @@ class SourceReader(ABC):
         a polled batch differs from the split of the batch before.
         """
         return frozenset(split.split_id for split in self.snapshot() if not split.finished)
+
+    def checkpoint_completed(self, checkpoint_id: int, splits: Sequence[Split]) -> None:
+        """Process the completion of a checkpoint, for acknowledgements in the system that is read.
+
+        Called once for each completed checkpoint, stop-savepoint and final snapshot in which this subtask took part;
+        with a commit gate when it is approved. A restart may skip calls. Must not block.
+
+        Args:
+            splits: what `snapshot` returned for this checkpoint.
+        """
 
     def progress(self) -> Mapping[str, Any]:
         """Return small JSON-able facts for the status, such as `{"played_all": true}`."""
@@ -190,7 +272,22 @@ class Source(ABC):
 
     @abstractmethod
     def discover(self, parallelism: int) -> Sequence[Split]:
-        """Return all splits in deterministic order. Called in the driver, once per fresh start (S4.3)."""
+        """Return all splits in deterministic order. Called in the driver, once per fresh start (S4.3).
+
+        Not called in a streaming job if `continuous_discovery` returns settings.
+        """
+
+    def continuous_discovery(self) -> ContinuousDiscovery | None:
+        """Return how splits are discovered while the job runs; None: `discover` returns all of them (S4.3)."""
+        return None
+
+    def create_enumerator(self, state: Any) -> SplitEnumerator:
+        """Return an enumerator. Called in the driver, for each run of a source with `continuous_discovery`.
+
+        Args:
+            state: `Discovery.state` of the restored snapshot; None: a fresh start.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has continuous_discovery, but no create_enumerator")
 
     @abstractmethod
     def create_reader(self, ctx: SourceContext) -> SourceReader:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from tidegate.connectors.transactions import SinkContext
 from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
+from tidegate.coordinator.enumeration import EnumerationState, Enumerations, SourceEnumeration
 from tidegate.coordinator.garbage.abandoned_checkpoints import (
     AbandonedFolder,
     claimed_savepoints,
@@ -41,7 +43,7 @@ from tidegate.coordinator.recovery.restore_point import (
 )
 from tidegate.coordinator.recovery.rewind import plan_rewind
 from tidegate.coordinator.recovery.sink_rewind import rewind_sinks, sink_handles
-from tidegate.coordinator.recovery.source_positions import check_positions, positions_of
+from tidegate.coordinator.recovery.source_positions import check_discovery, check_positions, positions_of
 from tidegate.coordinator.topology import ChainShape, EmitsAtEnd, Topology
 from tidegate.errors import SnapshotError, StoreError, UnclearAnswerError
 from tidegate.jobs.decision_log import DecisionLog, GenerationLog
@@ -181,6 +183,7 @@ class DriverJob:
             commit_only=point.commit_only,
             state_backend=self.options.state_backend,
         )
+        check_discovery(self.graph, restore)
         restore = replace(restore, way_back=way_back, may_share=self._may_share_output(point, metadata))
         if verdicts.gated:
             # An approval may be newer than the restored snapshot, which holds no transaction after its own id.
@@ -299,18 +302,51 @@ class DriverJob:
         return positions_of(restore, SnapshotStreams(store, folder), sources)
 
     def splits(self, restore: RestoreState | None) -> Splits:
-        """Return all splits of all sources: the enumerators' state (S4.3).
+        """Return all splits of all sources (S4.3).
 
-        Splits come from the snapshot where it has them, and are discovered for the other sources.
+        Splits come from the snapshot where it has them, and are discovered for the other sources. A source that
+        discovers splits while the job runs has none here.
         """
         known = restore.metadata.splits if restore is not None else {}
         out: Splits = {}
         for node in self.graph.nodes:
             if node.uid in known:
                 out[node.uid] = [dict(split) for split in known[node.uid]]
+            elif node.source is not None and node.source.continuous_discovery() is not None:
+                out[node.uid] = []
             elif node.source is not None:
                 out[node.uid] = [split_to_json(s) for s in self.discover(node.uid, node.source)]
         return out
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """The sources of the job, by uid."""
+        return {node.uid: node.source for node in self.graph.nodes if node.source is not None}
+
+    def enumerations(self, restore: RestoreState | None) -> tuple[Enumerations, dict[str, Any]]:
+        """Return what one run needs for the sources that discover splits while it runs (S4.3).
+
+        Returns:
+            Their enumerations, and source uid -> the state with which its enumerator begins. Sources whose readers have
+            all finished are left out.
+        """
+        restored = restore.metadata.enumerators if restore is not None else {}
+        finished = restore.finished if restore is not None else frozenset()
+        found: dict[str, SourceEnumeration] = {}
+        states: dict[str, Any] = {}
+        for chain in self.plan.chains:
+            node = self.graph.nodes[chain.nodes[0]]
+            discovery = node.source.continuous_discovery() if node.source is not None else None
+            readers = [i for i in range(self.plan.parallelism) if (chain.chain_id, i) not in finished]
+            if discovery is None or not readers:
+                continue
+            begun = EnumerationState.from_json(restored[node.uid]) if node.uid in restored else EnumerationState()
+            interval_ms = max(1, discovery.interval // timedelta(milliseconds=1))
+            found[node.uid] = SourceEnumeration(
+                chain.chain_id, readers, begun, interval_ms=interval_ms, open_splits=discovery.open_splits
+            )
+            states[node.uid] = begun.state
+        return Enumerations(found), states
 
     def discover(self, uid: str, source: Source) -> Sequence[Split]:
         """Return all splits of a source that starts fresh."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from tidegate.channel.control.protocol import (
     Abort,
     Acknowledged,
+    AssignSplits,
     Commit,
     Complete,
     Declined,
@@ -24,6 +25,7 @@ from tidegate.channel.control.protocol import (
     Quarantine,
     SlotMessage,
     SourceWatermarks,
+    SplitsHeld,
     Subtask,
     SubtaskCommitted,
     SubtaskEndedData,
@@ -35,6 +37,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.collected_metadata import drained_operators, operator_metadata, subtask_history
 from tidegate.coordinator.commits.ruling import decide_verdict, ends_lineage
 from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.enumeration import Enumerations, SearchFailed, SplitsDiscovered
 from tidegate.coordinator.events import Action, Event
 from tidegate.coordinator.recovery.restore_point import rejection_text
 from tidegate.coordinator.recovery.source_counts import EndedSources, SourceCounts
@@ -56,6 +59,9 @@ class SlotConnections(Protocol):
 
     def broadcast(self, message: DriverMessage) -> None:
         """Send a message to every slot."""
+
+    def send(self, slot: int, message: DriverMessage) -> None:
+        """Send a message to one slot, after what was sent to it before."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +128,14 @@ class JobRun:
 
     Attributes:
         next_checkpoint_id: next free id, from the log. Ids are claimed in order and never reused (S1.4).
-        splits: source uid -> all splits as JSON: the enumerator's state (S4.3).
+        splits: source uid -> all splits as JSON; none for a source that discovers splits while the job runs (S4.3).
         restored_from: location from which the run was restored.
         carried: counts of sources that the restored snapshot stores separately from positions.
         watermark_us: returns a watermark that every subtask of this run has passed, in microseconds since the epoch, or
             None if unknown. Claims record it: a snapshot triggered now has passed this watermark, too.
         at_work: returns subtask -> uids of its operators that have not finished the requested work; for display.
+        enumerations: the sources that discover splits while the job runs.
+        on_permitted: called with the id of each checkpoint that has completed; with a commit gate, when it is approved.
     """
 
     facts: RunFacts
@@ -145,6 +153,8 @@ class JobRun:
     watermark_us: Callable[[], int | None] = lambda: None
     at_work: Callable[[], Mapping[Subtask, tuple[str, ...]]] = dict
     carried: SourceCounts = field(default_factory=dict)
+    enumerations: Enumerations = field(default_factory=Enumerations)
+    on_permitted: Callable[[int], None] = lambda _: None
     _queue: deque[Event] = field(default_factory=deque)
     _alignment: SourceAlignment = field(default_factory=SourceAlignment)
     _last_path: str | None = None
@@ -188,6 +198,24 @@ class JobRun:
         elif self.outcome is None:
             self._apply_ruling(request)
 
+    @property
+    def search_ms(self) -> int | None:
+        """The time of the next search for splits, or None. The shell then calls `take_searches`."""
+        return None if self.outcome is not None else self.enumerations.search_ms
+
+    def take_searches(self) -> list[str]:
+        """Return the uids of sources whose enumerator must search now. `on_searched` follows for each of them."""
+        return [] if self.outcome is not None else self.enumerations.take_searches(self.now_ms())
+
+    def on_searched(self, outcome: SplitsDiscovered | SearchFailed) -> None:
+        """Process the outcome of a search for splits."""
+        self._assign(self.enumerations.searched(outcome, self.now_ms()))
+
+    def _assign(self, assignments: Sequence[AssignSplits]) -> None:
+        if self.outcome is None:
+            for assigned in assignments:
+                self.slots.send(assigned.subtask[1], assigned)  # slot i hosts subtask i of every chain
+
     def _apply_ruling(self, ruling: ev.Verdict) -> None:
         """Decide a verdict by the log. This run is the log's only writer.
 
@@ -228,10 +256,14 @@ class JobRun:
                 answer = self._alignment.advance(message)
                 if answer is not None:
                     self.slots.broadcast(answer)
-            case Acknowledged() | SubtaskFinished():
-                self._ended.note(message)
+            case SplitsHeld():
+                self._assign(self.enumerations.held(message))
+            case Acknowledged() | SubtaskFinished() | Declined():
+                if not isinstance(message, Declined):
+                    self._ended.note(message)
                 self.on_event(message)
-            case SubtaskRunning() | SubtaskEndedData() | Declined() | SubtaskCommitted():
+                self._assign(self.enumerations.on_subtask(message))
+            case SubtaskRunning() | SubtaskEndedData() | SubtaskCommitted():
                 self.on_event(message)
 
     def fail(self, failure: RunFailed) -> None:
@@ -250,23 +282,29 @@ class JobRun:
         match action:
             case ev.ClaimCheckpoint(request):
                 self._queue.append(self._claim(request))
-            case Trigger() | PauseSources() | LetFinish():
+            case Trigger():
+                self.enumerations.triggered(action)  # before it is sent: an assignment would overtake it else
+                self.slots.broadcast(action)
+            case PauseSources() | LetFinish():
                 self.slots.broadcast(action)
             case ev.SendAbort(checkpoint_id, reason, code, counts):
                 data = {"checkpoint_id": checkpoint_id, "reason": reason, "code": code, "counts": counts}
                 # In the log first: if the append finds a newer generation, this driver must send nothing more (S9.2).
                 self._append("abort", data)
                 self.slots.broadcast(Abort(checkpoint_id))
+                self._assign(self.enumerations.aborted(checkpoint_id))
             case ev.CompleteCheckpoint():
                 self._queue.append(self._complete(action))
             case ev.NotifyComplete(checkpoint_id, log_number):
                 self.on_completed()
                 self.slots.broadcast(Complete(checkpoint_id, self.facts.generation_log.generation, log_number))
+                self.on_permitted(checkpoint_id)
             case Durable():
                 self.on_completed()
                 self.slots.broadcast(action)
             case ev.SendPermit(checkpoint_id, log_number):
                 self.slots.broadcast(Commit(checkpoint_id, self.facts.generation_log.generation, log_number))
+                self.on_permitted(checkpoint_id)
             case ev.SendQuarantine(withheld):
                 self.slots.broadcast(Quarantine(self.facts.layout.quarantine, withheld))
             case ev.RecordCommitted(checkpoint_id):
@@ -349,6 +387,7 @@ class JobRun:
             operators=operators,
             splits=self.splits,
             counters=self._ended.held(operators),
+            enumerators=self.enumerations.parts(complete.checkpoint_id),
         )
         data = {
             "checkpoint_id": complete.checkpoint_id,

@@ -20,7 +20,7 @@ from tidegate.jobs.stores.store import Store
 from tidegate.snapshot.handles import OpenLocation, SnapshotStreams, StateHandle, full_location, relative_location
 
 METADATA_NAME = "_metadata"
-METADATA_VERSION = 4
+METADATA_VERSION = 5
 
 OperatorStatus = Literal["running", "partially_finished", "finished"]
 _STATUSES = ("running", "partially_finished", "finished")
@@ -77,13 +77,16 @@ class SnapshotMetadata:
         created_at: ISO 8601 with zone.
         graph: document of the JobGraph that wrote it.
         operators: one entry per operator of the graph, with stateless ones, in the graph's order.
-        splits: source uid -> all splits as JSON, whichever subtask reads them (S4.3).
+        splits: source uid -> all splits as JSON, whichever subtask reads them (S4.3). Empty for a source that discovers
+            splits while the job runs.
         stop_mode: `suspend` or `drain` for a stop-savepoint.
         drained_operators: uids of operators that a drain fired early: windows over event time or processing time,
             processes with timers, and joins whose build side had not been read to its end (S7.5).
         version: version of this document.
         counters: source uid -> counts, such as bad records, that no position in this snapshot holds: counts of subtasks
             that had ended, and of sources that had ended as a whole. Since version 4.
+        enumerators: uid of a source that discovers splits while the job runs -> its state, and the splits that no reader
+            has (`coordinator.enumeration.EnumerationState`). Since version 5.
     """
 
     checkpoint_id: int
@@ -103,6 +106,7 @@ class SnapshotMetadata:
     drained_operators: tuple[str, ...] = ()
     version: int = METADATA_VERSION
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    enumerators: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def operator(self, uid: str) -> OperatorState | None:
         """Return the state of operator `uid`, or None if the snapshot does not contain it."""
@@ -148,6 +152,7 @@ def encode_metadata(metadata: SnapshotMetadata) -> bytes:
         "operators": [_operator_to_json(operator) for operator in metadata.operators],
         "splits": {uid: [dict(split) for split in splits] for uid, splits in metadata.splits.items()},
         "counters": {uid: dict(counts) for uid, counts in metadata.counters.items()},
+        "enumerators": {uid: dict(part) for uid, part in metadata.enumerators.items()},
     }
     canonical = _canonical(body)
     sha256 = hashlib.sha256(canonical).hexdigest()
@@ -279,6 +284,7 @@ def _from_body(body: Mapping[str, Any], version: int) -> SnapshotMetadata:
         drained_operators=tuple(body["drained_operators"]),
         version=version,
         counters=body.get("counters", {}),
+        enumerators=body.get("enumerators", {}),
     )
 
 

@@ -202,7 +202,18 @@ def _deploy_subtask(
         reader = ExhaustedReader() if finished else nodes[0].source.create_reader(place)
         group = next((n.spec.group for n in nodes if isinstance(n.spec, WatermarkSpec) and n.spec.group), None)
         read = graph.side_outputs_read(nodes[0].node_id)
-        source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms, group, read, signal)
+        discovers = not finished and nodes[0].source.continuous_discovery() is not None
+        source = SourceInput(
+            nodes[0].uid,
+            reader,
+            contexts,
+            index,
+            deployment.idle_after_ms,
+            group,
+            read,
+            signal,
+            (lambda held: host.splits_held((chain.chain_id, index), *held)) if discovers else None,
+        )
         if not finished:
             source.start(_splits(nodes[0].uid, index, deployment))
     router = _router(plan, chain, index, channels)

@@ -18,6 +18,7 @@ from tidegate.channel.control.protocol import (
     Abort,
     Acknowledged,
     AlignSources,
+    AssignSplits,
     Cancel,
     Commit,
     Complete,
@@ -34,6 +35,7 @@ from tidegate.channel.control.protocol import (
     SlotMetrics,
     SourceWatermark,
     SourceWatermarks,
+    SplitsHeld,
     Start,
     SubtaskCommitted,
     SubtaskEndedData,
@@ -43,6 +45,7 @@ from tidegate.channel.control.protocol import (
     Trigger,
 )
 from tidegate.channel.elements import MAX_WATERMARK, SAVEPOINT_KINDS, CheckpointBarrier
+from tidegate.connectors.split_documents import split_from_json
 from tidegate.jobs.options import SnapshotCompression
 from tidegate.log_format import context
 from tidegate.operators.stream_operator import CommitPermit
@@ -293,6 +296,10 @@ class Slot:
         """Send the message to the coordinator."""
         self._send(SubtaskFinished(subtask, self._last_counts(subtask)))
 
+    def splits_held(self, subtask: tuple[int, int], unfinished: int, received: int) -> None:
+        """Send the message to the coordinator."""
+        self._send(SplitsHeld(subtask, unfinished, received))
+
     def commit(
         self,
         subtask: tuple[int, int],
@@ -368,6 +375,8 @@ class Slot:
         self._aligned = AlignedSources(subtasks, self._send, self._now_ms)
         for subtask in subtasks:
             self._send(SubtaskRunning(subtask.subtask))
+            if subtask.source_input is not None:
+                subtask.source_input.report_held()
 
     def _take_messages(self) -> bool:
         any_taken = bool(self._inbox)
@@ -409,6 +418,8 @@ class Slot:
                         subtask.source_input.pause(COMMIT_PENDING, paused)
             case AlignSources(groups):
                 self._aligned.take(groups)
+            case AssignSplits(target, splits, last):
+                self._by_id[target].assign([split_from_json(split) for split in splits], last=last)
             case LetFinish():
                 for subtask in self._subtasks:
                     subtask.let_finish()

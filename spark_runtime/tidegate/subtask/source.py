@@ -15,6 +15,9 @@ from tidegate.operators.time.watermark_specs import AlignmentGroup
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
 
+HeldSplits = tuple[int, int]
+"""(unfinished splits, splits that this run has assigned to the reader)."""
+
 MAX_POLL_WAIT_MS = 1000
 """Longest time between two polls of a reader that has no records, milliseconds."""
 
@@ -74,6 +77,7 @@ class SourceInput:
         group: AlignmentGroup | None = None,
         side_outputs: Collection[str] = (),
         signal: SourceSignal | None = None,
+        on_held: Callable[[HeldSplits], None] | None = None,
     ) -> None:
         """Create the input.
 
@@ -84,6 +88,7 @@ class SourceInput:
             group: alignment group that limits how far the source may be ahead.
             side_outputs: side outputs that are read.
             signal: set by the reader; None: it sets none.
+            on_held: for a source that discovers splits while the job runs: called when the reader's splits have changed.
         """
         self.group = group
         self._signal = signal or SourceSignal(lambda: None)
@@ -100,12 +105,38 @@ class SourceInput:
         self._restored: str | None = None
         self.turn = SplitChanged(None, frozenset())
         self._idle = False
+        self._on_held = on_held
+        # Positions are kept for the reader only if it has use for them.
+        self._wants_completions = type(reader).checkpoint_completed is not SourceReader.checkpoint_completed
+        self._received = 0
+        self._held: HeldSplits | None = None
+        self._taken: dict[int, Sequence[Split]] = {}
 
     def start(self, splits: Sequence[Split]) -> None:
-        """Pass the splits to the reader. Call it once."""
+        """Pass the splits to the reader. Call it once. More splits follow only with `on_held`."""
         self._restored = next((split.split_id for split in splits if split.position is not None), None)
         self._guard(lambda: self._reader.add_splits(splits))
+        if self._on_held is None:
+            self._guard(self._reader.no_more_splits)
         self._learn_splits(None)
+
+    def assign(self, splits: Sequence[Split], *, last: bool) -> None:
+        """Pass further splits to the reader. `last`: no more follow (S4.3)."""
+        self._received += len(splits)
+        if splits:
+            self._guard(lambda: self._reader.add_splits(splits))
+        if last:
+            self._guard(self._reader.no_more_splits)
+        self._learn_splits(self._split)
+
+    def report_held(self) -> None:
+        """Report what the reader holds, if it has changed since the last report."""
+        if self._on_held is None:
+            return
+        held = len(self.turn.active), self._received
+        if held != self._held:
+            self._held = held
+            self._on_held(held)
 
     def poll(self, now_ms: int) -> PollResult:
         """Return the next batch. The contexts then name its split."""
@@ -116,6 +147,7 @@ class SourceInput:
         split_id = self._split if polled.batch is None else polled.split_id
         if polled.splits_changed or split_id != self._split:
             self._learn_splits(split_id)
+            self.report_held()
         return polled
 
     def sides(self, polled: PollResult) -> list[SideOutput]:
@@ -172,11 +204,26 @@ class SourceInput:
         if not self.is_paused and not self._idle:
             self._silent_since_ms = None
 
-    def snapshot(self) -> AsyncSnapshot:
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot:
         """Return the positions after the last polled batch (S4.2)."""
         # Read now and not on a writer thread: it must be the position at the barrier (S4.2).
-        part = splits_part(self._reader.snapshot())
+        splits = self._reader.snapshot()
+        if self._wants_completions:
+            self._taken[checkpoint_id] = splits
+        part = splits_part(splits)
         return lambda: [part]
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """Forget a snapshot that will never complete."""
+        self._taken.pop(checkpoint_id, None)
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Tell the reader that a checkpoint has completed. Older ones are forgotten."""
+        splits = self._taken.get(checkpoint_id)
+        for older in [n for n in self._taken if n <= checkpoint_id]:
+            del self._taken[older]
+        if splits is not None:
+            self._guard(lambda: self._reader.checkpoint_completed(checkpoint_id, splits))
 
     def metrics(self) -> SourceMetrics:
         """Return the metrics for the heartbeat. A reader may replace `records`, and adds other facts."""

@@ -32,7 +32,7 @@ from tidegate.channel.elements import (
     Watermark,
     batch_bytes,
 )
-from tidegate.connectors.interface import PollResult
+from tidegate.connectors.interface import PollResult, Split
 from tidegate.operators.stream_operator import (
     MERGED_BYTES,
     CommitPermit,
@@ -248,6 +248,8 @@ class Subtask:
             if isinstance(action, UnblockAll):
                 self._inputs.unblock()
         self._drop_checkpoint(checkpoint_id)
+        if self._source is not None:
+            self._source.aborted(checkpoint_id)
         for operator in self._chain.operators:
             operator.aborted(checkpoint_id)
 
@@ -257,12 +259,24 @@ class Subtask:
         An approval may come long after the completion. `report`: report even if there was nothing to commit (S7.8).
         """
         if not self.is_finished:
+            if self._source is not None:
+                self._source.completed(permit.checkpoint_id)
             self.commits.permitted(permit, report=report)
 
     def durable(self, checkpoint_id: int, *, last: bool) -> None:
         """Process a completion that permits nothing. `last`: the job ends with this checkpoint (S7.8)."""
         if not self.is_finished:
             self.commits.durable(checkpoint_id, last=last)
+
+    def assign(self, splits: Sequence[Split], *, last: bool) -> None:
+        """Give further splits to the reader (S4.3). `last`: it gets no more."""
+        assert self._source is not None, "splits for a subtask without a source"
+        if self._lifecycle.phase != "running":
+            # The coordinator holds them back; if it did not, they would be lost. A restart assigns them again.
+            raise AssertionError(f"internal error: source {self._source.uid!r} got splits after its data had ended")
+        self._source.assign(splits, last=last)
+        self._source.report_held()
+        self._poll_at_ms = None
 
     def let_finish(self) -> None:
         """Allow the end without a final snapshot, because none is coming (S7.3)."""
@@ -570,7 +584,7 @@ class Subtask:
         started_ms = self._host.now_ms()
         parts: list[tuple[str, AsyncSnapshot]] = []
         if self._source is not None:
-            parts.append((self._source.uid, self._source.snapshot()))
+            parts.append((self._source.uid, self._source.snapshot(checkpoint_id)))
         parts += self._chain.snapshot(checkpoint_id, portable=barrier.kind in SAVEPOINT_KINDS)
         self._lifecycle.on_snapshot_taken(checkpoint_id)
         metrics = snapshot_metrics(barrier, first_ms, started_ms, self._host.now_ms(), unaligned=unaligned)

@@ -24,10 +24,12 @@ from tidegate.connectors.split_documents import assign_splits
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpoint_mode import needs_final_checkpoint
 from tidegate.coordinator.driver_job import DriverJob, Splits, fresh_splits
+from tidegate.coordinator.enumeration import Enumerations
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.recovery.fork_check import two_phase_sinks
 from tidegate.coordinator.recovery.restore import RestoreState
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
+from tidegate.coordinator.split_search import searches_of
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, write_pinned_graph
 from tidegate.jobs.decision_log import DecisionLog, GenerationLog
 from tidegate.jobs.layout import JobLayout
@@ -199,14 +201,23 @@ class InProcessRun:
         commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
         run_id = f"r{next(owner._nonce):06d}"
         job.rewind_sinks(restore, run_id)
-        self.run = self._new_run(run_id, restore, splits, commit_only)
+        enumerations, states = job.enumerations(restore)
+        self._searches = searches_of(job.sources, states)
+        self.run = self._new_run(run_id, restore, splits, commit_only, enumerations)
         self.slot = self._new_slot(run_id)
         deployment = self._deployment(run_id, execution, restore, splits, commit_only)
         self._subtasks = deploy(execution, deployment, self.slot, None)
         self.slot.start(self._subtasks)
         self._deliver()
 
-    def _new_run(self, run_id: str, restore: RestoreState | None, splits: Splits, commit_only: int | None) -> JobRun:
+    def _new_run(
+        self,
+        run_id: str,
+        restore: RestoreState | None,
+        splits: Splits,
+        commit_only: int | None,
+        enumerations: Enumerations,
+    ) -> JobRun:
         owner, job = self.owner, self._job
         interval = job.options.checkpoint_interval
         return JobRun(
@@ -223,6 +234,8 @@ class InProcessRun:
             on_completed=lambda: None,
             at_work=lambda: {s.subtask: s.at_work() for s in self.slot._subtasks},
             carried=restore.metadata.counters if restore is not None else {},
+            enumerations=enumerations,
+            on_permitted=self._completed,
         )
 
     def _new_slot(self, run_id: str) -> Slot:
@@ -282,6 +295,25 @@ class InProcessRun:
         """Send a message from driver to slot."""
         self.slot.post(received(message))
 
+    def send(self, slot: int, message: DriverMessage) -> None:
+        """Send a message from driver to slot. One slot hosts all subtasks."""
+        self.slot.post(received(message))
+
+    def _search(self) -> bool:
+        """Search for splits of the sources for which it is time. Return whether there were any."""
+        due = self.run.take_searches()
+        for uid in due:
+            try:
+                self.run.on_searched(self._searches[uid].search())
+            except Exception as error:
+                text = f"source {uid!r} could not discover its splits: {type(error).__name__}: {error}"
+                self.run.fail(RunFailed(text, operator=uid))
+        return bool(due)
+
+    def _completed(self, checkpoint_id: int) -> None:
+        for search in self._searches.values():
+            search.completed(checkpoint_id)
+
     def _from_slot(self, message: SlotMessage) -> None:
         self._to_driver.append(received(message))
 
@@ -331,7 +363,8 @@ class InProcessRun:
         """Let slot and driver work for `rounds` rounds. Returns False if the last round did nothing."""
         progressed = False
         for _ in range(rounds):
-            progressed = self.slot.run_round()
+            progressed = self._search()
+            progressed = self.slot.run_round() or progressed
             progressed = self._deliver() or progressed
         return progressed
 
@@ -369,5 +402,7 @@ class InProcessRun:
     def crash(self) -> list[ev.SnapshotRequest]:
         """End every subtask at once; the driver notices it."""
         self.slot.close()
+        for search in self._searches.values():
+            search.close()
         self.run.fail(RunFailed("crashed by the test"))
         return self.run.shut_down("crashed by the test")

@@ -15,7 +15,7 @@ from simulator.delay import rows_delayed
 from simulator.deletions import DeletionChecker
 from simulator.external import External
 from simulator.gate_checker import GateChecker
-from simulator.rows import Row, owners, rows_in_flight, rows_of
+from simulator.rows import CountingSource, Row, owners, rows_in_flight, rows_of
 from simulator.stop_checker import StopChecker
 from simulator.store import Disk
 from simulator.timelines import Timelines
@@ -169,11 +169,24 @@ class Checkers:
             named = f"-g{entry.generation}-{entry.run_id}-" in handle.path
             self._demand("one attempt", named, f"{n} holds {handle.path} of another run")
         self._check_shared(n, metadata)
+        self._check_splits(entry.run_id, n, metadata)
         if self._exactly_once and not self.violations:
             in_flight = self._in_flight(metadata, entry.data["path"])
             if self._workload.has_delays:
                 self.waiting[n] = in_flight
             self._check_cut(entry.run_id, n, in_flight)
+
+    def _check_splits(self, run_id: str, n: int, metadata: SnapshotMetadata) -> None:
+        """A split that a source discovers while the job runs is in one place: with a reader, waiting, or not found."""
+        cut = self.cuts.setdefault((run_id, n), Cut())
+        for uid, part in metadata.enumerators.items():
+            source = self._workload.graph.by_uid(uid).source
+            assert isinstance(source, CountingSource)
+            waiting = [int(split["data"]["split"]) for split in part["waiting"]]
+            for number in [*waiting, *range(int(part["state"] or 0), source.splits)]:
+                place = (source.src, number)
+                self._demand("splits", place not in cut.positions, f"{n} holds split {place} with a reader and without")
+                cut.positions[place] = 0
 
     def _check_shared(self, n: int, metadata: SnapshotMetadata) -> None:
         """Every file of blobs is there with what the snapshot uses of it, whoever wrote it."""

@@ -305,15 +305,23 @@ class DriverProcess:
                 current.on_message(*payload)
             case "lost" if current is not None:
                 current.on_lost(payload)
+            case "searched" if payload[0] is current:
+                current.run.on_searched(payload[1])
             case "tick":
                 self._feed(sv.Tick())
                 if current is not None and current.run.outcome is None:
                     current.run.on_event(ev.Tick())
+                    for uid in current.run.take_searches():
+                        self.process.spawn(partial(self._search, current, uid), self._world.scheduler.upto(50))
+
+    def _search(self, current: RunOfSlots, uid: str) -> None:
+        """A task of its own, as it is a thread of its own on Spark."""
+        self._post("searched", (current, current.searches[uid].search()))
 
     def _wake_ms(self) -> int | None:
         times = [self._supervisor.next_wake_ms()]
         if self._current is not None and self._current.run.outcome is None:
-            times.append(self._current.run.coordinator.next_wake_ms())
+            times += [self._current.run.coordinator.next_wake_ms(), self._current.run.search_ms]
         return min((t for t in times if t is not None), default=None)
 
     def _next_item(self) -> tuple[str, Any]:

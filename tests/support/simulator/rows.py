@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache, partial
+from random import Random
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +19,17 @@ import pyarrow as pa
 
 from simulator.pieces import keyed_in_pieces
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import (
+    Boundedness,
+    ContinuousDiscovery,
+    Discovery,
+    PollResult,
+    Source,
+    SourceContext,
+    SourceReader,
+    Split,
+    SplitEnumerator,
+)
 from tidegate.operators.operator_registry import register_operator
 from tidegate.operators.operator_spec import OperatorSpec
 from tidegate.operators.stream_operator import TURN_OVER, OperatorContext, Output, StreamOperator
@@ -144,6 +156,7 @@ class CountingSource(Source):
         pause_ms: most time between two batches of a reader.
         observer: see there.
         random: 0 <= x < 1.
+        growth: numbers by which its splits are discovered while the job runs; None: all are there from the start.
     """
 
     src: int
@@ -152,6 +165,7 @@ class CountingSource(Source):
     pause_ms: int
     observer: Observer
     random: Callable[[], float]
+    growth: Random | None = None
 
     @property
     def boundedness(self) -> Boundedness:
@@ -164,11 +178,43 @@ class CountingSource(Source):
 
     def discover(self, parallelism: int) -> Sequence[Split]:
         """All splits."""
-        return [Split(f"{self.src}-{k}", {"split": k}) for k in range(self.splits)]
+        return [self.split(k) for k in range(self.splits)]
+
+    def split(self, number: int) -> Split:
+        """One split, from its start."""
+        return Split(f"{self.src}-{number}", {"split": number})
+
+    def continuous_discovery(self) -> ContinuousDiscovery | None:
+        """With `growth`. A split that never ends must not keep another one from its reader."""
+        if self.growth is None:
+            return None
+        most = None if self.rows is None else (None, 1, 2)[self.src % 3]
+        return ContinuousDiscovery(timedelta(milliseconds=60), most)
+
+    def create_enumerator(self, state: Any) -> SplitEnumerator:
+        """Its state is the number of splits that it has found."""
+        return GrowingSplits(self, int(state or 0))
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
         """A reader."""
         return CountingReader(self, ctx)
+
+
+class GrowingSplits(SplitEnumerator):
+    """Finds a few splits with each search, in order."""
+
+    def __init__(self, source: CountingSource, found: int) -> None:
+        self._source = source
+        self._found = found
+
+    def discover(self) -> Discovery:
+        """None, one or two splits."""
+        source = self._source
+        assert source.growth is not None
+        first, self._found = self._found, min(source.splits, self._found + source.growth.choice((0, 1, 1, 2)))
+        complete = source.rows is not None and self._found == source.splits
+        splits = [source.split(k) for k in range(first, self._found)]
+        return Discovery(splits, self._found, complete, more=source.growth.random() < 0.3)
 
 
 class CountingReader(SourceReader):
@@ -180,6 +226,11 @@ class CountingReader(SourceReader):
         self._splits: dict[str, tuple[int, int]] = {}
         self._turn: list[str] = []
         self._next_ms = 0
+        self._awaits_more = True
+
+    def no_more_splits(self) -> None:
+        """Then it may end."""
+        self._awaits_more = False
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Take splits with their positions."""
@@ -193,7 +244,7 @@ class CountingReader(SourceReader):
     def poll(self, now_ms: int) -> PollResult:
         """Up to 8 rows of the next split."""
         if not self._turn:
-            if self._source.rows is None:
+            if self._source.rows is None or self._awaits_more:
                 return PollResult(state="nothing_now", retry_at_ms=now_ms + 1_000)
             return PollResult(state="end")
         if now_ms < self._next_ms:

@@ -18,6 +18,7 @@ from tidegate.coordinator.driver_job import DriverJob, fresh_splits
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.recovery.restore import RestoreState
 from tidegate.coordinator.recovery.restore_point import RestorePoint
+from tidegate.coordinator.split_search import searches_of
 from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.snapshot.location import open_location
 from tidegate.subtask.deployment import Deployment
@@ -36,6 +37,7 @@ class RunOfSlots:
     Attributes:
         run: the coordinator's shell.
         commit_only: the completed stop-savepoint that this run only commits.
+        searches: of the sources that discover splits while the job runs, by uid.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class RunOfSlots:
         run_id = world.nonce()
         job.rewind_sinks(restore, run_id)
         facts = job.facts()
+        enumerations, states = job.enumerations(restore)
+        self.searches = searches_of(job.sources, states)
         self.run = JobRun(
             facts=facts,
             coordinator=job.coordinator(run_id, world.scheduler.upto(interval_ms), commit_only_id),
@@ -77,6 +81,7 @@ class RunOfSlots:
             now_ms=lambda: world.scheduler.now_ms,
             retire=lambda _id, path: retire(path),
             on_completed=lambda: post("event", sv.RunProgressed()),
+            enumerations=enumerations,
         )
         world.on_run(run_id, job.plan.parallelism, job.generation_log.generation)
         to_assign = assign_splits(fresh_splits(splits, restore), job.plan.parallelism)
@@ -143,6 +148,12 @@ class RunOfSlots:
             slot.to_slot.send(message)
             if self._world.faults.strikes("driver_crash"):
                 self._process.crash()
+
+    def send(self, slot: int, message: DriverMessage) -> None:
+        """To one slot; a crash may come behind it."""
+        self._slots[slot].to_slot.send(message)
+        if self._world.faults.strikes("driver_crash"):
+            self._process.crash()
 
     # ------------------------------------------------------------ what comes in
 

@@ -198,10 +198,17 @@ def random_workload(
     exactly_once: bool,
     may_be_unbounded: bool = True,
     crowded: bool = False,
+    growth: Random | None = None,
 ) -> Workload:
-    """A graph of 1-2 sources, 1-3 operators in between and as many sinks as it has loose ends."""
+    """A graph of 1-2 sources, 1-3 operators in between and as many sinks as it has loose ends.
+
+    Args:
+        growth: splits of sources without times are discovered while the job runs, by these numbers. With times, rows of
+            a split that is found late would be late.
+    """
     drawing = _Drawing(random, observer, exactly_once, crowded)
     with_times = not crowded and random.random() < 0.5
+    drawing.growth = None if with_times else growth
     for number in range(1 + int(random.random() * 1.8)):
         drawing.add_source(number, may_be_unbounded, with_times)
     kinds = KINDS_IN_A_CROWD if crowded else (*KINDS, *(KINDS_WITH_TIMES if with_times else KINDS_WITHOUT_TIMES))
@@ -220,6 +227,7 @@ class _Drawing:
     Attributes:
         loose: nodes that nobody reads yet, or that may be read once more.
         after_window: nodes of windows, which end a chain of operators.
+        growth: see `random_workload`.
     """
 
     def __init__(self, random: Random, observer: Observer, exactly_once: bool, crowded: bool) -> None:
@@ -230,6 +238,7 @@ class _Drawing:
         self._rebalanced: dict[int, bool] = {}
         self.loose: list[int] = []
         self.after_window: set[int] = set()
+        self.growth: Random | None = None
 
     def add_source(self, number: int, may_be_unbounded: bool, with_times: bool) -> None:
         """With its watermarks, if records have times."""
@@ -238,7 +247,7 @@ class _Drawing:
         rows = None if unbounded else 10 + int(random.random() * 40)
         splits = 1 + int(random.random() * 3)
         pause_ms = 15 + int(random.random() * 45) if crowded else 40 + int(random.random() * 160)
-        source = CountingSource(number, splits, rows, pause_ms, self._observer, random.random)
+        source = CountingSource(number, splits, rows, pause_ms, self._observer, random.random, self.growth)
         self._work.sources.append(source)
         node_id = self._add("source", [], source=source)
         if with_times:

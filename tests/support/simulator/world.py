@@ -32,6 +32,9 @@ MAX_STEPS = 60_000
 SLOW_DELETIONS = 0.25
 """Part of the seeds whose store deletes slowly, of those that try none of the other scenarios of their own."""
 
+GROWING = 0.5
+"""Part of the seeds whose sources discover splits while the job runs, of those whose rows have no times."""
+
 
 @dataclass
 class Report:
@@ -76,6 +79,7 @@ class World:
         self._read: dict[tuple[str, int], list[Split]] = {}
         self._plans: dict[int, ExecutionPlan] = {}
         self._given: dict[tuple[str, str], str] = {}
+        self._readers: dict[int, tuple[SourceContext, str]] = {}
         self.exactly_once = random.random() < 0.85
         self.capacity_bytes = random.choice((150, 400, 1_500, 10_000))
         interval = f"{random.choice((80, 120, 250))} ms" if random.random() < 0.9 else None
@@ -85,10 +89,16 @@ class World:
         self.crowded = self._overtakes() and random.random() < 0.7
         if self.crowded:
             self._crowd()
-        self.workload: Workload = random_workload(
-            random, self, self._sink, exactly_once=self.exactly_once, crowded=self.crowded
-        )
         # Apart from the seed's own numbers, so that the others are what they were.
+        growth = Random(seed * 32_452_843 + 13)
+        self.workload: Workload = random_workload(
+            random,
+            self,
+            self._sink,
+            exactly_once=self.exactly_once,
+            crowded=self.crowded,
+            growth=growth if growth.random() < GROWING else None,
+        )
         gate = Random(seed * 7_919 + 1)
         self.haste = Random(seed * 7_919 + 2)
         self.gated = self.two_phase and gate.random() < 0.3
@@ -306,8 +316,11 @@ class World:
 
     def given(self, ctx: SourceContext, splits: Sequence[Split]) -> None:
         """See Observer."""
-        task = current_task()
-        run = task.process.name.rpartition("-")[0] if task is not None else ""
+        task = current_task()  # only a deployment is one; later assignments come to readers that are known
+        named = "" if task is None else task.process.name.rpartition("-")[0]
+        _, run = self._readers.setdefault(id(ctx), (ctx, named))
+        if task is None:
+            self.events["splits assigned later"] += len(splits)
         for split in splits:
             before = self._given.setdefault((run, split.split_id), str(ctx.subtask))
             if before != str(ctx.subtask):

@@ -151,6 +151,20 @@ class AlignSources:
 
 
 @dataclass(frozen=True, slots=True)
+class AssignSplits:
+    """Give splits to a reader of a source that discovers them while the job runs (S4.3).
+
+    Attributes:
+        splits: the splits, as JSON.
+        last: the reader gets no splits after these.
+    """
+
+    subtask: Subtask
+    splits: tuple[Mapping[str, Any], ...]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LetFinish:
     """Subtasks that have ended finish now, because no final snapshot is coming (S7.3)."""
 
@@ -171,6 +185,7 @@ DriverMessage: TypeAlias = (
     | Quarantine
     | PauseSources
     | AlignSources
+    | AssignSplits
     | LetFinish
     | Cancel
 )
@@ -281,6 +296,20 @@ class SourceWatermarks:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitsHeld:
+    """The splits of a reader whose source discovers splits while the job runs (S4.3). Sent when they change.
+
+    Attributes:
+        open: splits that are not read to their end.
+        received: splits that this run has assigned to the reader so far.
+    """
+
+    subtask: Subtask
+    open: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceMetrics:
     """The progress of a source.
 
@@ -372,4 +401,4 @@ SubtaskEvent: TypeAlias = (
 )
 """Messages of one subtask, which are events of the coordinator."""
 
-SlotMessage: TypeAlias = Hello | Deployed | SubtaskEvent | SourceWatermarks | Heartbeat | Failed | Over
+SlotMessage: TypeAlias = Hello | Deployed | SubtaskEvent | SourceWatermarks | SplitsHeld | Heartbeat | Failed | Over

@@ -25,7 +25,7 @@ from enum import IntEnum
 from tidegate.channel.failures import HandshakeError
 
 MAGIC = b"TDGT"
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Version of handshake, frames and control messages together. Both sides must have the same version."""
 NONCE_BYTES = 32
 PROOF_BYTES = 32

@@ -38,6 +38,29 @@ def positions_of(
     return out
 
 
+def check_discovery(graph: JobGraph, restore: RestoreState) -> None:
+    """Check that each source discovers its splits as it did when the snapshot was taken (S4.3).
+
+    Raises:
+        SnapshotError: a source has begun or ceased to discover splits while the job runs. It would read its input
+            again, or leave a part of it out.
+    """
+    for node in graph.nodes:
+        known = restore.metadata.operator(node.uid)
+        if node.source is None or node.uid not in restore.metadata.splits or known is None or known.status == "finished":
+            continue
+        discovers = node.source.continuous_discovery() is not None
+        if discovers != (node.uid in restore.metadata.enumerators):
+            now, before = ("discovers", "were discovered once") if discovers else ("does not discover", "were discovered")
+            raise SnapshotError(
+                f"source {node.uid!r} {now} splits while the job runs, but its splits in the snapshot {before}"
+                + ("" if discovers else " while the job ran"),
+                where=f"snapshot {restore.location}, source at {node.location}",
+                cause="it would read records twice, or leave records out",
+                remedy="Discover splits as before, or give the source a new uid: then it starts afresh",
+            )
+
+
 def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) -> RestoreFinding | None:
     """Return whether a source can continue from a snapshot's splits, as JSON; None: nothing is left to read. Blocks.
 
@@ -93,7 +116,8 @@ def check_positions(
         if node.source is None or known is None or known.status == "finished":
             continue
         try:
-            finding = judge_source(node.uid, node.source, positions.get(node.uid, ()))
+            waiting = restore.metadata.enumerators.get(node.uid, {}).get("waiting", ())
+            finding = judge_source(node.uid, node.source, [*positions.get(node.uid, ()), *waiting])
         except Exception as error:
             unchecked[node.uid] = f"{type(error).__name__}: {error}"
             continue

@@ -23,7 +23,7 @@ from tidegate.jobs.restore.compatibility import RestoreTarget, RestoreVerdict, S
 from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder, resolve_restore
 from tidegate.jobs.stores.store_registry import open_store
 
-NEWEST_METADATA = 4
+NEWEST_METADATA = 5
 """Newest version of `_metadata` documents that can be read."""
 
 

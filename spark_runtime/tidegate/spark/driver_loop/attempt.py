@@ -28,10 +28,12 @@ from tidegate.channel.control.protocol import (
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.recovery.restore import RestoreState
+from tidegate.coordinator.split_search import SplitSearch
 from tidegate.coordinator.supervision.slot_liveness import SlotLiveness
 from tidegate.jobs.options import JobOptions
 from tidegate.spark.application import SparkApplication, is_local
 from tidegate.spark.barrier_stage import BarrierStage, first_line
+from tidegate.spark.driver_loop.split_discovery import SplitDiscovery
 from tidegate.spark.slot_parameters import SlotParameters
 from tidegate.spark.versions import own_versions
 
@@ -93,6 +95,7 @@ class Attempt:
         *,
         master: str,
         make_run: Callable[[Attempt], JobRun],
+        searches: Mapping[str, SplitSearch],
         assignments: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]],
         restore: RestoreState | None,
         wait_for_final: bool,
@@ -104,6 +107,7 @@ class Attempt:
 
         Args:
             parameters: fields of SlotParameters except secret, control address and bind host.
+            searches: the sources that discover splits while the job runs, by uid.
             assignments: source uid -> subtask index -> splits, for a fresh start.
             on_round: called at every round of the loop, at least each TICK_S and after `wake`; may use `job_run`. It
                 returns the seconds after which it must be called again, or None.
@@ -149,7 +153,9 @@ class Attempt:
             ),
             on_end=lambda error: self._posted.put(("stage", error)),
         )
+        self._discovery = SplitDiscovery(searches, lambda outcome: self._posted.put(("searched", outcome)))
         self.job_run = make_run(self)
+        self.job_run.on_permitted = self._discovery.completed
         self._ended_s: float | None = None
 
     # ------------------------------------------------------------ Slots
@@ -158,6 +164,10 @@ class Attempt:
         """Send a message to every slot."""
         for slot in self._slots:
             self._control.send(slot, message)
+
+    def send(self, slot: int, message: DriverMessage) -> None:
+        """Send a message to one slot."""
+        self._control.send(slot, message)
 
     @property
     def slots(self) -> Mapping[int, SlotState]:
@@ -177,6 +187,8 @@ class Attempt:
             while self.job_run.outcome is None or not self._is_settled():
                 self._handle_posted()
                 self._check_timeouts()
+                for uid in self.job_run.take_searches():
+                    self._discovery.search(uid)
                 self._due_s = self._on_round()
             return self.job_run.outcome
         finally:
@@ -200,6 +212,11 @@ class Attempt:
             return
         if what == "message":
             self._on_message(*payload)
+        elif what == "searched":
+            if isinstance(payload, RunFailed):
+                self.job_run.fail(payload)
+            else:
+                self.job_run.on_searched(payload)
         elif what == "lost":
             slot, reason = payload
             if not self._slots[slot].over:
@@ -219,9 +236,10 @@ class Attempt:
         if self.job_run.outcome is not None:
             return DUE_TICK_S
         failure_s = None if self._suspected is None else self._suspected[0] - time.monotonic()
-        wake_ms = self.job_run.coordinator.next_wake_ms()
-        tick_s = None if wake_ms is None else (wake_ms - self.job_run.now_ms()) / 1000
-        return round_wait_s(self._options, self._due_s, failure_s, tick_s)
+        now_ms = self.job_run.now_ms()
+        times = (self.job_run.coordinator.next_wake_ms(), self.job_run.search_ms)
+        ticks_s = [(at_ms - now_ms) / 1000 for at_ms in times if at_ms is not None]
+        return round_wait_s(self._options, self._due_s, failure_s, *ticks_s)
 
     def _on_message(self, slot: int, message: SlotMessage) -> None:
         view = self._slots[slot]
@@ -309,6 +327,7 @@ class Attempt:
 
     def _end(self) -> None:
         """Cancel the slots and wait for the stage."""
+        self._discovery.close()
         self.broadcast(Cancel())
         if isinstance(self.job_run.outcome, RunEnded):
             clean = self._stage.join(STAGE_END_S)

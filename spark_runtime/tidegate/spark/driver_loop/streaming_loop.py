@@ -26,6 +26,7 @@ from tidegate.coordinator.job_run import JobRun, RunFailed
 from tidegate.coordinator.recovery.restore_point import RestorePoint, choose_restore_point, end_status
 from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.coordinator.supervision.supervisor import Supervisor
+from tidegate.coordinator.split_search import searches_of
 from tidegate.errors import (
     FencedError,
     SlotsUnavailableError,
@@ -343,6 +344,7 @@ class StreamingLoop:
         facts = job.facts()
         coordinator = job.coordinator(run_id, random.randint(min(pause_ms, interval_ms), interval_ms), commit_only)
         next_checkpoint_id = job.next_checkpoint_id()
+        enumerations, states = job.enumerations(restore)
 
         def make_run(attempt: Attempt) -> JobRun:
             run = JobRun(
@@ -360,6 +362,7 @@ class StreamingLoop:
                 watermark_us=lambda: job_watermark_us(attempt.slots),
                 at_work=lambda: busy_operators(attempt.slots),
                 carried=restore.metadata.counters if restore is not None else {},
+                enumerations=enumerations,
             )
             return run
 
@@ -370,6 +373,7 @@ class StreamingLoop:
             self._slot_parameters(run_id),
             master=job.spec.master,
             make_run=make_run,
+            searches=searches_of(job.sources, states),
             assignments=assign_splits(fresh_splits(splits, restore), job.plan.parallelism),
             restore=restore,
             wait_for_final=needs_final_checkpoint(job.options, commit_only),

@@ -1,0 +1,64 @@
+"""The enumerators of one run, which search for splits (S4.3). Their calls block."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from tidegate.connectors.interface import Source, SplitEnumerator
+from tidegate.connectors.split_documents import split_to_json
+from tidegate.coordinator.enumeration import SearchFailed, SplitsDiscovered
+from tidegate.errors import OutageError, StoreError
+from tidegate.log_format import context
+
+logger = logging.getLogger("tidegate.coordinator")
+
+
+class SplitSearch:
+    """The enumerator of one source. Not thread-safe."""
+
+    def __init__(self, uid: str, source: Source, state: Any) -> None:
+        """Args: state: see `Source.create_enumerator`."""
+        self._uid = uid
+        self._enumerator: SplitEnumerator = source.create_enumerator(state)
+
+    def search(self) -> SplitsDiscovered | SearchFailed:
+        """Search once. If the system that holds the splits does not answer, this is logged and tried again later.
+
+        Raises:
+            Exception: any other error of the enumerator, which fails the run.
+        """
+        try:
+            found = self._enumerator.discover()
+        except (OutageError, StoreError) as error:
+            logger.warning(
+                "splits could not be discovered; it is tried again: %s", error, extra=context(operator=self._uid)
+            )
+            return SearchFailed(self._uid)
+        splits = tuple(split_to_json(split) for split in found.splits)
+        return SplitsDiscovered(self._uid, splits, found.state, found.complete, found.more)
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Tell the enumerator that a checkpoint has completed. Its errors are logged: the next checkpoint tells it
+        again.
+        """
+        try:
+            self._enumerator.checkpoint_completed(checkpoint_id)
+        except Exception:
+            logger.exception(
+                "an enumerator failed to process a completed checkpoint; the job continues",
+                extra=context(operator=self._uid, checkpoint=checkpoint_id),
+            )
+
+    def close(self) -> None:
+        """Close the enumerator. Errors are only logged."""
+        try:
+            self._enumerator.close()
+        except Exception:
+            logger.exception("closing an enumerator failed", extra=context(operator=self._uid))
+
+
+def searches_of(sources: Mapping[str, Source], states: Mapping[str, Any]) -> dict[str, SplitSearch]:
+    """Return a search for each source in `states`, source uid -> the state with which its enumerator begins."""
+    return {uid: SplitSearch(uid, sources[uid], state) for uid, state in states.items()}

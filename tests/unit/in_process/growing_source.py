@@ -1,0 +1,130 @@
+"""A source whose splits appear while the job runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.connectors.interface import (
+    Boundedness,
+    ContinuousDiscovery,
+    Discovery,
+    PollResult,
+    Source,
+    SourceContext,
+    SourceReader,
+    Split,
+    SplitEnumerator,
+)
+
+SCHEMA = pa.schema([("split", pa.string()), ("n", pa.int64())])
+
+
+@dataclass
+class Shelf:
+    """What is there to read, shared by all sources of a test, as a folder would be.
+
+    Attributes:
+        rows: split -> number of its rows, in the order in which splits appeared.
+        closed: no more will appear.
+        fails: raised by the next searches, one each.
+        completed: what the enumerator and the readers were told: checkpoint ids, and (id, positions).
+    """
+
+    rows: dict[str, int] = field(default_factory=dict)
+    closed: bool = False
+    fails: list[Exception] = field(default_factory=list)
+    searches: int = 0
+    enumerator_completed: list[int] = field(default_factory=list)
+    reader_completed: list[tuple[int, dict[str, int]]] = field(default_factory=list)
+
+    def everything(self) -> list[tuple[str, int]]:
+        """All rows."""
+        return [(split, n) for split, rows in self.rows.items() for n in range(rows)]
+
+
+class Growing(Source):
+    """Reads a shelf. Its boundedness is declared, because a shelf may be closed later."""
+
+    def __init__(
+        self, shelf: Shelf, *, boundedness: Boundedness = "bounded", open_splits: int | None = 1, grows: bool = True
+    ) -> None:
+        self.shelf, self._boundedness, self._open_splits, self._grows = shelf, boundedness, open_splits, grows
+
+    @property
+    def boundedness(self) -> Boundedness:
+        return self._boundedness
+
+    def schema(self) -> pa.Schema:
+        return SCHEMA
+
+    def discover(self, parallelism: int) -> Sequence[Split]:
+        return [Split(name, {}) for name in self.shelf.rows]
+
+    def continuous_discovery(self) -> ContinuousDiscovery | None:
+        return ContinuousDiscovery(timedelta(milliseconds=100), self._open_splits) if self._grows else None
+
+    def create_enumerator(self, state: Any) -> SplitEnumerator:
+        return ShelfEnumerator(self.shelf, state or 0)
+
+    def create_reader(self, ctx: SourceContext) -> SourceReader:
+        return ShelfReader(self.shelf)
+
+
+class ShelfEnumerator(SplitEnumerator):
+    """Its state is the number of splits that it has found."""
+
+    def __init__(self, shelf: Shelf, found: int) -> None:
+        self._shelf, self._found = shelf, found
+
+    def discover(self) -> Discovery:
+        self._shelf.searches += 1
+        if self._shelf.fails:
+            raise self._shelf.fails.pop(0)
+        names = list(self._shelf.rows)[self._found :]
+        self._found += len(names)
+        return Discovery([Split(name, {}) for name in names], self._found, complete=self._shelf.closed)
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        self._shelf.enumerator_completed.append(checkpoint_id)
+
+
+class ShelfReader(SourceReader):
+    """Reads its splits one after the other, two rows at a time, and forgets those that it has read."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._splits: dict[str, Split] = {}
+        self._more = True
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        for split in splits:
+            assert split.split_id not in self._splits, "the reader has it"
+            self._splits[split.split_id] = split
+
+    def no_more_splits(self) -> None:
+        self._more = False
+
+    def poll(self, now_ms: int) -> PollResult:
+        if not self._splits:
+            return PollResult(state="nothing_now", idle=True) if self._more else PollResult(state="end")
+        name, split = next(iter(self._splits.items()))
+        begin = split.position or 0
+        end = min(begin + 2, self._shelf.rows[name])
+        self._splits[name] = replace(split, position=end)
+        if end == self._shelf.rows[name]:
+            del self._splits[name]
+        if begin == end:
+            return PollResult(splits_changed=True)
+        columns = [pa.array([name] * (end - begin)), pa.array(range(begin, end), pa.int64())]
+        return PollResult(pa.record_batch(columns, schema=SCHEMA), name, splits_changed=True)
+
+    def snapshot(self) -> Sequence[Split]:
+        return list(self._splits.values())
+
+    def checkpoint_completed(self, checkpoint_id: int, splits: Sequence[Split]) -> None:
+        self._shelf.reader_completed.append((checkpoint_id, {s.split_id: s.position or 0 for s in splits}))
