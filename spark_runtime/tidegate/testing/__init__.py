@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidegate.testing.pipeline_run import Completed, Outcome, run
     from tidegate.testing.script import Advance, Checkpoint, Crash, End, Watermark
     from tidegate.testing.sink_conformance import SinkConformance
-    from tidegate.testing.source_conformance import SourceConformance
+    from tidegate.testing.source_conformance import DiscoveringSourceConformance, SourceConformance
 
 __all__ = [
     "Advance",
@@ -28,6 +28,7 @@ __all__ = [
     "Checkpoint",
     "Completed",
     "Crash",
+    "DiscoveringSourceConformance",
     "End",
     "Fed",
     "LauncherConformance",
@@ -44,6 +45,7 @@ _HOMES = {
     "Checkpoint": "script",
     "Completed": "pipeline_run",
     "Crash": "script",
+    "DiscoveringSourceConformance": "source_conformance",
     "End": "script",
     "Fed": "fed_source",
     "LauncherConformance": "launcher_conformance",
@@ -61,6 +63,7 @@ if "_pytest.assertion" in sys.modules:  # before the suites are imported: else f
 
 _TOOLS = {
     "AggregateConformance": ("pytest", "hypothesis"),
+    "DiscoveringSourceConformance": ("pytest", "hypothesis"),
     "LauncherConformance": ("pytest",),
     "SinkConformance": ("pytest", "hypothesis"),
     "SourceConformance": ("pytest", "hypothesis"),

@@ -15,7 +15,15 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidegate.connectors.interface import PollResult, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import (
+    Discovery,
+    PollResult,
+    Source,
+    SourceContext,
+    SourceReader,
+    Split,
+    SplitEnumerator,
+)
 from tidegate.testing.conformance import Conformance
 
 MAX_BATCH_ROWS = 65_536
@@ -37,7 +45,7 @@ class SourceConformance(Conformance, ABC):
 
     def test_discovering_twice_gives_the_same_json_able_splits(self) -> None:
         """S4.3: splits are deterministic, unique, and serialisable in a snapshot."""
-        first, second = self.make_source().discover(3), self.make_source().discover(3)
+        first, second = splits_of(self.make_source(), 3), splits_of(self.make_source(), 3)
         assert list(first) == list(second)
         assert len({split.split_id for split in first}) == len(first)
         assert [through_json(split) for split in first] == list(first)
@@ -46,7 +54,7 @@ class SourceConformance(Conformance, ABC):
     def test_every_batch_has_the_schema_and_a_known_split(self) -> None:
         """Batches fulfil the guarantees of `poll`."""
         source = self.make_source()
-        splits = source.discover(2)
+        splits = splits_of(source)
         for polled in _play(source, _reader(source, splits), self.enough_rows):
             for name, rows in polled.sides.items():
                 assert rows.schema.equals(source.side_outputs()[name]), rows.schema
@@ -59,13 +67,13 @@ class SourceConformance(Conformance, ABC):
     def test_a_bounded_source_ends_and_an_unbounded_one_never_does(self) -> None:
         """S4.2: this is the only difference between bounded and unbounded sources."""
         source = self.make_source()
-        reader = _reader(source, source.discover(2))
+        reader = _reader(source, splits_of(source))
         _play(source, reader, self.enough_rows)
         if source.boundedness == "bounded":
             assert reader.poll(10**9).state == "end", "a bounded source has left its end"
             assert all(split.finished for split in reader.snapshot())
             assert reader.active_splits() == frozenset()
-        else:
+        elif source.continuous_discovery() is None:
             assert not any(split.finished for split in reader.snapshot())
 
     def test_a_reader_without_splits_ends_or_is_idle(self) -> None:
@@ -79,7 +87,7 @@ class SourceConformance(Conformance, ABC):
     def test_any_interleaving_of_polls_snapshots_and_restores_gives_each_record_once(self, data: st.DataObject) -> None:
         """S4.1, S4.2: records per split equal the records of an uninterrupted run, in the same order."""
         source = self.make_source()
-        splits = source.discover(2)
+        splits = splits_of(source)
         reader = _reader(source, splits)
         uninterrupted = _play(source, reader, self.enough_rows)
         whole, counters = _by_split(uninterrupted), dict(reader.counters())
@@ -120,9 +128,90 @@ def through_json(split: Split) -> Split:
     return replace(split, data=json.loads(json.dumps(split.data)), position=json.loads(json.dumps(split.position)))
 
 
-def _reader(source: Source, splits: Sequence[Split]) -> SourceReader:
+class DiscoveringSourceConformance(SourceConformance, ABC):
+    """The suite of a source that discovers splits while the job runs. Implement `add_input`, too."""
+
+    @abstractmethod
+    def add_input(self) -> None:
+        """Add one split or more to the input of all sources that this test has made."""
+
+    def test_a_search_finds_each_split_once(self) -> None:
+        """S4.3: what an earlier search has found is not found again, and what is added is found."""
+        enumerator = self.make_source().create_enumerator(None)
+        before = _searched(enumerator)
+        assert before.splits and _searched(enumerator).splits == []
+        self.add_input()
+        added = _searched(enumerator).splits
+        enumerator.close()
+        assert added and not {s.split_id for s in added} & {s.split_id for s in before.splits}
+
+    def test_an_enumerator_with_a_restored_state_finds_only_later_splits(self) -> None:
+        """S4.3, for the state after each search, after the JSON round trip of a snapshot."""
+        enumerator = self.make_source().create_enumerator(None)
+        states: list[tuple[object, list[str]]] = [(None, [])]
+        found: list[str] = []
+        for add in (False, True):
+            if add:
+                self.add_input()
+            while (search := enumerator.discover()).splits or search.more:
+                found += [split.split_id for split in search.splits]
+                states.append((json.loads(json.dumps(search.state)), list(found)))
+        enumerator.close()
+        for state, known in states:
+            restored = self.make_source().create_enumerator(state)
+            later = [split.split_id for split in _searched(restored).splits]
+            restored.close()
+            assert sorted(known + later) == sorted(found), f"from state {state}"
+
+    def test_splits_that_are_assigned_while_a_reader_reads_are_read_once(self) -> None:
+        """S4.3: one after the other, between polls, with a snapshot and a restore after each."""
+        source = self.make_source()
+        splits = splits_of(source)
+        whole = _by_split(_play(source, _reader(source, splits), self.enough_rows))
+        reader = _reader(source, [], last=False)
+        assert reader.poll(0).idle, "a reader without splits waits, and holds no watermark back"
+        seen: list[PollResult] = []
+        for split in splits:
+            reader.add_splits([split])
+            seen += [polled for polled in [reader.poll(1)] if polled.batch is not None]
+            taken = [through_json(part) for part in reader.snapshot()]
+            reader.close()
+            reader = _reader(self.make_source(), taken, last=False)
+        reader.no_more_splits()
+        seen += _play(source, reader, self.enough_rows, 1)
+        reader.close()
+        found = _by_split(seen)
+        assert found.keys() == whole.keys()
+        for split_id, expected in whole.items():
+            rows = min(found[split_id].num_rows, expected.num_rows)
+            assert found[split_id].slice(0, rows).equals(expected.slice(0, rows)), f"split {split_id}"
+
+
+def splits_of(source: Source, parallelism: int = 2) -> list[Split]:
+    """Return all splits that a source has now."""
+    if source.continuous_discovery() is None:
+        return list(source.discover(parallelism))
+    enumerator = source.create_enumerator(None)
+    found = list(_searched(enumerator).splits)
+    enumerator.close()
+    return found
+
+
+def _searched(enumerator: SplitEnumerator) -> Discovery:
+    """Search until nothing more is known. Return the last result, with all splits."""
+    found = enumerator.discover()
+    splits = list(found.splits)
+    while found.more:
+        found = enumerator.discover()
+        splits += found.splits
+    return replace(found, splits=splits)
+
+
+def _reader(source: Source, splits: Sequence[Split], *, last: bool = True) -> SourceReader:
     reader = source.create_reader(SourceContext("source", 0, 1))
     reader.add_splits(splits)
+    if last:
+        reader.no_more_splits()
     return reader
 
 

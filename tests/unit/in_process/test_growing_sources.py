@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from builders.sinks import new_sink_name
 from fed_splits import passed
-from growing_source import Growing, Shelf
+from builders.growing_source import Growing, Shelf
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.interface import Boundedness

@@ -47,11 +47,18 @@ def check_discovery(graph: JobGraph, restore: RestoreState) -> None:
     """
     for node in graph.nodes:
         known = restore.metadata.operator(node.uid)
-        if node.source is None or node.uid not in restore.metadata.splits or known is None or known.status == "finished":
+        if (
+            node.source is None
+            or node.uid not in restore.metadata.splits
+            or known is None
+            or known.status == "finished"
+        ):
             continue
         discovers = node.source.continuous_discovery() is not None
         if discovers != (node.uid in restore.metadata.enumerators):
-            now, before = ("discovers", "were discovered once") if discovers else ("does not discover", "were discovered")
+            now, before = (
+                ("discovers", "were discovered once") if discovers else ("does not discover", "were discovered")
+            )
             raise SnapshotError(
                 f"source {node.uid!r} {now} splits while the job runs, but its splits in the snapshot {before}"
                 + ("" if discovers else " while the job ran"),
