@@ -799,7 +799,7 @@ MUTANTS = (
         "EnumerationState(self._state, (), self._complete)",
     ),
     Mutant(
-        "an enumerator begins anew after a restore",
+        "an enumerator begins again after a restore",
         "S4.3",
         "tidegate.coordinator.driver_job",
         "EnumerationState.from_json(restored[node.uid]) if node.uid in restored else EnumerationState()",
@@ -813,14 +813,14 @@ MUTANTS = (
         "mine",
     ),
     Mutant(
-        "readers are told that no split follows before all are found",
+        "readers get the last assignment before all splits are found",
         "S4.3",
         "tidegate.coordinator.enumeration",
         "        if self._complete and not self._waiting:\n",
         "        if not self._waiting:\n",
     ),
     Mutant(
-        "an aborted snapshot holds assignments back for ever",
+        "an aborted snapshot never stops holding assignments back",
         "S4.3",
         "tidegate.coordinator.enumeration",
         "        self._behind.pop(checkpoint_id, None)\n",

@@ -70,8 +70,8 @@ def test_every_kind_of_fault_strikes_and_every_checker_looks(summary: Summary) -
     looked = {
         "answers", "collection", "commands", "commit implies completed", "committed once", "consistent cut",
         "damage", "deletions", "durable", "ids monotone", "log", "nothing left staged", "nothing unapproved",
-        "one attempt", "one end per id", "output", "rejected", "splits", "stop outcomes", "taken back once", "timelines",
-        "verdicts", "watermarks",
+        "one attempt", "one end per id", "output", "rejected", "splits", "stop outcomes", "taken back once",
+        "timelines", "verdicts", "watermarks",
     }  # fmt: skip
     assert looked - set(summary.evaluated) == set()
 

@@ -89,8 +89,8 @@ class Discovery:
             contain it, so its size must not grow with the number of splits.
         complete: no split will follow. Only then can a bounded source reach its end.
         more: the search stopped early, because it had found enough. The next one follows without a pause, as soon as
-            readers have taken these splits. A search returns at most some thousand splits, which snapshots contain until
-            readers have them.
+            readers have taken these splits. A search returns at most some thousand splits, because snapshots contain
+            them until readers have them.
     """
 
     splits: Sequence[Split]

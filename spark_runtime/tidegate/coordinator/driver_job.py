@@ -17,7 +17,7 @@ from tidegate.connectors.transactions import SinkContext
 from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
-from tidegate.coordinator.enumeration import EnumerationState, Enumerations, SourceEnumeration
+from tidegate.coordinator.enumeration import Enumerations, EnumerationState, SourceEnumeration
 from tidegate.coordinator.garbage.abandoned_checkpoints import (
     AbandonedFolder,
     claimed_savepoints,

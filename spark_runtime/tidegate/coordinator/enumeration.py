@@ -17,7 +17,6 @@ from tidegate.channel.control.protocol import (
     AssignSplits,
     Declined,
     SplitsHeld,
-    Subtask,
     SubtaskFinished,
     Trigger,
 )

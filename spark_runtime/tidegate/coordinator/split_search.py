@@ -40,8 +40,8 @@ class SplitSearch:
         return SplitsDiscovered(self._uid, splits, found.state, found.complete, found.more)
 
     def completed(self, checkpoint_id: int) -> None:
-        """Tell the enumerator that a checkpoint has completed. Its errors are logged: the next checkpoint tells it
-        again.
+        """Report a completed checkpoint to the enumerator. Its errors are logged, because the next checkpoint covers
+        this one.
         """
         try:
             self._enumerator.checkpoint_completed(checkpoint_id)

@@ -85,8 +85,8 @@ class SnapshotMetadata:
         version: version of this document.
         counters: source uid -> counts, such as bad records, that no position in this snapshot holds: counts of subtasks
             that had ended, and of sources that had ended as a whole. Since version 4.
-        enumerators: uid of a source that discovers splits while the job runs -> its state, and the splits that no reader
-            has (`coordinator.enumeration.EnumerationState`). Since version 5.
+        enumerators: uid of a source that discovers splits while the job runs -> its state, and the splits that no
+            reader has (`coordinator.enumeration.EnumerationState`). Since version 5.
     """
 
     checkpoint_id: int

@@ -88,7 +88,8 @@ class SourceInput:
             group: alignment group that limits how far the source may be ahead.
             side_outputs: side outputs that are read.
             signal: set by the reader; None: it sets none.
-            on_held: for a source that discovers splits while the job runs: called when the reader's splits have changed.
+            on_held: for a source that discovers splits while the job runs; called when the reader's splits have
+                changed.
         """
         self.group = group
         self._signal = signal or SourceSignal(lambda: None)
@@ -218,7 +219,7 @@ class SourceInput:
         self._taken.pop(checkpoint_id, None)
 
     def completed(self, checkpoint_id: int) -> None:
-        """Tell the reader that a checkpoint has completed. Older ones are forgotten."""
+        """Report a completed checkpoint to the reader. Older ones are forgotten."""
         splits = self._taken.get(checkpoint_id)
         for older in [n for n in self._taken if n <= checkpoint_id]:
             del self._taken[older]

@@ -72,7 +72,7 @@ class Growing(Source):
         return ShelfEnumerator(self.shelf, state or 0)
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
-        return ShelfReader(self.shelf)
+        return ShelfReader(self.shelf, ends=self._boundedness == "bounded")
 
 
 class ShelfEnumerator(SplitEnumerator):
@@ -96,8 +96,8 @@ class ShelfEnumerator(SplitEnumerator):
 class ShelfReader(SourceReader):
     """Reads its splits one after the other, two rows at a time, and forgets those that it has read."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, shelf: Shelf, *, ends: bool) -> None:
+        self._shelf, self._ends = shelf, ends
         self._splits: dict[str, Split] = {}
         self._more = True
 
@@ -111,7 +111,9 @@ class ShelfReader(SourceReader):
 
     def poll(self, now_ms: int) -> PollResult:
         if not self._splits:
-            return PollResult(state="nothing_now", idle=True) if self._more else PollResult(state="end")
+            if self._more or not self._ends:
+                return PollResult(state="nothing_now", retry_at_ms=now_ms + 50, idle=True)
+            return PollResult(state="end")
         name, split = next(iter(self._splits.items()))
         begin = split.position or 0
         end = min(begin + 2, self._shelf.rows[name])

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from builders.growing_source import Growing, Shelf
 from builders.sinks import new_sink_name
 from fed_splits import passed
-from builders.growing_source import Growing, Shelf
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.interface import Boundedness

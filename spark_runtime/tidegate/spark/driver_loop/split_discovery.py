@@ -35,7 +35,7 @@ class SplitDiscovery:
         self._work[uid].put(lambda: self._on_outcome(self._outcome(uid)))
 
     def completed(self, checkpoint_id: int) -> None:
-        """Tell every enumerator that a checkpoint has completed."""
+        """Report a completed checkpoint to every enumerator."""
         for uid, search in self._searches.items():
             self._work[uid].put(lambda search=search: search.completed(checkpoint_id))  # type: ignore[misc]
 

@@ -24,9 +24,9 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpoint_mode import needs_final_checkpoint
 from tidegate.coordinator.job_run import JobRun, RunFailed
 from tidegate.coordinator.recovery.restore_point import RestorePoint, choose_restore_point, end_status
+from tidegate.coordinator.split_search import searches_of
 from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.coordinator.supervision.supervisor import Supervisor
-from tidegate.coordinator.split_search import searches_of
 from tidegate.errors import (
     FencedError,
     SlotsUnavailableError,
