@@ -37,6 +37,7 @@ _HOMES = {
     "Stream": "api.stream",
     "SubtaskContext": "operators.user_functions.context",
     "TidegateError": "errors",
+    "Watch": "connectors.files.source.watched_files",
     "aggregate": "api.aggregates",
     "aggregating_state": "api.states",
     "batch_sensitive": "operators.user_functions.mode_dependence",
@@ -118,6 +119,7 @@ if TYPE_CHECKING:  # the same names for type checkers; `as` exports them; a test
     from tidegate.connectors.files.sink.text_sinks import Csv as Csv
     from tidegate.connectors.files.sink.text_sinks import JsonLines as JsonLines
     from tidegate.connectors.files.source.files import Files as Files
+    from tidegate.connectors.files.source.watched_files import Watch as Watch
     from tidegate.connectors.postgres.postgres_sink import Postgres as Postgres
     from tidegate.connectors.push import PushContext as PushContext
     from tidegate.connectors.push import Pusher as Pusher

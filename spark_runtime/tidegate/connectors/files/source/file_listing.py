@@ -93,7 +93,7 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any]) -> list[
     for given, url in enumerate(urls):
         filesystem, path = open_filesystem(url, storage_options)
         try:
-            listed = _list_one(filesystem, path)
+            listed = list_one(filesystem, path)
         except OSError as e:
             raise PipelineError(
                 "the input files cannot be listed",
@@ -114,13 +114,19 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any]) -> list[
     return found
 
 
-def _list_one(filesystem: AbstractFileSystem, path: str) -> dict[str, Mapping[str, Any]]:
-    if not any(c in path for c in _MAGIC) or filesystem.exists(path):
+def is_pattern(path: str) -> bool:
+    """Return whether a path has characters of a glob."""
+    return any(c in path for c in _MAGIC)
+
+
+def list_one(filesystem: AbstractFileSystem, path: str) -> dict[str, Mapping[str, Any]]:
+    """Return the visible, non-empty files that a path leads to, with their details."""
+    if not is_pattern(path) or filesystem.exists(path):
         return _below(filesystem, path, path)
     fixed = path[: min(path.index(c) for c in _MAGIC if c in path)].rpartition("/")[0]
     found: dict[str, Mapping[str, Any]] = {}
     for match in filesystem.glob(path):
-        if not _is_hidden(match, fixed):
+        if not is_hidden(match, fixed):
             found.update(_below(filesystem, match, match))
     return found
 
@@ -131,9 +137,10 @@ def _below(filesystem: AbstractFileSystem, path: str, base: str) -> dict[str, Ma
         details = filesystem.info(path)
         return {path: details} if details.get("size") else {}
     all_details: dict[str, dict[str, Any]] = filesystem.find(path, detail=True)
-    return {name: d for name, d in all_details.items() if d.get("size") and not _is_hidden(name, base)}
+    return {name: d for name, d in all_details.items() if d.get("size") and not is_hidden(name, base)}
 
 
-def _is_hidden(path: str, base: str) -> bool:
+def is_hidden(path: str, base: str) -> bool:
+    """Return whether a part of the path below `base` begins with `_` or `.`."""
     below = path[len(base) :] if path.startswith(base) else path
     return any(part.startswith(("_", ".")) for part in below.split("/"))

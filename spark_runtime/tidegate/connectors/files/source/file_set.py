@@ -22,7 +22,7 @@ from tidegate.connectors.files.source.file_formats import (
     ParquetFormat,
     format_of,
 )
-from tidegate.connectors.files.source.file_listing import FoundFile, find_files
+from tidegate.connectors.files.source.file_listing import FoundFile, find_files, list_one
 from tidegate.connectors.files.source.file_schema import (
     FilePolicy,
     FileSchema,
@@ -116,6 +116,16 @@ class FileSet:
     def describe(self) -> str:
         """Return the paths."""
         return ", ".join(self.urls)
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        """The fsspec options, as the user passed them."""
+        return self._storage_options
+
+    @property
+    def needs_a_file(self) -> bool:
+        """True if the schema is found in a file that must exist."""
+        return self._given_schema is None and self._found is None
 
     def schema(self) -> pa.Schema:
         """Return the schema of the records. It is found once.
@@ -220,6 +230,11 @@ class FileSet:
         """See `Source.required_side_outputs`."""
         return dict.fromkeys(self.side_outputs(), 'on_bad_record="dead_letter" sends bad records to this side output')
 
+    def has_files(self) -> bool:
+        """Return whether any path leads to a file now."""
+        places = (open_filesystem(url, self._storage_options) for url in self.urls)
+        return any(list_one(filesystem, path) for filesystem, path in places)
+
     def files(self) -> Sequence[FoundFile]:
         """Return all files that exist now, each checked to have the schema.
 
@@ -269,16 +284,24 @@ class FileSet:
             kinds = {f.path: format_of(f.path) for f in listed} if self._format_name is None else {}
             first = kinds.get(listed[0].path)
             for path, kind in kinds.items():
-                if kind is None or kind != first:
+                self.check_format(path)
+                if kind != first:
                     raise PipelineError(
-                        "the format of the input file is unknown"
-                        if kind is None
-                        else "files of one source have different formats",
-                        where=path if kind is None else f"{path}, compared with {listed[0].path}",
+                        "files of one source have different formats",
+                        where=f"{path}, compared with {listed[0].path}",
                         remedy="Pass format=, or a glob that excludes the file",
                     )
             self._known_files = listed
         return self._known_files
+
+    def check_format(self, path: str) -> None:
+        """Raise PipelineError if the format of a file is unknown."""
+        if self._format_name is None and format_of(path) is None:
+            raise PipelineError(
+                "the format of the input file is unknown",
+                where=path,
+                remedy="Pass format=, or a glob that excludes the file",
+            )
 
     def format(self, path: str) -> FileFormat:
         """Return the reader for `path`."""

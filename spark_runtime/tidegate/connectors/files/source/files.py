@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from typing import Any, Self
 
 import pyarrow as pa
@@ -17,9 +18,25 @@ from tidegate.connectors.files.source.file_listing import FoundFile
 from tidegate.connectors.files.source.file_schema import DEFAULT_NULL_VALUES, FilePolicy, OnMissingField, OnNewField
 from tidegate.connectors.files.source.file_set import FileSet, Paths
 from tidegate.connectors.files.source.text_records import Chunk
+from tidegate.connectors.files.source.watched_files import Watch, WatchedFiles
 from tidegate.connectors.found_schema import FoundSchema
-from tidegate.connectors.interface import Boundedness, PollResult, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import (
+    Boundedness,
+    ContinuousDiscovery,
+    PollResult,
+    Source,
+    SourceContext,
+    SourceReader,
+    Split,
+    SplitEnumerator,
+)
+from tidegate.errors import PipelineError
+from tidegate.units import format_duration
 
+OPEN_FILES = 2
+"""Most files that a reader of watched files has: the one that it reads, and the next."""
+RETRY_MS = 1_000
+"""Wait for the next poll of a reader that has no file, milliseconds. An assignment ends it."""
 MIN_SPLIT_ROWS = 65_536
 """Least number of rows in a split of a Parquet file, which consists of whole row groups."""
 
@@ -89,9 +106,10 @@ class FilePosition:
 
 
 class Files(Source):
-    """Reads the files that exist when the job starts, each record once; bounded.
+    """Reads files, each record once.
 
-    A restart or a restore reads the same files; files that arrive later need a job of their own.
+    Without `watch` it is bounded and reads the files that exist when the job starts. A restart or a restore reads the
+    same files. With `watch` it is unbounded, and also reads files that arrive later.
 
     A split is a file, or some row groups of a Parquet file. Its position (S4.2) is the place after the last record,
     with counts of what has been read. Files must not change while the job, or a snapshot of it, uses them: their size,
@@ -113,6 +131,8 @@ class Files(Source):
         on_bad_record: what happens if a record cannot be read: "fail" the job, "skip" and count it (`bad_records`), or
         "dead_letter": count it, and emit it to the side output `bad_records` (file, offset, raw, reason), which must
             have a reader.
+        watch: list the paths again in this interval, such as "10 s", and read new files; a `Watch` has more options.
+            Without `schema`, a file must exist when the job starts. None: read the files that exist.
 
     Raises:
         OptionError: an argument is unknown, or `encoding` is not an encoding of text.
@@ -131,7 +151,9 @@ class Files(Source):
         on_missing_field: OnMissingField | None = None,
         on_new_field: OnNewField = "ignore",
         on_bad_record: OnBadRecord = "fail",
+        watch: str | timedelta | Watch | None = None,
     ) -> None:
+        self._watch = watch if watch is None or isinstance(watch, Watch) else Watch(watch)
         self._files = FileSet(
             paths,
             format=format,
@@ -143,11 +165,17 @@ class Files(Source):
 
     @property
     def boundedness(self) -> Boundedness:
-        """Return `bounded`."""
-        return "bounded"
+        """Return `bounded`; with `watch` `unbounded`."""
+        return "bounded" if self._watch is None else "unbounded"
 
     def schema(self) -> pa.Schema:
         """Return the declared schema, or the schema found in the first file; see `FileSet.schema`."""
+        if self._watch is not None and self._files.needs_a_file and not self._files.has_files():
+            raise PipelineError(
+                "the watched paths have no file yet, so the schema is unknown",
+                where=self._files.describe(),
+                remedy="Pass schema=, or start the job when a file is there",
+            )
         return self._files.schema()
 
     def found_schema(self) -> FoundSchema | None:
@@ -195,9 +223,18 @@ class Files(Source):
                 )
         return splits
 
+    def continuous_discovery(self) -> ContinuousDiscovery | None:
+        """Return the interval of `watch`. A reader gets its next file while it reads one."""
+        return None if self._watch is None else ContinuousDiscovery(self._watch.interval, OPEN_FILES)
+
+    def create_enumerator(self, state: Any) -> SplitEnumerator:
+        """Return an enumerator that lists the paths."""
+        assert self._watch is not None, "continuous_discovery is None"
+        return WatchedFiles(self._files, self._watch, state)
+
     def create_reader(self, ctx: SourceContext) -> SourceReader:
         """Return a reader that reads its splits one after the other."""
-        return FilesReader(self._files)
+        return FilesReader(self._files) if self._watch is None else WatchedFilesReader(self._files, ctx.subtask)
 
     def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
         """Return the splits whose file is missing or was changed."""
@@ -207,7 +244,8 @@ class Files(Source):
 
     def describe(self) -> str:
         """Describe the paths."""
-        return f"Files({self._files.describe()})"
+        watched = "" if self._watch is None else f", watched every {format_duration(self._watch.interval)}"
+        return f"Files({self._files.describe()}{watched})"
 
 
 def _cut(rows: Sequence[int], wanted_rows: int) -> list[tuple[int, int]]:
@@ -245,8 +283,8 @@ class FilesReader(SourceReader):
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Accept splits; no file is opened yet."""
-        self._splits = {split.split_id: split for split in splits}
-        self._left = deque(split.split_id for split in splits if not split.finished)
+        self._splits |= {split.split_id: split for split in splits}
+        self._left.extend(split.split_id for split in splits if not split.finished)
 
     def poll(self, now_ms: int) -> PollResult:
         """Return the next batch of the split being read, or the first of the next."""
@@ -258,9 +296,7 @@ class FilesReader(SourceReader):
             chunk = next(self._reading, None)
             if chunk is None:
                 self._refuse_shorter(split)
-                self._splits[split.split_id] = self._current(finished=True)
-                self._left.popleft()
-                self._reading = None
+                self._finish(self._current(finished=True))
                 continue
             self._at, batch, bad = self._at.after(chunk)
             sides = {}
@@ -270,6 +306,15 @@ class FilesReader(SourceReader):
                 return PollResult(batch, split.split_id, sides=sides)
             if chunk.bad:  # one poll must not read a whole file of bad records
                 return PollResult(sides=sides, splits_changed=True)
+        return self._without_splits(now_ms)
+
+    def _finish(self, split: Split) -> None:
+        """Record that the first split has been read."""
+        self._splits[split.split_id] = split
+        self._left.popleft()
+        self._reading = None
+
+    def _without_splits(self, now_ms: int) -> PollResult:
         return PollResult(state="end")
 
     def _open(self, split: Split) -> Iterator[Chunk]:
@@ -288,6 +333,9 @@ class FilesReader(SourceReader):
 
     def snapshot(self) -> Sequence[Split]:
         """Return all splits; the split being read has its position."""
+        return self._open_and_read()
+
+    def _open_and_read(self) -> list[Split]:
         now = dict(self._splits)
         # While records are skipped that an earlier run has emitted, only the restored position is valid.
         if self._reading is not None and not self._at.skip:
@@ -295,7 +343,7 @@ class FilesReader(SourceReader):
         return list(now.values())
 
     def _positions(self) -> list[FilePosition]:
-        return [FilePosition.from_json(split.position, is_text=True) for split in self.snapshot()]
+        return [FilePosition.from_json(split.position, is_text=True) for split in self._open_and_read()]
 
     def progress(self) -> Mapping[str, Any]:
         """Return records emitted over all runs, the number of splits, and the number of splits left."""
@@ -315,6 +363,67 @@ class FilesReader(SourceReader):
     def close(self) -> None:
         """Close the open file. `counters` and `progress` keep their values, because the last heartbeat comes later."""
         if self._reading is not None:
-            self._splits = {split.split_id: split for split in self.snapshot()}
+            self._splits = {split.split_id: split for split in self._open_and_read()}
             self._reading.close()  # type: ignore[attr-defined]
             self._reading = None
+
+
+class WatchedFilesReader(FilesReader):
+    """Reader of watched files. It forgets the files that it has read, except for their counts.
+
+    The counts are in its snapshot as a finished split, which names no file.
+    """
+
+    def __init__(self, files: FileSet, subtask: int) -> None:
+        super().__init__(files)
+        self._subtask = subtask
+        self._totals: Counter[str] = Counter()
+        self._changed = False
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        """Accept splits, and the counts of restored readers."""
+        for split in splits:
+            if _TOTALS in split.data:
+                self._totals.update(split.position)
+        super().add_splits([split for split in splits if _TOTALS not in split.data])
+
+    def snapshot(self) -> Sequence[Split]:
+        """Return the splits that are not read to their end, and the counts of the others."""
+        splits = self._open_and_read()
+        if self._totals:
+            totals = dict(sorted(self._totals.items()))
+            splits.append(Split(f"read by {self._subtask}", {_TOTALS: True}, totals, finished=True))
+        return splits
+
+    def progress(self) -> Mapping[str, Any]:
+        """Return records emitted and files read over all runs, and the number of splits left."""
+        rows = self._totals["rows"] + sum(position.rows for position in self._positions())
+        return {"rows": rows, "files_read": self._totals["files"], "splits_left": len(self._left)}
+
+    def counters(self) -> Mapping[str, int]:
+        """See `FilesReader`."""
+        counts = Counter(super().counters())
+        counts.update({name: self._totals[name] for name in ("bad_records", "missing_fields", "new_fields")})
+        return {name: n for name, n in counts.items() if n}
+
+    def _finish(self, split: Split) -> None:
+        super()._finish(split)
+        position = FilePosition.from_json(split.position, is_text=True)
+        del self._splits[split.split_id]
+        counts = {
+            "files": 1,
+            "rows": position.rows,
+            "bad_records": position.bad,
+            "missing_fields": len(position.missing),
+            "new_fields": len(position.new),
+        }
+        self._totals.update({name: n for name, n in counts.items() if n})
+        self._changed = True
+
+    def _without_splits(self, now_ms: int) -> PollResult:
+        changed, self._changed = self._changed, False
+        return PollResult(state="nothing_now", retry_at_ms=now_ms + RETRY_MS, idle=True, splits_changed=changed)
+
+
+_TOTALS = "totals"
+"""Key in the data of the split that holds the counts of files that were read."""
