@@ -286,9 +286,7 @@ def test_late_files_can_be_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert folder.search() == []
 
 
-def test_a_file_that_waits_for_its_completion_is_not_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_waits_for_its_completion_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The horizon stays behind everything that is still to be read."""
     monkeypatch.setattr(known_files, "BLOCK_FILES", 1)
     folder = Folder(tmp_path, forget_after="1 h", complete="success_file")

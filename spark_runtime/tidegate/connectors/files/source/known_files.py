@@ -120,7 +120,9 @@ class KnownFiles:
         at = np.searchsorted(self._sorted, wanted)
         at[at == len(self._sorted)] = 0
         found = self._sorted[at] == wanted if len(self._sorted) else np.zeros(len(wanted), bool)
-        return [not known and hashed not in self._unsorted for known, hashed in zip(found.tolist(), hashes, strict=True)]
+        return [
+            not known and hashed not in self._unsorted for known, hashed in zip(found.tolist(), hashes, strict=True)
+        ]
 
     def forget(self, before_s: int) -> None:
         """Leave blocks out of the state whose files are all older than `before_s`. They stay known in this process."""
@@ -177,4 +179,3 @@ def first_unlike_day(known: DayCounts, there: DayCounts) -> int | None:
 def _add_days(days: DayCounts, others: Mapping[int, DayCount]) -> None:
     for day, count in others.items():
         days.setdefault(day, DayCount()).add(count.files, count.mixed)
-

@@ -40,7 +40,7 @@ Order = Literal["mtime", "name"]
 Completion = Literal["settled", "listed", "success_file"]
 """When a file is complete; see `Watch`."""
 LateFiles = Literal["fail", "ignore"]
-"""What happens to a file that is older than `Watch.forget_after` allows."""
+"""Action if a file is older than `Watch.forget_after` allows."""
 
 SPLITS_PER_SEARCH = 1_000
 """Most files that one search returns."""
@@ -165,7 +165,7 @@ class WatchedFiles(SplitEnumerator):
         return Discovery(splits, state, more=bool(self._waiting) or not self._all_wait)
 
     def _forget(self) -> None:
-        """Move the horizon: files that were written before it count as found. No new file may be behind it."""
+        """Move the horizon: files that were written before it count as found. Every new file is newer than it."""
         remembered_s = math.ceil(self._watch.remembered.total_seconds())
         self._horizon_s = max(self._horizon_s, min(self._newest_s, self._oldest_new_s) - remembered_s)
         self._known.forget(self._horizon_s)
@@ -218,8 +218,7 @@ class WatchedFiles(SplitEnumerator):
     ) -> bool:
         """Return whether a file has not changed for an interval, by its time or by earlier listings.
 
-        Two clocks may differ: that of the driver, and that of the file system. A reader refuses a file that changes
-        later.
+        The clocks of the driver and of the file system may differ. A reader refuses a file that changes later.
         """
         interval_s = self._watch.interval.total_seconds()
         if time_s <= now_s - interval_s:
