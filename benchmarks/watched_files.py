@@ -1,4 +1,4 @@
-"""A watched folder with many files: memory of the driver, time of a listing, size of the state, and each file read once.
+"""A watched folder with many files: memory of the driver, time of a listing, size of the state; each is read once.
 
 `python benchmarks/watched_files.py --files 1000000` writes the files first, 1,000 in a folder. It runs in one process,
 without Spark: the enumerator as the driver has it, and one reader as a slot has it.
