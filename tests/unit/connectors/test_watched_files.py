@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.connectors.files.source import known_files, watched_files
+from tidegate.connectors.files.source.file_disposal import FileDisposal, archiving
+from tidegate.connectors.files.source.file_listing import FoundFile
 from tidegate.connectors.files.source.files import Files, FilesReader
 from tidegate.connectors.files.source.known_files import DAY_S, KnownFiles, path_hash
 from tidegate.connectors.files.source.watched_files import Watch, WatchedFiles
@@ -404,3 +407,95 @@ def test_a_rescaled_reader_adds_up_the_counts_of_several(tmp_path: Path) -> None
     merged = reader_of(tmp_path)
     merged.add_splits(taken)
     assert merged.progress()["rows"] == 9 and len(merged.snapshot()) == 1
+
+
+# ------------------------------------------------------------ deleting and archiving
+
+
+def disposing(folder: Path, **options: Any) -> FilesReader:
+    source = Files(folder, schema=SCHEMA, watch=Watch("10 s", **options))
+    reader = source.create_reader(SourceContext("files", 0, 1))
+    assert isinstance(reader, FilesReader)
+    return reader
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for the thread."""
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+@pytest.mark.parametrize("archives", [False, True])
+def test_a_file_is_deleted_or_archived_after_a_checkpoint_in_which_it_was_read(tmp_path: Path, archives: bool) -> None:
+    watched, archive = tmp_path / "in", tmp_path / "archive"
+    first, second = written(watched / "x" / "a.jsonl"), written(watched / "b.jsonl")
+    reader = disposing(watched, **({"archive": str(archive)} if archives else {"delete": True}))
+    by_name = {split.data["path"]: split for split in splits_in(watched)}
+    reader.add_splits([by_name[str(first)]])
+    before = reader.snapshot()
+    played(reader)
+    taken = reader.snapshot()
+    reader.add_splits([by_name[str(second)]])
+    played(reader)
+    reader.checkpoint_completed(1, before)
+    reader.checkpoint_completed(2, taken)
+    until(lambda: not first.exists())
+    assert second.exists(), "it was read after the checkpoint"
+    reader.checkpoint_completed(3, reader.snapshot())
+    reader.close()
+    assert not second.exists()
+    assert [(archive / name).exists() for name in ("x/a.jsonl", "b.jsonl")] == [archives] * 2
+
+
+def test_files_that_are_still_to_be_deleted_survive_a_restore(tmp_path: Path) -> None:
+    """The driver ended between the completion and the deletion."""
+    file = written(tmp_path / "a.jsonl")
+    reader = disposing(tmp_path, delete=True)
+    reader.add_splits(splits_in(tmp_path))
+    played(reader)
+    taken = [Split(s.split_id, json.loads(json.dumps(s.data)), s.position, s.finished) for s in reader.snapshot()]
+    reader.close()
+    restored = disposing(tmp_path, delete=True)
+    restored.add_splits(taken)
+    assert file.exists()
+    restored.checkpoint_completed(1, restored.snapshot())
+    until(lambda: not file.exists())
+    until(lambda: next(iter(restored.snapshot())).data["read"] == [])
+    restored.close()
+
+
+def test_a_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[str] = []
+
+    def fails_once(file: FoundFile) -> None:
+        calls.append(file.path)
+        if len(calls) == 1:
+            raise PermissionError("not now")
+
+    disposal = FileDisposal(fails_once)
+    disposal.read(1, FoundFile(0, "a", 3))
+    for _ in range(2):
+        disposal.completed(1)
+        until(lambda: not disposal._begun or not disposal._ended.empty())
+        disposal.to_json()
+    disposal.close()
+    assert calls == ["a", "a"] and disposal.to_json() == [] and "not now" in caplog.text
+
+
+def test_an_archive_keeps_both_of_two_files_with_one_path(tmp_path: Path) -> None:
+    """And a file that was copied but not deleted by a run that ended is only deleted."""
+    watched, archive = tmp_path / "in", tmp_path / "archive"
+    move = archiving([str(watched)], {}, str(archive))
+    for rows in (3, 5, 5):
+        file = written(watched / "a.jsonl", rows)
+        move(FoundFile(0, str(file), file.stat().st_size))
+        assert not file.exists()
+    move(FoundFile(0, str(file), 1))  # it is gone, as after a restart
+    assert sorted(os.listdir(archive)) == ["a.jsonl", "a.jsonl.2"]
+
+
+def test_a_watch_either_deletes_or_archives() -> None:
+    with pytest.raises(OptionError, match="either deleted or archived"):
+        Watch("10 s", delete=True, archive="/tmp/archive")

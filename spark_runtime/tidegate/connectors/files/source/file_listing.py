@@ -119,11 +119,18 @@ def is_pattern(path: str) -> bool:
     return any(c in path for c in _MAGIC)
 
 
+def fixed_part(path: str) -> str:
+    """Return the folder above the first part of a path that is a glob; a path without a glob: the path."""
+    if not is_pattern(path):
+        return path
+    return path[: min(path.index(c) for c in _MAGIC if c in path)].rpartition("/")[0]
+
+
 def list_one(filesystem: AbstractFileSystem, path: str) -> dict[str, Mapping[str, Any]]:
     """Return the visible, non-empty files that a path leads to, with their details."""
     if not is_pattern(path) or filesystem.exists(path):
         return _below(filesystem, path, path)
-    fixed = path[: min(path.index(c) for c in _MAGIC if c in path)].rpartition("/")[0]
+    fixed = fixed_part(path)
     found: dict[str, Mapping[str, Any]] = {}
     for match in filesystem.glob(path):
         if not is_hidden(match, fixed):

@@ -12,6 +12,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from tidegate.connectors.files.source.bad_records import BAD_RECORDS, BadRecord, OnBadRecord, bad_batch
+from tidegate.connectors.files.source.file_disposal import FileDisposal
 from tidegate.connectors.files.source.file_errors import truncated_file_error
 from tidegate.connectors.files.source.file_formats import FormatName
 from tidegate.connectors.files.source.file_listing import FoundFile
@@ -234,7 +235,9 @@ class Files(Source):
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
         """Return a reader that reads its splits one after the other."""
-        return FilesReader(self._files) if self._watch is None else WatchedFilesReader(self._files, ctx.subtask)
+        if self._watch is None:
+            return FilesReader(self._files)
+        return WatchedFilesReader(self._files, ctx.subtask, self._watch.disposal(self._files))
 
     def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
         """Return the splits whose file is missing or was changed."""
@@ -371,12 +374,14 @@ class FilesReader(SourceReader):
 class WatchedFilesReader(FilesReader):
     """Reader of watched files. It forgets the files that it has read, except for their counts.
 
-    The counts are in its snapshot as a finished split, which names no file.
+    The counts are in its snapshot as a finished split, together with the files that are still to be deleted or
+    archived.
     """
 
-    def __init__(self, files: FileSet, subtask: int) -> None:
+    def __init__(self, files: FileSet, subtask: int, disposal: FileDisposal | None) -> None:
         super().__init__(files)
         self._subtask = subtask
+        self._disposal = disposal
         self._totals: Counter[str] = Counter()
         self._changed = False
 
@@ -385,6 +390,8 @@ class WatchedFilesReader(FilesReader):
         for split in splits:
             if _TOTALS in split.data:
                 self._totals.update(split.position)
+                if self._disposal is not None:
+                    self._disposal.restore(split.data["read"])
         super().add_splits([split for split in splits if _TOTALS not in split.data])
 
     def snapshot(self) -> Sequence[Split]:
@@ -392,8 +399,15 @@ class WatchedFilesReader(FilesReader):
         splits = self._open_and_read()
         if self._totals:
             totals = dict(sorted(self._totals.items()))
-            splits.append(Split(f"read by {self._subtask}", {_TOTALS: True}, totals, finished=True))
+            read = [] if self._disposal is None else self._disposal.to_json()
+            splits.append(Split(f"read by {self._subtask}", {_TOTALS: True, "read": read}, totals, finished=True))
         return splits
+
+    def checkpoint_completed(self, checkpoint_id: int, splits: Sequence[Split]) -> None:
+        """Delete or archive the files that had been read to their end in the checkpoint."""
+        totals = next((split.position for split in splits if _TOTALS in split.data), None)
+        if self._disposal is not None and totals is not None:
+            self._disposal.completed(totals["files"])
 
     def progress(self) -> Mapping[str, Any]:
         """Return records emitted and files read over all runs, and the number of splits left."""
@@ -419,6 +433,14 @@ class WatchedFilesReader(FilesReader):
         }
         self._totals.update({name: n for name, n in counts.items() if n})
         self._changed = True
+        if self._disposal is not None:
+            self._disposal.read(self._totals["files"], file_of(split))
+
+    def close(self) -> None:
+        """Close the open file, and wait for files that are being deleted or archived."""
+        super().close()
+        if self._disposal is not None:
+            self._disposal.close()
 
     def _without_splits(self, now_ms: int) -> PollResult:
         changed, self._changed = self._changed, False

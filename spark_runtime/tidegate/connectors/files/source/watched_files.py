@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from fsspec import AbstractFileSystem
 
+from tidegate.connectors.files.source.file_disposal import FileDisposal, archiving, deleting
 from tidegate.connectors.files.source.file_errors import one_line
 from tidegate.connectors.files.source.file_listing import FoundFile, is_hidden, is_pattern, list_one, pinned
 from tidegate.connectors.files.source.file_set import FileSet
@@ -29,7 +30,7 @@ from tidegate.connectors.files.source.known_files import (
     path_hash,
 )
 from tidegate.connectors.interface import Discovery, Split, SplitEnumerator
-from tidegate.connectors.storage import is_local, open_filesystem
+from tidegate.connectors.storage import absolute_url, is_local, open_filesystem
 from tidegate.errors import OptionError, OutageError, PipelineError
 from tidegate.units import parse_duration
 
@@ -64,9 +65,13 @@ class Watch:
         forget_after: the state of the job names files that were written within this time before the newest file. Older
             files count as read.
         on_late: a file arrives that was written before that time: "fail" the job, or "ignore" and log it.
+        delete: delete a file when a checkpoint has completed in which it was read to its end; with a commit gate, when
+            that checkpoint is approved.
+        archive: move it into this folder at that time instead, on the same file system, with its path below the watched
+            folder.
 
     Raises:
-        OptionError: a value is unknown, or a time is not positive.
+        OptionError: a value is unknown, a time is not positive, or both `delete` and `archive` are given.
     """
 
     every: str | timedelta
@@ -74,8 +79,14 @@ class Watch:
     complete: Completion = "settled"
     forget_after: str | timedelta = "7 days"
     on_late: LateFiles = "fail"
+    delete: bool = False
+    archive: str | None = None
 
     def __post_init__(self) -> None:
+        if self.delete and self.archive is not None:
+            raise OptionError(
+                "files are either deleted or archived", where="Watch(archive=)", remedy="Leave out delete= or archive="
+            )
         for name, known in (("order", Order), ("complete", Completion), ("on_late", LateFiles)):
             value = getattr(self, name)
             if value not in get_args(known):
@@ -91,6 +102,12 @@ class Watch:
     def interval(self) -> timedelta:
         """The pause between two listings."""
         return parse_duration(self.every, where="Watch(every=)")
+
+    def disposal(self, files: FileSet) -> FileDisposal | None:
+        """Return what happens to files that a reader has read; None: they stay."""
+        if self.archive is not None:
+            return FileDisposal(archiving(files.urls, files.storage_options, absolute_url(self.archive)))
+        return FileDisposal(deleting(files.urls, files.storage_options)) if self.delete else None
 
     @property
     def remembered(self) -> timedelta:
