@@ -37,7 +37,7 @@ def latencies(folder: Path, quick: bool, repeat: int) -> Row:
     """Time from a row to its result, with two slots. `quick`: one rate of one kind of work."""
     rates = (20_000,) if quick else (20_000, 200_000, 2 * MILLION)
     work = ("total",) if quick else latency.WORK
-    row, rows = _latencies("latency", "Latency", folder, (2,), rates, work, repeat)
+    row, rows = _latencies("latency", "Latency", folder, [(2, rate) for rate in rates], work, repeat)
     p99_ms = median(r.p99_ms for r in rows if (r.rate, r.work) == (20_000, "total"))
     row.figures = {"latency_p99_20k": p99_ms}
     return row
@@ -45,19 +45,18 @@ def latencies(folder: Path, quick: bool, repeat: int) -> Row:
 
 def latencies_of_slots(folder: Path, quick: bool, repeat: int) -> Row:
     """The same with more slots than cores."""
-    rates = (20_000,) if quick else (20_000, 200_000)
+    cases = [(4, 20_000)] if quick else [(4, 20_000), (4, 200_000), (8, 20_000)]
     title = "Latency with more slots than cores"
-    return _latencies("latency_slots", title, folder, (4,) if quick else (4, 8), rates, latency.WORK, repeat)[0]
+    return _latencies("latency_slots", title, folder, cases, latency.WORK, repeat)[0]
 
 
 def _latencies(
-    name: str, title: str, folder: Path, slots: Sequence[int], rates: Sequence[int], work: Sequence[str], repeat: int
+    name: str, title: str, folder: Path, cases: Sequence[tuple[int, int]], work: Sequence[str], repeat: int
 ) -> tuple[Row, list[latency.Row]]:
     rows = [
         latency.ours(count, rate, MEASURED_S, WARM_UP_S, str(folder), kind)
         for _ in range(repeat)
-        for count in slots
-        for rate in rates
+        for count, rate in cases
         for kind in work
     ]
     return Row(name, title, latency.medians(rows), runs=[asdict(r) for r in rows]), rows

@@ -18,6 +18,11 @@ BESIDE_SPARK = ("streaming-rows", "spark-rows", "streaming-pandas", "spark-panda
 """Engines of row `perkey`, in their order."""
 
 
+ROWS = {10: 50 * MILLION, 100_000: 20 * MILLION, MILLION: 10 * MILLION}
+"""Rows of the windows by number of keys. With few keys 20 million rows take less than a second, and the end of the job
+takes much of it. With many keys they take minutes in some engines."""
+
+
 Cases = dict[tuple[int, bool, str], list[EngineRun]]
 """Runs by number of keys, whether these are texts, and engine."""
 LIMITS = ("duckdb", "polars")
@@ -64,17 +69,19 @@ def _windows(row: Row, folder: Path, engines: Mapping[tuple[int, bool], Sequence
         "Rows per CPU second of the whole process tree, in millions. With start: one run in a new process. Without: "
         "tidegate from RUNNING to FINISHED; the others a second query in the same process.",
         "",
-        "| keys | engine | with start | without start | seconds with start | each run, CPU s |",
-        "| --- | --- | ---: | ---: | ---: | --- |",
+        "| keys | rows | engine | with start | without start | seconds with start | each run, CPU s |",
+        "| --- | --- | --- | ---: | ---: | ---: | --- |",
     ]
     for (count, text), chosen in engines.items():
         bars: list[tuple[str, float]] = []
-        for engine, runs in in_turn(WINDOWS, folder, Input(20 * MILLION, count, text), chosen, repeat, row).items():
+        given = Input(ROWS[count], count, text)
+        for engine, runs in in_turn(WINDOWS, folder, given, chosen, repeat, row).items():
             found[(count, text, engine)] = runs
-            rate, warm = rate_of(20 * MILLION, runs), rate_of(20 * MILLION, runs, warm=True)
+            rate, warm = rate_of(given.rows, runs), rate_of(given.rows, runs, warm=True)
             each, wall = ", ".join(f"{run.cpu_s:.1f}" for run in runs), median(run.wall_s for run in runs)
             label = f"{count:,}{' texts' if text else ''}"
-            row.lines.append(f"| {label} | {engine} | {rate:.2f} | {warm:.2f} | {wall:.1f} | {each} |")
+            millions = given.rows // MILLION
+            row.lines.append(f"| {label} | {millions} M | {engine} | {rate:.2f} | {warm:.2f} | {wall:.1f} | {each} |")
             bars.append((label_of(engine), rate))
         kind = "texts" if text else "integers"
         row.charts[f"Million rows per CPU second, {count:,} {kind} as keys, start included"] = bars
@@ -162,7 +169,7 @@ def per_key(folder: Path, quick: bool, repeat: int) -> Row:
     row.figures = {"twspark": min(warm_ratio(found, f"streaming-{v}", f"spark-{v}") for v in ("rows", "pandas"))}
     if quick:
         return row
-    many, few = Input(1_000_000, 20_000), Input(100_000, 5_000)
+    many, few = Input(500_000, 10_000), Input(100_000, 5_000)
     threads = in_turn(PER_KEY, folder, many, BESIDE_FLINK, repeat, row)
     processes = in_turn(PER_KEY, folder, few, ("streaming-process", "flink-process"), 1, row)
     row.figures["pyflink"] = warm_ratio(threads, *BESIDE_FLINK)
