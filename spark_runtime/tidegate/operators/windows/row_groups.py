@@ -71,13 +71,21 @@ def group_by_number(numbers: Int64s) -> WindowRuns:
         return WindowRuns(None, [(int(numbers[0]), 0, len(numbers))])
     order: npt.NDArray[Any] | None = None
     if (numbers[1:] < numbers[:-1]).any():
-        known, groups = np.unique(numbers, return_inverse=True)
-        if len(known) < _DENSE_GROUPS:
-            order = scatter_index(groups.astype(np.uint16), np.bincount(groups, minlength=len(known)))
-        else:
-            order = np.argsort(numbers, kind="stable")
+        order = _ordered(numbers)
         numbers = numbers[order]
     return WindowRuns(order, _runs(numbers))
+
+
+def _ordered(numbers: Int64s) -> npt.NDArray[Any]:
+    """Return row numbers ordered by window, stable."""
+    low, high = extent(numbers)
+    if high - low < _DENSE_GROUPS:
+        groups = (numbers - low).astype(np.uint16)
+        return scatter_index(groups, np.bincount(groups, minlength=high - low + 1))
+    known, groups = np.unique(numbers, return_inverse=True)
+    if len(known) < _DENSE_GROUPS:
+        return scatter_index(groups.astype(np.uint16), np.bincount(groups, minlength=len(known)))
+    return np.argsort(numbers, kind="stable")
 
 
 def _runs(numbers: Int64s) -> list[tuple[int, int, int]]:

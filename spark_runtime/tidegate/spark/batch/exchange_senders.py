@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from tidegate.plan.batch_plan import BatchPlan, Stage, StageInput
 from tidegate.spark.batch.exchange import PACK_SCHEMA, exchange_schema
 from tidegate.spark.batch.packs import BUCKET_BITS, BUCKETS, encode_pack, narrow
 from tidegate.spark.batch.wire_rows import to_wire, wire_schema
-from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.keys.key_hash import hash_keys, key_groups, scatter_index, subtask_of_key_groups
 from tidegate.state.keys.key_types import is_key_type
 from tidegate.subtask.partitioner import targets_of
 
@@ -116,12 +117,14 @@ class PackSender:
         targets = self._owners[key_groups(hashes, self._max_parallelism)].astype(np.uint32)
         numbers = (targets << np.uint32(BUCKET_BITS)) | (hashes >> np.uint64(64 - BUCKET_BITS)).astype(np.uint32)
         size = self._parallelism << BUCKET_BITS
-        # numpy sorts 16-bit numbers by radix, several times as fast as wider ones.
-        short = numbers.astype(np.uint16) if size <= 1 << 16 else numbers
-        order = pa.array(np.argsort(short, kind="stable"))
+        flat = np.bincount(numbers, minlength=size)
+        if size <= 1 << 16:
+            order: npt.NDArray[Any] = scatter_index(numbers.astype(np.uint16), flat)
+        else:
+            order = np.argsort(numbers, kind="stable")
         whole = narrow(batch)
-        rows = whole.rows.take(order)
-        counts = np.bincount(numbers, minlength=size).reshape(-1, BUCKETS)
+        rows = whole.rows.take(pa.array(order))
+        counts = flat.reshape(-1, BUCKETS)
         of_target = counts.sum(axis=1)
         starts = np.cumsum(of_target) - of_target
         used = np.flatnonzero(of_target)

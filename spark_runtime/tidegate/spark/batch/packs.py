@@ -21,7 +21,7 @@ import mmap
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ import pyarrow.compute as pc
 from tidegate.operators.batch_sizes import coalesce_batches, concat_batches
 from tidegate.plan.batch_plan import Stage
 from tidegate.spark.batch.exchange import PACK, KeyRun, SortedBlock
+from tidegate.state.keys.stored_values import Int64s, plain_int64s
+from tidegate.state.numba_kernels import kernel
+from tidegate.state.value_kernels import extent
 
 BUCKET_BITS = 6
 BUCKETS = 1 << BUCKET_BITS
@@ -87,18 +90,55 @@ def _narrow_column(column: pa.Array) -> tuple[pa.Array, int, int]:
     """Return the column, its width and its base."""
     if column.type != pa.int64() or column.null_count == len(column):
         return column, 0, 0
+    values = plain_int64s(column)
+    if values is not None:
+        return _narrow_values(column, values)
     bounds = pc.min_max(column)
     low, high = bounds["min"].as_py(), bounds["max"].as_py()
     width = next((width for width in _NARROW if high - low < 1 << (8 * width)), 0)
     return (pc.subtract(column, low).cast(_NARROW[width]), width, low) if width else (column, 0, 0)
 
 
+def _narrow_values(column: pa.Array, values: Int64s) -> tuple[pa.Array, int, int]:
+    """Return the same for a column without nulls, at least one row."""
+    low, high = extent(values)
+    width = next((width for width in _NARROW if high - low < 1 << (8 * width)), 0)
+    if not width:
+        return column, 0, 0
+    offsets = np.empty(len(values), f"u{width}")
+    _offsets(values, low, offsets)
+    return pa.Array.from_buffers(_NARROW[width], len(values), [None, pa.py_buffer(offsets)]), width, low
+
+
+@kernel("void(i8[], i8, u1[]!)", "void(i8[], i8, u2[]!)", "void(i8[], i8, u4[]!)")
+def _offsets(values: Any, base: Any, out: Any) -> None:
+    """Write the distances of values from `base`."""
+    for i in range(len(values)):
+        out[i] = values[i] - base
+
+
+@kernel("void(u1[], i8, i8[]!)", "void(u2[], i8, i8[]!)", "void(u4[], i8, i8[]!)")
+def _sums(offsets: Any, base: Any, out: Any) -> None:
+    """Inverse of `_offsets`."""
+    for i in range(len(offsets)):
+        out[i] = base + np.int64(offsets[i])
+
+
+def _wide_column(column: pa.Array, width: int, base: int) -> pa.Array:
+    """Inverse of `_narrow_column`."""
+    if not width:
+        return column
+    if column.null_count:
+        return pc.add(column.cast(pa.int64()), base)
+    offsets = np.frombuffer(column.buffers()[1], f"u{width}", len(column), column.offset * width)
+    values = np.empty(len(offsets), np.int64)
+    _sums(offsets, base, values)
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+
+
 def _widened(rows: pa.RecordBatch, widths: Sequence[int], bases: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
     """Inverse of `narrow`."""
-    columns = [
-        pc.add(column.cast(pa.int64()), base) if width else column
-        for column, width, base in zip(rows.columns, widths, bases, strict=True)
-    ]
+    columns = [_wide_column(*given) for given in zip(rows.columns, widths, bases, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
