@@ -25,6 +25,8 @@ Boundedness = Literal["bounded", "unbounded"]
 
 NO_CHECKPOINT = sys.maxsize
 """A checkpoint id that no checkpoint ever has."""
+UNSET_RETRY_MS = 10
+"""Wait until the next poll if a reader without records sets no time, milliseconds: without it the loop would spin."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,6 @@ class Split:
     position: Any = None
     finished: bool = False
     weight: int = 1
-
-
-UNSET_RETRY_MS = 10
-"""Wait until the next poll if a reader without records sets no time, milliseconds: without it the loop would spin."""
 
 
 @dataclass(frozen=True)

@@ -368,7 +368,17 @@ class PushSource(Source):
         """Return a pusher. Called in the slot; must neither connect nor block, only `run` does."""
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
-        """Return the reader that hands the pusher's records to the loop."""
+        """Return the reader that hands the pusher's records to the loop.
+
+        Raises:
+            PipelineError: the source discovers splits while the job runs. A pusher gets its splits once.
+        """
+        if self.continuous_discovery() is not None:
+            raise PipelineError(
+                "a push source cannot discover splits while the job runs",
+                where=f"source {ctx.uid!r}, a {type(self).__name__}",
+                remedy="Let the pusher find new input itself, or write a Source that is polled",
+            )
         return PushReader(
             self.create_pusher(ctx),
             ctx,

@@ -160,4 +160,4 @@ def test_rows_of_latency_have_their_slots_and_peers(monkeypatch: pytest.MonkeyPa
     assert full.figures == quick.figures == {"latency_p99_20k": 2.0}
     assert (len(full.runs), len(full.lines)) == (3 * 9, 2 + 9)
     assert (len(quick.runs), len(quick.lines)) == (3, 2 + 1)
-    assert len(own_rows.latencies_of_slots(tmp_path, False, 1).runs) == 2 * 2 * 3
+    assert len(own_rows.latencies_of_slots(tmp_path, False, 1).runs) == 3 * 3

@@ -146,7 +146,7 @@ def test_a_snapshot_holds_what_waited_at_its_trigger() -> None:
 
 
 def test_after_a_stop_nothing_is_assigned_unless_it_is_aborted() -> None:
-    """S7.2: its readers emit nothing more."""
+    """S4.3, S7.2: its readers emit nothing more."""
     readers = Readers().up()
     readers.enumerations.triggered(trigger(7, 0, 1, stop="suspend"))
     readers.search(found(1))
@@ -205,7 +205,7 @@ def test_a_run_without_such_sources_does_nothing() -> None:
 
 @given(st.data())
 def test_every_split_is_assigned_once_and_held_once_by_each_snapshot(data: st.DataObject) -> None:
-    """Whatever the order of searches, reports, snapshots and their ends."""
+    """S4.3, whatever the order of searches, reports, snapshots and their ends."""
     limit = data.draw(st.sampled_from([None, 1, 2]))
     readers = Readers(open_splits=limit).up()
     number, snapshot = 0, 0

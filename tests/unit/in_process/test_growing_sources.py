@@ -72,7 +72,7 @@ def test_a_shelf_that_is_empty_and_closed_ends_the_job() -> None:
 
 @pytest.mark.parametrize("rounds", range(0, 40, 3))
 def test_a_job_that_crashes_anywhere_reads_every_split_once(rounds: int) -> None:
-    """S9.1: before and after the assignment, with splits that wait, and with some that no checkpoint knows."""
+    """S4.3, S9.1: before and after the assignment, with splits that wait, and with some that no checkpoint knows."""
     job = Job()
     job.shelf.rows |= {f"s{k}": 5 for k in range(6)}
     run = job.job.submit()

@@ -15,6 +15,7 @@ from builders.jobs import submission
 
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.driver_job import DriverJob
+from tidegate.coordinator.enumeration import Enumerations
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.coordinator.supervision.supervisor import EXIT_JOB_FAILED, SIGTERM_STOP
 from tidegate.coordinator.topology import ChainShape, Topology
@@ -103,6 +104,12 @@ class FakeJob:
         if isinstance(found, Exception):
             raise found
         return dict(found)
+
+    sources: dict[str, Any] = {}
+
+    def enumerations(self, _restore: Any) -> Any:
+        """No source discovers splits while the job runs."""
+        return Enumerations(), {}
 
     def facts(self) -> Any:
         topology = Topology(1, (ChainShape(0, ("src",), (), True, False),))

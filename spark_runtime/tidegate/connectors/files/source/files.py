@@ -38,6 +38,8 @@ OPEN_FILES = 2
 """Most files that a reader of watched files has: the one that it reads, and the next."""
 RETRY_MS = 1_000
 """Wait for the next poll of a reader that has no file, milliseconds. An assignment ends it."""
+_TOTALS = "totals"
+"""Key in the data of the split that holds the counts of files that were read."""
 MIN_SPLIT_ROWS = 65_536
 """Least number of rows in a split of a Parquet file, which consists of whole row groups."""
 
@@ -445,7 +447,3 @@ class WatchedFilesReader(FilesReader):
     def _without_splits(self, now_ms: int) -> PollResult:
         changed, self._changed = self._changed, False
         return PollResult(state="nothing_now", retry_at_ms=now_ms + RETRY_MS, idle=True, splits_changed=changed)
-
-
-_TOTALS = "totals"
-"""Key in the data of the split that holds the counts of files that were read."""
