@@ -455,6 +455,8 @@ class Coordinator:
         self._pending[checkpoint_id] = pending
         self._failures.claimed(checkpoint_id)
         pending.after_all_data = self._subtasks.all_ended
+        if request.kind == "final" and self._final.done:
+            return self._abort(pending, "subsumed", "the job ends with an earlier snapshot", now_ms)
         if not plan.wait_for:
             return self._abort(pending, "subtask_finished", "every subtask has finished", now_ms)
         actions: list[Action] = []
@@ -513,6 +515,12 @@ class Coordinator:
         self._last_completed_ms = now_ms
         if request.kind != "savepoint":
             self._final.done = self._final.done or pending.after_all_data
+            if pending.after_all_data:
+                # Every subtask finishes with this one, which would abort a final snapshot beside it.
+                for final in self._pending.finals():
+                    actions += self._abort(
+                        final, "subsumed", f"the job ends with {request.kind} {checkpoint_id}", now_ms
+                    )
             # A list, because `_abort` removes entries from the dictionary.
             for older in list(self._pending.values()):
                 if older.checkpoint_id < checkpoint_id and older.request.kind not in ("savepoint", "stop-savepoint"):

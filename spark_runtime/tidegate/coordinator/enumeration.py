@@ -108,6 +108,7 @@ class SourceEnumeration:
         self._sent: dict[int, int] = dict.fromkeys(self._readers, 0)
         self._told_last: set[int] = set()
         self._behind: dict[int, set[int]] = {}
+        self._stopped: dict[int, set[int]] = {}
 
     @property
     def search_ms(self) -> int | None:
@@ -135,15 +136,22 @@ class SourceEnumeration:
         """Record what a reader has. Splits that are on their way to it count as its own."""
         index = message.subtask[1]
         self._load[index] = message.open + self._sent[index] - message.received
+        for stop_id in [n for n in self._stopped if n <= message.aborted]:
+            self._stopped[stop_id].discard(index)
+            if not self._stopped[stop_id]:
+                del self._stopped[stop_id]
         return self._assign()
 
     def triggered(self, trigger: Trigger) -> EnumerationState:
         """Hold assignments back until the barrier of the snapshot has passed all readers. Return the source's part.
 
-        After the trigger of a stop they stay back: its readers emit nothing more.
+        After the trigger of a stop they stay back, because its readers emit nothing more. If it is aborted, each reader
+        must first report that it reads on: some may have ended their data before the abort.
         """
         mine = {index for chain_id, index in trigger.subtasks if chain_id == self.chain_id}
-        self._behind[trigger.checkpoint_id] = mine | ({-1} if trigger.stop is not None else set())
+        self._behind[trigger.checkpoint_id] = mine
+        if trigger.stop is not None:
+            self._stopped[trigger.checkpoint_id] = set(self._readers)
         return EnumerationState(self._state, tuple(self._waiting), self._complete)
 
     def passed(self, checkpoint_id: int | None, index: int) -> list[AssignSplits]:
@@ -162,7 +170,7 @@ class SourceEnumeration:
         return self._assign()
 
     def _assign(self) -> list[AssignSplits]:
-        if self._behind or self._load.keys() != self._readers:
+        if self._behind or self._stopped or self._load.keys() != self._readers:
             return []
         given: dict[int, list[SplitDocument]] = {}
         while self._waiting and (index := self._next_reader()) is not None:

@@ -15,8 +15,8 @@ from tidegate.operators.time.watermark_specs import AlignmentGroup
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
 
-HeldSplits = tuple[int, int]
-"""(unfinished splits, splits that this run has assigned to the reader)."""
+HeldSplits = tuple[int, int, int]
+"""(unfinished splits, splits that this run has assigned to the reader, newest aborted snapshot)."""
 
 MAX_POLL_WAIT_MS = 1000
 """Longest time between two polls of a reader that has no records, milliseconds."""
@@ -109,7 +109,7 @@ class SourceInput:
         self._on_held = on_held
         # Positions are kept for the reader only if it has use for them.
         self._wants_completions = type(reader).checkpoint_completed is not SourceReader.checkpoint_completed
-        self._received = 0
+        self._received = self._aborted = 0
         self._held: HeldSplits | None = None
         self._taken: dict[int, Sequence[Split]] = {}
 
@@ -134,7 +134,7 @@ class SourceInput:
         """Report what the reader holds, if it has changed since the last report."""
         if self._on_held is None:
             return
-        held = len(self.turn.active), self._received
+        held = len(self.turn.active), self._received, self._aborted
         if held != self._held:
             self._held = held
             self._on_held(held)
@@ -146,7 +146,9 @@ class SourceInput:
         if polled.batch is not None:
             self.records += polled.batch.num_rows
         split_id = self._split if polled.batch is None else polled.split_id
-        if polled.splits_changed or split_id != self._split:
+        # The last split of a reader may end with its last batch. Only the next poll shows that.
+        has_run_dry = self._on_held is not None and polled.batch is None
+        if polled.splits_changed or split_id != self._split or has_run_dry:
             self._learn_splits(split_id)
             self.report_held()
         return polled
@@ -214,9 +216,12 @@ class SourceInput:
         part = splits_part(splits)
         return lambda: [part]
 
-    def aborted(self, checkpoint_id: int) -> None:
-        """Forget a snapshot that will never complete."""
+    def aborted(self, checkpoint_id: int, *, reads_on: bool) -> None:
+        """Forget a snapshot that will never complete. Args: reads_on: the subtask has not ended its data."""
         self._taken.pop(checkpoint_id, None)
+        if reads_on:
+            self._aborted = max(self._aborted, checkpoint_id)
+            self.report_held()
 
     def completed(self, checkpoint_id: int) -> None:
         """Report a completed checkpoint to the reader. Older ones are forgotten."""

@@ -173,6 +173,7 @@ class Subtask:
         self._ahead: Emitted | None = None
         self._alignment_bytes: dict[int, int] = defaultdict(int)
         self._ended_naturally = False
+        self._is_ending = False
         self.watermark_us = MIN_WATERMARK
         self._poll_at_ms: int | None = None
         self._silent = False
@@ -249,7 +250,7 @@ class Subtask:
                 self._inputs.unblock()
         self._drop_checkpoint(checkpoint_id)
         if self._source is not None:
-            self._source.aborted(checkpoint_id)
+            self._source.aborted(checkpoint_id, reads_on=self._lifecycle.phase == "running" and not self._is_ending)
         for operator in self._chain.operators:
             operator.aborted(checkpoint_id)
 
@@ -271,7 +272,7 @@ class Subtask:
     def assign(self, splits: Sequence[Split], *, last: bool) -> None:
         """Give further splits to the reader (S4.3). `last`: it gets no more."""
         assert self._source is not None, "splits for a subtask without a source"
-        if self._lifecycle.phase != "running":
+        if self._lifecycle.phase != "running" or self._is_ending:
             # The coordinator holds them back; if it did not, they would be lost. A restart assigns them again.
             raise AssertionError(f"internal error: source {self._source.uid!r} got splits after its data had ended")
         self._source.assign(splits, last=last)
@@ -304,6 +305,7 @@ class Subtask:
             self._poll_at_ms = None
             barrier, since_ms = self._triggers.popleft()
             self._overtaking.starts(barrier, since_ms)
+            self._is_ending = self._is_ending or barrier.stop is not None
             self._emission = self._on_trigger(barrier)
         elif phase == "ended" and self._lifecycle.may_finish and not self.commits.busy and not self._triggers:
             self._emission = self._finish()

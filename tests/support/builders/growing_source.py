@@ -31,12 +31,14 @@ class Shelf:
     Attributes:
         rows: split -> number of its rows, in the order in which splits appeared.
         closed: no more will appear.
+        tells: readers report the end of a split at once, and not only by having no more records.
         fails: raised by the next searches, one each.
         completed: what the enumerator and the readers were told: checkpoint ids, and (id, positions).
     """
 
     rows: dict[str, int] = field(default_factory=dict)
     closed: bool = False
+    tells: bool = True
     fails: list[Exception] = field(default_factory=list)
     searches: int = 0
     enumerator_completed: list[int] = field(default_factory=list)
@@ -121,9 +123,9 @@ class ShelfReader(SourceReader):
         if end == self._shelf.rows[name]:
             del self._splits[name]
         if begin == end:
-            return PollResult(splits_changed=True)
+            return PollResult(splits_changed=self._shelf.tells)
         columns = [pa.array([name] * (end - begin)), pa.array(range(begin, end), pa.int64())]
-        return PollResult(pa.record_batch(columns, schema=SCHEMA), name, splits_changed=True)
+        return PollResult(pa.record_batch(columns, schema=SCHEMA), name, splits_changed=self._shelf.tells)
 
     def snapshot(self) -> Sequence[Split]:
         return list(self._splits.values())

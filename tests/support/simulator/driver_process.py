@@ -306,13 +306,14 @@ class DriverProcess:
             case "lost" if current is not None:
                 current.on_lost(payload)
             case "searched" if payload[0] is current:
+                self._ticked = (None, 0)  # it may bring the next search, in the same millisecond
                 current.run.on_searched(payload[1])
             case "tick":
                 self._feed(sv.Tick())
                 if current is not None and current.run.outcome is None:
                     current.run.on_event(ev.Tick())
                     for uid in current.run.take_searches():
-                        self.process.spawn(partial(self._search, current, uid), self._world.scheduler.upto(50))
+                        self.process.spawn(partial(self._search, current, uid), 1 + self._world.scheduler.upto(50))
 
     def _search(self, current: RunOfSlots, uid: str) -> None:
         """A task of its own, as it is a thread of its own on Spark."""

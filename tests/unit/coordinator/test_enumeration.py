@@ -50,6 +50,7 @@ class Readers:
         self.given: dict[int, list[str]] = {0: [], 1: []}
         self.last: dict[int, bool] = {0: False, 1: False}
         self.ended = {0: 0, 1: 0}
+        self.aborted = 0
 
     def take(self, assigned: list[AssignSplits]) -> dict[int, list[str]]:
         """Note what is assigned, and return it."""
@@ -64,7 +65,8 @@ class Readers:
         """The reader reports what it has, after it has read `ended` more splits."""
         self.ended[index] += ended
         received = len(self.given[index])
-        return self.take(self.enumerations.held(SplitsHeld((CHAIN, index), received - self.ended[index], received)))
+        open_splits = received - self.ended[index]
+        return self.take(self.enumerations.held(SplitsHeld((CHAIN, index), open_splits, received, self.aborted)))
 
     def up(self) -> Readers:
         """Both have reported."""
@@ -93,7 +95,7 @@ def test_a_split_goes_to_the_reader_with_the_fewest_unfinished_ones() -> None:
 def test_a_split_on_its_way_counts_although_the_reader_does_not_know_it_yet() -> None:
     readers = Readers(open_splits=1).up()
     readers.search(found(1, 2))
-    assert readers.take(readers.enumerations.held(SplitsHeld((CHAIN, 0), 0, 0))) == {}, "a report of before"
+    assert readers.take(readers.enumerations.held(SplitsHeld((CHAIN, 0), 0, 0, 0))) == {}, "a report of before"
     assert readers.search(found(3)) == {}
 
 
@@ -145,14 +147,19 @@ def test_a_snapshot_holds_what_waited_at_its_trigger() -> None:
     assert EnumerationState.from_json(part["src"]) == EnumerationState(3, splits(3), False)
 
 
-def test_after_a_stop_nothing_is_assigned_unless_it_is_aborted() -> None:
-    """S4.3, S7.2: its readers emit nothing more."""
+def test_after_a_stop_nothing_is_assigned_unless_it_is_aborted_and_all_readers_read_on() -> None:
+    """S4.3, S7.2, S7.7: a reader may have ended its data before it heard of the abort."""
     readers = Readers().up()
     readers.enumerations.triggered(trigger(7, 0, 1, stop="suspend"))
     readers.search(found(1))
     for index in (0, 1):
         assert readers.enumerations.on_subtask(Acknowledged((CHAIN, index), 7, "run")) == []
-    assert readers.take(readers.enumerations.aborted(7)) == {0: ["s1"]}
+    assert readers.take(readers.enumerations.aborted(7)) == {}
+    readers.aborted = 6
+    assert readers.report(0) == readers.report(1) == {}, "they do not know of it yet"
+    readers.aborted = 7
+    assert readers.report(1) == {}
+    assert readers.report(0) == {0: ["s1"]}
 
 
 def test_readers_are_told_once_that_no_split_follows() -> None:

@@ -64,6 +64,15 @@ def test_splits_that_appear_while_the_job_runs_are_read_and_a_bounded_source_end
     assert job.rows() == sorted(job.shelf.everything())
 
 
+def test_a_reader_whose_last_split_ends_with_its_last_batch_gets_the_next_one() -> None:
+    """S4.3: it reports no end. It has no records at the next poll."""
+    job = Job(parallelism=1)
+    job.shelf.rows |= {"a": 4, "b": 4, "c": 4}
+    job.shelf.closed, job.shelf.tells = True, False
+    assert isinstance(job.job.submit().to_end(), RunEnded)
+    assert job.rows() == sorted(job.shelf.everything())
+
+
 def test_a_shelf_that_is_empty_and_closed_ends_the_job() -> None:
     job = Job()
     job.shelf.closed = True

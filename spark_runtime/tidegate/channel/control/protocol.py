@@ -302,11 +302,13 @@ class SplitsHeld:
     Attributes:
         open: splits that are not read to their end.
         received: splits that this run has assigned to the reader so far.
+        aborted: the newest aborted snapshot that the subtask knows. It reads on after this abort.
     """
 
     subtask: Subtask
     open: int
     received: int
+    aborted: int
 
 
 @dataclass(frozen=True, slots=True)

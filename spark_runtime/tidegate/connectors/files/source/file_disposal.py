@@ -65,7 +65,7 @@ class FileDisposal:
             self._work.put(entry[1])
 
     def close(self) -> None:
-        """Wait for the work that has begun, but not for ever."""
+        """Wait for the work that has begun, at most `CLOSE_TIMEOUT_S`."""
         if self._thread is not None:
             self._work.put(None)
             self._thread.join(CLOSE_TIMEOUT_S)
