@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.channel.control.protocol import (
-    Acknowledged,
     AssignSplits,
-    Declined,
     SplitsHeld,
     SubtaskFinished,
     Trigger,
@@ -127,7 +125,8 @@ class SourceEnumeration:
 
     def discovered(self, found: SplitsDiscovered, now_ms: int) -> list[AssignSplits]:
         """Add the splits of a search."""
-        self._searching, self._search_ms = False, now_ms if found.more else now_ms + self._interval_ms
+        at_once = found.more and bool(found.splits)  # without splits, it would search without a pause
+        self._searching, self._search_ms = False, now_ms if at_once else now_ms + self._interval_ms
         self._waiting.extend(found.splits)
         self._state, self._complete = found.state, found.complete
         return self._assign()
@@ -136,6 +135,8 @@ class SourceEnumeration:
         """Record what a reader has. Splits that are on their way to it count as its own."""
         index = message.subtask[1]
         self._load[index] = message.open + self._sent[index] - message.received
+        for pending in [n for n in self._behind if n <= message.passed]:
+            self._note_passed(pending, index)
         for stop_id in [n for n in self._stopped if n <= message.aborted]:
             self._stopped[stop_id].discard(index)
             if not self._stopped[stop_id]:
@@ -154,15 +155,16 @@ class SourceEnumeration:
             self._stopped[trigger.checkpoint_id] = set(self._readers)
         return EnumerationState(self._state, tuple(self._waiting), self._complete)
 
-    def passed(self, checkpoint_id: int | None, index: int) -> list[AssignSplits]:
-        """Record that the barrier has passed a reader. `checkpoint_id` None: it has finished, so that all have."""
-        for pending in [checkpoint_id] if checkpoint_id is not None else list(self._behind):
-            left = self._behind.get(pending)
-            if left is not None:
-                left.discard(index)
-                if not left:
-                    del self._behind[pending]
+    def finished(self, index: int) -> list[AssignSplits]:
+        """Record that a reader has finished, so that every barrier has passed it."""
+        for pending in list(self._behind):
+            self._note_passed(pending, index)
         return self._assign()
+
+    def _note_passed(self, checkpoint_id: int, index: int) -> None:
+        self._behind[checkpoint_id].discard(index)
+        if not self._behind[checkpoint_id]:
+            del self._behind[checkpoint_id]
 
     def aborted(self, checkpoint_id: int) -> list[AssignSplits]:
         """Forget a snapshot that will never complete."""
@@ -232,13 +234,10 @@ class Enumerations:
         if self._by_uid:
             self._parts[trigger.checkpoint_id] = {uid: e.triggered(trigger) for uid, e in self._by_uid.items()}
 
-    def on_subtask(self, message: Acknowledged | Declined | SubtaskFinished) -> list[AssignSplits]:
-        """Process a message that says that a subtask has passed a barrier, or all barriers."""
+    def finished(self, message: SubtaskFinished) -> list[AssignSplits]:
+        """Process the end of a subtask."""
         enumeration = self._by_chain.get(message.subtask[0])
-        if enumeration is None:
-            return []
-        passed_id = None if isinstance(message, SubtaskFinished) else message.checkpoint_id
-        return enumeration.passed(passed_id, message.subtask[1])
+        return [] if enumeration is None else enumeration.finished(message.subtask[1])
 
     def aborted(self, checkpoint_id: int) -> list[AssignSplits]:
         """Forget a snapshot that will never complete."""

@@ -258,12 +258,12 @@ class JobRun:
                     self.slots.broadcast(answer)
             case SplitsHeld():
                 self._assign(self.enumerations.held(message))
-            case Acknowledged() | SubtaskFinished() | Declined():
-                if not isinstance(message, Declined):
-                    self._ended.note(message)
+            case Acknowledged() | SubtaskFinished():
+                self._ended.note(message)
+                if isinstance(message, SubtaskFinished):
+                    self._assign(self.enumerations.finished(message))
                 self.on_event(message)
-                self._assign(self.enumerations.on_subtask(message))
-            case SubtaskRunning() | SubtaskEndedData() | SubtaskCommitted():
+            case SubtaskRunning() | SubtaskEndedData() | Declined() | SubtaskCommitted():
                 self.on_event(message)
 
     def fail(self, failure: RunFailed) -> None:

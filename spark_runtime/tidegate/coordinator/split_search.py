@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -21,28 +22,36 @@ class SplitSearch:
     def __init__(self, uid: str, source: Source, state: Any) -> None:
         """Args: state: see `Source.create_enumerator`."""
         self._uid = uid
-        self._enumerator: SplitEnumerator = source.create_enumerator(state)
+        self._create = lambda: source.create_enumerator(state)
+        self._enumerator: SplitEnumerator | None = None
 
     def search(self) -> SplitsDiscovered | SearchFailed:
         """Search once. If the system that holds the splits does not answer, this is logged and tried again later.
 
         Raises:
+            TypeError, ValueError: the splits or the state are not JSON.
             Exception: any other error of the enumerator, which fails the run.
         """
         try:
+            if self._enumerator is None:
+                self._enumerator = self._create()
             found = self._enumerator.discover()
         except (OutageError, StoreError) as error:
             logger.warning(
                 "splits could not be discovered; it is tried again: %s", error, extra=context(operator=self._uid)
             )
             return SearchFailed(self._uid)
-        splits = tuple(split_to_json(split) for split in found.splits)
-        return SplitsDiscovered(self._uid, splits, found.state, found.complete, found.more)
+        # Through JSON, because the enumerator may change its state later, and a snapshot must be able to hold it.
+        document = json.dumps([[split_to_json(split) for split in found.splits], found.state], allow_nan=False)
+        splits, state = json.loads(document)
+        return SplitsDiscovered(self._uid, tuple(splits), state, found.complete, found.more)
 
     def completed(self, checkpoint_id: int) -> None:
         """Report a completed checkpoint to the enumerator. Its errors are logged, because the next checkpoint covers
         this one.
         """
+        if self._enumerator is None:
+            return
         try:
             self._enumerator.checkpoint_completed(checkpoint_id)
         except Exception:
@@ -53,6 +62,8 @@ class SplitSearch:
 
     def close(self) -> None:
         """Close the enumerator. Errors are only logged."""
+        if self._enumerator is None:
+            return
         try:
             self._enumerator.close()
         except Exception:

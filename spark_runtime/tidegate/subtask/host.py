@@ -56,9 +56,9 @@ class SubtaskHost(Protocol):
     def finished(self, subtask: tuple[int, int]) -> None:
         """Report that the subtask is closed and has sent EndOfPartition."""
 
-    def splits_held(self, subtask: tuple[int, int], unfinished: int, received: int, aborted: int) -> None:
-        """Report the unfinished splits of a reader, how many splits this run has assigned to it, and the newest aborted
-        snapshot after which it reads on (S4.3).
+    def splits_held(self, subtask: tuple[int, int], unfinished: int, received: int, passed: int, aborted: int) -> None:
+        """Report the unfinished splits of a reader, how many splits this run has assigned to it, the newest snapshot
+        that it has taken, and the newest aborted one after which it reads on (S4.3).
         """
 
     def commit(

@@ -296,9 +296,9 @@ class Slot:
         """Send the message to the coordinator."""
         self._send(SubtaskFinished(subtask, self._last_counts(subtask)))
 
-    def splits_held(self, subtask: tuple[int, int], unfinished: int, received: int, aborted: int) -> None:
+    def splits_held(self, subtask: tuple[int, int], unfinished: int, received: int, passed: int, aborted: int) -> None:
         """Send the message to the coordinator."""
-        self._send(SplitsHeld(subtask, unfinished, received, aborted))
+        self._send(SplitsHeld(subtask, unfinished, received, passed, aborted))
 
     def commit(
         self,

@@ -15,8 +15,8 @@ from tidegate.operators.time.watermark_specs import AlignmentGroup
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
 
-HeldSplits = tuple[int, int, int]
-"""(unfinished splits, splits that this run has assigned to the reader, newest aborted snapshot)."""
+HeldSplits = tuple[int, int, int, int]
+"""(unfinished splits, splits that this run has assigned to the reader, newest snapshot passed, newest one aborted)."""
 
 MAX_POLL_WAIT_MS = 1000
 """Longest time between two polls of a reader that has no records, milliseconds."""
@@ -109,7 +109,7 @@ class SourceInput:
         self._on_held = on_held
         # Positions are kept for the reader only if it has use for them.
         self._wants_completions = type(reader).checkpoint_completed is not SourceReader.checkpoint_completed
-        self._received = self._aborted = 0
+        self._received = self._passed = self._aborted = 0
         self._held: HeldSplits | None = None
         self._taken: dict[int, Sequence[Split]] = {}
 
@@ -134,7 +134,7 @@ class SourceInput:
         """Report what the reader holds, if it has changed since the last report."""
         if self._on_held is None:
             return
-        held = len(self.turn.active), self._received, self._aborted
+        held = len(self.turn.active), self._received, self._passed, self._aborted
         if held != self._held:
             self._held = held
             self._on_held(held)
@@ -207,12 +207,14 @@ class SourceInput:
         if not self.is_paused and not self._idle:
             self._silent_since_ms = None
 
-    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot:
-        """Return the positions after the last polled batch (S4.2)."""
+    def snapshot(self, checkpoint_id: int, *, completes: bool = True) -> AsyncSnapshot:
+        """Return the positions after the last polled batch (S4.2). Args: completes: `completed` may follow."""
         # Read now and not on a writer thread: it must be the position at the barrier (S4.2).
         splits = self._reader.snapshot()
-        if self._wants_completions:
+        if self._wants_completions and completes:
             self._taken[checkpoint_id] = splits
+        self._passed = max(self._passed, checkpoint_id)
+        self.report_held()
         part = splits_part(splits)
         return lambda: [part]
 

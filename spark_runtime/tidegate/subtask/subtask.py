@@ -586,7 +586,8 @@ class Subtask:
         started_ms = self._host.now_ms()
         parts: list[tuple[str, AsyncSnapshot]] = []
         if self._source is not None:
-            parts.append((self._source.uid, self._source.snapshot(checkpoint_id)))
+            completes = barrier.kind != "savepoint"  # no recovery point (S2.4)
+            parts.append((self._source.uid, self._source.snapshot(checkpoint_id, completes=completes)))
         parts += self._chain.snapshot(checkpoint_id, portable=barrier.kind in SAVEPOINT_KINDS)
         self._lifecycle.on_snapshot_taken(checkpoint_id)
         metrics = snapshot_metrics(barrier, first_ms, started_ms, self._host.now_ms(), unaligned=unaligned)

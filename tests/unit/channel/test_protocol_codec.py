@@ -74,7 +74,7 @@ EXAMPLES: tuple[Message, ...] = (
     Declined((0, 1), 7, "r000001", "a newer barrier came", "alignment_aborted"),
     SubtaskCommitted((0, 1), 7),
     SourceWatermarks((SourceWatermark((0, 1), "g", MAX_WATERMARK, True),)),
-    SplitsHeld((0, 1), 2, 5, 7),
+    SplitsHeld((0, 1), 2, 5, 7, 6),
     Heartbeat(2**33, 12, SlotMetrics(5, (SubtaskMetrics((0, 1), 3, 4, 5, ("op",), SOURCE, {"op": {"late": 2}}),))),
     Failed("no such column", "op", 1, "Traceback", "user_code", True),
     Over(),

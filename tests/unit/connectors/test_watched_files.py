@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 
 from tidegate.connectors.files.source import known_files, watched_files
-from tidegate.connectors.files.source.file_disposal import FileDisposal, archiving
-from tidegate.connectors.files.source.file_listing import FoundFile
-from tidegate.connectors.files.source.files import Files, FilesReader
+from tidegate.connectors.files.source.file_disposal import FileDisposal, archiving, deleting
+from tidegate.connectors.files.source.file_listing import FoundFile, pinned
+from tidegate.connectors.files.source.files import Files, FilesReader, file_of
 from tidegate.connectors.files.source.known_files import DAY_S, KnownFiles, path_hash
 from tidegate.connectors.files.source.watched_files import Watch, WatchedFiles
 from tidegate.connectors.interface import Source, SourceContext, Split
+from tidegate.connectors.storage import open_filesystem
 from tidegate.errors import OptionError, OutageError, PipelineError
 from tidegate.testing import DiscoveringSourceConformance
 
@@ -302,6 +303,80 @@ def test_a_file_that_waits_for_its_completion_is_not_forgotten(tmp_path: Path, m
     assert folder.search() == ["slow/a.jsonl"]
 
 
+def test_a_file_from_the_future_does_not_make_the_others_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_files, "BLOCK_FILES", 1)
+    folder = Folder(tmp_path, complete="listed")
+    folder.write("future.jsonl", age_s=-400 * DAY_S)
+    assert folder.search() == ["future.jsonl"] and folder.search() == []
+    folder.write("now.jsonl", age_s=0)
+    assert folder.search() == ["now.jsonl"]
+    folder.restart()
+    folder.write("then.jsonl", age_s=5)
+    assert folder.search() == ["then.jsonl"]
+
+
+def test_old_files_are_compared_when_a_listing_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the folder is away, or does not answer in the middle."""
+    folder = late(tmp_path / "in", monkeypatch)
+    (tmp_path / "in").rename(tmp_path / "away")
+    folder.restart()
+    assert folder.search() == []
+    (tmp_path / "away").rename(tmp_path / "in")
+    assert folder.search() == [], "what it knows as old is there again"
+    folder.restart()
+    folder.write("late.jsonl", age_s=3 * DAY_S)
+    monkeypatch.setattr(watched_files, "HASHED_AT_ONCE", 2)
+    listed = watched_files._scan
+
+    def breaks_off(path: str) -> Any:
+        for n, entry in enumerate(listed(path)):
+            if n == 3:
+                raise OSError("the server does not answer")
+            yield entry
+
+    monkeypatch.setattr(watched_files, "_scan", breaks_off)
+    with pytest.raises(OutageError):
+        folder.search()
+    monkeypatch.setattr(watched_files, "_scan", listed)
+    with pytest.raises(PipelineError, match="3 files are there, and 2 were read"):
+        folder.search()
+
+
+def test_a_folder_that_is_removed_during_a_listing_hides_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path)
+    for name in ("a/x.jsonl", "b/y.jsonl", "c/z.jsonl"):
+        folder.write(name)
+    listed = os.scandir
+
+    def scandir(path: str) -> Any:
+        if str(path).endswith("b"):
+            raise FileNotFoundError(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert folder.search() == ["a/x.jsonl", "c/z.jsonl"]
+
+
+def test_a_link_to_a_folder_that_contains_it_is_not_followed(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "in")
+    folder.write("a.jsonl")
+    (tmp_path / "other").mkdir()
+    written(tmp_path / "other" / "b.jsonl")
+    (tmp_path / "in" / "loop").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "more").symlink_to(tmp_path / "other")
+    assert folder.search() == ["a.jsonl", "more/b.jsonl"]
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """A snapshot could not hold it."""
+    folder = Folder(tmp_path)
+    written(Path(os.fsdecode(os.fsencode(tmp_path) + b"/z\xe9.jsonl")))
+    with pytest.raises(PipelineError, match="not UTF-8"):
+        folder.search()
+
+
 # ------------------------------------------------------------ known files
 
 
@@ -494,6 +569,41 @@ def test_an_archive_keeps_both_of_two_files_with_one_path(tmp_path: Path) -> Non
         assert not file.exists()
     move(FoundFile(0, str(file), 1))  # it is gone, as after a restart
     assert sorted(os.listdir(archive)) == ["a.jsonl", "a.jsonl.2"]
+
+
+def test_a_file_that_was_replaced_after_it_was_read_is_not_deleted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody has read the new one."""
+    file = written(tmp_path / "a.jsonl", 3)
+    (split,) = splits_in(tmp_path)
+    written(file, 99, age_s=1)
+    deleting([str(tmp_path)], {})(file_of(split))
+    assert file.exists() and "has been replaced" in caplog.text
+
+
+@pytest.mark.parametrize("archive", ["{0}/done", "{0}", "memory://bucket/done", "{0}/x/../done"])
+def test_an_archive_that_would_be_read_again_or_is_elsewhere_is_refused(tmp_path: Path, archive: str) -> None:
+    with pytest.raises(OptionError, match="cannot be archived"):
+        Files(tmp_path, schema=SCHEMA, watch=Watch("10 s", archive=archive.format(tmp_path)))
+
+
+def test_an_archive_may_be_hidden_in_the_watched_folder(tmp_path: Path) -> None:
+    Files(tmp_path, schema=SCHEMA, watch=Watch("10 s", archive=f"{tmp_path}/_done"))
+    Files(f"{tmp_path}/in/*.jsonl", schema=SCHEMA, watch=Watch("10 s", archive=f"{tmp_path}/done"))
+
+
+def test_an_object_whose_name_is_a_pattern_is_archived_alone() -> None:
+    system, _ = open_filesystem("memory://archived", None)
+    for name in ("a?.jsonl", "ab.jsonl"):
+        system.pipe_file(f"/archived/in/{name}", b"{}")
+    found = system.info("/archived/in/a?.jsonl")
+    archiving(["memory://archived/in"], {}, "memory://archived/done")(pinned(0, "/archived/in/a?.jsonl", found))
+    assert [system.exists(f"/archived/{name}") for name in ("in/a?.jsonl", "in/ab.jsonl", "done/a?.jsonl")] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_watch_either_deletes_or_archives() -> None:

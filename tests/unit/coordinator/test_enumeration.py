@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.channel.control.protocol import (
-    Acknowledged,
     AssignSplits,
-    Declined,
     SplitsHeld,
     SubtaskFinished,
     Trigger,
@@ -51,6 +49,7 @@ class Readers:
         self.last: dict[int, bool] = {0: False, 1: False}
         self.ended = {0: 0, 1: 0}
         self.aborted = 0
+        self.passed = {0: 0, 1: 0}
 
     def take(self, assigned: list[AssignSplits]) -> dict[int, list[str]]:
         """Note what is assigned, and return it."""
@@ -66,7 +65,16 @@ class Readers:
         self.ended[index] += ended
         received = len(self.given[index])
         open_splits = received - self.ended[index]
-        return self.take(self.enumerations.held(SplitsHeld((CHAIN, index), open_splits, received, self.aborted)))
+        held = SplitsHeld((CHAIN, index), open_splits, received, self.passed[index], self.aborted)
+        return self.take(self.enumerations.held(held))
+
+    def passes(self, n: int, *indices: int) -> dict[int, list[str]]:
+        """The barrier of snapshot `n` passes readers, which report it."""
+        given: dict[int, list[str]] = {}
+        for index in indices:
+            self.passed[index] = n
+            given |= self.report(index)
+        return given
 
     def up(self) -> Readers:
         """Both have reported."""
@@ -95,7 +103,7 @@ def test_a_split_goes_to_the_reader_with_the_fewest_unfinished_ones() -> None:
 def test_a_split_on_its_way_counts_although_the_reader_does_not_know_it_yet() -> None:
     readers = Readers(open_splits=1).up()
     readers.search(found(1, 2))
-    assert readers.take(readers.enumerations.held(SplitsHeld((CHAIN, 0), 0, 0, 0))) == {}, "a report of before"
+    assert readers.take(readers.enumerations.held(SplitsHeld((CHAIN, 0), 0, 0, 0, 0))) == {}, "a report of before"
     assert readers.search(found(3)) == {}
 
 
@@ -106,23 +114,20 @@ def test_with_a_limit_a_reader_gets_the_next_split_when_it_has_finished_one() ->
     assert readers.report(1, ended=1) == {1: ["s4"]}, "reader 0 is slow, and keeps nobody waiting"
 
 
-@pytest.mark.parametrize("how", ["acknowledged", "declined", "finished", "aborted"])
+@pytest.mark.parametrize("how", ["passed", "finished", "aborted"])
 def test_nothing_is_assigned_from_the_trigger_until_the_barrier_has_passed_all_readers(how: str) -> None:
     readers = Readers().up()
     readers.enumerations.triggered(trigger(7, 0, 1))
     assert readers.search(found(1)) == {}
-    assert readers.take(readers.enumerations.on_subtask(Acknowledged((CHAIN, 0), 7, "run"))) == {}
-    assert readers.take(readers.enumerations.on_subtask(Acknowledged((CHAIN + 1, 1), 7, "run"))) == {}
+    assert readers.passes(6, 0, 1) == readers.passes(7, 0) == {}
+    assert readers.take(readers.enumerations.finished(SubtaskFinished((CHAIN + 1, 1)))) == {}
     match how:
-        case "acknowledged":
-            assigned = readers.enumerations.on_subtask(Acknowledged((CHAIN, 1), 7, "run"))
-        case "declined":
-            assigned = readers.enumerations.on_subtask(Declined((CHAIN, 1), 7, "run", "no space"))
+        case "passed":
+            assert readers.passes(7, 1) == {0: ["s1"]}
         case "finished":
-            assigned = readers.enumerations.on_subtask(SubtaskFinished((CHAIN, 1)))
+            assert readers.take(readers.enumerations.finished(SubtaskFinished((CHAIN, 1)))) == {0: ["s1"]}
         case _:
-            assigned = readers.enumerations.aborted(7)
-    assert readers.take(assigned) == {0: ["s1"]}
+            assert readers.take(readers.enumerations.aborted(7)) == {0: ["s1"]}
 
 
 def test_every_pending_snapshot_holds_assignments_back() -> None:
@@ -131,9 +136,7 @@ def test_every_pending_snapshot_holds_assignments_back() -> None:
     readers.enumerations.triggered(trigger(8, 0, 1))
     readers.search(found(1))
     assert readers.take(readers.enumerations.aborted(7)) == {}
-    for index in (0, 1):
-        assigned = readers.enumerations.on_subtask(Acknowledged((CHAIN, index), 8, "run"))
-    assert readers.take(assigned) == {0: ["s1"]}
+    assert readers.passes(8, 0, 1) == {0: ["s1"]}
 
 
 def test_a_snapshot_holds_what_waited_at_its_trigger() -> None:
@@ -152,8 +155,7 @@ def test_after_a_stop_nothing_is_assigned_unless_it_is_aborted_and_all_readers_r
     readers = Readers().up()
     readers.enumerations.triggered(trigger(7, 0, 1, stop="suspend"))
     readers.search(found(1))
-    for index in (0, 1):
-        assert readers.enumerations.on_subtask(Acknowledged((CHAIN, index), 7, "run")) == []
+    assert readers.passes(7, 0, 1) == {}
     assert readers.take(readers.enumerations.aborted(7)) == {}
     readers.aborted = 6
     assert readers.report(0) == readers.report(1) == {}, "they do not know of it yet"
@@ -191,6 +193,9 @@ def test_searches_follow_in_intervals_or_at_once_where_more_is_known() -> None:
     enumerations.take_searches(260)
     readers.search(found(2, more=True), now_ms=270)
     assert enumerations.search_ms == 270
+    enumerations.take_searches(270)
+    readers.search(found(more=True), now_ms=280)
+    assert enumerations.search_ms == 380, "it would search without a pause, and find nothing"
 
 
 def test_no_search_starts_while_enough_splits_wait() -> None:
@@ -207,7 +212,7 @@ def test_a_run_without_such_sources_does_nothing() -> None:
     none = Enumerations()
     none.triggered(trigger(1, 0))
     assert none.search_ms is None and none.take_searches(0) == [] and none.parts(1) == {} and none.aborted(1) == []
-    assert none.on_subtask(SubtaskFinished((CHAIN, 0))) == []
+    assert none.finished(SubtaskFinished((CHAIN, 0))) == []
 
 
 @given(st.data())
@@ -233,11 +238,12 @@ def test_every_split_is_assigned_once_and_held_once_by_each_snapshot(data: st.Da
             pending[snapshot] = {0, 1}
             at_trigger[snapshot] = {s for given in readers.given.values() for s in given}
         elif pending:
-            n = data.draw(st.sampled_from(sorted(pending)))
             if action == "abort":
+                n = data.draw(st.sampled_from(sorted(pending)))
                 del pending[n]
                 readers.take(readers.enumerations.aborted(n))
                 continue
+            n = min(pending)  # barriers pass in the order of their triggers
             index = data.draw(st.sampled_from(sorted(pending[n])))
             assert {s for given in readers.given.values() for s in given} == at_trigger[n]
             pending[n].discard(index)
@@ -245,7 +251,7 @@ def test_every_split_is_assigned_once_and_held_once_by_each_snapshot(data: st.Da
                 del pending[n]
                 waiting = {s["split_id"] for s in readers.enumerations.parts(n)["src"]["waiting"]}
                 assert not waiting & at_trigger[n]
-            readers.take(readers.enumerations.on_subtask(Acknowledged((CHAIN, index), n, "run")))
+            readers.passes(n, index)
     for n in pending:
         readers.take(readers.enumerations.aborted(n))
     everything = [s for given in readers.given.values() for s in given]

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from builders.growing_source import Growing, Shelf
+from builders.growing_source import Growing, Shelf, ShelfEnumerator
 from builders.sinks import new_sink_name
 from fed_splits import passed
 
 from tidegate.api.pipeline import Pipeline
-from tidegate.connectors.interface import Boundedness
+from tidegate.connectors.interface import Boundedness, Discovery, SplitEnumerator
 from tidegate.coordinator import events as ev
+from tidegate.coordinator.enumeration import SplitsDiscovered
 from tidegate.coordinator.job_run import RunEnded, RunFailed
+from tidegate.coordinator.split_search import SplitSearch
 from tidegate.errors import OutageError, SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.testing.collect_sink import CollectSink, collected
@@ -210,3 +212,62 @@ def test_readers_that_wait_for_splits_hold_no_watermark_back_and_poll_seldom() -
 
 def _ids(rows: Sequence[tuple[str, int]]) -> set[str]:
     return {split for split, _ in rows}
+
+
+def test_splits_are_assigned_between_checkpoints_that_follow_each_other_without_a_pause() -> None:
+    """S4.3: the last acknowledgement of one triggers the next."""
+    job = Job(boundedness="unbounded", parallelism=1, checkpoint_interval="10 ms", max_concurrent_checkpoints=2)
+    run = job.job.submit()
+    run.writers.held = True
+    run.tick(1_000)
+    passed(run, 100)
+    job.shelf.rows |= {"a": 4, "b": 4}
+    for _ in range(60):
+        run.writers.release()
+        run.writers.held = True
+        run.run.handle_command(ev.SnapshotRequest("checkpoint"))
+        run.tick(20)
+        run.pump(2)
+    run.writers.release()
+    run.ask(checkpoint(1))
+    run.pump(4)
+    assert job.rows() == sorted(job.shelf.everything())
+
+
+def test_an_enumerator_may_change_its_state_after_a_search() -> None:
+    """S4.3: the snapshot holds the state of the search."""
+
+    class Changing(ShelfEnumerator):
+        def __init__(self, shelf: Shelf, seen: dict[str, int]) -> None:
+            super().__init__(shelf, len(seen))
+            self.seen = seen
+
+        def discover(self) -> Discovery:
+            found = super().discover()
+            self.seen |= {split.split_id: 1 for split in found.splits}
+            return Discovery(found.splits, self.seen, found.complete)
+
+    class Source(Growing):
+        def create_enumerator(self, state: Any) -> SplitEnumerator:
+            return Changing(self.shelf, dict(state or {}))
+
+    shelf = Shelf({"a": 5})
+    search = SplitSearch("shelf", Source(shelf), None)
+    first = search.search()
+    shelf.rows["b"] = 2
+    search.search()
+    assert isinstance(first, SplitsDiscovered) and first.state == {"a": 1}
+
+
+@pytest.mark.parametrize("state", [{1, 2}, float("nan")], ids=str)
+def test_a_state_that_is_not_json_fails_the_run_before_a_snapshot_needs_it(state: Any) -> None:
+    class Stated(ShelfEnumerator):
+        def discover(self) -> Discovery:
+            return Discovery([], state)
+
+    class Source(Growing):
+        def create_enumerator(self, state: Any) -> SplitEnumerator:
+            return Stated(self.shelf, 0)
+
+    with pytest.raises((TypeError, ValueError), match="JSON"):
+        SplitSearch("shelf", Source(Shelf()), None).search()

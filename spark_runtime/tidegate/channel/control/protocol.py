@@ -302,12 +302,14 @@ class SplitsHeld:
     Attributes:
         open: splits that are not read to their end.
         received: splits that this run has assigned to the reader so far.
+        passed: the newest snapshot whose barrier has passed the reader.
         aborted: the newest aborted snapshot that the subtask knows. It reads on after this abort.
     """
 
     subtask: Subtask
     open: int
     received: int
+    passed: int
     aborted: int
 
 

@@ -21,7 +21,7 @@ import mmap
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,7 @@ from tidegate.operators.batch_sizes import coalesce_batches, concat_batches
 from tidegate.plan.batch_plan import Stage
 from tidegate.spark.batch.exchange import PACK, KeyRun, SortedBlock
 from tidegate.state.keys.stored_values import Int64s, plain_int64s
-from tidegate.state.numba_kernels import kernel
-from tidegate.state.value_kernels import extent
+from tidegate.state.value_kernels import extent, write_offsets, write_sums
 
 BUCKET_BITS = 6
 BUCKETS = 1 << BUCKET_BITS
@@ -106,22 +105,8 @@ def _narrow_values(column: pa.Array, values: Int64s) -> tuple[pa.Array, int, int
     if not width:
         return column, 0, 0
     offsets = np.empty(len(values), f"u{width}")
-    _offsets(values, low, offsets)
+    write_offsets(values, low, offsets)
     return pa.Array.from_buffers(_NARROW[width], len(values), [None, pa.py_buffer(offsets)]), width, low
-
-
-@kernel("void(i8[], i8, u1[]!)", "void(i8[], i8, u2[]!)", "void(i8[], i8, u4[]!)")
-def _offsets(values: Any, base: Any, out: Any) -> None:
-    """Write the distances of values from `base`."""
-    for i in range(len(values)):
-        out[i] = values[i] - base
-
-
-@kernel("void(u1[], i8, i8[]!)", "void(u2[], i8, i8[]!)", "void(u4[], i8, i8[]!)")
-def _sums(offsets: Any, base: Any, out: Any) -> None:
-    """Inverse of `_offsets`."""
-    for i in range(len(offsets)):
-        out[i] = base + np.int64(offsets[i])
 
 
 def _wide_column(column: pa.Array, width: int, base: int) -> pa.Array:
@@ -132,7 +117,7 @@ def _wide_column(column: pa.Array, width: int, base: int) -> pa.Array:
         return pc.add(column.cast(pa.int64()), base)
     offsets = np.frombuffer(column.buffers()[1], f"u{width}", len(column), column.offset * width)
     values = np.empty(len(offsets), np.int64)
-    _sums(offsets, base, values)
+    write_sums(offsets, base, values)
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 

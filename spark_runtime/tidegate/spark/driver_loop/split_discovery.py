@@ -47,7 +47,7 @@ class SplitDiscovery:
     def _outcome(self, uid: str) -> SplitsDiscovered | SearchFailed | RunFailed:
         try:
             return self._searches[uid].search()
-        except Exception as error:
+        except BaseException as error:  # also SystemExit of user code, which would end only this thread
             what = f"source {uid!r} could not discover its splits: {type(error).__name__}: {error}"
             return RunFailed(what, operator=uid, code=failure_code(error))
 

@@ -12,7 +12,7 @@ from typing import Any
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.files.source.file_listing import FoundFile, fixed_part
-from tidegate.connectors.storage import open_filesystem
+from tidegate.connectors.storage import is_local, open_filesystem
 
 logger = logging.getLogger("tidegate.connectors")
 
@@ -35,7 +35,7 @@ class FileDisposal:
         self._dispose = dispose
         self._waiting: list[tuple[int, FoundFile]] = []
         self._begun: dict[tuple[int, str], tuple[int, FoundFile]] = {}
-        self._ended: queue.SimpleQueue[tuple[FoundFile, bool]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[FoundFile, Exception | None]] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[FoundFile | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -71,20 +71,23 @@ class FileDisposal:
             self._thread.join(CLOSE_TIMEOUT_S)
 
     def _note_ended(self) -> None:
+        failed: list[str] = []
         while not self._ended.empty():
-            file, succeeded = self._ended.get_nowait()
-            entry = self._begun.pop((file.given, file.path))
-            if not succeeded:
+            file, error = self._ended.get_nowait()
+            entry = self._begun.pop((file.given, file.path), None)
+            if entry is not None and error is not None:
                 self._waiting.append(entry)
+                failed.append(f"{file.path}: {error}")
+        if failed:
+            logger.warning("%d files that were read stay in their place; it is tried again: %s", len(failed), failed[0])
 
     def _work_off(self) -> None:
         while (file := self._work.get()) is not None:
             try:
                 self._dispose(file)
-                self._ended.put((file, True))
+                self._ended.put((file, None))
             except Exception as error:
-                logger.warning("a file that was read stays in its place; it is tried again: %s: %s", file.path, error)
-                self._ended.put((file, False))
+                self._ended.put((file, error))
 
 
 def deleting(urls: Sequence[str], storage_options: Mapping[str, Any]) -> Dispose:
@@ -92,10 +95,8 @@ def deleting(urls: Sequence[str], storage_options: Mapping[str, Any]) -> Dispose
 
     def delete(file: FoundFile) -> None:
         filesystem, _ = open_filesystem(urls[file.given], storage_options)
-        try:
+        if _is_as_read(filesystem, file):
             filesystem.rm_file(file.path)
-        except FileNotFoundError:
-            return
 
     return delete
 
@@ -109,8 +110,8 @@ def archiving(urls: Sequence[str], storage_options: Mapping[str, Any], archive: 
         base = fixed_part(watched)
         below = file.path[len(base) :].strip("/") if file.path.startswith(f"{base}/") else file.path.rpartition("/")[2]
         target, number = f"{folder.rstrip('/')}/{below}", 1
-        if not filesystem.exists(file.path):
-            return  # moved before
+        if not _is_as_read(filesystem, file):
+            return
         while filesystem.exists(target):
             if _are_equal(filesystem, file.path, target):
                 filesystem.rm_file(file.path)  # copied by a run that ended before it could delete
@@ -118,9 +119,24 @@ def archiving(urls: Sequence[str], storage_options: Mapping[str, Any], archive: 
             number += 1
             target = f"{folder.rstrip('/')}/{below}.{number}"
         filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
-        filesystem.mv(file.path, target)
+        if is_local(filesystem):
+            filesystem.mv(file.path, target)
+        else:  # `mv` of object stores expands a name with a glob to other files
+            filesystem.cp_file(file.path, target)
+            filesystem.rm_file(file.path)
 
     return move
+
+
+def _is_as_read(filesystem: AbstractFileSystem, file: FoundFile) -> bool:
+    """Return whether a file is still there, and the one that was read. Another one with its path must stay."""
+    try:
+        change = file.change(filesystem.info(file.path))
+    except FileNotFoundError:
+        return False  # deleted or moved before
+    if change:
+        logger.warning("a file that was read has been replaced and stays in its place: %s: %s", file.path, change)
+    return not change
 
 
 def _are_equal(filesystem: AbstractFileSystem, one: str, other: str) -> bool:

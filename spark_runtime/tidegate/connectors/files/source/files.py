@@ -165,6 +165,8 @@ class Files(Source):
             storage_options=storage_options,
             policy=FilePolicy(null_values, encoding, on_missing_field, on_new_field, on_bad_record),
         )
+        if self._watch is not None:
+            self._watch = self._watch.resolved(self._files.urls)
 
     @property
     def boundedness(self) -> Boundedness:

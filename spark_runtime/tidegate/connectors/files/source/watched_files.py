@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -9,8 +10,8 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -18,7 +19,7 @@ from fsspec import AbstractFileSystem
 
 from tidegate.connectors.files.source.file_disposal import FileDisposal, archiving, deleting
 from tidegate.connectors.files.source.file_errors import one_line
-from tidegate.connectors.files.source.file_listing import FoundFile, is_hidden, is_pattern, list_one, pinned
+from tidegate.connectors.files.source.file_listing import FoundFile, fixed_part, is_hidden, is_pattern, list_one, pinned
 from tidegate.connectors.files.source.file_set import FileSet
 from tidegate.connectors.files.source.known_files import (
     DAY_S,
@@ -103,10 +104,36 @@ class Watch:
         """The pause between two listings."""
         return parse_duration(self.every, where="Watch(every=)")
 
+    def resolved(self, urls: Sequence[str]) -> Watch:
+        """Return the same with an absolute `archive`.
+
+        Raises:
+            OptionError: the archive is on another file system, or the watched paths contain it.
+        """
+        if self.archive is None:
+            return self
+        archive = absolute_url(self.archive)
+        for url in urls:
+            (system, watched), (own_system, folder) = _parts(url), _parts(archive)
+            base = fixed_part(watched).rstrip("/")
+            if system != own_system:
+                cause = f"{url} and the archive are on different file systems"
+            elif f"{folder}/".startswith(f"{base}/") and not is_hidden(folder, base):
+                cause = f"the archive is inside {url}, so that archived files would be read again"
+            else:
+                continue
+            raise OptionError(
+                f"files cannot be archived in {archive}",
+                where="Watch(archive=)",
+                cause=cause,
+                remedy="Use a folder beside the watched one, or one in it whose name begins with _",
+            )
+        return replace(self, archive=archive)
+
     def disposal(self, files: FileSet) -> FileDisposal | None:
         """Return what happens to files that a reader has read; None: they stay."""
         if self.archive is not None:
-            return FileDisposal(archiving(files.urls, files.storage_options, absolute_url(self.archive)))
+            return FileDisposal(archiving(files.urls, files.storage_options, self.archive))
         return FileDisposal(deleting(files.urls, files.storage_options)) if self.delete else None
 
     @property
@@ -147,7 +174,7 @@ class WatchedFiles(SplitEnumerator):
         self._now_s = now_s
         self._known = KnownFiles(None if state is None else state["known"])
         self._newest_s: int = -1 if state is None else state["newest_s"]
-        self._horizon_s: int = -1 if state is None else state["horizon_s"]
+        self._horizon_s: int = -1 if state is None else min(state["horizon_s"], self._latest_horizon_s())
         self._waiting: deque[_NewFile] = deque()
         self._all_wait = True
         self._oldest_new_s = NEVER_S
@@ -168,7 +195,8 @@ class WatchedFiles(SplitEnumerator):
             self._files.check_format(new.file.path)
             self._known.add(new.hashed, new.time_s)
             if new.time_s < NEVER_S:
-                self._newest_s = max(self._newest_s, new.time_s)
+                # Not after now: a file from the future must not make all others late.
+                self._newest_s = max(self._newest_s, min(new.time_s, math.ceil(self._now_s())))
         self._forget()
         splits = [
             Split(
@@ -180,6 +208,9 @@ class WatchedFiles(SplitEnumerator):
         ]
         state = {"newest_s": self._newest_s, "horizon_s": self._horizon_s, "known": self._known.to_json()}
         return Discovery(splits, state, more=bool(self._waiting) or not self._all_wait)
+
+    def _latest_horizon_s(self) -> int:
+        return math.floor(self._now_s() - self._watch.remembered.total_seconds())
 
     def _forget(self) -> None:
         """Move the horizon: files that were written before it count as found. Every new file is newer than it."""
@@ -196,9 +227,11 @@ class WatchedFiles(SplitEnumerator):
         count = itertools.count()
         new = heapq.nsmallest(MOST_WAITING, self._counted(self._new(listed, unsettled), count))
         self._all_wait = next(count) <= MOST_WAITING
-        if self._is_first:
+        if self._is_first and not listed.lacks_a_path:
             self._check_old(listed.assumed)
             self._is_first = False
+            for hashed in listed.old:
+                self._known.add_old(hashed)
         self._waiting.extend(new)
 
     @staticmethod
@@ -226,9 +259,17 @@ class WatchedFiles(SplitEnumerator):
                 self._oldest_new_s = min(self._oldest_new_s, time_s)
                 if self._watch.complete == "settled" and not self._is_settled(hashed, time_s, file, unsettled, now_s):
                     continue
-                if self._watch.complete != "success_file" or listing.has_success_file(entry):
-                    rank = (time_s, file.path) if self._watch.order == "mtime" else file.path
-                    yield _NewFile((rank, file.given), hashed, time_s, file)
+                if self._watch.complete == "success_file":
+                    if not listing.has_success_file(entry):
+                        continue
+                    # Again, because it may have been written between the listing and `_SUCCESS`.
+                    file = pinned(entry.given, entry.path, entry.filesystem.info(entry.path))
+                if not _is_utf8(file.path):
+                    raise PipelineError(
+                        "the name of a watched file is not UTF-8", where=ascii(file.path), remedy="Rename the file"
+                    )
+                rank = (time_s, file.path) if self._watch.order == "mtime" else file.path
+                yield _NewFile((rank, file.given), hashed, time_s, file)
 
     def _is_settled(
         self, hashed: int, time_s: int, file: FoundFile, before: Mapping[int, _Unsettled], now_s: float
@@ -255,14 +296,26 @@ class WatchedFiles(SplitEnumerator):
                 raise self._late(f"the file was written at {_iso(time_s)}", file.path)
             logger.warning("a late file is ignored: %s, written at %s", file.path, _iso(time_s))
             self._known.forgotten.setdefault(time_s // DAY_S, DayCount()).add(1, hashed)
+            self._known.add_old(hashed)
         listing.assumed.setdefault(time_s // DAY_S, DayCount()).add(1, hashed)
-        self._known.add_old(hashed)
+        listing.old.append(hashed)
 
     def _check_old(self, there: DayCounts) -> None:
         """Compare the old files that are there with those that were read. The former are the known ones from now on."""
         forgotten = self._known.forgotten
         day = first_unlike_day(forgotten, there)
         known = 0 if day is None else forgotten.get(day, DayCount()).files
+        fewer = [
+            (there[d].files, forgotten[d].files)
+            for d in there
+            if d in forgotten and there[d].files < forgotten[d].files
+        ]
+        if fewer:
+            logger.warning(
+                "%d of %d old files are there, which count as read: a late file among them cannot be noticed",
+                sum(left for left, _ in fewer),
+                sum(read for _, read in fewer),
+            )
         # Days without files are kept: their folder may only be unreachable now.
         forgotten |= there
         if day is None:
@@ -302,12 +355,16 @@ class _Listing:
 
     Attributes:
         assumed: old files that count as found, by day.
+        old: their hashes.
+        lacks_a_path: a path does not exist now.
     """
 
     def __init__(self, looks_for_success: bool) -> None:
         self._looks_for_success = looks_for_success
         self._success: dict[tuple[str, str], bool] = {}
         self.assumed: DayCounts = {}
+        self.old: list[int] = []
+        self.lacks_a_path = False
 
     def files(self, urls: tuple[str, ...], storage_options: Mapping[str, Any]) -> Iterator[_Entry]:
         """Yield all visible files. A path that does not exist yet has none.
@@ -321,7 +378,7 @@ class _Listing:
             try:
                 yield from self._below(given, filesystem, path)
             except FileNotFoundError:
-                continue
+                self.lacks_a_path = True
             except (PermissionError, NotADirectoryError) as error:
                 raise PipelineError(
                     "the watched files cannot be listed",
@@ -348,6 +405,8 @@ class _Listing:
             for entry in _scan(path):
                 yield _Entry(given, system, filesystem, entry.path, lambda entry=entry: _stat(entry))  # type: ignore[misc]
             return
+        if not is_pattern(path) and not filesystem.exists(path):
+            raise FileNotFoundError(path)
         for name, details in list_one(filesystem, path).items():
             yield _Entry(given, system, filesystem, name, lambda details=details: details)  # type: ignore[misc]
 
@@ -359,13 +418,28 @@ def _scan(folder: str) -> Iterator[os.DirEntry[str]]:
             if is_hidden(entry.name, ""):
                 continue
             try:
-                below = entry.is_dir()
+                below = entry.is_dir() and not (entry.is_symlink() and _is_above(entry.path, folder))
                 if not below and entry.is_file():
                     yield entry
             except OSError:  # a broken link
                 continue
             if below:
-                yield from _scan(entry.path)
+                with contextlib.suppress(FileNotFoundError):  # removed since the listing of its parent
+                    yield from _scan(entry.path)
+
+
+def _is_above(link: str, folder: str) -> bool:
+    """Return whether a link leads to a folder that contains it: then its files would have endlessly many paths."""
+    target, inside = os.path.realpath(link), os.path.realpath(folder)
+    return target == inside or inside.startswith(f"{target.rstrip('/')}/")
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stat(entry: os.DirEntry[str]) -> Mapping[str, Any] | None:
@@ -374,6 +448,12 @@ def _stat(entry: os.DirEntry[str]) -> Mapping[str, Any] | None:
     except FileNotFoundError:
         return None
     return {"size": found.st_size, "mtime": found.st_mtime}
+
+
+def _parts(url: str) -> tuple[str, str]:
+    """Return the protocol of a URL, and the path."""
+    protocol, found, path = url.partition("://")
+    return (protocol, path) if found else ("file", url)
 
 
 def _seconds(mtime: str | None) -> int:
