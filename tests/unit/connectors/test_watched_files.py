@@ -315,6 +315,27 @@ def test_a_file_from_the_future_does_not_make_the_others_late(tmp_path: Path, mo
     assert folder.search() == ["then.jsonl"]
 
 
+def test_a_driver_whose_clock_is_behind_reads_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = late(tmp_path, monkeypatch)
+    folder.now_s -= 10 * DAY_S
+    folder.restart()
+    assert folder.search() == []
+
+
+def test_a_path_that_does_not_exist_hides_no_late_file_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = late(tmp_path / "in", monkeypatch)
+    folder.source = Files(
+        [tmp_path / "in", tmp_path / "optional"], schema=SCHEMA, watch=Watch("10 s", forget_after="1 h")
+    )
+    folder.restart()
+    assert folder.search() == []
+    folder.write("late.jsonl", age_s=3 * DAY_S)
+    with pytest.raises(PipelineError, match="too long ago"):
+        folder.search()
+
+
 def test_old_files_are_compared_when_a_listing_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when the folder is away, or does not answer in the middle."""
     folder = late(tmp_path / "in", monkeypatch)

@@ -174,7 +174,7 @@ class WatchedFiles(SplitEnumerator):
         self._now_s = now_s
         self._known = KnownFiles(None if state is None else state["known"])
         self._newest_s: int = -1 if state is None else state["newest_s"]
-        self._horizon_s: int = -1 if state is None else min(state["horizon_s"], self._latest_horizon_s())
+        self._horizon_s: int = -1 if state is None else state["horizon_s"]
         self._waiting: deque[_NewFile] = deque()
         self._all_wait = True
         self._oldest_new_s = NEVER_S
@@ -209,9 +209,6 @@ class WatchedFiles(SplitEnumerator):
         state = {"newest_s": self._newest_s, "horizon_s": self._horizon_s, "known": self._known.to_json()}
         return Discovery(splits, state, more=bool(self._waiting) or not self._all_wait)
 
-    def _latest_horizon_s(self) -> int:
-        return math.floor(self._now_s() - self._watch.remembered.total_seconds())
-
     def _forget(self) -> None:
         """Move the horizon: files that were written before it count as found. Every new file is newer than it."""
         remembered_s = math.ceil(self._watch.remembered.total_seconds())
@@ -227,7 +224,7 @@ class WatchedFiles(SplitEnumerator):
         count = itertools.count()
         new = heapq.nsmallest(MOST_WAITING, self._counted(self._new(listed, unsettled), count))
         self._all_wait = next(count) <= MOST_WAITING
-        if self._is_first and not listed.lacks_a_path:
+        if self._is_first and listed.missing < len(self._files.urls):
             self._check_old(listed.assumed)
             self._is_first = False
             for hashed in listed.old:
@@ -262,8 +259,10 @@ class WatchedFiles(SplitEnumerator):
                 if self._watch.complete == "success_file":
                     if not listing.has_success_file(entry):
                         continue
-                    # Again, because it may have been written between the listing and `_SUCCESS`.
-                    file = pinned(entry.given, entry.path, entry.filesystem.info(entry.path))
+                    try:  # again, because it may have been written between the listing and `_SUCCESS`
+                        file = pinned(entry.given, entry.path, entry.filesystem.info(entry.path))
+                    except FileNotFoundError:
+                        continue
                 if not _is_utf8(file.path):
                     raise PipelineError(
                         "the name of a watched file is not UTF-8", where=ascii(file.path), remedy="Rename the file"
@@ -316,14 +315,13 @@ class WatchedFiles(SplitEnumerator):
                 sum(left for left, _ in fewer),
                 sum(read for _, read in fewer),
             )
+        if day is not None:
+            what = f"of {_iso(day * DAY_S)[:10]}, {there[day].files} files are there, and {known} were read"
+            if self._watch.on_late == "fail":
+                raise self._late(what, self._files.describe())
+            logger.warning("late files are ignored: %s", what)
         # Days without files are kept: their folder may only be unreachable now.
         forgotten |= there
-        if day is None:
-            return
-        what = f"of {_iso(day * DAY_S)[:10]}, {there[day].files} files are there, and {known} were read"
-        if self._watch.on_late == "fail":
-            raise self._late(what, self._files.describe())
-        logger.warning("late files are ignored: %s", what)
 
     def _late(self, cause: str, where: str) -> PipelineError:
         return PipelineError(
@@ -356,7 +354,7 @@ class _Listing:
     Attributes:
         assumed: old files that count as found, by day.
         old: their hashes.
-        lacks_a_path: a path does not exist now.
+        missing: number of the user's paths that do not exist now.
     """
 
     def __init__(self, looks_for_success: bool) -> None:
@@ -364,7 +362,7 @@ class _Listing:
         self._success: dict[tuple[str, str], bool] = {}
         self.assumed: DayCounts = {}
         self.old: list[int] = []
-        self.lacks_a_path = False
+        self.missing = 0
 
     def files(self, urls: tuple[str, ...], storage_options: Mapping[str, Any]) -> Iterator[_Entry]:
         """Yield all visible files. A path that does not exist yet has none.
@@ -378,7 +376,7 @@ class _Listing:
             try:
                 yield from self._below(given, filesystem, path)
             except FileNotFoundError:
-                self.lacks_a_path = True
+                self.missing += 1
             except (PermissionError, NotADirectoryError) as error:
                 raise PipelineError(
                     "the watched files cannot be listed",
