@@ -33,7 +33,8 @@ class Shelf:
         closed: no more will appear.
         tells: readers report the end of a split at once, and not only by having no more records.
         fails: raised by the next searches, one each.
-        completed: what the enumerator and the readers were told: checkpoint ids, and (id, positions).
+        enumerator_completed: ids of completed checkpoints that the enumerator has received.
+        reader_completed: the same of readers, with the positions of their splits.
     """
 
     rows: dict[str, int] = field(default_factory=dict)

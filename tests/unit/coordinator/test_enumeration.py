@@ -146,7 +146,7 @@ def test_a_snapshot_holds_what_waited_at_its_trigger() -> None:
     readers.search(found(4))
     part = readers.enumerations.parts(7)
     assert part == {"src": {"state": 3, "waiting": [{"split_id": "s3"}], "complete": False}}
-    assert readers.enumerations.parts(7) == {}, "it is told once"
+    assert readers.enumerations.parts(7) == {}, "it is forgotten"
     assert EnumerationState.from_json(part["src"]) == EnumerationState(3, splits(3), False)
 
 

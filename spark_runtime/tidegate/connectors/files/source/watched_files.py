@@ -220,7 +220,7 @@ class WatchedFiles(SplitEnumerator):
     def _list(self) -> None:
         self._oldest_new_s = NEVER_S
         unsettled, self._unsettled = self._unsettled, {}
-        listed = _Listing(self._watch.complete == "success_file")
+        listed = _Listing()
         count = itertools.count()
         new = heapq.nsmallest(MOST_WAITING, self._counted(self._new(listed, unsettled), count))
         self._all_wait = next(count) <= MOST_WAITING
@@ -357,8 +357,7 @@ class _Listing:
         missing: number of the user's paths that do not exist now.
     """
 
-    def __init__(self, looks_for_success: bool) -> None:
-        self._looks_for_success = looks_for_success
+    def __init__(self) -> None:
         self._success: dict[tuple[str, str], bool] = {}
         self.assumed: DayCounts = {}
         self.old: list[int] = []
