@@ -143,7 +143,7 @@ def test_the_airflow_provider_brings_no_runtime(metadata: Message) -> None:
 
 
 def test_every_extra_of_users_is_known_where_missing_packages_are_named(metadata: Message) -> None:
-    names = {"apache-airflow": "airflow"}
+    names = {"apache-airflow": "airflow", "confluent-kafka": "confluent_kafka", "protobuf": "google.protobuf"}
     extras = set(metadata.get_all("Provides-Extra", [])) - {"demo", "dev"}
     installed = {extra: {names.get(name, name) for name in required(metadata, extra)} for extra in extras}
     assert installed == {extra: set(packages) for extra, packages in PACKAGES.items()}

@@ -17,6 +17,8 @@ PACKAGES = {
     RUNTIME: ("numba", "numpy", "pyarrow", "pyspark"),
     "airflow": ("airflow",),
     "delta": ("deltalake",),
+    "iceberg": ("pyiceberg",),
+    "kafka": ("confluent_kafka", "fastavro", "google.protobuf"),
     "postgres": ("psycopg",),
     "rocksdb": ("rocksdict",),
     "s3": ("s3fs",),

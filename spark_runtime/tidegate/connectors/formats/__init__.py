@@ -1,0 +1,1 @@
+"""Formats of records that brokers and logs carry: bytes to columns, and columns to bytes."""

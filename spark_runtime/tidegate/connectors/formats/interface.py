@@ -1,0 +1,101 @@
+"""Interface of formats: how the bytes of a record are decoded to columns, and columns are encoded to bytes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class UndecodableRecord:
+    """One record that cannot be decoded.
+
+    Attributes:
+        index: its place in the array that was decoded.
+        reason: lower case, no full stop. It does not quote the record.
+    """
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class DecodedRecords:
+    """Result of `RecordDecoder.decode`.
+
+    Attributes:
+        batch: the decoded rows, in the order of their records.
+        records: int64 array: for each row the index of the record that it comes from, ascending. A record may have
+            no row or several. None: row i comes from record i, and no record is left out.
+        bad: records that cannot be decoded, in ascending order. They have no row.
+    """
+
+    batch: pa.RecordBatch
+    records: pa.Array | None = None
+    bad: Sequence[UndecodableRecord] = ()
+
+
+class RecordDecoder(ABC):
+    """Decoder of one reader. Called on the slot's loop."""
+
+    @abstractmethod
+    def decode(self, values: pa.Array) -> DecodedRecords:
+        """Decode the values of some records (a `binary` array, in which a null is a record without a value).
+
+        Does not raise for a record that cannot be decoded: `bad` names it. A record without a value gives a row of
+        nulls, unless the format gives it another meaning.
+
+        Raises:
+            OutageError: a system that is needed for decoding, such as a schema registry, does not answer. Nothing was
+                decoded, and the caller may call again with the same values.
+            PipelineError: no record of this kind can be decoded, for example because the registry refuses access.
+        """
+
+
+class RecordEncoder(ABC):
+    """Encoder of one writer. Called on the slot's loop."""
+
+    @abstractmethod
+    def encode(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the bytes of each row, a `binary` array with one value per row and no nulls.
+
+        Raises:
+            PipelineError: a row cannot be encoded; the error names the column and the reason.
+            OutageError: a system that is needed for encoding does not answer.
+        """
+
+
+class Format(ABC):
+    """Description of a format: frozen, JSON-able fields, no I/O in its constructor, no secrets in plain text."""
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Return the schema of decoded rows. May read a schema file, or ask a schema registry.
+
+        Raises:
+            PipelineError: there is no such schema, or it has no equivalent in Arrow.
+        """
+
+    @abstractmethod
+    def create_decoder(self, columns: Sequence[str] | None = None) -> RecordDecoder:
+        """Return a decoder. Called in the slot.
+
+        Args:
+            columns: the columns that the job uses, in the order of the schema; decoded batches have only these. None:
+                all. The choice does not change which records are refused.
+        """
+
+    @abstractmethod
+    def check_encodable(self, schema: pa.Schema) -> None:
+        """Check that rows of this schema can be encoded. Raises PipelineError. Called when the pipeline is checked."""
+
+    @abstractmethod
+    def create_encoder(self, schema: pa.Schema) -> RecordEncoder:
+        """Return an encoder for rows of this schema. Called in the slot."""
+
+    def describe(self) -> str:
+        """Describe the format in one line, without secrets."""
+        return type(self).__name__

@@ -1,0 +1,1 @@
+"""The Iceberg source and sink."""
