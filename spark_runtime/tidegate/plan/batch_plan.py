@@ -20,7 +20,7 @@ from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.plan.batch_columns import with_used_columns
 from tidegate.plan.execution_plan import Chain, make_execution_plan
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
-from tidegate.plan.partial_aggregation import merges_partial_rows, with_partial_aggregates
+from tidegate.plan.partial_aggregation import merges_partial_rows, pane_column, with_partial_aggregates
 
 Gathering = Literal["splits", "nothing", "rows", "exchange"]
 """How a stage receives its rows. "splits": it reads a source. "nothing": it has only broadcast inputs. "rows": it
@@ -69,6 +69,8 @@ class Stage:
         is_sink: its tail is a sink.
         is_ordered: every run emits its rows in the same order.
         merges: its head merges rows of partial aggregates, in any order.
+        pane: if it merges: column with the start of the pane, if the rows of a pane give their results without those of
+            other panes. So the head may process some panes, end, and start again with the next ones.
     """
 
     stage_id: int
@@ -81,6 +83,7 @@ class Stage:
     is_sink: bool
     is_ordered: bool = True
     merges: bool = False
+    pane: str | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -188,6 +191,7 @@ def _stage(graph: JobGraph, chain: Chain) -> Stage:
         outputs,
         chain.is_sink,
         merges=merges,
+        pane=pane_column(head.spec) if merges else None,
     )
 
 

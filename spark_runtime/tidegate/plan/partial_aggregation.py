@@ -26,6 +26,8 @@ from tidegate.operators.windows.window_specs import PartialWindowSpec, WindowAgg
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.state.aggregates.aggregate_registry import find_aggregate
 
+PANE_START = "window_start_us"
+"""Column of the partial rows of windows."""
 SUFFIX = ".partial"
 """Ends the uid of an added node."""
 
@@ -50,6 +52,11 @@ def with_partial_aggregates(graph: JobGraph) -> JobGraph:
 def merges_partial_rows(spec: OperatorSpec | None) -> bool:
     """Return whether an operator of the resulting graph merges the rows of a partial aggregate."""
     return isinstance(spec, WindowAggSpec | RunningAggSpec) and spec.is_partial
+
+
+def pane_column(spec: OperatorSpec | None) -> str | None:
+    """Return the column of partial rows with the start of their pane, if each pane is a window; None: otherwise."""
+    return PANE_START if isinstance(spec, WindowAggSpec) and spec.step_us >= spec.size_us else None
 
 
 def pre_aggregated_windows(graph: JobGraph, node: Node) -> WindowAggSpec | None:
@@ -99,7 +106,7 @@ def _divided(node: Node) -> tuple[Node, tuple[str, ...], OperatorSpec] | None:
 
 def _node(node: Node, spec: OperatorSpec, schema: pa.Schema) -> Node:
     """Return the node before `node` that runs `spec`."""
-    time: tuple[str, TimeUnit] | None = ("window_start_us", "us") if isinstance(spec, PartialWindowSpec) else None
+    time: tuple[str, TimeUnit] | None = (PANE_START, "us") if isinstance(spec, PartialWindowSpec) else None
     edge = replace(node.inputs[0], exchange="forward", keys=())
     return Node(0, node.uid + SUFFIX, "partial aggregate", (edge,), schema, node.location, spec=spec, event_time=time)
 

@@ -17,6 +17,7 @@ from tidegate.spark.batch.packs import BUCKET_BITS, BUCKETS, encode_pack, narrow
 from tidegate.spark.batch.wire_rows import to_wire, wire_schema
 from tidegate.state.keys.key_hash import hash_keys, key_groups, scatter_index, subtask_of_key_groups
 from tidegate.state.keys.key_types import is_key_type
+from tidegate.state.value_kernels import extent
 from tidegate.subtask.partitioner import targets_of
 
 _ORIGIN_BITS = 40
@@ -104,8 +105,10 @@ class ExchangeSender:
 class PackSender:
     """Packs rows of partial aggregates, in one upstream subtask."""
 
-    def __init__(self, plan: BatchPlan, given: StageInput, index: int) -> None:
+    def __init__(self, plan: BatchPlan, stage: Stage, index: int) -> None:
+        (given,) = stage.inputs
         self._keys = given.keys
+        self._pane = stage.pane
         self._max_parallelism = plan.max_parallelism
         self._owners = subtask_of_key_groups(plan.parallelism, plan.max_parallelism)
         self._parallelism = plan.parallelism
@@ -122,6 +125,7 @@ class PackSender:
             order: npt.NDArray[Any] = scatter_index(numbers.astype(np.uint16), flat)
         else:
             order = np.argsort(numbers, kind="stable")
+        panes = (0, 0) if self._pane is None or not batch.num_rows else extent(batch[self._pane].to_numpy())
         whole = narrow(batch)
         rows = whole.rows.take(pa.array(order))
         counts = flat.reshape(-1, BUCKETS)
@@ -131,7 +135,7 @@ class PackSender:
         packs = []
         for target in used.tolist():
             part = replace(whole, rows=rows.slice(starts[target], of_target[target]))
-            packs.append(encode_pack(self._next, counts[target], part))
+            packs.append(encode_pack(self._next, panes, counts[target], part))
             self._next += 1
         return pa.RecordBatch.from_arrays(
             [pa.array(used.astype(np.int32)), pa.array(packs, pa.binary())], schema=PACK_SCHEMA

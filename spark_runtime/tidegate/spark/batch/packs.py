@@ -1,12 +1,14 @@
 """Packs: rows of partial aggregates on their way to the subtask of their keys (S8.1).
 
 A pack holds rows of some upstream batches for one subtask, encoded by Arrow and sorted by bucket. The bucket of a row
-is the first bits of its key's hash. The subtask merges the rows of some buckets at a time, so that it holds the state
-of some keys only. It orders packs by their place, so the result is the same however often a stage runs.
+is the first bits of its key's hash. The subtask merges a block of rows at a time, so that it holds little state: all
+rows of some panes if no other pack has rows of these panes, else all rows of some buckets. It orders packs by their
+place, so the result is the same however often a stage runs.
 
 Packs exist only within a run. A pack begins with a header:
 
 - its place, int64;
+- the first and the last pane that it may have rows of, int64; both 0 if panes are not to be processed apart;
 - the number of rows of each bucket, int32;
 - for each column its base and its width in bytes, int64. A narrow column of int64 has unsigned numbers of this width,
   to which the base is added. Width 0: the column is as it is.
@@ -40,25 +42,35 @@ PACKED_ROWS = 1 << 15
 """Rows for each subtask that are packed together: smaller packs would cost more than their rows."""
 PACKED_BYTES = 64 << 20
 """Size of the rows for all subtasks that are packed at once, even if they are fewer."""
+PANE_FACTOR = 4
+"""Packs end with a pane, unless they have this many times `PACKED_ROWS` for each subtask."""
 BLOCK_ROWS = 1 << 20
-"""Rows after which a block ends with the present bucket. Merged, they take 100 MB or less."""
+"""Rows after which a block ends with the present panes or bucket. Merged, they take 100 MB or less."""
 MEMORY_BYTES = 256 << 20
 """Size of the packs that a subtask keeps in memory. It writes later ones to a file."""
 _NARROW = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32()}
 """Types of narrow columns, by their width in bytes."""
 
 
-def gather(batches: Iterable[pa.RecordBatch], parallelism: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of at least `PACKED_ROWS` for each subtask, or of `PACKED_BYTES`, except the last."""
+def gather(batches: Iterable[pa.RecordBatch], parallelism: int, pane: str | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches of at least `PACKED_ROWS` for each subtask, or of `PACKED_BYTES`, except the last.
+
+    Args:
+        pane: column by which the rows are ordered, most of the time. A batch then ends where the pane does, if it is
+            not too far away. None: it ends anywhere.
+    """
     waiting: list[pa.RecordBatch] = []
-    for batch in batches:
-        waiting.append(batch)
-        if (
-            sum(b.num_rows for b in waiting) >= PACKED_ROWS * parallelism
-            or sum(b.nbytes for b in waiting) >= PACKED_BYTES
-        ):
+    rows = size = 0
+    enough = PACKED_ROWS * parallelism
+    for batch in (batch for batch in batches if batch.num_rows):
+        if pane is not None and enough <= rows and waiting[-1][pane][-1] != batch[pane][0]:
             yield concat_batches(waiting)
-            waiting = []
+            waiting, rows, size = [], 0, 0
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= (enough if pane is None else enough * PANE_FACTOR) or size >= PACKED_BYTES:
+            yield concat_batches(waiting)
+            waiting, rows, size = [], 0, 0
     if waiting:
         yield concat_batches(waiting)
 
@@ -131,6 +143,7 @@ def _header(columns: int) -> np.dtype[np.void]:
     return np.dtype(
         [
             ("place", np.int64),
+            ("panes", np.int64, (2,)),
             ("counts", np.int32, (BUCKETS,)),
             ("bases", np.int64, (columns,)),
             ("widths", np.int64, (columns,)),
@@ -138,21 +151,23 @@ def _header(columns: int) -> np.dtype[np.void]:
     )
 
 
-def encode_pack(place: int, counts: npt.NDArray[np.integer], rows: NarrowRows) -> bytes:
+def encode_pack(place: int, panes: tuple[int, int], counts: npt.NDArray[np.integer], rows: NarrowRows) -> bytes:
     """Return a pack.
 
     Args:
         place: position in the order of the subtask's packs.
+        panes: the first and the last pane.
         counts: number of rows of each bucket.
         rows: sorted by bucket.
     """
     header = np.zeros(1, _header(len(rows.widths)))
-    header["place"], header["counts"], header["bases"], header["widths"] = place, counts, rows.bases, rows.widths
+    header["place"], header["panes"], header["counts"] = place, panes, counts
+    header["bases"], header["widths"] = rows.bases, rows.widths
     return b"".join([header.tobytes(), rows.rows.serialize()])
 
 
 class PackedBlocks:
-    """All packs of a subtask as blocks of whole buckets."""
+    """All packs of a subtask as blocks of whole panes or whole buckets."""
 
     def __init__(self, stage: Stage, batches: Iterable[pa.RecordBatch], folder: str) -> None:
         """Args: batches: in `PACK_SCHEMA`. folder: for packs that exceed `MEMORY_BYTES`; "": the system's own."""
@@ -166,6 +181,21 @@ class PackedBlocks:
         packs = sorted(
             (_Pack(pack, schema) for pack in _received(self._batches, self._folder)), key=lambda one: one.place
         )
+        together: list[_Pack] = []
+        for same_panes in _by_panes(packs):
+            rows = sum(pack.num_rows for pack in same_panes)
+            if together and rows + sum(pack.num_rows for pack in together) > BLOCK_ROWS:
+                yield SortedBlock(self._runs(together, 0, BUCKETS))
+                together = []
+            if rows > BLOCK_ROWS:
+                yield from self._by_bucket(same_panes)
+            elif rows:
+                together += same_panes
+        if together:
+            yield SortedBlock(self._runs(together, 0, BUCKETS))
+
+    def _by_bucket(self, packs: Sequence[_Pack]) -> Iterator[SortedBlock]:
+        """Yield blocks of whole buckets."""
         ends = sum((pack.bounds for pack in packs), np.zeros(BUCKETS + 1, np.int64))
         first = 0
         while ends[first] < ends[-1]:
@@ -179,11 +209,30 @@ class PackedBlocks:
         return (KeyRun(self._given.input_index, run) for run in coalesce_batches(parts))
 
 
+def _by_panes(packs: Sequence[_Pack]) -> Iterator[list[_Pack]]:
+    """Yield packs of which no other pack has rows of the same panes, in order of time.
+
+    Args:
+        packs: in the order of their places, which packs of the same panes keep.
+    """
+    found: list[_Pack] = []
+    end = 0
+    for pack in sorted(packs, key=lambda one: one.panes[0]):
+        if found and pack.panes[0] > end:
+            yield sorted(found, key=lambda one: one.place)
+            found = []
+        end = max(end, pack.panes[1]) if found else pack.panes[1]
+        found.append(pack)
+    if found:
+        yield sorted(found, key=lambda one: one.place)
+
+
 class _Pack:
     """A received pack, whose rows stay in its memory.
 
     Attributes:
         place: position in the order of the subtask's packs.
+        panes: the first and the last pane that it may have rows of.
         bounds: row numbers at which its buckets begin, and at which the last one ends.
     """
 
@@ -197,7 +246,13 @@ class _Pack:
         packed = pa.schema([field.with_type(_NARROW[width]) if width else field for field, width in fields])
         self._rows = pa.ipc.read_record_batch(pack[kind.itemsize :], packed)
         self.place = int(header["place"])
+        self.panes: tuple[int, int] = tuple(header["panes"].tolist())
         self.bounds = np.concatenate([[0], np.cumsum(header["counts"])])
+
+    @property
+    def num_rows(self) -> int:
+        """Return the number of rows."""
+        return int(self.bounds[-1])
 
     def rows_of(self, first: int, last: int) -> pa.RecordBatch:
         """Return the rows of buckets first..last, without the last."""
