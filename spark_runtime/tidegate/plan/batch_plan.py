@@ -69,8 +69,8 @@ class Stage:
         is_sink: its tail is a sink.
         is_ordered: every run emits its rows in the same order.
         merges: its head merges rows of partial aggregates, in any order.
-        pane: if it merges: column with the start of the pane, if the rows of a pane give their results without those of
-            other panes. So the head may process some panes, end, and start again with the next ones.
+        pane: if it merges: column with the start of the pane, if the results of a pane need no rows of other
+            panes. So the head may process some panes, end, and start again with the next ones.
     """
 
     stage_id: int

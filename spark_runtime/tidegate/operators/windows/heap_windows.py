@@ -90,7 +90,7 @@ class HeapWindows:
         """
         pane = self._panes.get(number)
         if pane is None:
-            # Most of the keys are different: the sender has merged those of a batch.
+            # Most of these keys are different: the sender has merged equal keys of a batch.
             pane = self._panes[number] = self._new_pane(max(self._expected, len(keys[0])))
             self.next_end_us = min(self.next_end_us, self._next_end_of(number))
         pane.merge(pa.RecordBatch.from_arrays(list(keys), schema=self.layout.keys.schema), columns)

@@ -396,7 +396,8 @@ def _as_sent(
         reader, given = job.plan.stages[sends_to[0]], _given(job.plan, sends_to)
         batches = map(_main_rows, rows)
         if reader.merges:
-            yield from map(PackSender(job.plan, reader, index).tagged, gather(batches, job.plan.parallelism, reader.pane))
+            gathered = gather(batches, job.plan.parallelism, reader.pane)
+            yield from map(PackSender(job.plan, reader, index).tagged, gathered)
         else:
             yield from map(ExchangeSender(job.plan, reader, given, index).tagged, batches)
         return
