@@ -113,8 +113,12 @@ class SplitEnumerator(ABC):
                 interval. Any other error fails the run.
         """
 
-    def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """Process the completion of a checkpoint; see `SourceReader.checkpoint_completed`. An error is only logged."""
+    def checkpoint_completed(self, checkpoint_id: int, state: Any) -> None:
+        """Process the completion of a checkpoint; see `SourceReader.checkpoint_completed`. An error is only logged.
+
+        Args:
+            state: `Discovery.state` in this checkpoint.
+        """
 
     def close(self) -> None:
         """Release resources."""
@@ -128,10 +132,14 @@ class ContinuousDiscovery:
         interval: pause between two searches, > 0.
         open_splits: most unfinished splits that a reader has at a time; None: no limit. With a limit a reader gets the
             next split when it has finished another one, so that no reader waits while another one has many.
+        after_finished: search only when readers have read every discovered split to its end. So when `discover` is
+            called, all splits of the searches before have been emitted; `Discovery.state` can record that, and is part
+            of the next checkpoint. Readers report the end of a split with its last batch or `splits_changed`.
     """
 
     interval: timedelta
     open_splits: int | None = None
+    after_finished: bool = False
 
 
 class SourceReader(ABC):

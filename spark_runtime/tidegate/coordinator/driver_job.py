@@ -343,7 +343,12 @@ class DriverJob:
             begun = EnumerationState.from_json(restored[node.uid]) if node.uid in restored else EnumerationState()
             interval_ms = max(1, discovery.interval // timedelta(milliseconds=1))
             found[node.uid] = SourceEnumeration(
-                chain.chain_id, readers, begun, interval_ms=interval_ms, open_splits=discovery.open_splits
+                chain.chain_id,
+                readers,
+                begun,
+                interval_ms=interval_ms,
+                open_splits=discovery.open_splits,
+                after_finished=discovery.after_finished,
             )
             states[node.uid] = begun.state
         return Enumerations(found), states

@@ -86,15 +86,17 @@ class SourceEnumeration:
         *,
         interval_ms: int,
         open_splits: int | None = None,
+        after_finished: bool = False,
     ) -> None:
         """Create it for one run.
 
         Args:
             readers: indices of the subtasks that read. Subtasks that had finished before the run are left out.
             begun: the part of the restored snapshot, or an empty one.
-            interval_ms, open_splits: as in `connectors.interface.ContinuousDiscovery`.
+            interval_ms, open_splits, after_finished: as in `connectors.interface.ContinuousDiscovery`.
         """
         self.chain_id = chain_id
+        self._after_finished = after_finished
         self._readers = frozenset(readers)
         self._limit = open_splits
         self._interval_ms = interval_ms
@@ -110,10 +112,14 @@ class SourceEnumeration:
 
     @property
     def search_ms(self) -> int | None:
-        """The time of the next search; None: one is running, no split will follow, or enough splits wait."""
+        """The time of the next search; None: one is running, no split will follow, or enough splits are unread."""
         if self._searching or self._complete or len(self._waiting) >= MAX_WAITING_SPLITS:
             return None
-        return self._search_ms
+        return None if self._after_finished and not self._all_finished() else self._search_ms
+
+    def _all_finished(self) -> bool:
+        """Return whether every discovered split has been read to its end."""
+        return not self._waiting and self._load.keys() == self._readers and not any(self._load.values())
 
     def search_started(self) -> None:
         """Record that a search has started. `discovered` or `search_failed` follows."""
@@ -203,6 +209,7 @@ class Enumerations:
         self._by_uid = dict(sources or {})
         self._by_chain = {enumeration.chain_id: enumeration for enumeration in self._by_uid.values()}
         self._parts: dict[int, Mapping[str, EnumerationState]] = {}
+        self._completed: dict[int, dict[str, Any]] = {}
 
     @property
     def search_ms(self) -> int | None:
@@ -245,5 +252,17 @@ class Enumerations:
         return [assigned for e in self._by_uid.values() for assigned in e.aborted(checkpoint_id)]
 
     def parts(self, checkpoint_id: int) -> dict[str, dict[str, Any]]:
-        """Return the part of every source in a snapshot that is being completed, as JSON, and forget it."""
-        return {uid: part.to_json() for uid, part in self._parts.pop(checkpoint_id, {}).items()}
+        """Return the part of every source in a snapshot that is being completed, as JSON."""
+        parts = self._parts.pop(checkpoint_id, {})
+        if parts:
+            self._completed[checkpoint_id] = {uid: part.state for uid, part in parts.items()}
+        return {uid: part.to_json() for uid, part in parts.items()}
+
+    def permitted(self, checkpoint_id: int) -> dict[str, Any]:
+        """Return source uid -> the state of its enumerator in a completed snapshot, and forget earlier snapshots.
+
+        Empty for a snapshot of an earlier run.
+        """
+        found = self._completed.get(checkpoint_id, {})
+        self._completed = {n: states for n, states in self._completed.items() if n > checkpoint_id}
+        return found

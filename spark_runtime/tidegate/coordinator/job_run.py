@@ -135,7 +135,8 @@ class JobRun:
             None if unknown. Claims record it: a snapshot triggered now has passed this watermark, too.
         at_work: returns subtask -> uids of its operators that have not finished the requested work; for display.
         enumerations: the sources that discover splits while the job runs.
-        on_permitted: called with the id of each checkpoint that has completed; with a commit gate, when it is approved.
+        on_permitted: called with the id of each checkpoint that has completed, and the states of the enumerators in it;
+            with a commit gate, when it is approved. Not called for checkpoints of earlier runs.
     """
 
     facts: RunFacts
@@ -154,7 +155,7 @@ class JobRun:
     at_work: Callable[[], Mapping[Subtask, tuple[str, ...]]] = dict
     carried: SourceCounts = field(default_factory=dict)
     enumerations: Enumerations = field(default_factory=Enumerations)
-    on_permitted: Callable[[int], None] = lambda _: None
+    on_permitted: Callable[[int, Mapping[str, Any]], None] = lambda _, __: None
     _queue: deque[Event] = field(default_factory=deque)
     _alignment: SourceAlignment = field(default_factory=SourceAlignment)
     _last_path: str | None = None
@@ -298,13 +299,13 @@ class JobRun:
             case ev.NotifyComplete(checkpoint_id, log_number):
                 self.on_completed()
                 self.slots.broadcast(Complete(checkpoint_id, self.facts.generation_log.generation, log_number))
-                self.on_permitted(checkpoint_id)
+                self._permitted(checkpoint_id)
             case Durable():
                 self.on_completed()
                 self.slots.broadcast(action)
             case ev.SendPermit(checkpoint_id, log_number):
                 self.slots.broadcast(Commit(checkpoint_id, self.facts.generation_log.generation, log_number))
-                self.on_permitted(checkpoint_id)
+                self._permitted(checkpoint_id)
             case ev.SendQuarantine(withheld):
                 self.slots.broadcast(Quarantine(self.facts.layout.quarantine, withheld))
             case ev.RecordCommitted(checkpoint_id):
@@ -319,6 +320,11 @@ class JobRun:
                 self._append("end_of_data", {"source": self.facts.topology.chains[chain].operators[0]})
             case ev.EndRun(stop, checkpoint_id, path, request_id, uncommitted):
                 self.outcome = RunEnded(stop, checkpoint_id, path, request_id, uncommitted)
+
+    def _permitted(self, checkpoint_id: int) -> None:
+        states = self.enumerations.permitted(checkpoint_id)
+        if states:
+            self.on_permitted(checkpoint_id, states)
 
     def _append(self, kind: str, data: Mapping[str, Any]) -> int:
         return self.facts.generation_log.append(kind, data, run_id=self.run_id).number

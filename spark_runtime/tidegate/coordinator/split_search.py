@@ -46,14 +46,17 @@ class SplitSearch:
         splits, state = json.loads(document)
         return SplitsDiscovered(self._uid, tuple(splits), state, found.complete, found.more)
 
-    def completed(self, checkpoint_id: int) -> None:
+    def completed(self, checkpoint_id: int, state: Any) -> None:
         """Report a completed checkpoint to the enumerator. Its errors are logged, because the next checkpoint covers
         this one.
+
+        Args:
+            state: the enumerator's state in the checkpoint.
         """
         if self._enumerator is None:
             return
         try:
-            self._enumerator.checkpoint_completed(checkpoint_id)
+            self._enumerator.checkpoint_completed(checkpoint_id, state)
         except Exception:
             logger.exception(
                 "an enumerator failed to process a completed checkpoint; the job continues",

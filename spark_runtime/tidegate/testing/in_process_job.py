@@ -310,9 +310,9 @@ class InProcessRun:
                 self.run.fail(RunFailed(text, operator=uid))
         return bool(due)
 
-    def _completed(self, checkpoint_id: int) -> None:
-        for search in self._searches.values():
-            search.completed(checkpoint_id)
+    def _completed(self, checkpoint_id: int, states: Mapping[str, Any]) -> None:
+        for uid, state in states.items():
+            self._searches[uid].completed(checkpoint_id, state)
 
     def _from_slot(self, message: SlotMessage) -> None:
         self._to_driver.append(received(message))

@@ -33,7 +33,8 @@ class Shelf:
         closed: no more will appear.
         tells: readers report the end of a split at once, and not only by having no more records.
         fails: raised by the next searches, one each.
-        enumerator_completed: ids of completed checkpoints that the enumerator has received.
+        enumerator_completed: ids of completed checkpoints that the enumerator has received, and its state in them.
+        unread: of each search, the splits that had been discovered but were not read to their end.
         reader_completed: the same of readers, with the positions of their splits.
     """
 
@@ -42,7 +43,9 @@ class Shelf:
     tells: bool = True
     fails: list[Exception] = field(default_factory=list)
     searches: int = 0
-    enumerator_completed: list[int] = field(default_factory=list)
+    read: set[str] = field(default_factory=set)
+    unread: list[list[str]] = field(default_factory=list)
+    enumerator_completed: list[tuple[int, int]] = field(default_factory=list)
     reader_completed: list[tuple[int, dict[str, int]]] = field(default_factory=list)
 
     def everything(self) -> list[tuple[str, int]]:
@@ -54,9 +57,16 @@ class Growing(Source):
     """Reads a shelf. Its boundedness is declared, because a shelf may be closed later."""
 
     def __init__(
-        self, shelf: Shelf, *, boundedness: Boundedness = "bounded", open_splits: int | None = 1, grows: bool = True
+        self,
+        shelf: Shelf,
+        *,
+        boundedness: Boundedness = "bounded",
+        open_splits: int | None = 1,
+        grows: bool = True,
+        after_finished: bool = False,
     ) -> None:
         self.shelf, self._boundedness, self._open_splits, self._grows = shelf, boundedness, open_splits, grows
+        self._after_finished = after_finished
 
     @property
     def boundedness(self) -> Boundedness:
@@ -69,7 +79,8 @@ class Growing(Source):
         return [Split(name, {}) for name in self.shelf.rows]
 
     def continuous_discovery(self) -> ContinuousDiscovery | None:
-        return ContinuousDiscovery(timedelta(milliseconds=100), self._open_splits) if self._grows else None
+        interval = timedelta(milliseconds=100)
+        return ContinuousDiscovery(interval, self._open_splits, self._after_finished) if self._grows else None
 
     def create_enumerator(self, state: Any) -> SplitEnumerator:
         return ShelfEnumerator(self.shelf, state or 0)
@@ -86,14 +97,17 @@ class ShelfEnumerator(SplitEnumerator):
 
     def discover(self) -> Discovery:
         self._shelf.searches += 1
+        self._shelf.unread.append(
+            [name for name in list(self._shelf.rows)[: self._found] if name not in self._shelf.read]
+        )
         if self._shelf.fails:
             raise self._shelf.fails.pop(0)
         names = list(self._shelf.rows)[self._found :]
         self._found += len(names)
         return Discovery([Split(name, {}) for name in names], self._found, complete=self._shelf.closed)
 
-    def checkpoint_completed(self, checkpoint_id: int) -> None:
-        self._shelf.enumerator_completed.append(checkpoint_id)
+    def checkpoint_completed(self, checkpoint_id: int, state: int) -> None:
+        self._shelf.enumerator_completed.append((checkpoint_id, state))
 
 
 class ShelfReader(SourceReader):
@@ -123,6 +137,7 @@ class ShelfReader(SourceReader):
         self._splits[name] = replace(split, position=end)
         if end == self._shelf.rows[name]:
             del self._splits[name]
+            self._shelf.read.add(name)
         if begin == end:
             return PollResult(splits_changed=self._shelf.tells)
         columns = [pa.array([name] * (end - begin)), pa.array(range(begin, end), pa.int64())]

@@ -189,7 +189,9 @@ class CountingSource(Source):
         if self.growth is None:
             return None
         most = None if self.rows is None else (None, 1, 2)[self.src % 3]
-        return ContinuousDiscovery(timedelta(milliseconds=60), most)
+        # A split that never ends would keep the next search from its turn.
+        after_finished = self.rows is not None and self.splits % 3 == 0
+        return ContinuousDiscovery(timedelta(milliseconds=60), most, after_finished)
 
     def create_enumerator(self, state: Any) -> SplitEnumerator:
         """Its state is the number of splits that it has found."""

@@ -42,8 +42,17 @@ def trigger(n: int, *readers: int, stop: Any = None) -> Trigger:
 class Readers:
     """The enumerations of one source with two readers, which take all that they are given."""
 
-    def __init__(self, begun: EnumerationState | None = None, open_splits: int | None = None) -> None:
-        source = SourceEnumeration(CHAIN, (0, 1), begun or EnumerationState(), interval_ms=100, open_splits=open_splits)
+    def __init__(
+        self, begun: EnumerationState | None = None, open_splits: int | None = None, after_finished: bool = False
+    ) -> None:
+        source = SourceEnumeration(
+            CHAIN,
+            (0, 1),
+            begun or EnumerationState(),
+            interval_ms=100,
+            open_splits=open_splits,
+            after_finished=after_finished,
+        )
         self.enumerations = Enumerations({"src": source})
         self.given: dict[int, list[str]] = {0: [], 1: []}
         self.last: dict[int, bool] = {0: False, 1: False}
@@ -258,3 +267,41 @@ def test_every_split_is_assigned_once_and_held_once_by_each_snapshot(data: st.Da
     assert len(everything) == len(set(everything))
     if limit is None:
         assert set(everything) == {f"s{n}" for n in range(number)}
+
+
+def test_with_after_finished_a_search_waits_until_readers_have_read_everything() -> None:
+    """S4.3: also splits that wait, and splits on their way to a reader."""
+    readers = Readers(open_splits=1, after_finished=True)
+    assert readers.enumerations.search_ms is None, "a restored reader may have splits"
+    readers.up()
+    assert readers.enumerations.take_searches(0) == ["src"]
+    readers.search(found(1, 2, 3, more=True))
+    assert readers.enumerations.search_ms is None
+    readers.report(0, ended=1)
+    assert readers.enumerations.search_ms is None, "s3 is on its way to reader 0"
+    readers.report(1, ended=1)
+    assert readers.enumerations.search_ms is None
+    readers.report(0, ended=1)
+    assert readers.enumerations.take_searches(0) == ["src"], "at once, because there was more"
+    readers.search(found())
+    assert readers.enumerations.search_ms == 100
+
+
+def test_with_after_finished_restored_splits_are_read_before_the_first_search() -> None:
+    readers = Readers(EnumerationState(1, splits(1)), after_finished=True).up()
+    assert readers.enumerations.search_ms is None
+    readers.report(0, ended=1)
+    assert readers.enumerations.search_ms == 0
+
+
+def test_the_states_of_a_completed_snapshot_are_returned_once_it_is_permitted() -> None:
+    readers = Readers().up()
+    for n in (1, 2, 3):
+        readers.search(found(n))
+        readers.enumerations.triggered(trigger(n, 0, 1))
+        readers.passes(n, 0, 1)
+        readers.enumerations.parts(n)
+    assert readers.enumerations.permitted(2) == {"src": 2}
+    assert readers.enumerations.permitted(1) == readers.enumerations.permitted(2) == {}
+    assert readers.enumerations.permitted(3) == {"src": 3}
+    assert readers.enumerations.permitted(9) == {}, "of an earlier run"

@@ -25,17 +25,29 @@ from tidegate.testing.in_process_job import InProcessJob
 class Job:
     """Reads a shelf, in order of arrival."""
 
-    def __init__(self, boundedness: Boundedness = "bounded", open_splits: int | None = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        boundedness: Boundedness = "bounded",
+        open_splits: int | None = 1,
+        after_finished: bool = False,
+        **options: Any,
+    ) -> None:
         self.shelf = Shelf()
         self.sink = new_sink_name()
         self.grows = True
-        self._boundedness, self._open_splits = boundedness, open_splits
+        self._boundedness, self._open_splits, self._after_finished = boundedness, open_splits, after_finished
         self.options: dict[str, Any] = {"parallelism": 2, **options}
         self.job = InProcessJob(self._build, self.options)
 
     def _build(self) -> Pipeline:
         p = Pipeline()
-        source = Growing(self.shelf, boundedness=self._boundedness, open_splits=self._open_splits, grows=self.grows)
+        source = Growing(
+            self.shelf,
+            boundedness=self._boundedness,
+            open_splits=self._open_splits,
+            grows=self.grows,
+            after_finished=self._after_finished,
+        )
         p.read(source, uid="shelf").write(CollectSink(self.sink), uid="out")
         return p
 
@@ -160,13 +172,16 @@ def test_readers_and_enumerators_hear_of_completed_checkpoints_with_their_positi
     run.pump(4)
     (told,) = job.shelf.reader_completed
     assert told[0] == 1 and 0 < told[1]["a"] < 9
-    assert job.shelf.enumerator_completed == [1]
+    assert job.shelf.enumerator_completed == [(1, 1)], "one split was discovered"
+    job.shelf.rows |= {"b": 2}
+    passed(run, 200)
     run.ask(ev.SnapshotRequest("savepoint", request_id="sp"))
     run.pump(4)
     assert len(job.shelf.reader_completed) == 1, "a savepoint is no recovery point (S2.4)"
     run.ask(checkpoint(3))
     run.pump(4)
-    assert [n for n, _ in job.shelf.reader_completed] == job.shelf.enumerator_completed == [1, 3]
+    assert [n for n, _ in job.shelf.reader_completed] == [1, 3]
+    assert job.shelf.enumerator_completed == [(1, 1), (3, 2)]
 
 
 def test_with_a_commit_gate_they_hear_of_a_checkpoint_when_it_is_approved() -> None:
@@ -180,7 +195,31 @@ def test_with_a_commit_gate_they_hear_of_a_checkpoint_when_it_is_approved() -> N
     assert job.shelf.reader_completed == job.shelf.enumerator_completed == []
     run.run.handle_command(ev.Verdict("v", True, 1, "the auditor", "stop"))
     run.pump(8)
-    assert [n for n, _ in job.shelf.reader_completed] == job.shelf.enumerator_completed == [1]
+    assert [n for n, _ in job.shelf.reader_completed] == [1] and job.shelf.enumerator_completed == [(1, 1)]
+
+
+@pytest.mark.parametrize("crashes", [True, False])
+@pytest.mark.parametrize("open_splits", [None, 1])
+def test_searches_can_wait_until_every_split_has_been_read(open_splits: int | None, crashes: bool) -> None:
+    job = Job(open_splits=open_splits, after_finished=True)
+    job.shelf.rows |= {f"s{k}": 7 for k in range(5)}
+    run = job.job.submit()
+    run.pump(3)
+    job.shelf.rows |= {"later": 3}
+    if crashes:
+        run.run.handle_command(checkpoint(1))
+        run.pump(9)
+        run.crash()
+        job.shelf.read.clear()
+        run = job.job.rerun()
+    passed(run, 300)
+    job.shelf.rows |= {"last": 2}
+    passed(run, 300)
+    job.shelf.closed = True
+    assert isinstance(run.to_end(), RunEnded)
+    assert job.rows() == sorted(job.shelf.everything())
+    if not crashes:
+        assert len(job.shelf.unread) >= 4 and not any(job.shelf.unread), "of the splits known at each search"
 
 
 @pytest.mark.parametrize("grew", [True, False])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 from tidegate.coordinator.enumeration import SearchFailed, SplitsDiscovered
 from tidegate.coordinator.job_run import RunFailed
@@ -34,10 +36,10 @@ class SplitDiscovery:
         """Search once for splits of a source. `on_outcome` follows."""
         self._work[uid].put(lambda: self._on_outcome(self._outcome(uid)))
 
-    def completed(self, checkpoint_id: int) -> None:
-        """Report a completed checkpoint to every enumerator."""
-        for uid, search in self._searches.items():
-            self._work[uid].put(lambda search=search: search.completed(checkpoint_id))  # type: ignore[misc]
+    def completed(self, checkpoint_id: int, states: Mapping[str, Any]) -> None:
+        """Report a completed checkpoint to the enumerators. Args: states: source uid -> its state in the checkpoint."""
+        for uid, state in states.items():
+            self._work[uid].put(partial(self._searches[uid].completed, checkpoint_id, state))
 
     def close(self) -> None:
         """Close the enumerators after their work, without a wait for it."""
