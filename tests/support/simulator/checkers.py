@@ -91,6 +91,8 @@ class Checkers:
         self.timelines = Timelines(self._demand, specs)
         self._stops = StopChecker(self._demand, self.decisions, self._completed, disk.objects)
         self._aborted: set[int] = set()
+        self._dropped: dict[int, frozenset[str]] = {}
+        """Completed snapshot -> operators of which some keys have no state after its restore (S6.2)."""
         self._claimed: dict[int, Decision] = {}
         self._watermarks: dict[tuple[str, int], int] = {}
         self._deletions = None if deletion_grace_ms is None else DeletionChecker(self._demand, disk, deletion_grace_ms)
@@ -168,6 +170,7 @@ class Checkers:
             self._demand("durable", good, f"{n} is complete, but {handle.path} is missing or damaged")
             named = f"-g{entry.generation}-{entry.run_id}-" in handle.path
             self._demand("one attempt", named, f"{n} holds {handle.path} of another run")
+        self._dropped[n] = self._dropped_in(entry.run_id) | _partly_finished(metadata)
         self._check_shared(n, metadata)
         self._check_splits(entry.run_id, n, metadata)
         if self._exactly_once and not self.violations:
@@ -175,6 +178,17 @@ class Checkers:
             if self._workload.has_delays:
                 self.waiting[n] = in_flight
             self._check_cut(entry.run_id, n, in_flight)
+
+    def _dropped_in(self, run_id: str) -> frozenset[str]:
+        """Return the operators of which some keys have no state in a run, because of the snapshot that it restored."""
+        for entry in self.decisions:
+            if (
+                entry.kind == "status"
+                and entry.data.get("run_id") == run_id
+                and (path := entry.data.get("restored_from"))
+            ):
+                return next(self._dropped[n] for n, done in self._completed.items() if done.data["path"] == path)
+        return frozenset()
 
     def _check_splits(self, run_id: str, n: int, metadata: SnapshotMetadata) -> None:
         """A split that a source discovers while the job runs is in one place: with a reader, waiting, or not found."""
@@ -238,7 +252,8 @@ class Checkers:
                 self.evaluated["consistent cut with rows in flight"] += 1
             due = self._workload.tally_at(node.node_id, read)
             due = {k: v for k, v in due.items() if owner[k[2]] in present}
-            wrong = [k for k in held.keys() | due.keys() if held.get(k) != due.get(k)]
+            some = node.uid in self._dropped_in(run_id)
+            wrong = [k for k in (held.keys() if some else held.keys() | due.keys()) if held.get(k) != due.get(k)]
             what = f"snapshot {n}, {node.uid}: " + ", ".join(f"{k}: {held.get(k)} not {due.get(k)}" for k in wrong[:3])
             self._demand("consistent cut", not wrong, what)
 
@@ -436,3 +451,9 @@ class Checkers:
         if complete:
             self._demand("output", not lost, f"{what}: {sum(lost.values())} rows lost, such as {list(lost)[:2]}")
         self._demand("output", not extra, f"{what}: {sum(extra.values())} rows too many, such as {list(extra)[:2]}")
+
+
+def _partly_finished(metadata: SnapshotMetadata) -> frozenset[str]:
+    """Return the operators of which some subtasks, but not all, had finished: a restore drops their state (S6.2)."""
+    ended = {operator.uid: {state.finished for state in operator.subtasks} for operator in metadata.operators}
+    return frozenset(uid for uid, finished in ended.items() if len(finished) > 1)
