@@ -153,7 +153,8 @@ class Checkers:
             same = self._claimed[n].run_id == entry.run_id and self._claimed[n].generation == entry.generation
             self._demand("one attempt", same, f"{n} was claimed by another run than completed it")
         self._completed[n] = entry
-        self._demand("damage", self.rotten is None, f"{n} completed while {self.rotten} of its origin was damaged")
+        sound = self.rotten is None or self._is_rejected(self.rotten)
+        self._demand("damage", sound, f"{n} completed while {self.rotten} of its origin was damaged")
         path = f"{entry.data['path']}/_metadata"
         data = self._disk.objects.get(path)
         self._demand("durable", data is not None, f"{n} is complete without {path}")
@@ -178,6 +179,13 @@ class Checkers:
             if self._workload.has_delays:
                 self.waiting[n] = in_flight
             self._check_cut(entry.run_id, n, in_flight)
+
+    def _is_rejected(self, path: str) -> bool:
+        """Return whether an object belongs to a snapshot that a verdict has ruled out, so that no run begins with it."""
+        named = (n for n, done in self._completed.items() if path.startswith(f"{done.data['path']}/"))
+        snapshot = next(named, None)
+        rejected = [d.data["checkpoint_id"] for d in self.decisions if d.kind == "reject"]
+        return snapshot is not None and any(n <= snapshot for n in rejected)
 
     def _dropped_in(self, run_id: str) -> frozenset[str]:
         """Return the operators of which some keys have no state in a run, because of the snapshot that it restored."""

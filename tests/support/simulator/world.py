@@ -289,8 +289,16 @@ class World:
         """A process ended with an error that no fault explains: right only where it names a damaged object."""
         if self.story.is_named(error):
             self.events["damage named"] += 1
+        elif "neither published nor staged" in str(error) and self._is_rewound(where):
+            self.events["zombies without their rows"] += 1
         else:
             self.violation(f"{where} raised {error!r}")
+
+    def _is_rewound(self, where: str) -> bool:
+        """Return whether a newer generation has rewound the sinks of a slot's run, which is then a zombie (S9.3)."""
+        runs = ((d.generation, d.run_id or d.data.get("run_id")) for d in self.decisions)
+        own = next((generation for generation, run in runs if run and f"-{run}-" in where), None)
+        return own is not None and any(d.kind == "rewind" and d.generation > own for d in self.decisions)
 
     def subtask_snapshot(
         self, run_id: str, checkpoint_id: int, subtask: tuple[int, int], uids: Sequence[str], unaligned: bool
