@@ -181,11 +181,11 @@ class Checkers:
             self._check_cut(entry.run_id, n, in_flight)
 
     def _is_rejected(self, path: str) -> bool:
-        """Return whether an object belongs to a snapshot that a verdict has ruled out, so that no run begins with it."""
+        """Return whether an object belongs to a snapshot that a verdict has ruled out: no run begins with it."""
         named = (n for n, done in self._completed.items() if path.startswith(f"{done.data['path']}/"))
         snapshot = next(named, None)
         rejected = [d.data["checkpoint_id"] for d in self.decisions if d.kind == "reject"]
-        return snapshot is not None and any(n <= snapshot for n in rejected)
+        return any(n <= snapshot for n in rejected) if snapshot is not None else False
 
     def _dropped_in(self, run_id: str) -> frozenset[str]:
         """Return the operators of which some keys have no state in a run, because of the snapshot that it restored."""
