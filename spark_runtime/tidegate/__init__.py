@@ -112,6 +112,7 @@ if TYPE_CHECKING:  # the same names for type checkers; `as` exports them; a test
     from tidegate.api.windows import session as session
     from tidegate.api.windows import sliding as sliding
     from tidegate.api.windows import tumbling as tumbling
+    from tidegate.connectors.data_sources.pyspark_source import PySparkSource as PySparkSource
     from tidegate.connectors.datagen import DataGen as DataGen
     from tidegate.connectors.delta.delta_sink import Delta as Delta
     from tidegate.connectors.discard import Discard as Discard

@@ -31,6 +31,7 @@ BUILT_IN: Mapping[str, str] = {
     "Parquet": "tidegate.connectors.files.sink.parquet:Parquet",
     "Postgres": "tidegate.connectors.postgres.postgres_sink:Postgres",
     "Replay": "tidegate.connectors.replay:Replay",
+    "PySparkSource": "tidegate.connectors.data_sources.pyspark_source:PySparkSource",
     "SparkFrame": "tidegate.connectors.spark.spark_source:SparkFrame",
     "SparkTable": "tidegate.connectors.spark.spark_source:SparkTable",
     "SparkWriter": "tidegate.connectors.spark.spark_writer:SparkWriter",

@@ -1,0 +1,1 @@
+"""Sources of PySpark's Python data source API (`pyspark.sql.datasource`), read without Spark SQL."""
