@@ -34,7 +34,7 @@ class PySparkSource(Source):
     Args:
         source: the class. Each slot imports it from its module, so it must not be defined in a notebook or `__main__`.
         options: its options, texts. Values may be secret references, such as `secret:env/TOKEN`.
-        schema: schema of the rows: StructType, pyarrow schema, or text such as "id BIGINT". None: that of the class.
+        schema: schema of the rows: StructType, pyarrow schema, or text such as "id BIGINT". None: the class is asked.
         stream: read its stream (unbounded) instead of its batch (bounded). `streamReader` is preferred to
             `simpleStreamReader`, as in Spark.
         every: pause between two searches of a stream that has no new rows.

@@ -23,7 +23,7 @@ MAX_BATCH_ROWS = 64 * 1024
 
 def arrow_schema(struct: StructType) -> pa.Schema:
     """Return the Arrow schema of rows. Timestamps have the zone UTC, as in Spark's own tasks."""
-    zoned = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+    zoned: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
     schema: pa.Schema = to_arrow_schema(struct, **zoned)
     return schema
 

@@ -164,7 +164,7 @@ class _Parser:
 
 
 def as_struct(schema: Any, where: str) -> t.StructType:
-    """Return a schema given as text, StructType or pyarrow schema as a StructType. Raises PipelineError."""
+    """Return a text, a StructType or a pyarrow schema as a StructType. Raises PipelineError."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import from_arrow_schema
 
