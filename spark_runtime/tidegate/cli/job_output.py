@@ -73,6 +73,7 @@ def checkpoint_document(checkpoint: CheckpointView) -> dict[str, Any]:
         "verdict": checkpoint.verdict,
         "taken_back": checkpoint.taken_back,
         "by": checkpoint.by,
+        "readable_until": checkpoint.readable_until,
         "metrics": dict(checkpoint.metrics),
     }
 
@@ -174,7 +175,9 @@ def checkpoint_lines(checkpoints: tuple[CheckpointView, ...], *, deleted: bool =
     Args:
         deleted: the job has ended and has deleted its checkpoints (`retention=delete`).
     """
-    headings = ("id", "kind", "status", "triggered", "duration", "size", "alignment", "committed", "path")
+    limited = any(c.readable_until for c in checkpoints)
+    until = ("restorable until",) if limited else ()
+    headings = ("id", "kind", "status", "triggered", "duration", "size", "alignment", "committed", *until, "path")
     rows = [
         (
             str(c.checkpoint_id),
@@ -185,6 +188,7 @@ def checkpoint_lines(checkpoints: tuple[CheckpointView, ...], *, deleted: bool =
             size_text(c.metrics.get("bytes")),
             _milliseconds(c.metrics.get("alignment_ms")),
             "rewound" if c.taken_back else "yes" if c.committed else (c.verdict or "-"),
+            *([c.readable_until or "-"] if limited else []),
             _path_words(c, deleted),
         )
         for c in checkpoints

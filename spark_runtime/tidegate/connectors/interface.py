@@ -89,12 +89,15 @@ class Discovery:
         more: the search stopped early, because it had found enough. The next one follows without a pause, as soon as
             readers have taken these splits. A search returns at most some thousand splits, because snapshots contain
             them until readers have them.
+        readable_until_ms: time until which an enumerator can continue from `state`, see
+            `SourceReader.readable_until_ms`.
     """
 
     splits: Sequence[Split]
     state: Any
     complete: bool = False
     more: bool = False
+    readable_until_ms: int | None = None
 
 
 class SplitEnumerator(ABC):
@@ -177,6 +180,18 @@ class SourceReader(ABC):
         If the source discovers splits while the job runs, finished splits may be left out: the state of the enumerator
         contains them.
         """
+
+    def readable_until_ms(self) -> int | None:
+        """Return until when a reader can continue from the positions of the last `snapshot`, as far as is known now.
+
+        For input that is deleted some day: a topic with a retention, snapshots of a table that expire. Called directly
+        after `snapshot`; must not block. A snapshot records the earliest time of all readers, so that a user knows how
+        long it can be restored.
+
+        Returns:
+            Milliseconds since the epoch; None: no limit is known.
+        """
+        return None
 
     def active_splits(self) -> frozenset[str]:
         """Return the ids of the splits that are not read to their end.

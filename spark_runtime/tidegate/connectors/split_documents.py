@@ -33,10 +33,11 @@ def split_from_json(document: Mapping[str, Any]) -> Split:
     return Split(document["split_id"], document["data"], document["position"], document["finished"], document["weight"])
 
 
-def splits_part(splits: Sequence[Split]) -> StatePart:
-    """Return the state of a reader that has these splits."""
+def splits_part(splits: Sequence[Split], readable_until_ms: int | None = None) -> StatePart:
+    """Return the state of a reader that has these splits. Args: readable_until_ms: see `SourceReader`."""
     rows = [json.dumps(split_to_json(split)) for split in splits]
-    return StatePart(SPLITS, "list", pa.table({"split": rows}, schema=SPLITS_SCHEMA))
+    table = pa.table({"split": rows}, schema=SPLITS_SCHEMA)
+    return StatePart(SPLITS, "list", table, readable_until_ms=readable_until_ms)
 
 
 def split_documents(parts: Sequence[StatePart]) -> list[dict[str, Any]]:

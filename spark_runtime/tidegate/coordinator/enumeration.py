@@ -18,6 +18,7 @@ from tidegate.channel.control.protocol import (
     SubtaskFinished,
     Trigger,
 )
+from tidegate.snapshot.metadata import READABLE_UNTIL
 
 MAX_WAITING_SPLITS = 1_000
 """Splits of a source that may wait for a reader before its enumerator searches again. Snapshots contain them."""
@@ -35,6 +36,7 @@ class SplitsDiscovered:
     state: Any
     complete: bool = False
     more: bool = False
+    readable_until_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,25 @@ class EnumerationState:
         state: state of the enumerator; None: it has not searched yet.
         waiting: splits that no reader has, in the order of discovery.
         complete: no split will be discovered any more.
+        readable_until_ms: time until which an enumerator can continue from `state`; None: no limit is known.
     """
 
     state: Any = None
     waiting: tuple[SplitDocument, ...] = ()
     complete: bool = False
+    readable_until_ms: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document for the metadata of a snapshot."""
-        return {"state": self.state, "waiting": [dict(split) for split in self.waiting], "complete": self.complete}
+        waiting = [dict(split) for split in self.waiting]
+        document: dict[str, Any] = {"state": self.state, "waiting": waiting, "complete": self.complete}
+        return document if self.readable_until_ms is None else {**document, READABLE_UNTIL: self.readable_until_ms}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> EnumerationState:
         """Inverse of `to_json`."""
-        return cls(document["state"], tuple(document["waiting"]), document["complete"])
+        until_ms = document.get(READABLE_UNTIL)
+        return cls(document["state"], tuple(document["waiting"]), document["complete"], until_ms)
 
 
 class SourceEnumeration:
@@ -102,7 +109,7 @@ class SourceEnumeration:
         self._interval_ms = interval_ms
         self._search_ms = 0
         self._searching = False
-        self._state, self._complete = begun.state, begun.complete
+        self._state, self._complete, self._until_ms = begun.state, begun.complete, begun.readable_until_ms
         self._waiting = deque(begun.waiting)
         self._load: dict[int, int] = {}
         self._sent: dict[int, int] = dict.fromkeys(self._readers, 0)
@@ -134,7 +141,7 @@ class SourceEnumeration:
         at_once = found.more and bool(found.splits)  # without splits, it would search without a pause
         self._searching, self._search_ms = False, now_ms if at_once else now_ms + self._interval_ms
         self._waiting.extend(found.splits)
-        self._state, self._complete = found.state, found.complete
+        self._state, self._complete, self._until_ms = found.state, found.complete, found.readable_until_ms
         return self._assign()
 
     def held(self, message: SplitsHeld) -> list[AssignSplits]:
@@ -159,7 +166,7 @@ class SourceEnumeration:
         self._behind[trigger.checkpoint_id] = mine
         if trigger.stop is not None:
             self._stopped[trigger.checkpoint_id] = set(self._readers)
-        return EnumerationState(self._state, tuple(self._waiting), self._complete)
+        return EnumerationState(self._state, tuple(self._waiting), self._complete, self._until_ms)
 
     def finished(self, index: int) -> list[AssignSplits]:
         """Record that a reader has finished, so that every barrier has passed it."""

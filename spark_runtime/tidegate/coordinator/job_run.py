@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from tidegate.channel.control.protocol import (
@@ -406,6 +407,8 @@ class JobRun:
             "parent": metadata.parent,
             "sinks": dict(facts.sinks),
         }
+        if (until_ms := metadata.readable_until_ms) is not None:
+            data["readable_until"] = datetime.fromtimestamp(until_ms / 1000, UTC).isoformat()
         # The file before the log entry: "complete" must never name a snapshot without metadata (S2.1).
         try:
             store, folder = open_location(facts.store, facts.spec, complete.path)

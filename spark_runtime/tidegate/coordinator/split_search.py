@@ -44,7 +44,7 @@ class SplitSearch:
         # Through JSON, because the enumerator may change its state later, and a snapshot must be able to hold it.
         document = json.dumps([[split_to_json(split) for split in found.splits], found.state], allow_nan=False)
         splits, state = json.loads(document)
-        return SplitsDiscovered(self._uid, tuple(splits), state, found.complete, found.more)
+        return SplitsDiscovered(self._uid, tuple(splits), state, found.complete, found.more, found.readable_until_ms)
 
     def completed(self, checkpoint_id: int, state: Any) -> None:
         """Report a completed checkpoint to the enumerator. Its errors are logged, because the next checkpoint covers

@@ -40,6 +40,8 @@ class StateHandle:
         formats: formats of its parts that belong to a state backend; all other parts are rows.
         staged: the output that its transactions have staged, as `jobs.client.staged_data.StagedData.to_json()`, so that
             audits need not read the state (S7.8).
+        readable_until_ms: time until which a source can continue from the positions in it, milliseconds since the
+            epoch; None: no limit is known.
     """
 
     path: str | None
@@ -50,6 +52,7 @@ class StateHandle:
     staged: tuple[Mapping[str, Any], ...] = ()
     files: tuple[BlobFile, ...] = ()
     formats: tuple[StateFormat, ...] = ()
+    readable_until_ms: int | None = None
 
     def __post_init__(self) -> None:
         assert (self.path is None) != (self.inline is None), "a state handle is either a path or inline"
@@ -74,6 +77,8 @@ class StateHandle:
             document["staged"] = list(self.staged)
         if self.files:
             document["files"] = [file.to_json() for file in self.files]
+        if self.readable_until_ms is not None:
+            document["readable_until_ms"] = self.readable_until_ms
         return document
 
     @classmethod
@@ -87,6 +92,8 @@ class StateHandle:
             staged = tuple(dict(entry) for entry in document.get("staged", ()))
             files = tuple(BlobFile.from_json(file) for file in document.get("files", ()))
             formats = tuple(document.get("formats", ()))
+            until = document.get("readable_until_ms")
+            until_ms = None if until is None else int(until)
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
             where = str(document)[:200]
             raise SnapshotError(
@@ -102,7 +109,15 @@ class StateHandle:
                 remedy="Restore another snapshot",
             )
         return cls(
-            None if path is None else checked_name(path), data, size_bytes, sha256, kinds, staged, files, formats
+            None if path is None else checked_name(path),
+            data,
+            size_bytes,
+            sha256,
+            kinds,
+            staged,
+            files,
+            formats,
+            until_ms,
         )
 
 

@@ -21,6 +21,8 @@ from tidegate.snapshot.handles import OpenLocation, SnapshotStreams, StateHandle
 
 METADATA_NAME = "_metadata"
 METADATA_VERSION = 5
+READABLE_UNTIL = "readable_until_ms"
+"""Key of an enumerator's part: time until which it can continue, milliseconds since the epoch. Absent: no limit."""
 
 OperatorStatus = Literal["running", "partially_finished", "finished"]
 _STATUSES = ("running", "partially_finished", "finished")
@@ -126,6 +128,15 @@ class SnapshotMetadata:
     def size_bytes(self) -> int:
         """Bytes of all state, whichever snapshot wrote them."""
         return sum(handle.full_bytes for handle in self.handles())
+
+    @property
+    def readable_until_ms(self) -> int | None:
+        """Time until which all sources can continue from the snapshot, milliseconds since the epoch; None: no limit is
+        known.
+        """
+        known = [handle.readable_until_ms for handle in self.handles()]
+        known += [part.get(READABLE_UNTIL) for part in self.enumerators.values()]
+        return min((until_ms for until_ms in known if until_ms is not None), default=None)
 
     def shared_files(self) -> frozenset[str]:
         """Return the names of the files that it uses in the job's shared folder."""

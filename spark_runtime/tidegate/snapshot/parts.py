@@ -62,6 +62,8 @@ class StatePart:
         table: the rows. Keyed parts contain `KEY_GROUP_COLUMN`.
         staged: `StagedData.to_json()` of its transactions, for the metadata; not a part of the state (S7.8).
         blobs: further rows, in pieces of limited size.
+        readable_until_ms: time until which a source can continue from the positions in it, for the metadata; None: no
+            limit is known.
         format: format of the blobs. "rows": each is an Arrow IPC stream with the columns of `table`, in any order of
             key groups; every backend can read it. "rocksdb": files of a RocksDB, each with one row in `table`.
     """
@@ -72,6 +74,7 @@ class StatePart:
     staged: tuple[Mapping[str, Any], ...] = ()
     blobs: tuple[Blob, ...] = ()
     format: StateFormat = "rows"
+    readable_until_ms: int | None = None
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield all rows, a piece at a time. Only in format "rows"."""

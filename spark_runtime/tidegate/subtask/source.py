@@ -215,7 +215,7 @@ class SourceInput:
             self._taken[checkpoint_id] = splits
         self._passed = max(self._passed, checkpoint_id)
         self.report_held()
-        part = splits_part(splits)
+        part = splits_part(splits, self._guard(self._reader.readable_until_ms))
         return lambda: [part]
 
     def aborted(self, checkpoint_id: int, *, reads_on: bool) -> None:

@@ -34,6 +34,8 @@ class Shelf:
         tells: readers report the end of a split at once, and not only by having no more records.
         fails: raised by the next searches, one each.
         enumerator_completed: ids of completed checkpoints that the enumerator has received, and its state in them.
+        kept_until_ms: split -> time until which its rows stay there.
+        found_until_ms: time until which an enumerator can continue.
         unread: of each search, the splits that had been discovered but were not read to their end.
         reader_completed: the same of readers, with the positions of their splits.
     """
@@ -43,6 +45,8 @@ class Shelf:
     tells: bool = True
     fails: list[Exception] = field(default_factory=list)
     searches: int = 0
+    kept_until_ms: dict[str, int] = field(default_factory=dict)
+    found_until_ms: int | None = None
     read: set[str] = field(default_factory=set)
     unread: list[list[str]] = field(default_factory=list)
     enumerator_completed: list[tuple[int, int]] = field(default_factory=list)
@@ -104,7 +108,8 @@ class ShelfEnumerator(SplitEnumerator):
             raise self._shelf.fails.pop(0)
         names = list(self._shelf.rows)[self._found :]
         self._found += len(names)
-        return Discovery([Split(name, {}) for name in names], self._found, complete=self._shelf.closed)
+        splits, until_ms = [Split(name, {}) for name in names], self._shelf.found_until_ms
+        return Discovery(splits, self._found, complete=self._shelf.closed, readable_until_ms=until_ms)
 
     def checkpoint_completed(self, checkpoint_id: int, state: int) -> None:
         self._shelf.enumerator_completed.append((checkpoint_id, state))
@@ -145,6 +150,10 @@ class ShelfReader(SourceReader):
 
     def snapshot(self) -> Sequence[Split]:
         return list(self._splits.values())
+
+    def readable_until_ms(self) -> int | None:
+        known = [self._shelf.kept_until_ms[name] for name in self._splits if name in self._shelf.kept_until_ms]
+        return min(known, default=None)
 
     def checkpoint_completed(self, checkpoint_id: int, splits: Sequence[Split]) -> None:
         self._shelf.reader_completed.append((checkpoint_id, {s.split_id: s.position or 0 for s in splits}))

@@ -222,6 +222,30 @@ def test_searches_can_wait_until_every_split_has_been_read(open_splits: int | No
         assert len(job.shelf.unread) >= 4 and not any(job.shelf.unread), "of the splits known at each search"
 
 
+@pytest.mark.parametrize(
+    ("kept", "found", "expected"),
+    [
+        ({}, None, None),
+        ({"a": 5_000}, None, "1970-01-01T00:00:05+00:00"),
+        ({"a": 5_000, "b": 3_000}, None, "1970-01-01T00:00:03+00:00"),
+        ({"a": 5_000}, 4_000, "1970-01-01T00:00:04+00:00"),
+    ],
+)
+def test_a_snapshot_records_until_when_its_positions_can_be_read(
+    kept: dict[str, int], found: int | None, expected: str | None
+) -> None:
+    """S4.2: the earliest time of all readers and of the enumerator."""
+    job = Job(boundedness="unbounded")
+    job.shelf.rows |= {"a": 90, "b": 90}
+    job.shelf.kept_until_ms, job.shelf.found_until_ms = kept, found
+    run = job.job.submit()
+    run.pump(4)
+    run.ask(checkpoint(1))
+    run.pump(4)
+    (complete,) = [d for d in job.job.generation_log.decisions if d.kind == "complete"]
+    assert complete.data.get("readable_until") == expected
+
+
 @pytest.mark.parametrize("grew", [True, False])
 def test_a_source_that_begins_or_ceases_to_discover_splits_is_not_restored(grew: bool) -> None:
     """It would read its input again, or leave out what had no reader."""

@@ -53,6 +53,7 @@ def summary_document(reader: SnapshotReader) -> dict[str, Any]:
         "parallelism": metadata.parallelism,
         "max_parallelism": metadata.max_parallelism,
         "size_bytes": metadata.size_bytes,
+        "readable_until_ms": metadata.readable_until_ms,
         "watermark": event_time_text(min(marks, default=None)),
         "watermark_us": min(marks, default=None),
         "drained_operators": list(metadata.drained_operators),
@@ -110,10 +111,17 @@ def summary_lines(document: Mapping[str, Any]) -> list[str]:
         f"  parallelism {document['parallelism']} of at most {document['max_parallelism']}, state "
         f"{size_text(document['size_bytes'])}",
         f"  watermark {document['watermark'] or '-'}",
+        *_readable_lines(document["readable_until_ms"]),
     ]
     for operator in document["operators"]:
         lines += ["", *_operator_lines(operator)]
     return lines
+
+
+def _readable_lines(until_ms: int | None) -> list[str]:
+    if until_ms is None:
+        return []
+    return [f"  sources can continue from it until {event_time_text(until_ms * 1000)}"]
 
 
 def _operator_lines(operator: Mapping[str, Any]) -> list[str]:

@@ -43,6 +43,8 @@ class CheckpointView:
             before it is in the snapshot, including its output. None: no such watermark was known.
         by: name of the requester, for readers; "": the job itself.
         sinks: uids of the two-phase-commit sinks with output to commit; (): there is nothing to commit.
+        readable_until: time until which its sources can continue from it, as known at its completion; None: no limit
+            is known. It cannot be restored later, for example because a topic has deleted the records.
         settled_by, committed_by: number of the log entry that completed or aborted it, and of the entry that records
             the commit; 0: there is none.
     """
@@ -65,6 +67,7 @@ class CheckpointView:
     watermark_us: int | None = None
     by: str = ""
     sinks: tuple[str, ...] = ()
+    readable_until: str | None = None
     settled_by: int = 0
     committed_by: int = 0
 
@@ -151,6 +154,7 @@ def _settled(pending: CheckpointView, entry: LogEntry) -> CheckpointView:
         code="" if done else str(entry.data.get("code") or ""),
         metrics=metrics,
         sinks=tuple(sorted(entry.data.get("sinks") or ())),
+        readable_until=entry.data.get("readable_until"),
         settled_by=entry.decision.number,
     )
 

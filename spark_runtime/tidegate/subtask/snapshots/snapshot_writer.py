@@ -162,7 +162,9 @@ class SnapshotWriter:
         staged = tuple(data for part in parts for data in part.staged)
         unwritten = plan_blob_files(blob for blob in blobs.values() if blob.id not in there)
         formats = tuple(sorted({part.format for part in parts if part.format != "rows"}))
-        return _UnwrittenState(uid, replace(handle, staged=staged, files=used, formats=formats), unwritten)
+        until_ms = min((part.readable_until_ms for part in parts if part.readable_until_ms is not None), default=None)
+        handle = replace(handle, staged=staged, files=used, formats=formats, readable_until_ms=until_ms)
+        return _UnwrittenState(uid, handle, unwritten)
 
     def _pack(self, index: int, place: SnapshotPlace, uid: str, pack: Sequence[Blob]) -> BlobFile:
         blobs = [(blob.id, blob.pieces(self._compression)) for blob in pack]
