@@ -111,7 +111,8 @@ class KafkaBroker:
             settings.touch(mode=0o600)
             settings.write_text(self._settings())
             cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            command = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
+            # With `=`, because the id may begin with a minus.
+            command = [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(settings)]
             made = subprocess.run(command, capture_output=True, text=True, timeout=START_LIMIT_S, check=False)
             assert made.returncode == 0, made.stdout + made.stderr
         with open(self.folder / "log", "ab") as log:
