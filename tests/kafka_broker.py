@@ -225,6 +225,20 @@ class KafkaBroker:
         unsent = producer.flush(START_LIMIT_S)
         assert not failed and not unsent, (failed[:3], unsent)
 
+    def abort(self, name: str, values: Iterable[bytes], partition: int = 0) -> None:
+        """Write records in a transaction, and abort it: `read_committed` readers never see them."""
+        from confluent_kafka import Producer
+
+        producer = Producer(
+            {"bootstrap.servers": self.servers, "transactional.id": f"aborting-{uuid.uuid4()}", "log_level": 0}
+        )
+        producer.init_transactions(CALL_LIMIT_S)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(name, value, partition=partition)
+        assert not producer.flush(CALL_LIMIT_S)
+        producer.abort_transaction(CALL_LIMIT_S)
+
     def read(self, name: str, *, committed: bool = True) -> list[Any]:
         """Read all messages of a topic that are there now, by partition and offset.
 
