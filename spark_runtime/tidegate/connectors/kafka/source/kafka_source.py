@@ -55,6 +55,8 @@ NO_GROUP = "tidegate"
 FETCH_WAIT_MS = 100
 """Longest time for which a broker holds a request that finds no records, instead of 500 ms. A new partition is first
 read, and the end of a bounded partition first noticed, when a held request ends."""
+QUEUE_BACKOFF_MS = 20
+"""Pause after the client's queue was full, instead of 1 s: a reader empties the queue in less (6 times the rows/s)."""
 OWN_SETTINGS: Mapping[str, str] = {
     "bootstrap.servers": "servers=",
     "group.id": "group=",
@@ -249,7 +251,11 @@ class Kafka(Source):
             "error_cb": events.on_error,
             "on_commit": events.on_commit,
         }
-        defaults = {"client.id": f"tidegate-{ctx.uid}-{ctx.subtask}", "fetch.wait.max.ms": FETCH_WAIT_MS}
+        defaults = {
+            "client.id": f"tidegate-{ctx.uid}-{ctx.subtask}",
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
+            "fetch.queue.backoff.ms": QUEUE_BACKOFF_MS,
+        }
         own |= {name: value for name, value in defaults.items() if name not in self._cluster.settings}
         settings = self._cluster.client_settings(own)
         return create_client(self._cluster, lambda: kafka.Consumer(settings, logger=logger))
