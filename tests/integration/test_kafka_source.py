@@ -158,7 +158,7 @@ def test_a_snapshot_after_the_end_is_an_error(kafka: KafkaBroker, topic: str) ->
     assert "offset 7" in reason and "ends at offset 3" in reason
 
 
-def test_a_topic_that_was_created_anew_is_noticed_at_a_restore_and_by_the_search(
+def test_a_topic_that_was_created_again_is_noticed_at_a_restore_and_by_the_search(
     kafka: KafkaBroker, topic: str
 ) -> None:
     """S4.2: the new topic has the offset, but other records before it."""
@@ -172,14 +172,14 @@ def test_a_topic_that_was_created_anew_is_noticed_at_a_restore_and_by_the_search
     kafka.delete_topic(topic)
     kafka.create_topic(topic)
     kafka.produce(topic, [b"new"] * 9)
-    with pytest.raises(PipelineError, match="created anew"):
+    with pytest.raises(PipelineError, match="created again"):
         enumerator.discover()
-    with pytest.raises(PipelineError, match="created anew"):
+    with pytest.raises(PipelineError, match="created again"):
         source.create_enumerator(found.state).discover()
-    with reading(source, taken) as loop, pytest.raises(PipelineError, match="created anew"):
+    with reading(source, taken) as loop, pytest.raises(PipelineError, match="created again"):
         loop.until(lambda _: False)
     assert loop.values == []
-    assert "created anew" in source.unavailable_splits(taken)[0][1]
+    assert "created again" in source.unavailable_splits(taken)[0][1]
 
 
 def test_a_bounded_read_of_a_topic_that_is_deleted_does_not_wait_for_ever(kafka: KafkaBroker, topic: str) -> None:

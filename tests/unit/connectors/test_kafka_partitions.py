@@ -147,13 +147,13 @@ def test_a_search_without_an_answer_changes_nothing(topics: FakeTopics) -> None:
     assert search() == {"t-2": 0}
 
 
-def test_a_topic_that_was_created_anew_fails_the_job(topics: FakeTopics) -> None:
+def test_a_topic_that_was_created_again_fails_the_job(topics: FakeTopics) -> None:
     search = Search(topics)
     search()
     topics.add("t", 2, topic_id="another")
-    with pytest.raises(PipelineError, match="'t' was deleted and created anew"):
+    with pytest.raises(PipelineError, match="'t' was deleted and created again"):
         search()
-    with pytest.raises(PipelineError, match="created anew"):
+    with pytest.raises(PipelineError, match="created again"):
         Search(topics, search.state)()
 
 
@@ -222,7 +222,7 @@ def test_the_preflight_names_partitions_that_cannot_be_read_on(topics: FakeTopic
     found = dict(unavailable(topics, kafka().cluster, taken))
 
     assert found.keys() == {"anew-0", "gone-0", "t-0", "t-1"}
-    assert "created anew" in found["anew-0"] and "does not exist any more" in found["gone-0"]
+    assert "created again" in found["anew-0"] and "does not exist any more" in found["gone-0"]
     assert "offset 9 of partition 0" in found["t-0"] and "10 to 100" in found["t-0"] and "retention" in found["t-0"]
     assert "ends at offset 100" in found["t-1"]
     assert unavailable(topics, kafka().cluster, [at(by_id["t-0"], 10), at(by_id["t-1"], 100)]) == []

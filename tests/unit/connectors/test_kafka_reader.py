@@ -313,8 +313,8 @@ def test_a_restored_partition_is_not_read_before_its_topic_is_checked() -> None:
     reading.step()
     assert reading.consumer.assigned == {("t", 0): 5, ("t", 1): 0}
     again = Reading(split(position={"offset": 5, "rows": 5}))
-    again.check_raises = [PipelineError("created anew")]
-    with pytest.raises(PipelineError, match="created anew"):
+    again.check_raises = [PipelineError("created again")]
+    with pytest.raises(PipelineError, match="created again"):
         again.step()
 
 

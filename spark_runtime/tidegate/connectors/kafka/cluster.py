@@ -11,7 +11,7 @@ from tidegate.extras import installation
 from tidegate.jobs.secrets import check_no_plain_secrets, is_reference, resolve_secrets
 
 PRIVATE_KEY = "ssl.key.pem"
-"""Setting that holds a private key, although its name does not say so."""
+"""Setting that holds a private key. Its name does not show it."""
 
 
 def load_confluent_kafka() -> Any:

@@ -1,4 +1,4 @@
-"""The thread of a Kafka consumer: assigns partitions at given offsets, and moves their messages into an inbox."""
+"""The thread of a Kafka consumer: assigns partitions with their offsets, and moves their messages into an inbox."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_CONSUMED = 8_192
 WAIT_S = 0.05
 """Seconds in which the thread notices new splits, and its end, while no messages arrive."""
 LOOK_S = 1.0
-"""Seconds between two looks at a cluster that does not answer, and between two at the lag."""
+"""Seconds between two requests to a cluster that does not answer, and between two updates of the lag."""
 ANSWER_S = 5.0
 """Longest wait for an answer about one partition, seconds."""
 NO_GROUP = "GROUP_AUTHORIZATION_FAILED"
@@ -328,7 +328,7 @@ class Fetcher:
             self._down_since_s = None
 
     def _look(self) -> None:
-        """Look, once in a while, whether the cluster answers again, and how far the reader is behind."""
+        """Check, once in a while, whether the cluster answers again, and update the ends of partitions."""
         if self._refusal:
             raise refused(self._cluster, self._refusal)
         now_s = self._now_s()

@@ -1,4 +1,4 @@
-"""What errors of a Kafka client mean, and the source's own errors (S9.1). Pure."""
+"""Meaning of the errors of a Kafka client, and the source's own errors (S9.1). Pure."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ _MEANINGS: dict[str, Meaning] = {
     ),
 }
 """Name of a `KafkaError` -> its meaning. The client itself retries after all others, such as a change of leader."""
+RECREATED = "was deleted and created again"
+FEWER = "has fewer partitions than before"
 SHORTEST_SECRET = 4
 """Characters from which on a secret is masked in texts: shorter ones are in many words."""
 
@@ -94,9 +96,7 @@ def out_of_range(topic: str, partition: int, offset: int, low: int, high: int) -
             "give the topic a longer retention than the longest stop of the job"
         )
     else:
-        cause = (
-            f"the partition ends at offset {high}: the topic was created anew, or an unclean leader election lost it"
-        )
+        cause = f"the partition ends at offset {high}: the topic was created again, or an unclean leader election lost records"
         remedy = "Find out what happened to the topic, then start the job fresh with start="
     return PipelineError(
         f"offset {offset} of partition {partition} of the topic {topic!r} does not exist",
@@ -124,7 +124,3 @@ def vanished(cluster: KafkaCluster, topic: str, what: str = "does not exist any 
         cause="somebody deleted the topic while the job, or its snapshot, needed it",
         remedy="Start the job fresh, without this topic or with the new one",
     )
-
-
-RECREATED = "was deleted and created anew"
-FEWER = "has fewer partitions than before"

@@ -203,9 +203,9 @@ class KafkaReader(SourceReader):
             self._fetcher.commit({split_part(split): next_offset(split) for split in splits})
 
     def progress(self) -> Mapping[str, Any]:
-        """Return rows emitted over all runs, the number of partitions, and how many offsets they are behind.
+        """Return rows emitted over all runs, the number of partitions, and their lag in offsets.
 
-        Offsets behind are records and transaction markers. `lag` is left out until the cluster has reported all ends.
+        The lag counts records and transaction markers. `lag` is left out until the cluster has reported all ends.
         """
         reading = self._reading.values()
         facts: dict[str, Any] = {"rows": sum(one.rows for one in reading), "partitions": len(reading)}

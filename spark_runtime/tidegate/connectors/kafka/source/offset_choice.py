@@ -11,7 +11,7 @@ from tidegate.clock import iso
 from tidegate.errors import OptionError
 
 Isolation = Literal["read_committed", "read_uncommitted"]
-"""Which records are read: without those of open and aborted transactions, or all."""
+"""Which records are read: no records of open and aborted transactions, or all."""
 WithoutGroupOffset = Literal["fail", "earliest", "latest"]
 """Where a partition starts for which the consumer group has committed no offset."""
 Offsets = Mapping[str, Mapping[int, int]] | Mapping[int, int]
@@ -27,7 +27,7 @@ class OffsetChoice:
 
     Attributes:
         kind: `earliest` record that exists; `latest`: the end; first record of `time_ms` or later (the end if there is
-            none); the given `offsets`; or the offset that the `group` has committed.
+            none); these `offsets`; or the offset that the `group` has committed.
         time_ms: milliseconds since the epoch.
         offsets: topic -> partition -> offset.
     """

@@ -19,7 +19,7 @@ from tidegate.errors import PipelineError, TidegateError
 logger = logging.getLogger("tidegate.connectors")
 
 CONFIRMATIONS = 5
-"""Looks at a topic that is missing until it counts as deleted: a broker that has just started may not know it yet."""
+"""Searches for a missing topic until it counts as deleted: a broker that has just started may not know it yet."""
 CONFIRM_S = 1.0
 """Seconds between two such looks."""
 
@@ -216,7 +216,7 @@ def check_topics(
     """Check that topics are there as before, and return them. See `changed_topics`.
 
     Raises:
-        PipelineError: a topic was deleted, or created anew.
+        PipelineError: a topic was deleted, or created again.
         OutageError: the cluster does not answer.
     """
     for look in range(CONFIRMATIONS):
@@ -279,7 +279,7 @@ class PartitionEnumerator(SplitEnumerator):
 
         Raises:
             OutageError: the cluster does not answer.
-            PipelineError: a topic was deleted or created anew; at the first search see `first_splits`.
+            PipelineError: a topic was deleted or created again; at the first search see `first_splits`.
         """
         if self._view is None:
             self._view = self._connect()

@@ -1,4 +1,4 @@
-"""What a Kafka cluster says about topics, partitions and offsets. Calls block."""
+"""Requests to a Kafka cluster about topics, partitions and offsets. Calls block."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Part = tuple[str, int]
 REQUEST_LIMIT_S = 30.0
 """Longest wait for an answer, seconds. A broker that restarts answers within it."""
 LOOK_S = 0.1
-"""Seconds between two looks at why a request is not answered."""
+"""Seconds between two checks why a request is not answered."""
 MOST_LOOKS = round(2 * REQUEST_LIMIT_S / LOOK_S)
 """The client itself ends a request after `REQUEST_LIMIT_S`, so that more looks are never needed."""
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -33,7 +33,7 @@ class Topic:
     """A topic as the cluster describes it.
 
     Attributes:
-        topic_id: differs from that of any other topic, also of an earlier one with the same name; "": unknown.
+        topic_id: unique, also among earlier topics of the same name; "": unknown.
         partitions: their number.
         leaderless: partitions that cannot be read now.
         internal: Kafka's own topic.
@@ -47,7 +47,7 @@ class Topic:
 
 
 class TopicView(Protocol):
-    """What a source asks a cluster. Not thread-safe; calls block.
+    """Requests that a source sends to a cluster. Not thread-safe; calls block.
 
     Every call raises OutageError if the cluster does not answer, and PipelineError if it refuses the client.
     """
@@ -157,6 +157,8 @@ class ClusterTopics(TopicView):
         return {(at.topic, at.partition): self._answer(what, future).offset for at, future in asked.items()}
 
     def _request(self, what: str, call: Callable[[], Any]) -> Any:
+        self._client.poll(0)  # what the client has reported since the last request
+        self._reported = ""
         try:
             return call()
         except load_confluent_kafka().KafkaException as error:
