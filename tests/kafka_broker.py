@@ -51,8 +51,11 @@ def missing() -> str | None:
 
 
 def programs() -> Path | None:
-    """The folder where the broker's packages are or can be fetched to; None: Java or Maven is missing."""
-    return None if missing() else JARS
+    """The folder with the broker's packages, which are fetched if need be; None: something is missing for that."""
+    try:
+        return None if missing() else fetch()
+    except (OSError, subprocess.TimeoutExpired):  # `make kafka` shows why
+        return None
 
 
 def fetch() -> Path:

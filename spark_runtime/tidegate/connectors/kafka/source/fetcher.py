@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -341,7 +342,8 @@ class Fetcher:
         kafka, consumer = load_confluent_kafka(), self._consumer
         assert consumer is not None, "step() connects"
         for part, split in self._splits.items():
-            self.ends[split.split_id] = consumer.get_watermark_offsets(kafka.TopicPartition(*part), cached=True)[1]
+            with contextlib.suppress(kafka.KafkaException):  # only the status needs them
+                self.ends[split.split_id] = consumer.get_watermark_offsets(kafka.TopicPartition(*part), cached=True)[1]
         if self._limits.check_s is not None and self._splits and now_s >= self._next_check_s:
             self._check_now(list(self._splits.values()))
             self._next_check_s = now_s + self._limits.check_s

@@ -96,7 +96,7 @@ def out_of_range(topic: str, partition: int, offset: int, low: int, high: int) -
             "give the topic a longer retention than the longest stop of the job"
         )
     else:
-        cause = f"the partition ends at offset {high}: the topic was created again, or an unclean leader election lost records"
+        cause = f"the partition ends at offset {high}: the topic was created again, or its last records were lost"
         remedy = "Find out what happened to the topic, then start the job fresh with start="
     return PipelineError(
         f"offset {offset} of partition {partition} of the topic {topic!r} does not exist",
