@@ -141,6 +141,16 @@ def test_the_pipeline_of_the_readme_builds(tmp_path: Path) -> None:
     assert len(text.splitlines()) <= LONGEST_EXAMPLE
 
 
+def test_the_pipeline_of_the_kafka_page_builds() -> None:
+    """Without a broker and without the secret, as in Airflow."""
+    names: dict[str, object] = {}
+    exec(compile(example("def build(args)", "docs/connectors/kafka.md"), "kafka.md", "exec"), names)
+    build = names["build"]
+    assert callable(build)
+    graph = build({"out": "memory://kafka-page"}).build()
+    assert {"orders", "per_minute", "out"} <= {node.uid for node in graph.nodes}
+
+
 def test_the_program_of_the_readme_takes_a_savepoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "delays.py").write_text("def build(args): ...\n")
     job = JobClient(str(tmp_path / "root"), "delays")

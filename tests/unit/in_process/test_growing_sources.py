@@ -18,6 +18,7 @@ from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.coordinator.split_search import SplitSearch
 from tidegate.errors import OutageError, SnapshotError
 from tidegate.jobs.records import RestoreFrom
+from tidegate.testing.batch import run_batch
 from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 
@@ -128,6 +129,15 @@ def test_a_rescaled_job_divides_the_splits_again(before: int, after: int) -> Non
     job.shelf.rows |= {"new": 2}
     job.shelf.closed = True
     assert isinstance(job.job.submit(RestoreFrom(kind="latest")).to_end(), RunEnded)
+    assert job.rows() == sorted(job.shelf.everything())
+
+
+def test_a_batch_job_says_that_no_split_follows() -> None:
+    """S8.1: a reader ends only then."""
+    job = Job(parallelism=2)
+    job.grows = False
+    job.shelf.rows |= {"a": 5, "b": 3}
+    run_batch(job._build, job.options)
     assert job.rows() == sorted(job.shelf.everything())
 
 

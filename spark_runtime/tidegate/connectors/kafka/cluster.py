@@ -8,7 +8,10 @@ from typing import Any
 
 from tidegate.errors import MissingExtraError, OptionError
 from tidegate.extras import installation
-from tidegate.jobs.secrets import check_no_plain_secrets, resolve_secrets
+from tidegate.jobs.secrets import check_no_plain_secrets, is_reference, resolve_secrets
+
+PRIVATE_KEY = "ssl.key.pem"
+"""Setting that holds a private key. Its name does not show it."""
 
 
 def load_confluent_kafka() -> Any:
@@ -49,6 +52,14 @@ class KafkaCluster:
             remedy = 'Write bootstrap servers, such as "broker1:9092"'
             raise OptionError("servers is empty", where="Kafka(servers=)", remedy=remedy)
         check_no_plain_secrets(self.settings, where="Kafka(settings=)")
+        key = self.settings.get(PRIVATE_KEY)
+        if key is not None and not is_reference(key):
+            raise OptionError(
+                f"{PRIVATE_KEY!r} holds a private key in plain text",
+                where="Kafka(settings=)",
+                cause="the key would be written to the job directory, where every reader of the root sees it",
+                remedy="Write a reference to the key instead: secret:env/NAME or secret:file/PATH",
+            )
 
     @property
     def place(self) -> str:

@@ -228,6 +228,7 @@ class _Subtask:
             reader = source.create_reader(SourceContext(node.uid, self._index, self._job.plan.parallelism))
             try:
                 reader.add_splits([split_from_json(split) for split in splits])
+                reader.no_more_splits()
                 while (polled := reader.poll(now_ms())).state != "end":
                     yield from (SideOutput(name, rows) for name, rows in polled.sides.items() if name in sides)
                     if polled.batch is not None:
