@@ -289,3 +289,22 @@ def test_a_setting_that_the_client_does_not_know_is_named(kafka: KafkaBroker, to
     wrong = Kafka(topic, servers=kafka.servers, settings={"sasl.mechanisn": "PLAIN"}, until="latest")
     with pytest.raises(PipelineError, match="sasl.mechanisn"):
         wrong.discover(1)
+
+
+def test_a_reader_knows_how_long_its_topic_keeps_records(kafka: KafkaBroker) -> None:
+    """S4.2: so a snapshot records until when it can be restored."""
+    kept = kafka.create_topic(f"source-{next(_numbers)}")
+    topic = kafka.create_topic(f"source-{next(_numbers)}", retention_ms="3600000")
+    began_ms = int(time.time() * 1_000)
+    for name in (kept, topic):
+        kafka.produce(name, [b"a"])
+    with reading(Kafka(topic, servers=kafka.servers)) as loop:
+        loop.until(lambda polled: polled.batch is not None)
+        loop.until(lambda _: loop.reader.readable_until_ms() is not None)
+        until_ms = loop.reader.readable_until_ms()
+        # At the end of the partition it is an hour from the loop's clock, which stands still.
+        assert until_ms == 3_600_000 or (until_ms or 0) >= began_ms + 3_600_000
+    with reading(Kafka(kept, servers=kafka.servers)) as loop:
+        loop.until(lambda polled: polled.batch is not None)
+        loop.until(lambda _: bool(loop.offset()))
+        assert loop.reader.readable_until_ms() is None

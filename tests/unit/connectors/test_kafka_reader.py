@@ -50,6 +50,8 @@ class Reading:
         self.checked: list[list[str]] = []
         self.check_raises: list[TidegateError] = []
         self.wakes = 0
+        self.retention_ms: dict[str, int] = {}
+        self.asked: list[set[str]] = []
         self._limits = Limits(outage_s=60.0, check_s=check_s)
         self.reader = KafkaReader(
             SourceContext("in", 0, 1, self._wake),
@@ -69,8 +71,22 @@ class Reading:
     def _fetcher(self, inbox: Inbox) -> Fetcher:
         cluster = KafkaCluster("broker:9092")
         self.inbox = inbox
-        self.fetcher = _ByHand(cluster, self._connect, inbox, self._limits, self._check, monotonic_s=lambda: self.now_s)
+        self.fetcher = _ByHand(
+            cluster,
+            self._connect,
+            inbox,
+            self._limits,
+            self._check,
+            retention=self._retention,
+            monotonic_s=lambda: self.now_s,
+        )
         return self.fetcher
+
+    def _retention(self, topics: Any) -> dict[str, int]:
+        self.asked.append(set(topics))
+        if self.check_raises:
+            raise self.check_raises.pop(0)
+        return self.retention_ms
 
     def _connect(self, events: Events) -> FakeConsumer:
         self.events = events
@@ -567,3 +583,58 @@ def test_large_backlogs_are_read_in_turn() -> None:
     reading.step(message(0, b"", 1))
     turns = [polled.split_id for polled in itertools.takewhile(lambda p: p.batch, iter(reading.poll, None))]
     assert turns == ["t-0", "t-1", "t-0"]
+
+
+def timed(offset: int, time_ms: int, partition: int = 0) -> Any:
+    return message(offset, b"x", partition, timestamp=(1, time_ms))
+
+
+def test_a_position_can_be_read_until_the_topic_deletes_the_next_record() -> None:
+    """S4.2: no earlier than the age of the last record allows. The end of a partition is not written yet."""
+    read = Reading(split(0), split(1))
+    read.retention_ms = {"t": 5_000}
+    assert read.reader.readable_until_ms() is None
+    read.step(timed(0, 700), timed(0, 900, 1))
+    read.poll()
+    assert read.reader.readable_until_ms() == 5_700, "partition 0 has the older record"
+    read.poll()
+    read.consumer.range = (0, 1)
+    read.now_s += 10
+    read.step()
+    assert read.reader.readable_until_ms() == 6_000, "all is read, and it is 1,000 ms now"
+    assert {"t"} in read.asked
+
+
+def test_a_restored_position_knows_the_time_of_its_last_record() -> None:
+    first = Reading(split(0))
+    first.step(timed(0, 700))
+    first.poll()
+    [taken] = first.reader.snapshot()
+    assert taken.position["time_ms"] == 700
+    read = Reading(taken)
+    read.retention_ms = {"t": 100}
+    read.step()
+    assert read.reader.readable_until_ms() == 800
+
+
+def test_a_topic_that_keeps_its_records_or_does_not_say_so_gives_no_limit() -> None:
+    read = Reading(split(0))
+    read.check_raises = [PipelineError("no rights")]
+    read.step(timed(0, 700))
+    read.poll()
+    assert read.reader.readable_until_ms() is None
+    read.now_s += 599
+    read.step()
+    assert len(read.asked) == 1
+    read.now_s += 2
+    read.step()
+    assert len(read.asked) == 2 and read.reader.readable_until_ms() is None
+
+
+def test_partitions_that_are_read_to_their_end_set_no_limit() -> None:
+    read = Reading(split(0, end=1), split(1, end=9), bounded=True)
+    read.retention_ms = {"t": 100}
+    read.step(timed(0, 5), timed(0, 800, 1))
+    read.poll()
+    read.poll()
+    assert read.reader.readable_until_ms() == 900

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from tidegate.connectors.kafka.source.kafka_errors import (
 )
 from tidegate.connectors.kafka.source.partitions import next_offset, split_part
 from tidegate.connectors.kafka.source.topic_view import Part
-from tidegate.errors import OutageError
+from tidegate.errors import OutageError, TidegateError
 
 logger = logging.getLogger("tidegate.connectors")
 
@@ -40,6 +40,8 @@ ANSWER_S = 5.0
 """Longest wait for an answer about one partition, seconds."""
 NO_GROUP = "GROUP_AUTHORIZATION_FAILED"
 """Error of a user without rights on the consumer group, which a reader does not need."""
+RETENTION_S = 600.0
+"""Seconds between two requests for the retention of topics, which an administrator may change."""
 CLOSE_S = 5.0
 """Seconds in which the thread should end. A client without brokers may need longer, and is then left alone."""
 
@@ -105,12 +107,16 @@ class Fetcher:
         limits: Limits,
         check: Callable[[Sequence[Split]], None],
         *,
+        retention: Callable[[Collection[str]], Mapping[str, int]] = lambda _: {},
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
         connect: creates the consumer; called on the thread.
         check: raises an error if topics of splits are not there as before; blocks.
+        retention: returns for topics the time for which a record stays there, milliseconds; without those that keep
+            their records. Blocks.
         """
+        self._retention = retention
         self._cluster, self._connect, self._inbox, self._limits, self._check = cluster, connect, inbox, limits, check
         self._now_s = monotonic_s
         self._consumer: Consumer | None = None
@@ -122,9 +128,10 @@ class Fetcher:
         self._refusal = ""
         self._down_since_s: float | None = None
         self._down_cause = ""
-        self._next_look_s = self._next_check_s = 0.0
+        self._next_look_s = self._next_check_s = self._next_retention_s = 0.0
         self._commit_fails = False
         self.ends: dict[str, int] = {}
+        self.retention_ms: Mapping[str, int] = {}
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -347,6 +354,10 @@ class Fetcher:
         if self._limits.check_s is not None and self._splits and now_s >= self._next_check_s:
             self._check_now(list(self._splits.values()))
             self._next_check_s = now_s + self._limits.check_s
+        if self._splits and now_s >= self._next_retention_s:
+            self._next_retention_s = now_s + RETENTION_S
+            with contextlib.suppress(TidegateError):  # also without rights: only the status of snapshots needs it
+                self.retention_ms = self._retention({topic for topic, _ in self._splits})
 
     def _look_for_brokers(self, silent_s: float) -> None:
         kafka, consumer = load_confluent_kafka(), self._consumer

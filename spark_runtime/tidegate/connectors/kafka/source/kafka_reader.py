@@ -35,6 +35,7 @@ class _Reading:
 
     Attributes:
         rows, bad: emitted rows, and records that could not be decoded, over all runs.
+        time_ms: timestamp of the last record; None: unknown.
     """
 
     split: Split
@@ -43,6 +44,7 @@ class _Reading:
     rows: int = 0
     bad: int = 0
     finished: bool = False
+    time_ms: int | None = None
 
     @classmethod
     def of(cls, split: Split) -> _Reading:
@@ -55,6 +57,7 @@ class _Reading:
             position.get("rows", 0),
             position.get("bad", 0),
             split.finished,
+            position.get("time_ms"),
         )
 
     @property
@@ -71,6 +74,8 @@ class _Reading:
         if self.offset == next_offset(self.split) and self.finished == self.split.finished:
             return self.split
         position = {"offset": self.offset, "rows": self.rows, **({"bad": self.bad} if self.bad else {})}
+        if self.time_ms is not None:
+            position["time_ms"] = self.time_ms
         return replace(self.split, position=position, finished=self.finished)
 
 
@@ -105,6 +110,7 @@ class KafkaReader(SourceReader):
         self._fetcher = connect(self._inbox)
         self._reading: dict[str, _Reading] = {}
         self._no_more = self._changed = False
+        self._now_ms = 0
         self._undecoded: Received | None = None
         self._undecoded_since_s: float | None = None
 
@@ -127,6 +133,7 @@ class KafkaReader(SourceReader):
 
     def poll(self, now_ms: int) -> PollResult:
         """Return the next messages of the partition that has waited longest."""
+        self._now_ms = now_ms
         while (received := self._undecoded or self._inbox.take(MOST_ROWS)) is not None:
             reading = self._reading[received.split_id]
             if reading.finished:
@@ -159,6 +166,8 @@ class KafkaReader(SourceReader):
         if messages:
             rows = self._rows.rows(*reading.part, messages)
             offset, bad = messages[-1].offset() + 1, len(rows.bad)
+            kind, time_ms = messages[-1].timestamp()
+            reading.time_ms = time_ms if kind else reading.time_ms
             batch = rows.batch if rows.batch.num_rows else None
             if bad and self._on_bad_record == "fail":
                 raise undecodable(*reading.part, rows.bad[0])
@@ -196,6 +205,22 @@ class KafkaReader(SourceReader):
     def active_splits(self) -> frozenset[str]:
         """Return the partitions that are not read to their end."""
         return frozenset(split_id for split_id, reading in self._reading.items() if not reading.finished)
+
+    def readable_until_ms(self) -> int | None:
+        """Return the earliest time at which a topic may delete a record that was not read.
+
+        A record is at least as old as the one before it. At the end of a partition, the next record is not written yet.
+        Limits of size are not considered, because how fast a topic grows is not known.
+        """
+        return min(filter(None, map(self._kept_until_ms, self._reading.values())), default=None)
+
+    def _kept_until_ms(self, reading: _Reading) -> int | None:
+        limit_ms = self._fetcher.retention_ms.get(reading.part[0])
+        if limit_ms is None or reading.finished:
+            return None
+        at_end = 0 <= self._fetcher.ends.get(reading.split.split_id, -1) <= reading.offset
+        last_ms = self._now_ms if at_end else reading.time_ms
+        return None if last_ms is None else last_ms + limit_ms
 
     def checkpoint_completed(self, checkpoint_id: int, splits: Sequence[Split]) -> None:
         """Publish the offsets of the checkpoint as offsets of the consumer group, for tools that show the lag."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Self, get_args
@@ -231,7 +231,9 @@ class Kafka(Source):
         return KafkaReader(
             ctx,
             RowBuilder(self._shape),
-            lambda inbox: Fetcher(self._cluster, partial(self._connect, ctx), inbox, limits, self._check),
+            lambda inbox: Fetcher(
+                self._cluster, partial(self._connect, ctx), inbox, limits, self._check, retention=self._retention
+            ),
             bounded=bounded,
             publishes=self._partitions.group is not None,
             on_bad_record=self._on_bad_record,
@@ -265,6 +267,14 @@ class Kafka(Source):
         view = ClusterTopics(self._cluster)
         try:
             check_topics(view, self._cluster, {topic: known_topic(splits, topic) for topic in _topics(splits)})
+        finally:
+            view.close()
+
+    def _retention(self, topics: Collection[str]) -> Mapping[str, int]:
+        """Return for topics the time after which the cluster deletes a record, milliseconds. Blocks."""
+        view = ClusterTopics(self._cluster)
+        try:
+            return view.retention_ms(topics)
         finally:
             view.close()
 

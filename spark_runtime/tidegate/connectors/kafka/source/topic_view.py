@@ -138,6 +138,25 @@ class ClusterTopics(TopicView):
             found[committed.topic, committed.partition] = committed.offset if committed.offset >= 0 else None
         return {part: found.get(part) for part in parts}
 
+    def retention_ms(self, names: Collection[str]) -> Mapping[str, int]:
+        """Return for topics the time after which the cluster deletes a record, without topics that keep their records.
+
+        Raises:
+            OutageError, PipelineError: the cluster does not answer, or refuses.
+        """
+        if not names:
+            return {}
+        admin, what = self._admin_module, "describe the settings of topics"
+        wanted = [admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name) for name in sorted(names)]
+        asked = self._request(what, lambda: self._client.describe_configs(wanted, request_timeout=REQUEST_LIMIT_S))
+        found = {}
+        for resource, future in asked.items():
+            settings = self._answer(what, future)
+            limit_ms = int(settings["retention.ms"].value)
+            if limit_ms >= 0 and "delete" in settings["cleanup.policy"].value:
+                found[resource.name] = limit_ms
+        return found
+
     def close(self) -> None:
         """Forget the client, which ends with its last reference."""
         del self._client
