@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from tidegate.connectors.found_schema import FoundSchema
+
 
 @dataclass(frozen=True)
 class UndecodableRecord:
@@ -54,6 +56,17 @@ class RecordDecoder(ABC):
             PipelineError: no record of this kind can be decoded, for example because the registry refuses access.
         """
 
+    def decode_records(self, keys: pa.Array, values: pa.Array) -> DecodedRecords:
+        """Decode records by value and key. Sources that have keys call this method instead of `decode`.
+
+        The default ignores the keys. See `decode` for the result and the errors.
+
+        Args:
+            keys: a `binary` array as long as `values`; null: the record has no key. If the format does not have
+                `needs_keys`, it may be an array of nulls.
+        """
+        return self.decode(values)
+
 
 class RecordEncoder(ABC):
     """Encoder of one writer. Called on the slot's loop."""
@@ -71,6 +84,9 @@ class RecordEncoder(ABC):
 class Format(ABC):
     """Description of a format: frozen, JSON-able fields, no I/O in its constructor, no secrets in plain text."""
 
+    needs_keys: bool = False
+    """Whether `decode_records` uses the keys of the records."""
+
     @abstractmethod
     def schema(self) -> pa.Schema:
         """Return the schema of decoded rows. May read a schema file, or ask a schema registry.
@@ -78,6 +94,21 @@ class Format(ABC):
         Raises:
             PipelineError: there is no such schema, or it has no equivalent in Arrow.
         """
+
+    def found_schema(self) -> FoundSchema | None:
+        """Return the schema that `schema` found outside the pipeline; None: the pipeline declares it.
+
+        The schema's metadata may hold what the format needs to decode as before, whatever the registry or the file
+        holds later (S5.5). A source makes it part of its own; see `found_by_formats`.
+        """
+        return None
+
+    def with_found_schema(self, found: FoundSchema) -> Format:
+        """Return the same format, with what `found_schema` returned when the job was first built (S5.5).
+
+        A format whose schema is declared returns itself.
+        """
+        return self
 
     @abstractmethod
     def create_decoder(self, columns: Sequence[str] | None = None) -> RecordDecoder:

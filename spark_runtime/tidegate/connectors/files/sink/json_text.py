@@ -54,6 +54,13 @@ def json_lines(batch: pa.RecordBatch) -> Sequence[pa.Buffer]:
     return [_bytes_of(_objects(part.schema.names, part.columns, "\n")) for part in parts]
 
 
+def json_objects(batch: pa.RecordBatch) -> pa.StringArray:
+    """Return one JSON object for each row, without a line end. All objects together must be smaller than 2 GiB."""
+    if not batch.num_columns:
+        return pa.array(["{}"] * batch.num_rows, pa.string())
+    return _objects(batch.schema.names, batch.columns)
+
+
 def time_texts(column: pa.Array) -> pa.Array:
     """Return timestamps as ISO 8601: `2026-11-21T16:48:50.000000`. Timestamps with a zone are in UTC, with a Z."""
     zone = column.type.tz
