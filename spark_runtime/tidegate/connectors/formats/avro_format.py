@@ -30,7 +30,6 @@ from tidegate.connectors.formats.decoded_rows import (
     Indices,
     as_binary,
     assemble,
-    bad_nulls,
     concatenated,
     null_records,
     selected,
@@ -331,7 +330,6 @@ class _AvroDecoder(RecordDecoder):
         """See `RecordDecoder`."""
         values = as_binary(values)
         bad: dict[int, str] = {}
-        nulls = bad_nulls(self._reader.whole, null_records(values), bad)
         starts, lengths, data = ranges_of(values)
         there: Indices = np.flatnonzero(lengths >= 0).astype(np.int64)
         starts, sizes = starts[there], lengths[there].astype(np.int64)
@@ -347,7 +345,7 @@ class _AvroDecoder(RecordDecoder):
             records.append(there[places[block.good]])
             bad.update({int(there[places[number]]): reason for number, reason in block.bad.items()})
         rows = concatenated(self._reader.schema, blocks)
-        return assemble(len(values), rows, np.concatenate(records), nulls, bad)
+        return assemble(len(values), rows, np.concatenate(records), null_records(values), bad)
 
     def _groups(self, data: Bytes, starts: Int64s, sizes: Int64s) -> Iterator[tuple[int, Int64s]]:
         """Yield the id of each writer's schema, and the places of its records."""

@@ -69,13 +69,18 @@ class Json(Format):
         _check_readable(self._schema)
         self._on_new_field = on_new_field
 
+    @property
+    def refuses_new_fields(self) -> bool:
+        """Return whether a record with a field that the schema does not declare is refused."""
+        return self._on_new_field == "refuse"
+
     def schema(self) -> pa.Schema:
         """Return the declared schema."""
         return self._schema
 
     def create_decoder(self, columns: Sequence[str] | None = None) -> RecordDecoder:
         """Return a decoder. It parses all declared columns, because each of them can make a record bad."""
-        return JsonDecoder(self._schema, columns, refuses_new=self._on_new_field == "refuse")
+        return JsonDecoder(self._schema, columns, refuses_new=self.refuses_new_fields)
 
     def check_encodable(self, schema: pa.Schema) -> None:
         """Check that JSON has a form for each column, and that no name is repeated."""

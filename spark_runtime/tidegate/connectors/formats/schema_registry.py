@@ -15,8 +15,9 @@ from tidegate.extras import installation
 from tidegate.jobs.secrets import MASK, check_no_plain_secrets, is_reference, resolve_secrets
 
 DEFAULT_SETTINGS: Mapping[str, Any] = {"timeout": 5, "max.retries": 1, "retries.wait.ms": 100}
-"""Seconds for one request, and how often it is repeated at once. A request blocks the slot's loop, so both are small: the
-source repeats it later."""
+"""Seconds for one request, and how often it is repeated at once. A request blocks the slot's loop, so both are small:
+the source repeats it later.
+"""
 MAGIC = 0
 """First byte of a record with the id of its schema."""
 HEAD_BYTES = 5

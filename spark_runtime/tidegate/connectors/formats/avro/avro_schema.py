@@ -230,7 +230,7 @@ def simplified(kind: AvroType) -> AvroType:
     if kind.kind != "union":
         return replace(kind, inner=inner)
     plain = [branch for branch in inner if branch.kind != "null"]
-    wide = {("int", "long"): "long", ("double", "float"): "double"}.get(tuple(sorted(b.kind for b in plain)))
+    wide = {"int long": "long", "double float": "double"}.get(" ".join(sorted(branch.kind for branch in plain)))
     if wide and not any(branch.logical for branch in plain):
         plain = [AvroType(wide)]
     if len(plain) == len(inner) == 1:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from tidegate.connectors.formats.avro.avro_schema import AvroType, arrow_field, arrow_type, values_of
+from tidegate.connectors.formats.avro.avro_schema import AvroType, arrow_type, values_of
 from tidegate.connectors.formats.utf8 import invalid_ranges
 from tidegate.state.arrow.arrow_buffers import bitmap
 from tidegate.state.byte_words import gather_bytes
@@ -269,5 +269,5 @@ def _repeated(value: pa.Array, count: int) -> pa.Array:
 
 
 def column_schema(schema: AvroType) -> pa.Schema:
-    """Return the Arrow schema of a simplified record."""
-    return pa.schema([arrow_field(one.name, one.type) for one in schema.fields])
+    """Return the Arrow schema of a simplified record. All columns can be null: a record may have no value."""
+    return pa.schema([pa.field(one.name, arrow_type(one.type)) for one in schema.fields])

@@ -101,7 +101,8 @@ single: Any = instruction(_single)
 @inlined
 def read_varint(at: Any, end: Any) -> Any:
     """Return a number in zigzag form, and the address after it, or the negative reason."""
-    value, shift, more, byte = np.uint64(0), np.uint64(0), True, np.uint64(0)
+    value, shift, byte = np.uint64(0), np.uint64(0), np.uint64(0)
+    more: Any = True
     while more and at < end:
         byte = load_byte(at)
         at += 1
@@ -240,7 +241,7 @@ def clear_outputs(outs: Any, firsts: Any, ends: Any, capacity: Any) -> None:
 
 
 @kernel("i8(u1[], i8, i8, i8[], i8[], i8[], i8[], i8[]!, i8[]!)")
-def decode_record(  # noqa: C901, PLR0912 - one case per instruction
+def decode_record(  # noqa: C901, PLR0912, PLR0915 - one case per instruction
     data: Any, at: Any, end: Any, program: Any, tables: Any, outs: Any, capacity: Any, cursor: Any, left: Any
 ) -> Any:
     """Decode the record at data[at:end]; returns a reason, or 0.
