@@ -1,4 +1,4 @@
-"""Formats of records, for connectors that carry bytes: `formats.Json(schema)`, `formats.Avro(registry=..., subject=...)`.
+"""Formats of records that are bytes: `formats.Json(schema)`, `formats.Avro(registry=..., subject=...)` and others.
 
 Names are imported when they are first used, so that a missing extra is named.
 """

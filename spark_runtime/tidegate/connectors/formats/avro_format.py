@@ -193,7 +193,7 @@ class Avro(Format):
         if self._writer is not None:
             text = AvroText(self._writer, (), "Avro(writer_schema=)")
         try:
-            return reader.program(as_record(text.parsed(), self._column))
+            return reader.program(text.parsed())
         except UnresolvableError as error:
             raise PipelineError(
                 "records of the writer's Avro schema cannot be read by the reader's schema",
@@ -210,7 +210,7 @@ class Avro(Format):
         if self._registry is None:
             program = self._declared_program(reader)
             return _AvroDecoder(reader, lambda _: program, has_heads=False)
-        writers = _RegisteredWriters(self._registry, self._column, reader)
+        writers = _RegisteredWriters(self._registry, reader)
         return _AvroDecoder(reader, writers.program, has_heads=True)
 
     def check_encodable(self, schema: pa.Schema) -> None:
@@ -293,8 +293,8 @@ class Avro(Format):
 class _RegisteredWriters:
     """Programs for the schemas in a registry; each schema is requested once."""
 
-    def __init__(self, registry: SchemaRegistry, column: str, reader: RecordReader) -> None:
-        self._registry, self._column, self._reader = registry, column, reader
+    def __init__(self, registry: SchemaRegistry, reader: RecordReader) -> None:
+        self._registry, self._reader = registry, reader
         self._client: RegistryClient | None = None
         self._programs: dict[int, Program | str] = {}
 
@@ -313,7 +313,7 @@ class _RegisteredWriters:
 
     def _resolved(self, found: RegisteredSchema) -> Program | str:
         try:
-            return self._reader.program(as_record(_registered_text(found, self._registry).parsed(), self._column))
+            return self._reader.program(_registered_text(found, self._registry).parsed())
         except UnresolvableError as error:
             return f"schema {found.schema_id} cannot be read by the reader's schema: {error}"
         except PipelineError as error:

@@ -185,7 +185,7 @@ class Debezium(Format):
             values: RecordDecoder = _UnwrappedJson(envelope)
         else:
             values = self._value.create_decoder([name for name in envelope.names if name in wanted])
-        keys = None
+        keys: RecordDecoder | None = None
         if isinstance(self._key, Json):
             keys = _UnwrappedJson(self._key.schema())
         elif self._key is not None:
@@ -246,18 +246,18 @@ def _row_type(envelope: pa.Schema, value: Format) -> pa.DataType:
 
 
 def _metadata_type(envelope: pa.Schema, one: _Metadata, value: Format) -> pa.DataType:
-    fields = list(envelope)
+    kind = pa.struct(list(envelope))
     for name in one.path:
-        found = next((field for field in fields if field.name == name), None)
-        if found is None:
+        number = kind.get_field_index(name) if pt.is_struct(kind) else -1
+        if number < 0:
             raise PipelineError(
                 f"the envelope has no {'.'.join(one.path)!r}",
                 where=value.describe(),
                 remedy="Correct the path in metadata=",
             )
-        fields = list(found.type) if pt.is_struct(found.type) else []
-    is_time = one.path[-1] in _TIMES and found.type == pa.int64()
-    return pa.timestamp(_TIMES[one.path[-1]], "UTC") if is_time else found.type
+        kind = kind.field(number).type
+    is_time = one.path[-1] in _TIMES and kind == pa.int64()
+    return pa.timestamp(_TIMES[one.path[-1]], "UTC") if is_time else kind
 
 
 class _UnwrappedJson(RecordDecoder):

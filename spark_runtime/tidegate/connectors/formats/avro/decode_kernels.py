@@ -58,6 +58,7 @@ SPARE_ELEMENTS = 4_096
 """Elements that a record may have beyond its bytes. Elements of type null take no bytes, so a record of a few bytes
 could claim any number of them."""
 _MAX_VARINT_BITS = 70
+_LEAST, _GREATEST = -(2**63), 2**63 - 1
 
 
 def _float_bits(typing_context: Any, number: Any) -> Any:
@@ -164,10 +165,10 @@ def _store_number(store: Any, target: Any, number: Any, factor: Any) -> Any:
     if store == INT32:
         store_half(target, np.uint64(number))
     elif store == INT64:
-        scaled = number * factor
-        if factor != 1 and scaled // factor != number:
+        # The compiler assumes that products do not overflow, so the factors are compared.
+        if factor != 1 and abs(number) > np.int64(_GREATEST) // factor:
             reason = np.int64(OVERFLOW)
-        store_word(target, np.uint64(scaled))
+        store_word(target, np.uint64(number * factor))
     elif store == FLOAT64:
         store_word(target, float_bits(np.float64(number)))
     elif store == FLOAT32:
@@ -222,9 +223,10 @@ def _read_block(at: Any, end: Any) -> Any:
     """Return the number of elements of a block, and the address after its head, or the negative reason."""
     count, at = read_varint(at, end)
     if at > 0 and count < 0:
+        is_least = count == np.int64(_LEAST)  # has no positive counterpart
         count = -count
         size, at = read_varint(at, end)
-        if at > 0 and (size < 0 or count < 0):
+        if at > 0 and (size < 0 or is_least):
             at = np.int64(-BAD_LENGTH)
     return count, at
 

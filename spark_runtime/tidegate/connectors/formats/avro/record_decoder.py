@@ -13,7 +13,7 @@ from tidegate.connectors.formats.avro.avro_schema import AvroField, AvroType, si
 from tidegate.connectors.formats.avro.columns import ColumnLayout, ColumnReader, Outputs, column_schema
 from tidegate.connectors.formats.avro.decode_kernels import decode_records
 from tidegate.connectors.formats.avro.instructions import BAD_DECIMAL, REASONS
-from tidegate.connectors.formats.avro.resolution import Program, compile_program
+from tidegate.connectors.formats.avro.resolution import Program, UnresolvableError, compile_program
 from tidegate.connectors.formats.raw_format import NO_TEXT
 
 ELEMENTS_PER_RECORD = 4
@@ -38,7 +38,7 @@ class DecodedBlock:
 
 
 def as_record(kind: AvroType, name: str) -> AvroType:
-    """Return a record with the same bytes: the type itself, or a record whose only field is of this type."""
+    """Return a record with the same bytes: the type itself, or a record without a name and with a field of this type."""
     return kind if kind.kind == "record" else AvroType("record", fields=(AvroField(name, kind),))
 
 
@@ -46,7 +46,7 @@ class RecordReader:
     """Decodes records to the columns of a reader's schema.
 
     Args:
-        reader: the schema, a record.
+        reader: the schema, as `as_record` returns it.
         columns: names of the columns of the batches, in the order of the schema.
 
     Attributes:
@@ -62,8 +62,11 @@ class RecordReader:
         self._counts = np.zeros(self._layout.domains, np.int64)
 
     def program(self, writer: AvroType) -> Program:
-        """Return the program for a writer's schema. Raises UnresolvableError."""
-        return compile_program(writer, self._reader, self._layout)
+        """Return the program for a writer's schema, of any type. Raises UnresolvableError."""
+        if (writer.kind == "record") != bool(self._reader.name):
+            what = "is" if writer.kind == "record" else "is not"
+            raise UnresolvableError(f"the writer's schema {what} a record, unlike the reader's")
+        return compile_program(as_record(writer, self._reader.fields[0].name), self._reader, self._layout)
 
     def decode(self, program: Program, data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> DecodedBlock:
         """Decode the records at these places of `data`."""

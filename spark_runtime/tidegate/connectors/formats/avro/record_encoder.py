@@ -119,6 +119,8 @@ def _fits(type_: pa.DataType, own: AvroType) -> bool:
         return bool(pt.is_floating(type_)) and type_.bit_width <= wanted.bit_width
     if pt.is_string(wanted):
         return bool(pt.is_large_string(type_) or pt.is_string_view(type_))
+    if own.kind == "fixed":
+        return bool(pt.is_binary(type_) or pt.is_large_binary(type_))  # their lengths are checked row by row
     if pt.is_binary(wanted):
         return bool(pt.is_large_binary(type_) or pt.is_binary_view(type_) or pt.is_fixed_size_binary(type_))
     return False

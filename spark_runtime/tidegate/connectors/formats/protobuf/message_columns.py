@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,8 @@ def column_of(field: MessageField, messages: Sequence[Any]) -> pa.Array:
     if field.shape == "list":
         inner = _values(field, list(chain.from_iterable(value for value in values if value is not None)))
         return pa.ListArray.from_arrays(pa.array(offsets), inner, type=type_, mask=mask)
-    items = [item for value in values if value is not None for item in value.items()]
+    # The order of a map's items differs from process to process, and a replay must give equal rows.
+    items = [item for value in values if value is not None for item in sorted(value.items(), key=itemgetter(0))]
     keys = pa.array([key for key, _ in items], type_.key_type)
     inner = _values(field, [value for _, value in items])
     return pa.MapArray.from_arrays(pa.array(offsets), keys, inner, type=type_, mask=mask)
