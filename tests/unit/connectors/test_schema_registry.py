@@ -208,7 +208,7 @@ def test_a_schema_is_derived_from_the_columns_and_registered(server: RegistrySer
             ),
             "m": pa.array([[("k", 1.5)], []], pa.map_(pa.string(), pa.float64())),
             "code": pa.array(["x", "y"]).dictionary_encode(),
-            "p": pa.array([1, 2], pa.int64()).cast(pa.decimal128(20, 2)),
+            "p": pa.array([1, 2], pa.int64()).cast(pa.decimal128(21, 2)),
         }
     )
     format_ = Avro(registry=registry, subject="shop.orders-value", register=True)

@@ -266,8 +266,14 @@ def _with_field(
 
 
 def _check_readable(schema: pa.Schema) -> None:
-    """Raise OptionError if Arrow's reader does not know a type."""
+    """Raise OptionError if Arrow's reader does not know a type, or a nested field is required."""
     for field in schema:
+        if not _nested_nullable(field.type):
+            raise OptionError(
+                "a nested field is declared nullable=False",
+                where=f"Json(schema=), column {field.name!r}",
+                remedy="Only columns can be required; declare nested fields as nullable",
+            )
         one = pa.schema([field.with_nullable(True)])
         try:
             JsonParser(FileSchema(one, one, False, one), None).parse(b"{}\n")
@@ -278,12 +284,6 @@ def _check_readable(schema: pa.Schema) -> None:
                 cause=" ".join(str(error).split()),
                 remedy="Declare the column as string, number, boolean, date, time, timestamp, list or struct",
             ) from error
-        if not _nested_nullable(field.type):
-            raise OptionError(
-                "a nested field is declared nullable=False",
-                where=f"Json(schema=), column {field.name!r}",
-                remedy="Only columns can be required; declare nested fields as nullable",
-            )
 
 
 def _nested_nullable(kind: pa.DataType) -> bool:

@@ -38,7 +38,7 @@ class DecodedBlock:
 
 
 def as_record(kind: AvroType, name: str) -> AvroType:
-    """Return a record with the same bytes: the type itself, or a record without a name and with a field of this type."""
+    """Return a record with the same bytes: the type, or a record without a name and with a field of this type."""
     return kind if kind.kind == "record" else AvroType("record", fields=(AvroField(name, kind),))
 
 
