@@ -27,6 +27,7 @@ _MODULES = (
     "tidegate.state.heap.timer_kernels",
     "tidegate.connectors.formats.avro.decode_kernels",
     "tidegate.connectors.formats.avro.encode_kernels",
+    "tidegate.connectors.formats.json_shapes",
     "tidegate.connectors.formats.utf8",
     "tidegate.state.rocksdb.byte_rows",
     "tidegate.state.rocksdb.row_codec",

@@ -105,7 +105,7 @@ class FormatConformance(Conformance, ABC):
         names = format_.schema().names
         values = [*self.good_records(), *self.bad_records(), None, *self.good_records()]
         whole = self._decoded(format_.create_decoder(), values)
-        for columns in ([], names[:1], names[-1:], names[1:], names):
+        for columns in (names[:0], names[:1], names[-1:], names[1:], names):
             part = self._decoded(self.make_format().create_decoder(columns), values)
             assert part.batch.schema.names == columns
             assert part.batch.equals(whole.batch.select(columns))

@@ -21,13 +21,13 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 
 def files_of(*messages: tuple[str, list[tuple[str, int, str]]], syntax: str = "proto3") -> bytes:
-    """A FileDescriptorSet of messages: (name, [(field, type, name of its type)]); a repeated field has the name `x*`."""
+    """A FileDescriptorSet of messages: (name, [(field, type, name of its type)]); `x*` is a repeated field."""
     file = descriptor_pb2.FileDescriptorProto(name="t.proto", package="t", syntax=syntax)
     for name, fields in messages:
         made = file.message_type.add(name=name)
         for number, (field, kind, type_name) in enumerate(fields, 1):
             label = _Field.LABEL_REPEATED if field.endswith("*") else _Field.LABEL_OPTIONAL
-            made.field.add(name=field.rstrip("*"), number=number, type=kind, type_name=type_name, label=label)
+            made.field.add(name=field.rstrip("*"), number=number, type=kind, type_name=type_name or None, label=label)
     return descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
 
 
