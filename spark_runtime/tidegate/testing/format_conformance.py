@@ -34,7 +34,7 @@ class FormatConformance(Conformance, ABC):
     """Subclass it, named `Test...`, and implement `make_format`, `good_records` and `bad_records`."""
 
     encodes = True
-    """Whether the format can encode the rows that it decodes. False: it is only read."""
+    """True if the format can encode the rows that it decodes. False: it is only read."""
 
     @abstractmethod
     def make_format(self) -> Format:

@@ -11,7 +11,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
-from test_avro_format import written
+from builders.avro_records import written
 
 from tidegate.connectors.formats.interface import DecodedRecords
 from tidegate.errors import PipelineError

@@ -15,6 +15,7 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 import pytest
+from builders.avro_records import written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -135,16 +136,6 @@ def records(draw: st.DrawFn, number: int = 0, depth: int = 3) -> Kind:
     return Kind(schema, values, lambda row: {name: field.read(row[name]) for name, field in named.items()})
 
 
-def written(schema: Any, rows: Sequence[Any]) -> list[bytes]:
-    """The records as fastavro writes them."""
-    parsed, found = fastavro.parse_schema(json.loads(json.dumps(schema))), []
-    for row in rows:
-        out = io.BytesIO()
-        fastavro.schemaless_writer(out, parsed, row)
-        found.append(out.getvalue())
-    return found
-
-
 def decoded(format_: Avro, values: Sequence[bytes | None]) -> DecodedRecords:
     return format_.create_decoder().decode(pa.array(values, pa.binary()))
 
@@ -230,6 +221,8 @@ ONE = {"type": "record", "name": "One", "fields": [{"name": "n", "type": "long"}
         ({"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 0}, b"\x02\x64", "too many digits"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 0}, b"\x00", "no bytes"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 0}, b"\x22\x01" + b"\0" * 16, "digits"),
+        ({"type": "int", "logicalType": "time-millis"}, b"\x01", "within a day"),
+        ({"type": "long", "logicalType": "time-micros"}, b"\x80\x80\xa6\xfa\xa9\x05", "within a day"),
         ({"type": "array", "items": "null"}, b"\x80\x80\x80\x80\x80\x40\x00", "more elements"),
         ({"type": "array", "items": "int"}, b"\x02", "ends before"),
         ({"type": "array", "items": "string"}, b"\x04\x02a\x02\xff\x00", "not UTF-8"),

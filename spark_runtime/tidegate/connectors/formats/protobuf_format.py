@@ -38,7 +38,7 @@ from tidegate.connectors.found_schema import FoundSchema
 from tidegate.errors import OptionError, PipelineError, SnapshotError
 
 SERIALIZED = "serialized"
-"""Form in which a registry is asked for Protobuf schemas: compiled, because the source needs the compiler."""
+"""Form in which a registry returns a Protobuf schema: compiled, because its source text needs a compiler."""
 MAX_NESTING = 32
 """Most numbers in the path of a message in its file."""
 _PINNED = b"tidegate.protobuf"

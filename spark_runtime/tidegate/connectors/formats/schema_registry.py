@@ -132,9 +132,7 @@ class RegistryClient:
 
     def id_of(self, subject: str, kind: str, text: str, *, register: bool) -> int:
         """Return the id of a schema under a subject. Args: register: register it if it is not there."""
-        from confluent_kafka.schema_registry import Schema
-
-        schema = Schema(text, kind)
+        schema = load_schema_registry().Schema(text, kind)
         if register:
             return int(self._ask(f"subject {subject!r}", lambda client: client.register_schema(subject, schema)))
         return int(self._ask(f"subject {subject!r}", lambda client: client.lookup_schema(subject, schema)).schema_id)
@@ -155,10 +153,10 @@ class RegistryClient:
                 texts[one.name] = found.schema.schema_str or ""
 
     def _ask(self, what: str, request: Callable[..., T]) -> T:
-        from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
-
         if self._client is None:
             self._client = self._connect()
+        from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
+
         try:
             return request(self._client)
         except SchemaRegistryError as error:

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.connectors.formats.avro.avro_schema import AvroType, arrow_type, values_of
+from tidegate.connectors.formats.avro.instructions import BAD_DECIMAL, BAD_TIME, REASONS
+from tidegate.connectors.formats.raw_format import NO_TEXT
 from tidegate.connectors.formats.utf8 import invalid_ranges
 from tidegate.state.arrow.arrow_buffers import bitmap
 from tidegate.state.byte_words import gather_bytes
@@ -19,6 +21,7 @@ from tidegate.state.byte_words import gather_bytes
 NO_OUTPUT = -1
 RECORDS = 0
 """Domain of the values of which each record has one."""
+_SECONDS_PER_DAY = 86_400
 
 Int64s = npt.NDArray[np.int64]
 
@@ -147,10 +150,9 @@ class ColumnReader:
         data: the bytes that ranges refer to.
         counts: the number of values of each domain.
         constants: column -> the value of a field that the writer does not have, as an array of one value.
-        unread: columns of the schema that are not needed; only their texts are checked.
 
     Attributes:
-        invalid: numbers of the records that have an invalid text or decimal -> whether it is a text.
+        invalid: numbers of the records with a value that its column cannot hold -> reason.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class ColumnReader:
     ) -> None:
         self._layout, self._outputs, self._data, self._counts = layout, outputs, data, counts
         self._constants = constants
-        self.invalid: dict[int, bool] = {}
+        self.invalid: dict[int, str] = {}
 
     def array(self, column: Column) -> pa.Array:
         """Return all values of a column."""
@@ -195,17 +197,19 @@ class ColumnReader:
                 column.type, count, [mask, pa.py_buffer(np.packbits(values, bitorder="little"))]
             )
         array = pa.Array.from_buffers(column.type, count, [mask, pa.py_buffer(values)])
-        return self._checked(column, array) if pt.is_decimal(column.type) else array
+        if pt.is_decimal(column.type) or pt.is_time(column.type):
+            self._check(column, array)
+        return array
 
     def check(self, column: Column) -> None:
-        """Find the invalid texts and decimals of a column that is not needed."""
+        """Find the invalid values of a column that is not needed."""
         for one in _nested(column):
             if id(one) in self._constants:
                 continue
             count = int(self._counts[one.domain])
             if one.is_range and pt.is_string(one.type):
                 self._check_texts(one, *self._places(one, count))
-            elif pt.is_decimal(one.type):
+            elif pt.is_decimal(one.type) or pt.is_time(one.type):
                 self.array(one)
 
     def _places(self, column: Column, count: int) -> tuple[Int64s, Int64s]:
@@ -222,22 +226,27 @@ class ColumnReader:
         return pa.Array.from_buffers(column.type, count, [mask, pa.py_buffer(offsets), pa.py_buffer(data)])
 
     def _check_texts(self, column: Column, starts: Int64s, lengths: Int64s) -> None:
-        wrong = invalid_ranges(self._data, starts, lengths)
-        if len(wrong):
-            self.invalid.update(dict.fromkeys(self._records(column.domain, wrong).tolist(), True))
+        self._refuse(column, invalid_ranges(self._data, starts, lengths), NO_TEXT)
 
-    def _checked(self, column: Column, array: pa.Array) -> pa.Array:
+    def _check(self, column: Column, array: pa.Array) -> None:
+        """Find decimals with too many digits, and times that are in no day."""
+        if pt.is_time(column.type):
+            per_day = _SECONDS_PER_DAY * (10**3 if column.type.unit == "ms" else 10**6)
+            numbers = self._outputs.values(column.out, np.int32 if column.width == 4 else np.int64, len(array))
+            self._refuse(column, np.flatnonzero((numbers < 0) | (numbers >= per_day)), REASONS[BAD_TIME])
+            return
         try:
             array.validate(full=True)
         except pa.ArrowInvalid:
-            limit, scale = 10**column.kind.precision, column.kind.scale
+            limit = 10**column.kind.precision
             raw = self._outputs.values(column.out, np.uint8, len(array) * column.width).reshape(len(array), -1)
-            numbers = [int.from_bytes(one.tobytes(), "little", signed=True) for one in raw]
-            wrong = np.array([i for i, number in enumerate(numbers) if abs(number) >= limit], np.int64)
-            records = dict.fromkeys(self._records(column.domain, wrong).tolist(), False)
-            self.invalid.update({record: self.invalid.get(record, is_text) for record, is_text in records.items()})
-            assert scale >= 0
-        return array
+            wide = [abs(int.from_bytes(one.tobytes(), "little", signed=True)) >= limit for one in raw]
+            self._refuse(column, np.flatnonzero(wide), REASONS[BAD_DECIMAL])
+
+    def _refuse(self, column: Column, places: Int64s, reason: str) -> None:
+        if len(places):
+            for record in self._records(column.domain, places).tolist():
+                self.invalid.setdefault(record, reason)
 
     def _records(self, domain: int, places: Int64s) -> Int64s:
         """Return the records of the values at some places of a domain."""

@@ -54,7 +54,7 @@ value, domain.
 """
 MAX_DEPTH = 64
 """Most lists in lists."""
-SPARE_ELEMENTS = 4_096
+SPARE_ELEMENTS = 256
 """Elements that a record may have beyond its bytes. Elements of type null take no bytes, so a record of a few bytes
 could claim any number of them."""
 _MAX_VARINT_BITS = 70

@@ -1,5 +1,8 @@
 """Instructions of the programs by which kernels read and write Avro.
 
+Compiled kernels contain these numbers. `tidegate.state.numba_kernels` compiles them again if this file changes, because
+it names that module.
+
 A program is an int64 array. An instruction is `WIDTH` words of it::
 
     op       what to read or write
@@ -56,7 +59,7 @@ NOTHING, INT32, INT64, FLOAT32, FLOAT64, SYMBOL, RANGE, COPY, BOOLEAN, WIDENED, 
 PLAIN, NULL_FIRST, NULL_SECOND, ALWAYS = range(4)
 
 TRUNCATED, BAD_NUMBER, BAD_BRANCH, BAD_BOOLEAN, BAD_SYMBOL, BAD_LENGTH = range(1, 7)
-BAD_DECIMAL, TRAILING, TOO_MANY, UNRESOLVED, NULL_REFUSED, OVERFLOW = range(7, 13)
+BAD_DECIMAL, TRAILING, TOO_MANY, UNRESOLVED, NULL_REFUSED, OVERFLOW, BAD_TIME = range(7, 14)
 REASONS = {
     TRUNCATED: "the record ends before its last field",
     BAD_NUMBER: "an integer is longer than its type",
@@ -69,6 +72,7 @@ REASONS = {
     TOO_MANY: "a list has more elements than the record can hold",
     UNRESOLVED: "a union has a type that the reader's schema does not accept",
     NULL_REFUSED: "a field is null that the reader's schema does not allow to be null",
+    BAD_TIME: "a time of day is not within a day",
     OVERFLOW: "a time does not fit the unit of the reader's schema",
 }
 """Reasons for which a record is refused."""

@@ -12,9 +12,8 @@ import pyarrow as pa
 from tidegate.connectors.formats.avro.avro_schema import AvroField, AvroType, simplified
 from tidegate.connectors.formats.avro.columns import ColumnLayout, ColumnReader, Outputs, column_schema
 from tidegate.connectors.formats.avro.decode_kernels import decode_records
-from tidegate.connectors.formats.avro.instructions import BAD_DECIMAL, REASONS
+from tidegate.connectors.formats.avro.instructions import REASONS
 from tidegate.connectors.formats.avro.resolution import Program, UnresolvableError, compile_program
-from tidegate.connectors.formats.raw_format import NO_TEXT
 
 ELEMENTS_PER_RECORD = 4
 """Elements of each list for which there is space at first. If there are more, the records are decoded again."""
@@ -80,8 +79,7 @@ class RecordReader:
             else:
                 reader.check(column)
         bad = {number: REASONS[int(reasons[number])] for number in np.flatnonzero(reasons).tolist()}
-        for number, is_text in reader.invalid.items():
-            bad.setdefault(number, NO_TEXT if is_text else REASONS[BAD_DECIMAL])
+        bad = {**reader.invalid, **bad}
         batch = _batch(arrays, self.schema, count)
         if not bad:
             return DecodedBlock(batch, np.arange(count, dtype=np.int64), bad)

@@ -190,6 +190,7 @@ class _Writing:
         self.paths: list[str] = []
         self.lists = 0
         self.bound = 1
+        self._depth = 0
         self._path: list[str] = []
         self._alive: list[Any] = []
 
@@ -285,6 +286,9 @@ class _Writing:
         first, end = (int(offsets[0]), int(offsets[-1])) if len(array) else (0, 0)
         starts, lengths = np.ascontiguousarray(offsets[:-1] - first), np.diff(offsets)
         self.lists += 1
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise CannotEncodeError(".".join(self._path), f"more than {MAX_DEPTH} lists in lists")
         elements, depth = self.lists, (len(self.words) + 1) * WIDTH
         value = self._input(_valid(array), starts, 8, lengths)
         begin = self.emit(LIST_BEGIN, value=value, null=null, a=depth, b=elements, domain=domain)
@@ -299,6 +303,7 @@ class _Writing:
         self.words[last][0], self.words[last][3] = LIST_NEXT, PLAIN
         self._continue_here(begin)
         self._continue_here(last)
+        self._depth -= 1
         self.bound += 2 * MAX_NUMBER_BYTES * len(array)
 
     def _leaf(self, kind: AvroType, array: pa.Array, domain: int, null: int) -> None:
@@ -313,7 +318,7 @@ class _Writing:
             starts = np.ascontiguousarray(starts)
             value = self._input(_valid(stored), starts, 8, lengths, data)
             self.bound += (MAX_NUMBER_BYTES * len(array)) + int(lengths.sum())
-            if op == FIXED and any(lengths[valid_mask(stored)] != size):
+            if op == FIXED and (lengths[valid_mask(stored)] != size).any():
                 raise CannotEncodeError(".".join(self._path), f"a value that has not {size} bytes")
         else:
             width = 1 if pt.is_boolean(stored.type) else int(stored.type.bit_width) // 8
