@@ -66,6 +66,17 @@ def test_rows_are_written_and_read_again(rows: list[dict[str, Any]]) -> None:
     assert found.batch.equals(batch) and not found.bad and found.records is None
 
 
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_whole_floats_are_written_as_json_numbers(kind: pa.DataType) -> None:
+    """Arrow writes `1e+10` and `1000000000`; only the latter gets a `.0`."""
+    numbers = [sign * digit * 10.0**power for sign in (1, -1) for digit in (1, 3, 7) for power in range(-20, 25)]
+    column = pa.array(numbers, pa.float64()).cast(kind)
+    values = Json({"x": "double"}).create_encoder(pa.schema([("x", kind)])).encode(pa.record_batch({"x": column}))
+    texts = [value.decode() for value in values.to_pylist()]
+    assert pa.array([json.loads(text)["x"] for text in texts], kind).equals(column)
+    assert all(isinstance(json.loads(text)["x"], float) for text in texts)
+
+
 VALUES = [
     b'{"n": 1, "x": 2, "s": "a", "b": true, "d": "2026-01-02", "t": "2026-01-02T03:04:05Z", "p": 1.5}',
     b'{"n": 1, "unknown": {"n": "x"}}',
