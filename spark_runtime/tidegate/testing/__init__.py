@@ -1,7 +1,7 @@
 """Tools for tests of pipelines and extensions.
 
-`run` runs a pipeline in this process. The conformance suites test sources, sinks, aggregates and launchers. Names are
-imported when they are first used.
+`run` runs a pipeline in this process. The conformance suites test sources, sinks, formats, aggregates and launchers.
+Names are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tidegate.extras import extra_required_by, missing_packages, not_installed, 
 if TYPE_CHECKING:
     from tidegate.testing.aggregate_conformance import AggregateConformance
     from tidegate.testing.fed_source import Fed
+    from tidegate.testing.format_conformance import FormatConformance
     from tidegate.testing.launcher_conformance import LauncherConformance
     from tidegate.testing.pipeline_run import Completed, Outcome, run
     from tidegate.testing.script import Advance, Checkpoint, Crash, End, Watermark
@@ -31,6 +32,7 @@ __all__ = [
     "DiscoveringSourceConformance",
     "End",
     "Fed",
+    "FormatConformance",
     "LauncherConformance",
     "Outcome",
     "SinkConformance",
@@ -48,6 +50,7 @@ _HOMES = {
     "DiscoveringSourceConformance": "source_conformance",
     "End": "script",
     "Fed": "fed_source",
+    "FormatConformance": "format_conformance",
     "LauncherConformance": "launcher_conformance",
     "Outcome": "pipeline_run",
     "SinkConformance": "sink_conformance",
@@ -56,7 +59,13 @@ _HOMES = {
     "run": "pipeline_run",
 }
 
-_SUITES = ("aggregate_conformance", "launcher_conformance", "sink_conformance", "source_conformance")
+_SUITES = (
+    "aggregate_conformance",
+    "format_conformance",
+    "launcher_conformance",
+    "sink_conformance",
+    "source_conformance",
+)
 if "_pytest.assertion" in sys.modules:  # before the suites are imported: else failed assertions would show no values
     importlib.import_module("pytest").register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
 
@@ -64,6 +73,7 @@ if "_pytest.assertion" in sys.modules:  # before the suites are imported: else f
 _TOOLS = {
     "AggregateConformance": ("pytest", "hypothesis"),
     "DiscoveringSourceConformance": ("pytest", "hypothesis"),
+    "FormatConformance": ("pytest", "hypothesis"),
     "LauncherConformance": ("pytest",),
     "SinkConformance": ("pytest", "hypothesis"),
     "SourceConformance": ("pytest", "hypothesis"),

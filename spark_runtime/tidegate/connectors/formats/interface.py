@@ -85,7 +85,7 @@ class Format(ABC):
     """Description of a format: frozen, JSON-able fields, no I/O in its constructor, no secrets in plain text."""
 
     needs_keys: bool = False
-    """Whether `decode_records` uses the keys of the records."""
+    """True if `decode_records` uses the keys of the records."""
 
     @abstractmethod
     def schema(self) -> pa.Schema:
@@ -93,6 +93,7 @@ class Format(ABC):
 
         Raises:
             PipelineError: there is no such schema, or it has no equivalent in Arrow.
+            OutageError: a schema registry does not answer.
         """
 
     def found_schema(self) -> FoundSchema | None:
@@ -121,11 +122,16 @@ class Format(ABC):
 
     @abstractmethod
     def check_encodable(self, schema: pa.Schema) -> None:
-        """Check that rows of this schema can be encoded. Raises PipelineError. Called when the pipeline is checked."""
+        """Check that rows of this schema can be encoded. Called when the pipeline is checked.
+
+        Raises:
+            PipelineError: they cannot; the error names the column and the reason.
+            OutageError: a schema registry does not answer.
+        """
 
     @abstractmethod
     def create_encoder(self, schema: pa.Schema) -> RecordEncoder:
-        """Return an encoder for rows of this schema. Called in the slot."""
+        """Return an encoder for rows of this schema. Called in the slot, after `check_encodable`."""
 
     def describe(self) -> str:
         """Describe the format in one line, without secrets."""

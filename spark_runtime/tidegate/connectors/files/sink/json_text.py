@@ -19,7 +19,7 @@ _ESCAPES = {"\\": "\\\\", '"': '\\"', "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r
 _ESCAPES |= {chr(code): f"\\u{code:04x}" for code in range(32) if chr(code) not in _ESCAPES}
 """The backslash comes first, because the other escapes add backslashes. Source: RFC 8259, section 7."""
 _NEVER_PLAIN_FROM = 1e15
-"""Absolute value from which Arrow writes floats with an exponent."""
+"""Absolute value from which Arrow writes all floats with an exponent. It does so from 1e10 on with few digits."""
 _TEXT_BYTES = 2**28
 """Bytes of records converted to lines at a time: the lines must fit 2 GiB."""
 
@@ -52,6 +52,13 @@ def json_lines(batch: pa.RecordBatch) -> Sequence[pa.Buffer]:
     rows = max(1, batch.num_rows * _TEXT_BYTES // max(_TEXT_BYTES, batch.nbytes))
     parts = (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
     return [_bytes_of(_objects(part.schema.names, part.columns, "\n")) for part in parts]
+
+
+def json_objects(batch: pa.RecordBatch) -> pa.StringArray:
+    """Return one JSON object for each row, without a line end. All objects together must be smaller than 2 GiB."""
+    if not batch.num_columns:
+        return pa.array(["{}"] * batch.num_rows, pa.string())
+    return _objects(batch.schema.names, batch.columns)
 
 
 def time_texts(column: pa.Array) -> pa.Array:
@@ -137,6 +144,7 @@ def _float_texts(column: pa.Array) -> pa.Array:
     numbers = column.cast(pa.float64())
     whole = pc.and_(pc.equal(numbers, pc.trunc(numbers)), pc.less(pc.abs(numbers), _NEVER_PLAIN_FROM))
     if pc.any(whole).as_py():
+        whole = pc.and_not(whole, pc.match_substring(texts, "e"))
         texts = pc.if_else(whole, pc.binary_join_element_wise(texts, ".0", ""), texts)
     return texts
 

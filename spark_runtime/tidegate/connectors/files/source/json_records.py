@@ -42,8 +42,9 @@ _CHANGED = re.compile(r"changed from \w+ to \w+ in row (\d+)")
 
 
 _EPOCH = "1970-01-01T"
-_MAX_DEPTH = 200
+MAX_DEPTH = 200
 """Most nesting of objects and lists. Python parses only some hundreds, depending on the caller's stack."""
+TOO_DEEP = f"the record has more than {MAX_DEPTH} levels of nested objects and lists"
 _STRING_OR_POWER = re.compile(rb'"(?:[^"\\]|\\.)*"|(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE]\+?[0-9]+')
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
@@ -103,7 +104,10 @@ class JsonParser:
 
     def parse(self, text: bytes) -> pa.RecordBatch:
         """See `TextParser`."""
-        lines = _refuse_other_values(text)
+        return self.parse_objects(text, _refuse_other_values(text))
+
+    def parse_objects(self, text: bytes, lines: int) -> pa.RecordBatch:
+        """Parse `lines` lines that begin as objects and are at most `MAX_DEPTH` levels deep; see `parse`."""
         if self._on_new is not None and not self._is_strict:
             self._look_for_new(text)
         table = self._read(text)
@@ -338,9 +342,9 @@ def _refuse_other_values(text: bytes) -> int:
     begins = np.concatenate([[0], ends[:-1]])
     # The number of opening marks, also in strings, is an upper bound of the depth. Only lines beyond it are measured.
     opened = np.searchsorted(np.flatnonzero((data | 32) == 123), np.append(begins, len(data)))
-    for place in np.flatnonzero(np.diff(opened) > _MAX_DEPTH).tolist():
-        if _depth(text[begins[place] : ends[place]]) > _MAX_DEPTH:
-            raise UndecodableRecordError(f"the record has more than {_MAX_DEPTH} levels of nested objects and lists")
+    for place in np.flatnonzero(np.diff(opened) > MAX_DEPTH).tolist():
+        if nesting_depth(text[begins[place] : ends[place]]) > MAX_DEPTH:
+            raise UndecodableRecordError(TOO_DEEP)
     first = data[begins]
     blank = (first == 10) | (first == 13)
     odd = ~blank & (first != 123)
@@ -353,7 +357,7 @@ def _refuse_other_values(text: bytes) -> int:
     return len(lines)
 
 
-def _depth(line: bytes) -> int:
+def nesting_depth(line: bytes) -> int:
     """Return the deepest nesting of objects and lists. `[` and `{` differ in one bit only, as do their ends."""
     marks = np.frombuffer(_STRING.sub(b"", line), np.uint8) | 32
     return int(np.cumsum((marks == 123).astype(np.int64) - (marks == 125)).max(initial=0))

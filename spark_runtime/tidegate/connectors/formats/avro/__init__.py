@@ -1,0 +1,1 @@
+"""Avro by compiled kernels: schemas, their resolution to programs, and the kernels that run these."""

@@ -1,0 +1,1 @@
+"""Protobuf: descriptors, their equivalents in Arrow, and columns of messages."""
