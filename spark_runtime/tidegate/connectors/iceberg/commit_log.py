@@ -1,8 +1,9 @@
 """What an Iceberg table records of committed transactions, and the commits of a sink (S7.4).
 
-    summary of a snapshot        tidegate.job, .lineage, .uid, .checkpoint    whose it is
-                                 tidegate.transactions                        ids of its transactions, by blanks
-    property of the table        tidegate.committed.<job>,<lineage>,<uid>     {subtask: checkpoint of its last commit}
+    summary of a snapshot     tidegate.job, tidegate.lineage, tidegate.uid   the sink that made it
+      with files              tidegate.checkpoint, tidegate.transactions     ids of its transactions, between blanks
+      of a rewind             tidegate.rewound                               the checkpoints between two, both excluded
+    property of the table     tidegate.committed.<job>,<lineage>,<uid>       {subtask: checkpoint of its last commit}
 
 The property survives the expiry of snapshots. Both change in the commit that adds the files, so readers of the table's
 metadata find either all of them or none.
@@ -20,14 +21,16 @@ from tidegate.connectors.transactions import SinkContext, TransactionId
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
+    from pyiceberg.table import Table, Transaction
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
-    from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.table.update.snapshot import _SnapshotProducer
 
-TRANSACTIONS = "tidegate.transactions"
+LastCommits = Mapping[int, int]
+"""Index of a subtask -> checkpoint of its last commit."""
+
 _JOB, _LINEAGE, _UID, _CHECKPOINT = "tidegate.job", "tidegate.lineage", "tidegate.uid", "tidegate.checkpoint"
+_TRANSACTIONS, _REWOUND = "tidegate.transactions", "tidegate.rewound"
 
 
 def committed_property(sink: SinkContext | TransactionId) -> str:
@@ -50,7 +53,7 @@ class CommitLog:
         self._sink = sink
         self.head = table.snapshot_by_name(branch)
         found = json.loads(table.properties.get(committed_property(sink)) or "{}")
-        self.last: Mapping[int, int] = {int(subtask): int(checkpoint) for subtask, checkpoint in found.items()}
+        self.last: LastCommits = {int(subtask): int(checkpoint) for subtask, checkpoint in found.items()}
 
     def holds(self, made: TransactionId) -> bool:
         """Return whether this version has the transaction: as the writer's last one, or in a snapshot of the branch.
@@ -68,31 +71,43 @@ class CommitLog:
         return iter(ancestors_of(self.head, self._table))
 
     def own(self) -> Iterator[Snapshot]:
-        """Yield the snapshots of the branch that this sink committed in its job and lineage, the newest first."""
+        """Yield the snapshots of the branch that this sink made in its job and lineage, the newest first."""
         return (snapshot for snapshot in self.history() if self.is_own(snapshot))
 
     def is_own(self, snapshot: Snapshot) -> bool:
-        """Return whether the sink committed the snapshot, in this job and lineage."""
-        sink, summary = self._sink, snapshot.summary
-        names = {_JOB: sink.job_id, _LINEAGE: sink.lineage, _UID: sink.uid}
-        return summary is not None and all(summary[key] == name for key, name in names.items())
+        """Return whether the sink made the snapshot, in this job and lineage."""
+        names = _names_of(self._sink)
+        return snapshot.summary is not None and all(snapshot.summary[key] == name for key, name in names.items())
+
+
+def _names_of(sink: SinkContext | TransactionId) -> dict[str, str]:
+    return {_JOB: sink.job_id, _LINEAGE: sink.lineage, _UID: sink.uid}
 
 
 def transactions_of(snapshot: Snapshot) -> Sequence[str]:
-    """Return the ids of a snapshot's transactions; none: another program made it."""
-    text = snapshot.summary[TRANSACTIONS] if snapshot.summary is not None else None
+    """Return the ids of a snapshot's transactions; none: it is not the commit of a sink."""
+    text = snapshot.summary[_TRANSACTIONS] if snapshot.summary is not None else None
     return str(text).split(" ") if text else ()
 
 
-def checkpoint_of(snapshot: Snapshot) -> int:
-    """Return the checkpoint of a snapshot that a sink committed."""
-    assert snapshot.summary is not None
-    return int(snapshot.summary[_CHECKPOINT] or 0)
+def checkpoint_of(snapshot: Snapshot) -> int | None:
+    """Return the checkpoint of a snapshot that is the commit of a sink; None: it is something else."""
+    text = snapshot.summary[_CHECKPOINT] if snapshot.summary is not None else None
+    return int(text) if text else None
+
+
+def rewound_by(snapshot: Snapshot) -> tuple[int, int] | None:
+    """Return the checkpoints between which a snapshot of a rewind removed everything; None: it is something else."""
+    text = snapshot.summary[_REWOUND] if snapshot.summary is not None else None
+    if not text:
+        return None
+    after, before = str(text).split(" ")
+    return int(after), int(before)
 
 
 @dataclass(frozen=True)
-class AppendAttempt:
-    """One attempt to append files to a branch.
+class CommitAttempt:
+    """One attempt to change the files of a branch.
 
     Attributes:
         snapshot_id: id of the snapshot, which the table has if the attempt succeeded.
@@ -118,7 +133,7 @@ class AppendAttempt:
 
 def append_files(
     table: Table, branch: str, files: Sequence[DataFile], transactions: Sequence[TransactionId], spec_id: int
-) -> AppendAttempt:
+) -> CommitAttempt:
     """Try once to append files as one snapshot, as the successor of the branch's head in `table`.
 
     It fails if the branch has changed since `table` was loaded. pyiceberg's own retry is not used: it would append the
@@ -131,11 +146,9 @@ def append_files(
     """
     first = transactions[0]
     summary = {
-        _JOB: first.job_id,
-        _LINEAGE: first.lineage,
-        _UID: first.uid,
+        **_names_of(first),
         _CHECKPOINT: str(first.checkpoint_id),
-        TRANSACTIONS: " ".join(map(str, transactions)),
+        _TRANSACTIONS: " ".join(map(str, transactions)),
     }
     last = {**CommitLog(table.metadata, branch, first).last, **{t.subtask: t.checkpoint_id for t in transactions}}
     # pyiceberg writes manifests by the default spec of the table object, which is sent nowhere. Files may have been
@@ -147,58 +160,52 @@ def append_files(
     with update.merge_append() if merges else update.fast_append() as producer:
         for file in files:
             producer.append_data_file(file)
-    transaction.set_properties({committed_property(first): json.dumps({str(s): last[s] for s in sorted(last)})})
-    problem, refused = _commit_once(table, transaction._updates, transaction._requirements)
-    return AppendAttempt(producer.snapshot_id, problem, refused, producer)
+    return _attempted(transaction, producer, last, first)
 
 
-def _commit_once(
-    table: Table, updates: Sequence[TableUpdate], requirements: Sequence[TableRequirement]
-) -> tuple[Exception | None, bool]:
-    """Commit; return the problem, and whether the catalog reported a conflict."""
-    from pyiceberg.exceptions import CommitFailedException
-    from pyiceberg.table.update import AssertTableUUID
-
-    same_table = AssertTableUUID(uuid=table.metadata.table_uuid)
-    try:
-        table._do_commit(updates=tuple(updates), requirements=(*requirements, same_table))
-    except CommitFailedException as e:
-        return e, True
-    except Exception as e:  # any other error may come after the commit: the caller reads the table again
-        return e, False
-    return None, False
-
-
-def move_branch(
-    table: Table, branch: str, to: int | None, sink: SinkContext, last: Mapping[int, int]
-) -> Exception | None:
-    """Try once to set a branch to an older snapshot, and the sink's last commits. Return the problem.
+def remove_files(
+    table: Table, branch: str, files: Sequence[DataFile], sink: SinkContext, between: tuple[int, int], last: LastCommits
+) -> CommitAttempt:
+    """Try once to remove files from a branch, as the successor of the branch's head in `table`.
 
     It fails if the branch has changed since `table` was loaded.
 
     Args:
-        to: None: the branch had no snapshot.
-        last: see `CommitLog.last`.
+        between: the checkpoints between which all commits of the sink are removed, both excluded.
+        last: the last commits that remain.
     """
-    from pyiceberg.table.refs import SnapshotRefType
-    from pyiceberg.table.update import (
-        AssertRefSnapshotId,
-        RemovePropertiesUpdate,
-        RemoveSnapshotRefUpdate,
-        SetPropertiesUpdate,
-        SetSnapshotRefUpdate,
-    )
+    summary = {**_names_of(sink), _REWOUND: f"{between[0]} {between[1]}"}
+    transaction = table.transaction()
+    update = transaction.update_snapshot(snapshot_properties=summary, branch=branch)
+    with update.overwrite() as producer:
+        for file in files:
+            producer.delete_data_file(file)
+    return _attempted(transaction, producer, last, sink)
 
-    head = table.metadata.snapshot_by_name(branch)
-    updates: list[TableUpdate] = []
-    if to is None:
-        updates.append(RemoveSnapshotRefUpdate(ref_name=branch))
-    elif head is None or head.snapshot_id != to:
-        updates.append(SetSnapshotRefUpdate(ref_name=branch, type=SnapshotRefType.BRANCH, snapshot_id=to))
-    name = committed_property(sink)
-    if last:
-        updates.append(SetPropertiesUpdate(updates={name: json.dumps({str(s): last[s] for s in sorted(last)})}))
-    elif name in table.properties:
-        updates.append(RemovePropertiesUpdate(removals=[name]))
-    seen = AssertRefSnapshotId(ref=branch, snapshot_id=None if head is None else head.snapshot_id)
-    return _commit_once(table, updates, (seen,))[0] if updates else None
+
+def _attempted(
+    transaction: Transaction, producer: _SnapshotProducer[Any], last: LastCommits, sink: SinkContext | TransactionId
+) -> CommitAttempt:
+    """Set the sink's last commits, and commit the transaction once."""
+    from pyiceberg.exceptions import CommitFailedException
+    from pyiceberg.table.update import AssertTableUUID
+
+    transaction.set_properties({committed_property(sink): json.dumps({str(s): last[s] for s in sorted(last)})})
+    table = transaction._table
+    same_table = AssertTableUUID(uuid=table.metadata.table_uuid)
+    problem: Exception | None = None
+    try:
+        table._do_commit(updates=transaction._updates, requirements=(*transaction._requirements, same_table))
+    except Exception as e:  # it may come after the commit: the caller reads the table again
+        problem = e
+    return CommitAttempt(producer.snapshot_id, problem, isinstance(problem, CommitFailedException), producer)
+
+
+def forget_commits(table: Table, sink: SinkContext) -> None:
+    """Remove the sink's last commits from the table's properties.
+
+    Raises:
+        Exception: of the catalog; nothing has changed, or the removal succeeded.
+    """
+    with table.transaction() as transaction:
+        transaction.remove_properties(committed_property(sink))

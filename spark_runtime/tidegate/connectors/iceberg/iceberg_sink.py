@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -15,7 +15,7 @@ from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.sink.staged_files import quarantine_files, staged_files
 from tidegate.connectors.iceberg.catalog import MAIN, IcebergCatalog, table_filesystem
-from tidegate.connectors.iceberg.commit_log import CommitLog, move_branch
+from tidegate.connectors.iceberg.commit_log import CommitLog, forget_commits
 from tidegate.connectors.iceberg.iceberg_writer import IcebergWriter
 from tidegate.connectors.iceberg.table_columns import Evolve
 from tidegate.connectors.iceberg.table_partitions import PartitionTerm
@@ -29,6 +29,9 @@ from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.jobs.history.sink_identity import SinkIdentity
 from tidegate.units import ByteSize, parse_size
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 IfExists = Literal["append", "error"]
 
@@ -165,28 +168,35 @@ class Iceberg(Sink):
         *,
         before: int = NO_CHECKPOINT,
     ) -> Callable[[], None]:
-        """Return the function that sets the branch to the snapshot before those committed after the checkpoint.
+        """Return the function that removes the files committed after the checkpoint, in one snapshot.
+
+        Files of other writers stay.
 
         Raises:
-            SinkConflictError: another writer has changed the branch since, or the snapshots are expired.
+            SinkConflictError: another program has rewritten files of the sink since, or their snapshots are expired.
         """
         setup = self._setup
-        rewind = TableRewind(setup.catalog, setup.table, setup.branch, ctx, checkpoint_id, before)
+
+        def rewind_of(table: Table) -> TableRewind:
+            layout = FileLayout(table_filesystem(table)[1], ctx)
+            return TableRewind(setup.catalog, setup.table, setup.branch, layout, ctx, checkpoint_id, before)
+
         with setup.catalog.opened() as catalog:
-            rewind.check(setup.catalog.load(catalog, setup.table))
+            table = setup.catalog.load(catalog, setup.table)
+            rewind_of(table).check(table)
 
         def take_back() -> None:
+            # Before files leave the table, so that a zombie finds no staged file to commit afterwards.
+            writer = self.create_writer(ctx)
+            writer.recover(checkpoint_id, pending)
+            writer.close()
             with setup.catalog.opened() as catalog:
                 table = setup.catalog.load(catalog, setup.table)
                 filesystem, root = table_filesystem(table)
                 layout = FileLayout(root, ctx)
-                # Before the branch moves, so that a zombie finds no staged file to commit afterwards.
-                writer = self.create_writer(ctx)
-                writer.recover(checkpoint_id, pending)
-                writer.close()
                 packs = MarkerPacks(filesystem, layout.committed)
                 FileRewind(filesystem, layout, ctx, checkpoint_id, before).take_back()
-                rewind.take_back(catalog, lambda newest: packs.rewind(checkpoint_id, newest + 1))
+                rewind_of(table).take_back(catalog, lambda newest: packs.rewind(checkpoint_id, newest + 1))
 
         return take_back
 
@@ -209,10 +219,7 @@ class Iceberg(Sink):
             report = FileLeftovers(filesystem, FileLayout(root, ctx), needed).collect(dry_run=dry_run)
             last = CommitLog(table.metadata, self._setup.branch, ctx).last
             if last and max(last.values()) < needed.markers_from and not dry_run:
-                # The next collection tries again if another process changes the table at this moment.
-                head = table.metadata.snapshot_by_name(self._setup.branch)
-                if head is not None:
-                    move_branch(table, self._setup.branch, head.snapshot_id, ctx, {})
+                forget_commits(table, ctx)
             return report
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:

@@ -21,7 +21,7 @@ from tidegate.connectors.files.sink.hive_partitions import PartitionValues
 from tidegate.connectors.files.sink.sink_layout import FileLayout, target_name
 from tidegate.connectors.iceberg.catalog import IcebergCatalog
 from tidegate.connectors.iceberg.commit_group import CommitGroups
-from tidegate.connectors.iceberg.commit_log import AppendAttempt, CommitLog, append_files
+from tidegate.connectors.iceberg.commit_log import CommitAttempt, CommitLog, append_files
 from tidegate.connectors.iceberg.data_files import IcebergEncoding, IcebergFile, data_file, data_location, file_sort
 from tidegate.connectors.iceberg.table_columns import StoredColumns
 from tidegate.connectors.iceberg.table_partitions import Partitioner
@@ -54,8 +54,8 @@ class IcebergWriter(FileWriter):
 
     1. If the marker exists, there is nothing to do.
 
-    2. Load the table. If it has the transaction, go to step 6. Otherwise check for the marker again, and refuse a
-    transaction that a rewind has removed. If there is neither, the loaded version does not hold this transaction.
+    2. Load the table. Refuse a transaction that a rewind has removed. If the table has the transaction, go to step 6.
+    Otherwise check for the marker again. If there is neither, the loaded version does not hold this transaction.
 
     3. Find the group of the transaction (`CommitGroups`). If another subtask leads it, wait for it, then go to step 2.
 
@@ -183,7 +183,7 @@ class IcebergWriter(FileWriter):
     def _commit(self, handle: Committable) -> None:
         made = parse_transaction_id(handle.transaction_id)
         problem: Exception | None = None
-        attempt: AppendAttempt | None = None
+        attempt: CommitAttempt | None = None
         leader_waits = iter(LEADER_WAITS_S)
         failures = 0
         while failures < COMMIT_ATTEMPTS:
@@ -191,13 +191,13 @@ class IcebergWriter(FileWriter):
             if attempt is not None:
                 attempt.clean(table.metadata)
                 attempt = None
+            self._refuse_rewound(made)
             log = CommitLog(table.metadata, self._branch, made)
             if log.holds(made):
                 break
             # Checked after the table was loaded: another process may have committed this and a later transaction.
             if self._is_marked(handle):
                 return
-            self._refuse_rewound(made)
             mates = self._mates(handle, log, leader_waits)
             if mates is None:
                 continue
@@ -296,7 +296,7 @@ class IcebergWriter(FileWriter):
         if last is not None and last != made.checkpoint_id:
             self._mark(made, last)
 
-    def _append(self, table: Table, handles: Sequence[Committable]) -> AppendAttempt:
+    def _append(self, table: Table, handles: Sequence[Committable]) -> CommitAttempt:
         files = [data_file(file, table.metadata) for handle in handles for file in handle.data["files"]]
         transactions = [parse_transaction_id(handle.transaction_id) for handle in handles]
         return append_files(table, self._branch, files, transactions, handles[0].data["files"][0]["spec_id"])

@@ -1,51 +1,69 @@
-"""Rewind of an Iceberg table: its branch returns to the snapshot before the sink's later ones (S9.3)."""
+"""Rewind of an Iceberg table: a snapshot removes the data files that a sink has added since a checkpoint (S9.3)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.iceberg.catalog import IcebergCatalog
-from tidegate.connectors.iceberg.commit_log import CommitLog, checkpoint_of, move_branch
+from tidegate.connectors.iceberg.commit_log import (
+    CommitAttempt,
+    CommitLog,
+    LastCommits,
+    checkpoint_of,
+    remove_files,
+    rewound_by,
+)
 from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import OutageError, SinkConflictError
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
 REWIND_ATTEMPTS = 10
-"""Attempts to move the branch; each attempt reads the table first."""
+"""Attempts to remove the files; each attempt reads the table first."""
 
 
 @dataclass(frozen=True)
 class _Plan:
     """What a rewind changes in one version of the table.
 
-    to: the snapshot that becomes the head; None: none, the branch had no snapshot.
-    last: the sink's last commits that stay, see `CommitLog.last`.
+    files: the files to remove.
     newest: newest checkpoint that the rewind removes; None: it removes none, so it changes nothing.
+    last: the last commits that remain.
     """
 
-    to: int | None
-    last: Mapping[int, int]
+    files: Sequence[DataFile]
     newest: int | None
+    last: LastCommits
 
 
 class TableRewind:
     """Commits of one sink, in one job and lineage, between snapshot `after` and checkpoint `before`, both excluded.
 
-    Data files stay: the removed snapshots still refer to them, until the table's maintenance expires these snapshots.
+    Their files are found in the branch by name. The rewind removes whole files and no file of another writer. So it is
+    refused if another program has rewritten one of the files: rows of the sink are then in other files. The storage keeps the removed files until the table's maintenance expires the older snapshots.
     """
 
     def __init__(
-        self, catalog: IcebergCatalog, name: str, branch: str, ctx: SinkContext, after: int, before: int
+        self,
+        catalog: IcebergCatalog,
+        name: str,
+        branch: str,
+        layout: FileLayout,
+        ctx: SinkContext,
+        after: int,
+        before: int,
     ) -> None:
         self._catalog = catalog
         self._name = name
         self._branch = branch
+        self._layout = layout
         self._ctx = ctx
         self._after = after
         self._before = before
@@ -54,32 +72,37 @@ class TableRewind:
         """Check that the rewind is possible.
 
         Raises:
-            SinkConflictError: others have written since, or snapshots were expired.
+            SinkConflictError: another program has rewritten files of the sink, or snapshots were expired.
         """
         self._plan(table)
 
     def take_back(self, opened: Catalog, record: Callable[[int], None]) -> None:
-        """Move the branch. Idempotent. Raises as `check` does, and OutageError if the catalog accepts no change.
+        """Remove the files. Idempotent. Raises as `check` does, and OutageError if the catalog accepts no change.
 
         Args:
             record: called before each attempt with the newest checkpoint that it removes. It records durably that no
-                transaction up to that checkpoint is committed again: a zombie that loads the table after the branch has
-                moved finds this record, and one that has loaded it before cannot append.
+                transaction up to that checkpoint is committed again: a zombie that loads the table after the removal
+                finds this record, and one that has loaded it before cannot append.
         """
-        problem: Exception | None = None
+        attempt: CommitAttempt | None = None
         for _ in range(REWIND_ATTEMPTS):
             table = self._catalog.load(opened, self._name)
+            if attempt is not None:
+                attempt.clean(table.metadata)
             plan = self._plan(table)
             if plan.newest is None:
                 return
             record(plan.newest)
-            problem = move_branch(table, self._branch, plan.to, self._ctx, plan.last)
-            if problem is None:
+            attempt = remove_files(
+                table, self._branch, plan.files, self._ctx, (self._after, plan.newest + 1), plan.last
+            )
+            if attempt.problem is None:
                 return
+        assert attempt is not None and attempt.problem is not None
         raise OutageError(
             f"the Iceberg table accepted no rewind in {REWIND_ATTEMPTS} attempts",
             where=self._where,
-            cause=self._catalog.error_text(problem) if problem is not None else "",
+            cause=self._catalog.error_text(attempt.problem),
             remedy="Check which other processes change the table, and that its catalog answers",
         )
 
@@ -87,35 +110,67 @@ class TableRewind:
     def _where(self) -> str:
         return f"job {self._ctx.job_id}, sink {self._ctx.uid!r}, table {self._name}, branch {self._branch}"
 
-    def _is_between(self, checkpoint_id: int) -> bool:
-        return self._after < checkpoint_id < self._before
+    def _is_between(self, checkpoint_id: int | None) -> bool:
+        return checkpoint_id is not None and self._after < checkpoint_id < self._before
 
     def _plan(self, table: Table) -> _Plan:
         log = CommitLog(table.metadata, self._branch, self._ctx)
-        history = list(log.history())
-        removed: list[Snapshot] = []
-        while history and self._is_removed(log, history[0]):
-            removed.append(history.pop(0))
-        below = next((snapshot for snapshot in history if self._is_removed(log, snapshot)), None)
-        if below is not None:
-            raise self._refused(
-                f"another writer has changed the table since checkpoint {checkpoint_of(below)}: snapshot "
-                f"{history[0].snapshot_id}, {_operation(history[0])}"
-            )
-        if not history and removed and removed[-1].parent_snapshot_id is not None:
-            raise self._refused(f"snapshot {removed[-1].parent_snapshot_id}, which was before it, is expired")
+        removed = self._removed(log)
         gone = {subtask: n for subtask, n in log.last.items() if self._is_between(n)}
-        known = {checkpoint_of(s) for s in table.metadata.snapshots if log.is_own(s)}
-        lost = sorted(set(gone.values()) - known)
-        if lost:
-            raise self._refused(f"the snapshots of checkpoints {lost} are expired")
-        newest = max([*map(checkpoint_of, removed), *gone.values()], default=None)
-        to = history[0].snapshot_id if history else None
+        if not removed and not gone:
+            return _Plan((), None, log.last)
+        files = self._files(table, log)
+        added = sum(int((s.summary or {}).get("added-data-files", 0)) for s in removed)
+        if len(files) != added:
+            raise self._refused(
+                f"{added} files were added since, but {len(files)} of them are in the table: another program has "
+                "rewritten or deleted the others"
+            )
+        newest = max([n for n in (*map(checkpoint_of, removed), *gone.values()) if n is not None])
         last = {subtask: n for subtask, n in log.last.items() if subtask not in gone}
-        return _Plan(to, last, newest)
+        return _Plan(files, newest, last)
 
-    def _is_removed(self, log: CommitLog, snapshot: Snapshot) -> bool:
-        return log.is_own(snapshot) and self._is_between(checkpoint_of(snapshot))
+    def _removed(self, log: CommitLog) -> list[Snapshot]:
+        """Return the commits to remove, without those that an earlier rewind has removed.
+
+        Raises:
+            SinkConflictError: expired snapshots may have held such a commit.
+        """
+        found: list[Snapshot] = []
+        rewound: list[tuple[int, int]] = []
+        oldest: Snapshot | None = None
+        reaches_after = False
+        for snapshot in log.history():
+            oldest = snapshot
+            if not log.is_own(snapshot):
+                continue
+            if (between := rewound_by(snapshot)) is not None:
+                rewound.append(between)
+            n = checkpoint_of(snapshot)
+            if n is None or any(after < n < before for after, before in rewound):
+                continue
+            if self._is_between(n):
+                found.append(snapshot)
+            reaches_after = reaches_after or n <= self._after
+        is_whole = oldest is None or oldest.parent_snapshot_id is None
+        if not (is_whole or reaches_after) and (found or any(map(self._is_between, log.last.values()))):
+            raise self._refused("older snapshots of the table are expired, so that commits since may be unknown")
+        return found
+
+    def _files(self, table: Table, log: CommitLog) -> list[DataFile]:
+        """Return the data files in the branch that the sink has added between."""
+        from pyiceberg.manifest import DataFileContent
+
+        if log.head is None:
+            return []
+        found = []
+        for manifest in log.head.manifests(table.io):
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                published = self._layout.published_by(entry.data_file.file_path.rsplit("/", 1)[-1])
+                is_data = entry.data_file.content == DataFileContent.DATA
+                if is_data and published is not None and self._is_between(published[1]):
+                    found.append(entry.data_file)
+        return found
 
     def _refused(self, cause: str) -> SinkConflictError:
         return SinkConflictError(
@@ -124,7 +179,3 @@ class TableRewind:
             cause=cause,
             remedy="Restore with on_committed_after=accept_duplicates, and remove duplicate rows yourself",
         )
-
-
-def _operation(snapshot: Snapshot) -> str:
-    return "an unknown operation" if snapshot.summary is None else f"operation {snapshot.summary.operation.value}"
