@@ -19,6 +19,7 @@ if not REQUIRED and importlib.util.find_spec("pyiceberg") is None:
 import pyarrow as pa  # noqa: E402
 from pyiceberg.catalog import Catalog, load_catalog  # noqa: E402
 from pyiceberg.table import Table  # noqa: E402
+from pyiceberg.table.snapshots import Operation, Summary  # noqa: E402
 
 TABLE = "shop.numbers"
 
@@ -46,3 +47,26 @@ def rows_of(catalog: Catalog, table: str = TABLE, column: str = "n", branch: str
         scan = scan.use_ref(branch)
     rows: pa.Table = scan.to_arrow()
     return sorted(rows.column(column).to_pylist())
+
+
+def compact(table: Table) -> None:
+    """Write all rows again, in one file, with a snapshot of the kind `replace`, as other engines do."""
+    from pyiceberg.io.pyarrow import _dataframe_to_data_files
+
+    content, old = table.scan().to_arrow(), [task.file for task in table.scan().plan_files()]
+    with table.transaction() as transaction, transaction.update_snapshot().overwrite() as update:
+        summary = update._summary
+        update._summary = lambda given: Summary(  # type: ignore[method-assign,assignment]
+            Operation.REPLACE, **summary(given).additional_properties
+        )
+        for file in _dataframe_to_data_files(transaction.table_metadata, content, table.io):
+            update.append_data_file(file)
+        for file in old:
+            update.delete_data_file(file)
+
+
+def expire_all_but_the_newest(table: Table) -> None:
+    """Expire every snapshot that no branch or tag names."""
+    heads = {ref.snapshot_id for ref in table.refs().values()}
+    gone = [snapshot.snapshot_id for snapshot in table.snapshots() if snapshot.snapshot_id not in heads]
+    table.maintenance.expire_snapshots().by_ids(gone).commit()

@@ -1,4 +1,4 @@
-"""Catalogs of Iceberg tables: properties with references to secrets, tables by name, errors in which no secret appears."""
+"""Catalogs of Iceberg tables: properties with references to secrets, tables by name, errors without secrets."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Groups of transactions that subtasks of one run staged for one checkpoint, so that one snapshot can hold them all.
 
-Each subtask commits its own transactions: the contract knows no common committer. But a permit for a transaction permits
-the transactions of all subtasks that the same run staged for the same checkpoint: the completed checkpoint holds all of
-them, and verdicts concern whole checkpoints (S7.4, S7.8). So one subtask, the leader, may commit for the others.
+Each subtask commits its own transactions: the contract knows no common committer. But a permit for a transaction also
+permits the transactions of all subtasks that the same run staged for the same checkpoint: the completed checkpoint
+holds all of them, and verdicts concern whole checkpoints (S7.4, S7.8). So one subtask, the leader, may commit for the
+others.
 
 A subtask writes a record of its handle beside its staged files. The leader is the subtask with the lowest index that
 has a record of a transaction that is not committed. Records only save snapshots: without a record, or if the leader is

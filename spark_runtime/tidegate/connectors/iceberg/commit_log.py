@@ -96,6 +96,25 @@ def checkpoint_of(snapshot: Snapshot) -> int | None:
     return int(text) if text else None
 
 
+def is_first(snapshot: Snapshot) -> bool:
+    """Return whether a snapshot is certainly the first one of its table, with no expired snapshot before it.
+
+    Some programs remove the parent of a snapshot when they expire it, among them pyiceberg.
+    """
+    if snapshot.parent_snapshot_id is not None:
+        return False
+    if snapshot.sequence_number:
+        return snapshot.sequence_number == 1
+    # Tables of format version 1 have no sequence numbers.
+    summary = snapshot.summary
+    return summary is not None and summary["total-data-files"] == (summary["added-data-files"] or "0")
+
+
+def added_files(snapshot: Snapshot) -> int:
+    """Return the number of data files that a snapshot has added."""
+    return int((snapshot.summary["added-data-files"] if snapshot.summary is not None else None) or 0)
+
+
 def rewound_by(snapshot: Snapshot) -> tuple[int, int] | None:
     """Return the checkpoints between which a snapshot of a rewind removed everything; None: it is something else."""
     text = snapshot.summary[_REWOUND] if snapshot.summary is not None else None

@@ -120,8 +120,10 @@ def data_file(entry: Mapping[str, Any], table: TableMetadata) -> DataFile:
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 
     metrics = entry["metrics"]
-    counts = {name: {int(column): n for column, n in metrics[name].items()} for name in _COUNTS}
-    bounds = {name: {int(column): base64.b64decode(text) for column, text in metrics[name].items()} for name in _BOUNDS}
+    columns: dict[str, Any] = {
+        **{name: {int(column): n for column, n in metrics[name].items()} for name in _COUNTS},
+        **{name: {int(column): base64.b64decode(text) for column, text in metrics[name].items()} for name in _BOUNDS},
+    }
     made = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=entry["target"],
@@ -134,8 +136,7 @@ def data_file(entry: Mapping[str, Any], table: TableMetadata) -> DataFile:
         sort_order_id=None,
         equality_ids=None,
         key_metadata=None,
-        **counts,
-        **bounds,
+        **columns,
     )
     made.spec_id = entry["spec_id"]
     return made

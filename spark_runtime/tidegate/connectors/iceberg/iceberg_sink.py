@@ -20,7 +20,7 @@ from tidegate.connectors.iceberg.iceberg_writer import IcebergWriter
 from tidegate.connectors.iceberg.table_columns import Evolve
 from tidegate.connectors.iceberg.table_partitions import PartitionTerm
 from tidegate.connectors.iceberg.table_rewind import TableRewind
-from tidegate.connectors.iceberg.table_setup import TableSetup
+from tidegate.connectors.iceberg.table_setup import TableSetup, check_table_name
 from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
 from tidegate.connectors.leftovers import LeftoverReport, NeededTransactions
 from tidegate.connectors.quarantine import Quarantine
@@ -46,12 +46,12 @@ _EFFECTS: Mapping[IfExists, str] = {
 class Iceberg(Sink):
     """Appends records to an Apache Iceberg table, for Spark, Trino, Flink, DuckDB and every other reader of Iceberg.
 
-    Needs the extra `tidegate[iceberg]`. Guarantee: exactly once, end to end, for readers of the table. Each record before
-    a completed checkpoint's barrier is in the table once, whatever fails (S7.4), and also if snapshots expire between a
-    crash and the restore. The records of all subtasks for a checkpoint normally become visible in one snapshot of the
-    table. If the subtask that commits for the others dies, or is late, there are several. Other writers may append to
-    the table, rewrite its files and expire snapshots meanwhile. `IcebergWriter` describes how transactions are staged
-    and published.
+    Needs the extra `tidegate[iceberg]`. Guarantee: exactly once, end to end, for readers of the table. Each record
+    before a completed checkpoint's barrier is in the table once, whatever fails (S7.4), and also if snapshots expire
+    between a crash and the restore. The records of all subtasks for a checkpoint normally become visible in one
+    snapshot of the table. If the subtask that commits for the others dies, or is late, there are several. Other writers
+    may append to the table, rewrite its files and expire snapshots meanwhile. `IcebergWriter` describes how
+    transactions are staged and published.
 
     Args:
         table: the table's name, with its namespace: "sales.orders".
@@ -152,7 +152,9 @@ class Iceberg(Sink):
         try:
             table = self._setup.prepare(opened, ctx.schema)
             filesystem, root = table_filesystem(table)
-            size = self._file_bytes or int(table.properties.get("write.target-file-size-bytes", DEFAULT_FILE_SIZE_BYTES))
+            size = self._file_bytes or int(
+                table.properties.get("write.target-file-size-bytes", DEFAULT_FILE_SIZE_BYTES)
+            )
             cut = FileCut(sys.maxsize, size)
             layout = FileLayout(root, ctx)
             return IcebergWriter(self._setup.catalog, opened, table, self._setup.branch, filesystem, layout, ctx, cut)
@@ -232,14 +234,3 @@ class Iceberg(Sink):
         setup = self._setup
         branch = () if setup.branch == MAIN else (setup.branch,)
         return SinkIdentity("Iceberg", (setup.catalog.place, setup.table, *branch))
-
-
-def check_table_name(table: str, owner: str) -> None:
-    """Raise OptionError unless the name has a namespace."""
-    parts = table.split(".")
-    if len(parts) < 2 or not all(parts):
-        raise OptionError(
-            f"{table!r} is not the name of an Iceberg table",
-            where=f"{owner}(table=)",
-            remedy='Write namespace and table, such as "sales.orders"',
-        )

@@ -208,7 +208,7 @@ class IcebergWriter(FileWriter):
             problem = attempt.problem
             failures += 1
             # Random, but not for security.
-            self._wait(random.uniform(0.5, 1) * min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**failures))  # noqa: S311
+            self._wait(random.uniform(0.5, 1) * min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**failures))
         else:
             raise OutageError(
                 f"the Iceberg table accepted no snapshot in {COMMIT_ATTEMPTS} attempts",
@@ -260,7 +260,9 @@ class IcebergWriter(FileWriter):
             return []
         made = parse_transaction_id(handle.transaction_id)
         members = self._groups.members(made)
-        waiting = {s: path for s, path in members.items() if s != made.subtask and log.last.get(s) != made.checkpoint_id}
+        waiting = {
+            s: path for s, path in members.items() if s != made.subtask and log.last.get(s) != made.checkpoint_id
+        }
         if min([made.subtask, *waiting]) < made.subtask and (wait_s := next(waits, None)) is not None:
             self._wait(wait_s)
             return None
@@ -311,7 +313,7 @@ class IcebergWriter(FileWriter):
         if not self._local:
             with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
                 # `list` raises the first error.
-                list(threads.map(lambda move: self._publish_file(*move, handle.transaction_id), moves))
+                list(threads.map(lambda move: self._publish_file(move[0], move[1], handle.transaction_id), moves))
             return
         folders = {os.path.dirname(target) for _, target in moves}
         for folder in folders:
@@ -327,7 +329,7 @@ class IcebergWriter(FileWriter):
         for folder in folders:
             while folder.startswith(f"{self._layout.root}/"):
                 found.add(folder)
-                folder = os.path.dirname(folder)  # noqa: PLW2901
+                folder = os.path.dirname(folder)
         return sorted(found, reverse=True)
 
     def _remove_staged(self, handle: Committable) -> None:

@@ -76,7 +76,10 @@ def _iceberg_type(kind: pa.DataType, numbers: itertools.count[int]) -> IcebergTy
 
 
 def _candidates(kind: pa.DataType) -> Sequence[IcebergType]:
-    """Return the primitive types that store every value of the Arrow type, the narrowest first. Raises UnstorableType."""
+    """Return the primitive types that store every value of an Arrow type, the narrowest first.
+
+    Raises UnstorableType.
+    """
     from pyiceberg import types as it
 
     if pt.is_boolean(kind):
@@ -147,7 +150,9 @@ def new_columns(records: pa.Schema, table: Schema, evolve: Evolve, where: str) -
         PipelineError: with all problems.
     """
     there = {field.name: field for field in table.columns}
-    problems = [f"the records have column {n!r} twice" for n in sorted(set(records.names)) if records.names.count(n) > 1]
+    problems = [
+        f"the records have column {n!r} twice" for n in sorted(set(records.names)) if records.names.count(n) > 1
+    ]
     missing = []
     for field in records:
         if field.name not in there:

@@ -12,7 +12,9 @@ from tidegate.connectors.iceberg.commit_log import (
     CommitAttempt,
     CommitLog,
     LastCommits,
+    added_files,
     checkpoint_of,
+    is_first,
     remove_files,
     rewound_by,
 )
@@ -46,8 +48,9 @@ class _Plan:
 class TableRewind:
     """Commits of one sink, in one job and lineage, between snapshot `after` and checkpoint `before`, both excluded.
 
-    Their files are found in the branch by name. The rewind removes whole files and no file of another writer. So it is
-    refused if another program has rewritten one of the files: rows of the sink are then in other files. The storage keeps the removed files until the table's maintenance expires the older snapshots.
+    Their files are found in the branch by name. The rewind removes whole files, and none of another writer. So it is
+    refused if another program has rewritten one of the files: rows of the sink are then in other files. The storage
+    keeps the removed files until the table's maintenance expires the older snapshots.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class TableRewind:
         if not removed and not gone:
             return _Plan((), None, log.last)
         files = self._files(table, log)
-        added = sum(int((s.summary or {}).get("added-data-files", 0)) for s in removed)
+        added = sum(map(added_files, removed))
         if len(files) != added:
             raise self._refused(
                 f"{added} files were added since, but {len(files)} of them are in the table: another program has "
@@ -152,7 +155,7 @@ class TableRewind:
             if self._is_between(n):
                 found.append(snapshot)
             reaches_after = reaches_after or n <= self._after
-        is_whole = oldest is None or oldest.parent_snapshot_id is None
+        is_whole = oldest is None or is_first(oldest)
         if not (is_whole or reaches_after) and (found or any(map(self._is_between, log.last.values()))):
             raise self._refused("older snapshots of the table are expired, so that commits since may be unknown")
         return found

@@ -12,7 +12,7 @@ from tidegate.change_rows import change_kind_column
 from tidegate.connectors.iceberg.catalog import MAIN, IcebergCatalog, is_local_location
 from tidegate.connectors.iceberg.table_columns import Evolve, new_columns, new_schema
 from tidegate.connectors.iceberg.table_partitions import PartitionTerm, check_spec, new_spec
-from tidegate.errors import OutageError, PipelineError
+from tidegate.errors import OptionError, OutageError, PipelineError
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -171,3 +171,14 @@ class TableSetup:
             return False
         table.manage_snapshots().create_branch(head.snapshot_id, self.branch).commit()
         return False
+
+
+def check_table_name(table: str, owner: str) -> None:
+    """Raise OptionError unless the name has a namespace."""
+    parts = table.split(".")
+    if len(parts) < 2 or not all(parts):
+        raise OptionError(
+            f"{table!r} is not the name of an Iceberg table",
+            where=f"{owner}(table=)",
+            remedy='Write namespace and table, such as "sales.orders"',
+        )
