@@ -181,6 +181,7 @@ class Folders(Target):
         self._folder = folder
         self._kind = kind
         if kind == "Iceberg":
+            folder.mkdir(exist_ok=True)
             with self._catalog() as catalog:
                 catalog.create_namespace_if_not_exists("crash")
 

@@ -113,7 +113,8 @@ class IcebergCatalog:
         properties = {key: value for key, value in resolve_secrets(self.properties).items() if value is not None}
         name = str(properties.pop("name", "default"))
         try:
-            return load_catalog(name, **properties)
+            with self.answering("the Iceberg catalog cannot be opened"):
+                return load_catalog(name, **properties)
         except (NotInstalledError, ImportError) as e:
             raise MissingExtraError(
                 "the Iceberg catalog needs a package that is not installed",
@@ -128,10 +129,6 @@ class IcebergCatalog:
                 cause=self.error_text(e),
                 remedy=f"Check the properties in {self.owner}(catalog=)",
             ) from None
-        except Exception as e:
-            if not is_outage(e):
-                raise
-            raise self.outage(e, "the Iceberg catalog cannot be opened") from None
 
     def find(self, catalog: Catalog, table: str) -> Table | None:
         """Return a table as it is now; None if it does not exist.
@@ -143,7 +140,8 @@ class IcebergCatalog:
         from pyiceberg.exceptions import ForbiddenError, NoSuchNamespaceError, NoSuchTableError, UnauthorizedError
 
         try:
-            return catalog.load_table(table)
+            with self.answering("the Iceberg table cannot be loaded", table):
+                return catalog.load_table(table)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
         except (UnauthorizedError, ForbiddenError, PermissionError) as e:
@@ -160,10 +158,25 @@ class IcebergCatalog:
                 cause=self.error_text(e),
                 remedy="Check that the warehouse is mounted at the same path on all machines",
             ) from None
+
+    @contextmanager
+    def answering(self, what: str, table: str = "") -> Iterator[None]:
+        """Raise OutageError in place of an error that says that the catalog or its storage did not answer.
+
+        Args:
+            what: what failed.
+        """
+        try:
+            yield
         except Exception as e:
             if not is_outage(e):
                 raise
-            raise self.outage(e, "the Iceberg table cannot be loaded", table) from None
+            raise OutageError(
+                what,
+                where=f"{self.place}, table {table}" if table else self.place,
+                cause=self.error_text(e),
+                remedy="Check that the catalog and its storage can be reached from this machine",
+            ) from None
 
     def load(self, catalog: Catalog, table: str) -> Table:
         """Return a table as it is now. Raises as `find` does, and PipelineError if the table does not exist."""
@@ -175,15 +188,6 @@ class IcebergCatalog:
                 remedy="Check the name, or create the table",
             )
         return found
-
-    def outage(self, error: Exception, what: str, table: str = "") -> OutageError:
-        """Return the error for a catalog or storage that does not answer."""
-        return OutageError(
-            what,
-            where=f"{self.place}, table {table}" if table else self.place,
-            cause=self.error_text(error),
-            remedy="Check that the catalog and its storage can be reached from this machine",
-        )
 
     def error_text(self, error: Exception) -> str:
         """Return the error's text on one line, without secrets."""
@@ -204,12 +208,12 @@ class IcebergCatalog:
 
 def is_outage(error: Exception) -> bool:
     """Return whether a catalog or its storage did not answer, so that a later attempt may succeed."""
-    from pyiceberg.exceptions import BadRequestError, RESTError
+    from pyiceberg.exceptions import BadRequestError, ForbiddenError, RESTError, UnauthorizedError
 
     if isinstance(error, RESTError):
-        return not isinstance(error, BadRequestError)
+        return not isinstance(error, BadRequestError | ForbiddenError | UnauthorizedError)
     if isinstance(error, OSError):  # also errors of `requests`, Arrow and fsspec
-        return True
+        return not isinstance(error, FileNotFoundError | PermissionError | ImportError)
     try:
         from sqlalchemy.exc import DBAPIError
     except ImportError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tidegate.connectors.iceberg.catalog import MAIN, IcebergCatalog, is_outage
+from tidegate.connectors.iceberg.catalog import MAIN, IcebergCatalog
 from tidegate.connectors.iceberg.table_columns import plain_schema
 from tidegate.connectors.iceberg.table_partitions import encode_value, partition_record
 from tidegate.connectors.interface import Split
@@ -144,7 +144,8 @@ class TableSelection:
 
     def _splits(self, table: Table, snapshot: Snapshot, plan: Any, schema: Schema) -> list[Split]:
         try:
-            tasks = list(plan())
+            with self.catalog.answering("the Iceberg table cannot be read", self.table):
+                tasks = list(plan())
         except ValueError as e:
             raise PipelineError(
                 f"snapshot {snapshot.snapshot_id} of the Iceberg table cannot be read",
@@ -154,10 +155,6 @@ class TableSelection:
             ) from e
         except FileNotFoundError as e:
             raise self._expired(str(e)) from e
-        except Exception as e:
-            if not is_outage(e):
-                raise
-            raise self.catalog.outage(e, "the Iceberg table cannot be read", self.table) from e
         splits = [_split(table, snapshot, task, schema) for task in tasks]
         return sorted(splits, key=lambda split: split.split_id)
 
@@ -179,18 +176,15 @@ class TableSelection:
         target = pa.schema([schema.field(name) for name in columns])
         scan = ArrowScan(table.metadata, table.io, projected, self.expression())
         try:
-            deletes = _read_all_delete_files(table.io, [task]) if task.delete_files else {}
-            # The public `to_record_batches` reads the whole file into memory before the first batch.
-            for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
-                rows = batch.select(list(columns)).cast(target)
-                for first in range(0, rows.num_rows, MAX_BATCH_ROWS):
-                    yield rows.slice(first, MAX_BATCH_ROWS)
+            with self.catalog.answering("a data file of the Iceberg table cannot be read", self.table):
+                deletes = _read_all_delete_files(table.io, [task]) if task.delete_files else {}
+                # The public `to_record_batches` reads the whole file into memory before the first batch.
+                for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
+                    rows = batch.select(list(columns)).cast(target)
+                    for first in range(0, rows.num_rows, MAX_BATCH_ROWS):
+                        yield rows.slice(first, MAX_BATCH_ROWS)
         except FileNotFoundError as e:
             raise self._expired(str(e)) from e
-        except Exception as e:
-            if not is_outage(e):
-                raise
-            raise self.catalog.outage(e, "a data file of the Iceberg table cannot be read", self.table) from e
 
     def _expired(self, cause: str) -> PipelineError:
         return PipelineError(

@@ -70,7 +70,9 @@ class TableSetup:
             return
         if not self.create:
             raise self._missing("the Iceberg table does not exist", "create the table, or pass create=True")
-        if not catalog.namespace_exists(self._namespace):
+        with self.catalog.answering("the Iceberg catalog does not answer", self.table):
+            exists = catalog.namespace_exists(self._namespace)
+        if not exists:
             raise self._missing("the namespace of the Iceberg table does not exist", "create the namespace")
         new_spec(self.partition_by, new_schema(records, self.where), self.where)
 
@@ -124,8 +126,9 @@ class TableSetup:
             table = self.catalog.find(catalog, self.table) or self._created(catalog, records)
             self.check_table(table, records)
             try:
-                if self._add_columns(table, records) and self._add_branch(table):
-                    return table
+                with self.catalog.answering("the Iceberg table cannot be changed", self.table):
+                    if self._add_columns(table, records) and self._add_branch(table):
+                        return table
             except CommitFailedException as e:
                 problem = e  # another process changed the table: look at it again
         raise OutageError(
@@ -143,7 +146,8 @@ class TableSetup:
         schema = new_schema(records, self.where)
         spec = new_spec(self.partition_by, schema, self.where)
         try:
-            return catalog.create_table(self.table, schema, partition_spec=spec, properties=dict(self.properties))
+            with self.catalog.answering("the Iceberg table cannot be created", self.table):
+                return catalog.create_table(self.table, schema, partition_spec=spec, properties=dict(self.properties))
         except TableAlreadyExistsError:
             return self.catalog.load(catalog, self.table)
         except NoSuchNamespaceError:
