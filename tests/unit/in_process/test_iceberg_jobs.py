@@ -4,16 +4,12 @@ S9.3)."""
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "connectors"))
-
 from iceberg_tables import TABLE, expire_all_but_the_newest, opened, rows_of, sqlite_catalog
 from process_jobs import run_with_accidents, suspended
 from pyiceberg.catalog import Catalog
@@ -28,6 +24,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.client.staged_data import quarantined_data
 from tidegate.jobs.records import RestoreFrom
+from tidegate.testing.batch import run_batch
 from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -183,3 +180,20 @@ def test_a_rewind_restores_the_table_and_the_job_writes_the_rows_again(
     for split in range(3):
         of_split = [n for n in found if n % 3 == split]
         assert of_split == list(range(split, split + 3 * len(of_split), 3)), "a row is missing between others"
+
+
+def test_a_batch_job_reads_and_writes_tables(properties: dict[str, str], catalog: Catalog) -> None:
+    """S8.1: one commit, on success."""
+    table = catalog.create_table(SOURCE, SCHEMA)
+    for first in range(0, 300, 100):
+        table.append(pa.table({"n": pa.array(range(first, first + 100), pa.int64())}))
+
+    def build() -> Pipeline:
+        p = Pipeline()
+        source = IcebergTable(SOURCE, catalog=properties, filter="n < 250")
+        p.read(source, uid="in").write(Iceberg(TABLE, catalog=properties, create=True), uid="out")
+        return p
+
+    run_batch(build, {"parallelism": 2})
+    assert rows_of(catalog) == list(range(250))
+    assert len(catalog.load_table(TABLE).snapshots()) == 1

@@ -137,20 +137,13 @@ class IcebergCatalog:
             OutageError: the catalog or its storage does not answer.
             PipelineError: the catalog refuses access, or the table's metadata cannot be read.
         """
-        from pyiceberg.exceptions import ForbiddenError, NoSuchNamespaceError, NoSuchTableError, UnauthorizedError
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         try:
             with self.answering("the Iceberg table cannot be loaded", table):
                 return catalog.load_table(table)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
-        except (UnauthorizedError, ForbiddenError, PermissionError) as e:
-            raise PipelineError(
-                "the Iceberg catalog refuses access to the table",
-                where=f"{self.place}, table {table}",
-                cause=self.error_text(e),
-                remedy=f"Check the credentials in {self.owner}(catalog=), and the rights of their user",
-            ) from None
         except FileNotFoundError as e:
             raise PipelineError(
                 "the metadata of the Iceberg table is missing",
@@ -163,17 +156,29 @@ class IcebergCatalog:
     def answering(self, what: str, table: str = "") -> Iterator[None]:
         """Raise OutageError in place of an error that says that the catalog or its storage did not answer.
 
+        Raise PipelineError in place of a refusal.
+
         Args:
             what: what failed.
         """
+        from pyiceberg.exceptions import ForbiddenError, OAuthError, UnauthorizedError
+
+        where = f"{self.place}, table {table}" if table else self.place
         try:
             yield
+        except (UnauthorizedError, ForbiddenError, OAuthError, PermissionError) as e:
+            raise PipelineError(
+                f"{what}: access is refused",
+                where=where,
+                cause=self.error_text(e),
+                remedy=f"Check the credentials in {self.owner}(catalog=), and the rights of their user",
+            ) from None
         except Exception as e:
             if not is_outage(e):
                 raise
             raise OutageError(
                 what,
-                where=f"{self.place}, table {table}" if table else self.place,
+                where=where,
                 cause=self.error_text(e),
                 remedy="Check that the catalog and its storage can be reached from this machine",
             ) from None
@@ -208,12 +213,12 @@ class IcebergCatalog:
 
 def is_outage(error: Exception) -> bool:
     """Return whether a catalog or its storage did not answer, so that a later attempt may succeed."""
-    from pyiceberg.exceptions import BadRequestError, ForbiddenError, RESTError, UnauthorizedError
+    from pyiceberg.exceptions import BadRequestError, RESTError
 
     if isinstance(error, RESTError):
-        return not isinstance(error, BadRequestError | ForbiddenError | UnauthorizedError)
+        return not isinstance(error, BadRequestError)
     if isinstance(error, OSError):  # also errors of `requests`, Arrow and fsspec
-        return not isinstance(error, FileNotFoundError | PermissionError | ImportError)
+        return not isinstance(error, FileNotFoundError)
     try:
         from sqlalchemy.exc import DBAPIError
     except ImportError:

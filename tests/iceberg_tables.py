@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-REQUIRED = "iceberg" in os.environ.get("TIDEGATE_REQUIRE", "").split(",")
-"""Whether a missing package fails the tests instead of skipping them."""
-
-if not REQUIRED and importlib.util.find_spec("pyiceberg") is None:
-    pytest.skip("pyiceberg is not installed (extra iceberg)", allow_module_level=True)
-
-import pyarrow as pa  # noqa: E402
-from pyiceberg.catalog import Catalog, load_catalog  # noqa: E402
-from pyiceberg.table import Table  # noqa: E402
-from pyiceberg.table.snapshots import Operation, Summary  # noqa: E402
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Summary
 
 TABLE = "shop.numbers"
 
