@@ -367,7 +367,7 @@ def test_a_table_that_was_rolled_back_is_an_error(growing: Growing) -> None:
     growing.append(1)
     _, state = found_by(source)
     growing.table.manage_snapshots().rollback_to_snapshot(first).commit()
-    with pytest.raises(PipelineError, match="rolled back"):
+    with pytest.raises(PipelineError, match="set to another snapshot"):
         found_by(source, state)
 
 

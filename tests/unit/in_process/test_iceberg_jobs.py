@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from process_jobs import run_with_accidents, suspended
 from pyiceberg.catalog import Catalog
 from test_commit_gate_jobs import Gated
 
+import tidegate
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.iceberg import iceberg_writer
@@ -180,6 +182,26 @@ def test_a_rewind_restores_the_table_and_the_job_writes_the_rows_again(
     for split in range(3):
         of_split = [n for n in found if n % 3 == split]
         assert of_split == list(range(split, split + 3 * len(of_split), 3)), "a row is missing between others"
+
+
+def test_the_example_of_the_page_runs(properties: dict[str, str], catalog: Catalog) -> None:
+    """With a catalog in a folder in place of its REST catalog."""
+    text = (Path(__file__).parents[3] / "docs" / "connectors" / "iceberg.md").read_text(encoding="utf-8")
+    code = text.partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {**vars(tidegate), "Pipeline": Pipeline, "Iceberg": Iceberg, "IcebergTable": IcebergTable}
+    names |= {name: getattr(tidegate, name) for name in ("tumbling", "count")}
+    exec(compile(code, "iceberg.md", "exec"), names)
+    names["catalog"] = properties
+    for namespace in ("raw", "mart"):
+        catalog.create_namespace(namespace)
+    times = pa.array([datetime(2026, 11, 28, hour, tzinfo=UTC) for hour in range(3)], pa.timestamp("us", "UTC"))
+    rows = pa.table({"ordered_at": times, "shop": pa.array(["a", "a", "b"])})
+    catalog.create_table("raw.orders", rows.schema).append(rows)
+    job = InProcessJob(lambda: names["build"]({}), {"parallelism": 2, "checkpoint_interval": "20 ms"})
+    run = job.submit()
+    run.until(lambda: rows_of(catalog, "mart.hourly", "orders") == [1])
+    assert suspended(run, 1, "drain") is not None
+    assert rows_of(catalog, "mart.hourly", "orders") == [1, 1, 1]
 
 
 def test_a_batch_job_reads_and_writes_tables(properties: dict[str, str], catalog: Catalog) -> None:

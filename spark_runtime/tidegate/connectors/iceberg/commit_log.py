@@ -1,4 +1,4 @@
-"""What an Iceberg table records of committed transactions, and the commits of a sink (S7.4).
+"""Records of committed transactions in an Iceberg table, and the commits of a sink (S7.4).
 
     summary of a snapshot     tidegate.job, tidegate.lineage, tidegate.uid   the sink that made it
       with files              tidegate.checkpoint, tidegate.transactions     ids of its transactions, between blanks

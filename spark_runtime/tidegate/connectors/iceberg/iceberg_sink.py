@@ -55,8 +55,8 @@ class Iceberg(Sink):
 
     Args:
         table: the table's name, with its namespace: "sales.orders".
-        catalog: properties of the catalog, as pyiceberg accepts them: `type`, `uri`, `warehouse`, and those of the
-            storage (`s3.endpoint`). Secrets are references. `name` is the name of the catalog; default: "default".
+        catalog: properties of the catalog, as pyiceberg accepts them: `type`, `uri`, `warehouse`, and properties of the
+            storage (`s3.endpoint`). Secrets are references. `name` is the catalog's name; default: "default".
         branch: branch of the table to commit to; a missing one is created from the main branch. Default: the main
             branch, which readers read.
         create: create a missing table with the records' columns when the job starts. Default: it is an error.

@@ -210,7 +210,7 @@ class TableReader(SourceReader):
 
     Args:
         schema: the records' schema.
-        columns: those of its columns that are read.
+        columns: the names of its columns that are read.
         follows: splits may be added later, and files that are read to their end are forgotten.
     """
 

@@ -254,7 +254,7 @@ class IcebergWriter(FileWriter):
     def _mates(self, handle: Committable, log: CommitLog, waits: Iterator[float]) -> Sequence[Committable] | None:
         """Return the handles of other subtasks to commit together with this one, with their files in their places.
 
-        None: another subtask leads the group, and was awaited; look at the table again.
+        None: another subtask leads the group, and was awaited; read the table again.
         """
         if handle.data["of"] == 1:
             return []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType, NestedField
 
 Evolve = Literal["refuse", "add_columns"]
-"""What happens to columns of the records that the table does not have."""
+"""Action for columns of the records that the table does not have."""
 
 _CAST = "cast it with with_columns(), or leave it out with select()"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidegate.connectors")
 
 OnOverwrite = Literal["refuse", "ignore"]
-"""What happens at a snapshot that removes or replaces rows."""
+"""Action at a snapshot that removes or replaces rows."""
 Start = Literal["all", "new"]
 """Which rows a source that follows a table reads first; see `IcebergTable`."""
 
@@ -50,7 +50,7 @@ class TableEnumerator(SplitEnumerator):
         self._start = start
         self._on_overwrite = on_overwrite
         self._is_fresh = state is None
-        # Of which snapshot the files wait, or were returned last; whether all its rows, and not only added files.
+        # The snapshot whose files wait or were returned last; whether all its files are read, and not only added ones.
         self._snapshot: int | None = None if state is None else state["snapshot"]
         self._is_whole: bool = state is not None and state["whole"]
         files = None if state is None else state["files"]
@@ -149,7 +149,7 @@ class TableEnumerator(SplitEnumerator):
         if self._is_complete(found):
             return found[::-1]
         if self._snapshot is not None and table.snapshot_by_id(self._snapshot) is not None:
-            raise self._gone("it is not in the history of the branch: the table was rolled back to an earlier snapshot")
+            raise self._gone("it is not in the history of the branch, which was set to another snapshot")
         raise self._gone("it is expired, and so are snapshots after it, whose rows would be missing")
 
     def _is_complete(self, later: Sequence[Snapshot]) -> bool:
@@ -189,5 +189,5 @@ class TableEnumerator(SplitEnumerator):
             f"the Iceberg table can no longer be followed from snapshot {self._snapshot}",
             where=self._selection.where,
             cause=cause,
-            remedy="Start the job fresh; and keep snapshots longer than the job may be behind or stopped",
+            remedy="Start the job fresh; and keep snapshots longer than the job may be late or stopped",
         )

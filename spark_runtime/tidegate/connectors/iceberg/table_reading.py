@@ -191,7 +191,7 @@ class TableSelection:
             "a file of the Iceberg table is missing",
             where=self.where,
             cause=f"{cause}; the snapshot that referred to it is probably expired",
-            remedy="Start the job fresh; and keep snapshots longer than the job may be behind",
+            remedy="Start the job fresh; and keep snapshots longer than the job may be late or stopped",
         )
 
 

@@ -33,7 +33,7 @@ REWIND_ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a rewind changes in one version of the table.
+    """The changes of a rewind in one version of the table.
 
     files: the files to remove.
     newest: newest checkpoint that the rewind removes; None: it removes none, so it changes nothing.

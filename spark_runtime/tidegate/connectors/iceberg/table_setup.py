@@ -26,7 +26,7 @@ OLDEST_FORMAT, NEWEST_FORMAT = 1, 2
 
 @dataclass(frozen=True)
 class TableSetup:
-    """What a sink demands of its table. No I/O in the constructor.
+    """Demands of a sink on its table. No I/O in the constructor.
 
     Attributes:
         table: the table's name, with its namespace: `sales.orders`.
@@ -130,7 +130,7 @@ class TableSetup:
                     if self._add_columns(table, records) and self._add_branch(table):
                         return table
             except CommitFailedException as e:
-                problem = e  # another process changed the table: look at it again
+                problem = e  # another process changed the table: read it again
         raise OutageError(
             f"the Iceberg table could not be prepared in {SETUP_ATTEMPTS} attempts",
             where=self.where,
