@@ -18,6 +18,7 @@ from test_iceberg_source import numbers
 
 from tidegate.connectors.iceberg.iceberg_sink import Iceberg
 from tidegate.connectors.iceberg.iceberg_source import IcebergTable
+from tidegate.connectors.iceberg.iceberg_writer import IcebergWriter
 from tidegate.connectors.interface import Sink
 from tidegate.connectors.leftovers import NeededTransactions
 from tidegate.jobs.client.staged_data import StagedData
@@ -128,3 +129,14 @@ class TestTablesOnS3(_OnS3):
         (handle,) = writer.prepare_commit(1)()
         texts = [str(handle), sink.describe(), str(sink.staged(TestWriter().context(), 1, handle).to_json())]
         assert not [text for text in texts if "hidden-key" in text]
+
+    def test_each_commit_uses_the_credentials_that_the_catalog_has_sent_last(self) -> None:
+        writer = self.make_sink(fresh=True).create_writer(TestWriter().context(0, 1))
+        assert isinstance(writer, IcebergWriter)
+        writer.write(batch(0, 2))
+        handles = writer.prepare_commit(1)()
+        writer._io_properties = {"s3.session-token": "expired"}
+        before, writer._fs = writer._fs, None
+        writer._packs._fs = before
+        writer._commit(handles[0])
+        assert writer._fs is not None and self.visible() == [0, 1]

@@ -94,8 +94,8 @@ class TestBoundedTable(SourceConformance):
         return self.growing.source()
 
 
-class TestTableWithDeletes(TestBoundedTable):
-    """Rows removed by position, and a filter that pyiceberg evaluates."""
+class TestFilteredTable(TestBoundedTable):
+    """Positions count the rows for which the filter holds."""
 
     def make_source(self) -> Source:
         return self.growing.source(filter="n > 20 and n < 390")

@@ -110,8 +110,9 @@ class Iceberg(Sink):
         """Check, before anything runs, that the table has these columns, or can be created. Changes nothing.
 
         Raises:
-            PipelineError: the catalog does not answer, or the table is missing or does not fit; with all problems of
-                its columns. Records with change kinds are refused.
+            PipelineError: the table is missing or does not fit; with all problems of its columns. Records with change
+                kinds are refused.
+            OutageError: the catalog does not answer.
             MissingExtraError: a package is missing.
         """
         with self._setup.catalog.opened() as catalog:

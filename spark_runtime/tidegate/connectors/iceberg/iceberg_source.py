@@ -15,7 +15,7 @@ import pyarrow as pa
 from tidegate.connectors.found_schema import FoundSchema
 from tidegate.connectors.iceberg.catalog import MAIN, IcebergCatalog
 from tidegate.connectors.iceberg.table_enumerator import OnOverwrite, Start, TableEnumerator
-from tidegate.connectors.iceberg.table_reading import TableSelection, files_of
+from tidegate.connectors.iceberg.table_reading import TableSelection, can_read, files_of
 from tidegate.connectors.iceberg.table_setup import check_table_name
 from tidegate.connectors.interface import (
     Boundedness,
@@ -38,6 +38,8 @@ OPEN_FILES = 2
 """Most data files that a reader of a followed table has: the one that it reads, and the next."""
 RETRY_MS = 1_000
 """Wait for the next poll of a reader that has no file, milliseconds. An assignment ends it."""
+RELOAD_MS = 600_000
+"""Time after which a reader loads the table again, milliseconds: catalogs send credentials for about an hour."""
 CHECKS_AT_ONCE = 16
 """Most requests at a time of a check whether files exist."""
 
@@ -225,14 +227,13 @@ class TableReader(SourceReader):
         self._emitted = 0
         self._catalog: Catalog | None = None
         self._table: Table | None = None
+        self._loaded_ms = 0
         self._changed = False
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Accept splits; no file is opened yet."""
         self._splits |= {split.split_id: split for split in splits}
         self._left.extend(split.split_id for split in splits if not split.finished)
-        # A later split may need a later version of the table: its schemas and partitionings.
-        self._table = None
 
     def poll(self, now_ms: int) -> PollResult:
         """Return the next batch of the file being read, or the first of the next file."""
@@ -240,7 +241,7 @@ class TableReader(SourceReader):
             split = self._splits[self._left[0]]
             if self._rows is None:
                 self._emitted = split.position or 0
-                self._rows = self._open(split)
+                self._rows = self._open(split, self._loaded(split, now_ms))
             batch = next(self._rows, None)
             if batch is None:
                 self._finish()
@@ -252,19 +253,21 @@ class TableReader(SourceReader):
         changed, self._changed = self._changed, False
         return PollResult(state="nothing_now", retry_at_ms=now_ms + RETRY_MS, idle=True, splits_changed=changed)
 
-    def _open(self, split: Split) -> Iterator[pa.RecordBatch]:
+    def _open(self, split: Split, table: Table) -> Iterator[pa.RecordBatch]:
         skip = self._emitted
-        for batch in self._selection.rows(self._loaded(), split, self._schema, self._columns):
+        for batch in self._selection.rows(table, split, self._schema, self._columns):
             rows = batch.slice(min(skip, batch.num_rows))
             skip -= batch.num_rows - rows.num_rows
             if rows.num_rows:
                 yield rows
 
-    def _loaded(self) -> Table:
+    def _loaded(self, split: Split, now_ms: int) -> Table:
+        """Return a version of the table that has the split's schema and partitioning, with valid credentials."""
         if self._catalog is None:
             self._catalog = self._selection.catalog.open()
-        if self._table is None:
+        if self._table is None or now_ms >= self._loaded_ms + RELOAD_MS or not can_read(self._table, split):
             self._table = self._selection.catalog.load(self._catalog, self._selection.table)
+            self._loaded_ms = now_ms
         return self._table
 
     def _finish(self) -> None:

@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,11 @@ from fsspec import AbstractFileSystem
 from tidegate.connectors.files.sink.encoded_file import EncodedFile
 from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
 from tidegate.connectors.files.sink.hive_partitions import PartitionValues
+from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import FileLayout, target_name
-from tidegate.connectors.iceberg.catalog import IcebergCatalog
+from tidegate.connectors.iceberg.catalog import IcebergCatalog, table_filesystem
 from tidegate.connectors.iceberg.commit_group import CommitGroups
-from tidegate.connectors.iceberg.commit_log import CommitAttempt, CommitLog, append_files
+from tidegate.connectors.iceberg.commit_log import CommitAttempt, CommitLog, append_files, transactions_of
 from tidegate.connectors.iceberg.data_files import IcebergEncoding, IcebergFile, data_file, data_location, file_sort
 from tidegate.connectors.iceberg.table_columns import StoredColumns
 from tidegate.connectors.iceberg.table_partitions import Partitioner
@@ -99,6 +101,7 @@ class IcebergWriter(FileWriter):
         self._partitioner = Partitioner(table.spec(), table.schema())
         self._parquet = IcebergEncoding(self._columns.file_schema, table.properties, file_sort(table.metadata))
         self._groups = CommitGroups(filesystem, layout)
+        self._io_properties = dict(table.io.properties)
         self._wait = wait or threading.Event().wait
         super().__init__(filesystem, layout, ctx, self._parquet, cut)
 
@@ -217,7 +220,23 @@ class IcebergWriter(FileWriter):
                 remedy="Check which other processes change the table, and that its catalog answers. The data stays "
                 "staged, and the next start repeats the commit",
             )
+        if self._local:
+            self._sync_metadata(table, made)
         self._mark(made, made.checkpoint_id)
+
+    def _sync_metadata(self, table: Table, made: TransactionId) -> None:
+        """Make the files of the commit durable before the marker: pyiceberg does not sync files on a local disk."""
+        files = [table.metadata_location]
+        for snapshot in CommitLog(table.metadata, self._branch, made).own():
+            if str(made) in transactions_of(snapshot):
+                manifests = snapshot.manifests(table.io)
+                files += [one.manifest_path for one in manifests if one.added_snapshot_id == snapshot.snapshot_id]
+                files.append(snapshot.manifest_list)
+        paths = {str(self._fs._strip_protocol(file)) for file in files}
+        # Another writer's maintenance may have removed a file meanwhile.
+        for path in [*paths, *{os.path.dirname(path) for path in paths}]:
+            with suppress(FileNotFoundError):
+                sync_to_disk(path)
 
     def _where(self, made: TransactionId) -> str:
         return f"table {self._name}, sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {made}"
@@ -225,6 +244,7 @@ class IcebergWriter(FileWriter):
     def _load(self, handle: Committable) -> Table:
         """Return the table as it is now. Raises SinkConflictError if it is not the table that the files are for."""
         table = self._catalog.load(self._opened, self._name)
+        self._renew_filesystem(table)
         specs = {file["spec_id"] for file in handle.data["files"]}
         if str(table.metadata.table_uuid) != handle.data["table"]:
             cause = "the table was dropped and created again"
@@ -241,6 +261,14 @@ class IcebergWriter(FileWriter):
             remedy="Restore the table, or start the job fresh; its staged files are below "
             f"{self._layout.staging_of_all}",
         )
+
+    def _renew_filesystem(self, table: Table) -> None:
+        """Use the credentials that the catalog has just sent: they are valid for about an hour."""
+        if not self._local and dict(table.io.properties) != self._io_properties:
+            self._io_properties = dict(table.io.properties)
+            self._fs = table_filesystem(table)[0]
+            self._packs = MarkerPacks(self._fs, self._layout.committed)
+            self._groups = CommitGroups(self._fs, self._layout)
 
     def _refuse_rewound(self, made: TransactionId) -> None:
         if self._packs.listed().is_rewound(made.checkpoint_id):

@@ -244,6 +244,11 @@ def _task(table: Table, data: Mapping[str, Any]) -> FileScanTask:
     return FileScanTask(file, deletes)
 
 
+def can_read(table: Table, split: Split) -> bool:
+    """Return whether this version of the table has the schema and the partitioning of a split."""
+    return split.data["schema_id"] in table.schemas() and split.data["spec_id"] in table.specs()
+
+
 def files_of(splits: Iterable[Split]) -> Iterator[tuple[str, str]]:
     """Yield split id and path of all files of splits."""
     for split in splits:
