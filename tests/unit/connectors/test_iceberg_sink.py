@@ -190,6 +190,18 @@ def test_without_the_record_of_a_subtask_it_commits_itself(warehouse: Warehouse)
     assert warehouse.rows() == [0, 1, 2, 3]
 
 
+def test_a_record_that_contradicts_its_name_is_not_used(warehouse: Warehouse) -> None:
+    identity = TestWriter()
+    leader, other = warehouse.writer(identity, 0, 2), warehouse.writer(identity, 1, 2)
+    first, second = staged(leader, 1, 0, 2), staged(other, 1, 2, 2)
+    (record,) = warehouse.folder.rglob("staging/*/*/*/1/*.handle.json.staged")
+    record.write_text(record.read_text().replace("job-1,lineage-1,", "job-1,lineage-2,"))
+    leader.commit(first)
+    assert warehouse.rows() == [0, 1]
+    other.commit(second)
+    assert warehouse.rows() == [0, 1, 2, 3]
+
+
 def test_the_loss_of_another_subtasks_files_is_reported_by_that_subtask(warehouse: Warehouse) -> None:
     identity = TestWriter()
     leader, other = warehouse.writer(identity, 0, 2), warehouse.writer(identity, 1, 2)
@@ -439,6 +451,20 @@ def test_a_marker_that_was_never_written_is_written_before_its_record_is_replace
     expire_all_but_the_newest(warehouse.table)
     writer.commit(first)
     assert warehouse.rows() == [0, 1]
+
+
+def test_snapshots_show_what_was_committed_if_somebody_has_removed_the_other_records(warehouse: Warehouse) -> None:
+    writer = warehouse.writer(TestWriter())
+    handles = staged(writer, 1, 0, 2)
+    writer.commit(handles)
+    for marker in warehouse.folder.rglob("_tidegate/commits/*.json"):
+        marker.unlink()
+    with warehouse.table.transaction() as transaction:
+        transaction.remove_properties(PROPERTY)
+    append_by_others(warehouse, 100)
+    writer.commit(handles)
+    assert warehouse.rows() == [0, 1, 100]
+    assert len(warehouse.transactions()) == 1
 
 
 # ------------------------------------------------------------ files of the table
