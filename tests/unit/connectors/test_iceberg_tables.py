@@ -172,6 +172,15 @@ def test_rows_of_a_group_have_the_tables_sort_order(warehouse: Warehouse) -> Non
     assert task.file.sort_order_id is None
 
 
+def test_names_that_avro_does_not_accept_are_kept(warehouse: Warehouse) -> None:
+    schema = Schema(NestedField(1, "1 n", LongType()), NestedField(2, "é-s", StringType()))
+    order = SortOrder(SortField(1, IdentityTransform()))
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
+    warehouse.catalog.create_table(TABLE, schema, sort_order=order, partition_spec=spec)
+    warehouse.write(batch(**{"1 n": pa.array([3, 1]), "é-s": pa.array(["a", "a"])}))
+    assert warehouse.read() == [{"1 n": 1, "é-s": "a"}, {"1 n": 3, "é-s": "a"}]
+
+
 # ------------------------------------------------------------ existing tables
 
 
@@ -296,6 +305,7 @@ def test_existing_rows_are_refused_or_kept(warehouse: Warehouse) -> None:
         ({"partition_by": "bucket(t)"}, "not a partition term"),
         ({"partition_by": ["a", "a"]}, "repeated"),
         ({"catalog": {}}, "catalog is empty"),
+        ({"catalog": {"type": "sql", "uri": "sqlite:///catalog.db"}}, "is relative"),
         ({"catalog": {"type": "rest", "credential": "id:hush"}}, "plain text"),
         ({"catalog": {"s3.secret-access-key": "hush"}}, "plain text"),
     ],

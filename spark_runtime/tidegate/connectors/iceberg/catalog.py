@@ -24,6 +24,8 @@ MAX_CAUSE_CHARACTERS = 500
 """Most characters shown of an error of a catalog or its storage."""
 MIN_SECRET_CHARACTERS = 4
 """Shorter values are not masked in errors: they would also hide parts of ordinary words."""
+SQLITE = "sqlite:///"
+"""Start of the address of a SQLite catalog, before the path."""
 MAIN = "main"
 """The branch that readers read by default."""
 
@@ -71,6 +73,14 @@ class IcebergCatalog:
                     cause="every reader of the job directory can read pipelines and arguments",
                     remedy="Pass a reference to the whole value: secret:env/NAME or secret:file/PATH",
                 )
+        uri = str(self.properties.get("uri", ""))
+        if uri.startswith(SQLITE) and not uri.startswith(f"{SQLITE}/"):
+            raise OptionError(
+                f"the path of the SQLite catalog is relative: {uri}",
+                where=where,
+                cause="each process of the job would open another file",
+                remedy=f"Write an absolute path, with four slashes: {SQLITE}/shared/catalog.db",
+            )
         warehouse = self.properties.get("warehouse")
         if isinstance(warehouse, str) and self.properties.get("type") in ("sql", "in-memory"):
             if not is_reference(warehouse):

@@ -162,8 +162,11 @@ def file_sort(table: TableMetadata) -> tuple[tuple[str, str], ...]:
 
     Nulls are always last within a row group, whatever the order says.
     """
+    from pyiceberg.schema import sanitize_column_names
+
     order = table.sort_order_by_id(table.default_sort_order_id)
-    names = {column.field_id: column.name for column in table.schema().columns if column.field_type.is_primitive}
+    columns = sanitize_column_names(table.schema()).columns
+    names = {column.field_id: column.name for column in columns if column.field_type.is_primitive}
     if order is None or any(str(f.transform) != "identity" or f.source_id not in names for f in order.fields):
         return ()
     directions = {"asc": "ascending", "desc": "descending"}
