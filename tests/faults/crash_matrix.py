@@ -32,7 +32,7 @@ from crash_slots import Kill, Killer
 from crash_world import World
 
 VICTIMS = ("subtask", "driver")
-SINKS = ("Collect", "Parquet", "Csv", "JsonLines", "Delta", "Postgres")
+SINKS = ("Collect", "Parquet", "Csv", "JsonLines", "Delta", "Iceberg", "Postgres")
 """Collect: memory of the process; it is there for the steps that are not a sink's own."""
 COMMIT_POINTS = (
     "sink",
@@ -215,6 +215,8 @@ def runnable(sinks: Sequence[str]) -> list[str]:
     missing = {}
     if importlib.util.find_spec("deltalake") is None:
         missing["Delta"] = "the package deltalake is not installed (extra delta)"
+    if importlib.util.find_spec("pyiceberg") is None:
+        missing["Iceberg"] = "the package pyiceberg is not installed (extra iceberg)"
     if importlib.util.find_spec("psycopg") is None:
         missing["Postgres"] = "the package psycopg is not installed (extra postgres)"
     elif postgres_server.programs() is None:

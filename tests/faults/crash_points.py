@@ -104,6 +104,12 @@ SINK_STEPS = {
         "sink: DeltaTable.create_write_transaction: before",
         "sink: DeltaTable.create_write_transaction: after",
     ),
+    "Iceberg": (
+        "sink: os.replace: before",
+        "sink: SqlCatalog.load_table: after",
+        "sink: SqlCatalog.commit_table: before",
+        "sink: SqlCatalog.commit_table: after",
+    ),
     "Postgres": ("sink: Cursor.copy: after", "sink: Transaction.__exit__: before", "sink: Transaction.__exit__: after"),
 }
 """Of each sink's own steps, some that the matrix must have met."""
@@ -288,7 +294,7 @@ class Points:
         self.put(Slot, "__init__", init)
 
     def in_sinks(self) -> None:
-        """The sink operator's calls, and within them the files, the Delta log and the database."""
+        """The sink operator's calls, and within them the files, the Delta log, the Iceberg catalog and the database."""
         self.around(SinkOperator, "snapshot", lambda *_: "pre-commit")
         self._wrap_staging()
         self._wrap_sink_work("_publish", "sink commits")
@@ -303,6 +309,13 @@ class Points:
         else:
             for name in ("create", "create_write_transaction"):
                 self.in_sink(delta, name, f"DeltaTable.{name}")
+        try:
+            iceberg = importlib.import_module("pyiceberg.catalog.sql").SqlCatalog
+        except ImportError:
+            pass
+        else:
+            for name in ("load_table", "commit_table"):
+                self.in_sink(iceberg, name, f"SqlCatalog.{name}")
         try:
             psycopg = importlib.import_module("psycopg")
         except ImportError:

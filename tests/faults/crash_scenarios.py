@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pyarrow.csv as pc_csv
 import pyarrow.dataset as ds
 from postgres_server import PASSWORD_VARIABLE
 
-from tidegate import Csv, DataGen, Delta, JsonLines, Parquet, Pipeline, Postgres, count, sum, tumbling
+from tidegate import Csv, DataGen, Delta, Iceberg, JsonLines, Parquet, Pipeline, Postgres, count, sum, tumbling
 from tidegate.connectors.interface import Sink
 from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 
@@ -145,9 +145,16 @@ def sink_of(arguments: Mapping[str, str], name: str) -> Sink:
     """Of `Target.arguments`."""
     if arguments["kind"] == "Postgres":
         return Postgres(arguments["dsn"], name, password=arguments["password"])
+    if arguments["kind"] == "Iceberg":
+        return Iceberg(f"crash.{name}", catalog=iceberg_catalog(arguments["folder"]), create=True)
     path = f"{arguments['folder']}/{name}"
     makers: dict[str, Callable[[str], Sink]] = {"Parquet": Parquet, "Csv": Csv, "JsonLines": JsonLines, "Delta": Delta}
     return makers[arguments["kind"]](path)
+
+
+def iceberg_catalog(folder: str) -> dict[str, str]:
+    """Properties of a catalog of Iceberg tables in a folder."""
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
 
 
 class Collected(Target):
@@ -173,6 +180,15 @@ class Folders(Target):
     def __init__(self, folder: Path, kind: str) -> None:
         self._folder = folder
         self._kind = kind
+        if kind == "Iceberg":
+            folder.mkdir(exist_ok=True)
+            with self._catalog() as catalog:
+                catalog.create_namespace_if_not_exists("crash")
+
+    def _catalog(self) -> AbstractContextManager[Any]:
+        from pyiceberg.catalog import load_catalog
+
+        return closing(load_catalog("default", **iceberg_catalog(str(self._folder))))
 
     def sink(self, name: str) -> Sink:
         return sink_of(self.arguments(), name)
@@ -181,6 +197,12 @@ class Folders(Target):
         return {"kind": self._kind, "folder": str(self._folder)}
 
     def rows(self, name: str) -> list[Row]:
+        if self._kind == "Iceberg":
+            with self._catalog() as catalog:
+                if not catalog.table_exists(f"crash.{name}"):
+                    return []
+                shown = catalog.load_table(f"crash.{name}").scan().to_arrow()
+                return [tuple(row.values()) for row in shown.to_pylist()]
         folder = self._folder / name
         if not folder.exists():
             return []

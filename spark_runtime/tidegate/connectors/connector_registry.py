@@ -27,6 +27,8 @@ BUILT_IN: Mapping[str, str] = {
     "Delta": "tidegate.connectors.delta.delta_sink:Delta",
     "Discard": "tidegate.connectors.discard:Discard",
     "Files": "tidegate.connectors.files.source.files:Files",
+    "Iceberg": "tidegate.connectors.iceberg.iceberg_sink:Iceberg",
+    "IcebergTable": "tidegate.connectors.iceberg.iceberg_source:IcebergTable",
     "JsonLines": "tidegate.connectors.files.sink.text_sinks:JsonLines",
     "Kafka": "tidegate.connectors.kafka.source.kafka_source:Kafka",
     "Parquet": "tidegate.connectors.files.sink.parquet:Parquet",

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -102,11 +102,15 @@ class FileWriter(SinkWriter):
         """Add the batch to the running transaction."""
         if batch.num_rows == 0:
             return
-        for values, rows in by_partition(batch, self._partition_by):
+        for values, rows in self._parts(batch):
             self._file_of(values).write(rows)
         if sum(file.waiting_bytes for file in self._open.values()) > WAITING_BYTES:
             for file in self._open.values():
                 file.write_group()
+
+    def _parts(self, batch: pa.RecordBatch) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
+        """Yield the rows of each partition."""
+        return by_partition(batch, self._partition_by)
 
     def _file_of(self, values: PartitionValues) -> EncodedFile:
         """Return the open file of a partition, and make it the last one to be closed."""
@@ -234,10 +238,10 @@ class FileWriter(SinkWriter):
                 os.makedirs(os.path.dirname(self._layout.target(target)), exist_ok=True)
         for file, target in zip(files, targets, strict=True):
             staged = self._layout.staged(file["staged"], made.subtask)
-            self._publish(staged, self._layout.target(target), handle.transaction_id)
+            self._publish_file(staged, self._layout.target(target), handle.transaction_id)
         return targets
 
-    def _publish(self, staged: str, target: str, transaction: str) -> None:
+    def _publish_file(self, staged: str, target: str, transaction: str) -> None:
         # In this order, because another run of this subtask with the same permit may publish in between.
         if self._fs.exists(target):
             is_staged = self._fs.exists(staged)
