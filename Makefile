@@ -10,7 +10,7 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # `dev` has the runtime, the provider, and the extras of all connectors and back ends.
 LOCK_EXTRAS := --extra demo --extra dev
 
-.PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check words house rules sim sim-mutants crash-matrix format bench bench-quick bench-compare bench-w1 bench-latency bench-state bench-large-state \
+.PHONY: help setup preflight demo demo-kafka up test test-unit test-gate test-airflow test-ui test-all check words house rules sim sim-mutants crash-matrix format bench bench-quick bench-compare bench-w1 bench-latency bench-state bench-large-state \
   bench-coordinator bench-end bench-waiters nexmark-check flink-endings kafka yarn lock clean
 
 help:  ## this list
@@ -32,6 +32,10 @@ $(STAMP): requirements.lock setup.cfg pyproject.toml
 demo: preflight  ## run the flight delays DAG in a real Airflow on a real Spark, and check its output
 	@$(MAKE) --no-print-directory setup
 	@$(PY) tools/demo.py
+
+demo-kafka: preflight  ## hours of a Kafka topic appear in an Iceberg table after an audit: real broker, Airflow and Spark
+	@$(MAKE) --no-print-directory setup
+	@$(PY) tools/demo_kafka.py
 
 up: preflight  ## leave Airflow running with the example DAGs; prints address and login
 	@$(MAKE) --no-print-directory setup

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,14 @@ def pytest_unconfigure() -> None:
     """Remove the Airflow home that was made for this run."""
     if _own_airflow_home:
         shutil.rmtree(os.environ["AIRFLOW_HOME"], ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[kafka_broker.KafkaBroker]:
+    """A Kafka broker; tests that ask for it are left out without Java and Maven."""
+    broker = kafka_broker.KafkaBroker()
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()

@@ -227,7 +227,8 @@ class Iceberg(Sink):
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
         """Return the Parquet files in the staging folder."""
-        location = str(handle.data["location"])
+        # Readers of files accept paths of local files, and not all of them accept URLs.
+        location = str(handle.data["location"]).removeprefix("file://")
         return staged_files(location, FileLayout(location, ctx), ctx.uid, checkpoint_id, handle)
 
     def identity(self) -> SinkIdentity:
