@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench_rows.flink_rows import flink, nexmark, nexmark_more, rocksdb_flink
+from bench_rows.kafka_rows import kafka
 from bench_rows.own_rows import (
     checkpoints,
     idles,
@@ -56,6 +57,7 @@ ROWS: Mapping[str, Callable[[Path, bool, int], Row]] = {
     "nexmark_more": nexmark_more,
     "recovery": recoveries,
     "idle": idles,
+    "kafka": kafka,
 }
 QUICK = ("latency", "windows", "pruned", "rocksdb", "perkey", "start")
 """Rows of `--quick`."""
