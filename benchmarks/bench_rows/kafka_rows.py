@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import median
 
-from checkout import ROOT
+from checkout import REPOSITORY
 from engine_runs import HERE, EngineRun, run_peer, run_tidegate
 from environments import SPARK_KAFKA, own_environment, spark_kafka_jars
 
 from bench_rows.row import MILLION, Row
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(REPOSITORY / "tests"))
 from kafka_broker import KafkaBroker
 
 PARTITIONS = 2
@@ -60,9 +60,8 @@ def kafka(folder: Path, quick: bool, repeat: int) -> Row:
             found = _in_turn(topic, work, folder, repeat, row)
             bars = []
             for engine, runs in found.items():
-                cold, warm = (
-                    rows / median(t) / 1e6 for t in zip(*((r.cpu_s, r.warm_cpu_s) for r in runs), strict=True)
-                )
+                cold = rows / median(run.cpu_s for run in runs) / 1e6
+                warm = rows / median(run.warm_cpu_s for run in runs) / 1e6
                 each, wall = ", ".join(f"{r.warm_cpu_s:.1f}" for r in runs), median(r.warm_wall_s for r in runs)
                 label = engine.replace("_", " ")
                 row.lines.append(f"| {title} | {label} | {cold:.2f} | {warm:.2f} | {wall:.1f} | {each} |")
@@ -78,9 +77,8 @@ def kafka(folder: Path, quick: bool, repeat: int) -> Row:
 def _filled(broker: KafkaBroker, rows: int) -> Topic:
     name = broker.create_topic("rows", PARTITIONS)
     for partition in range(PARTITIONS):
-        broker.produce(
-            name, (_value(i) for i in [*range(partition, rows, PARTITIONS), rows + 2 * ROWS_PER_SECOND]), partition
-        )
+        numbers = itertools.chain(range(partition, rows, PARTITIONS), [rows + 2 * ROWS_PER_SECOND])
+        broker.produce(name, map(_value, numbers), partition)
     return Topic(broker, name, rows)
 
 
