@@ -11,7 +11,7 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 LOCK_EXTRAS := --extra demo --extra dev
 
 .PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check words house rules sim sim-mutants crash-matrix format bench bench-quick bench-compare bench-w1 bench-latency bench-state bench-large-state \
-  bench-coordinator bench-end bench-waiters nexmark-check flink-endings yarn lock clean
+  bench-coordinator bench-end bench-waiters nexmark-check flink-endings kafka yarn lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null \
@@ -59,6 +59,9 @@ test-gate: preflight  ## the slow tests that `.ci/run` runs beside `test`: on re
 	@$(MAKE) --no-print-directory setup
 	@$(PY) -m pytest tests/integration -m gate
 	@$(PY) -m pytest tests/environments
+
+kafka: setup  ## fetch Kafka's packages with Maven, for the tests that need a real broker (43 MB)
+	@$(PY) tests/kafka_broker.py
 
 yarn: setup  ## fetch YARN's packages from Maven, for the tests that need a real one (56 MB)
 	@$(PY) tests/yarn_cluster.py

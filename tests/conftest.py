@@ -3,8 +3,8 @@
 Layers, by folder: `tests/unit` (no process, no network), `tests/integration` (real Spark), `tests/airflow` (real
 Airflow, which starts real Spark), `tests/ui` (a real browser), `tests/environments` (the wheel, installed as users
 install it). Code that several layers share is in `tests/support`. A layer whose needs are not met is an error that
-names them, never a skip. Tests of a program that not everyone needs (PostgreSQL's server, Chromium, YARN) are left out
-where it is not installed, and named at the end.
+names them, never a skip. Tests of a program that not everyone needs (PostgreSQL's server, Kafka, Chromium, YARN) are
+left out where it is not installed, and named at the end. TIDEGATE_REQUIRE=kafka,postgres makes that an error.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import chromium
 import hypothesis
+import kafka_broker
 import postgres_server
 import pytest
 import yarn_cluster
@@ -29,10 +30,13 @@ LAYERS_WITH_SPARK = ("airflow", "environments", "integration", "ui")
 OLDEST_JAVA = 17
 OPTIONAL = {
     "postgres": ("a PostgreSQL server", "apt-get install postgresql", postgres_server.programs),
+    "kafka": ("Java and Maven, for a Kafka broker", "apt-get install maven, then make kafka", kafka_broker.programs),
     "browser": ("Chromium", "apt-get install chromium", chromium.program),
     "yarn": ("YARN", "make yarn", yarn_cluster.jars),
 }
 """Fixture -> the program that it needs, what installs it, and how to find it."""
+REQUIRED = frozenset(filter(None, os.environ.get("TIDEGATE_REQUIRE", "").replace(" ", "").split(",")))
+"""Fixtures whose tests must run: without their programs the run fails."""
 LEFT_OUT = pytest.StashKey[dict[str, list[str]]]()
 """Fixture -> files of the tests that were left out, one for each test; of worker processes, too."""
 
@@ -97,9 +101,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
 
     found: dict[str, list[str]] = {}
-    for fixture, (_, _, find) in OPTIONAL.items():
+    for fixture, (what, install, find) in OPTIONAL.items():
         left_out = [item for item in items if fixture in getattr(item, "fixturenames", ())]
         if left_out and find() is None:
+            if fixture in REQUIRED:
+                raise pytest.UsageError(
+                    f"{len(left_out)} tests need {what}, which is not here. To install it: {install}"
+                )
             items[:] = [item for item in items if item not in left_out]
             found[fixture] = [str(item.path.relative_to(TESTS.parent)) for item in left_out]
             config.hook.pytest_deselected(items=left_out)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
+from kafka_broker import KafkaBroker
 from postgres_server import PostgresServer
 
 from tidegate.jobs.client.job_client import JobClient
@@ -196,6 +197,17 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaBroker]:
+    """A Kafka broker; tests that ask for it are left out without Java and Maven (tests/conftest.py)."""
+    broker = KafkaBroker()
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
 
 
 def _told(log: Path, words: str, n: int) -> list[str]:
