@@ -120,6 +120,7 @@ if TYPE_CHECKING:  # the same names for type checkers; `as` exports them; a test
     from tidegate.connectors.files.sink.text_sinks import JsonLines as JsonLines
     from tidegate.connectors.files.source.files import Files as Files
     from tidegate.connectors.files.source.watched_files import Watch as Watch
+    from tidegate.connectors.kafka.sink.kafka_sink import KafkaSink as KafkaSink
     from tidegate.connectors.postgres.postgres_sink import Postgres as Postgres
     from tidegate.connectors.push import PushContext as PushContext
     from tidegate.connectors.push import Pusher as Pusher

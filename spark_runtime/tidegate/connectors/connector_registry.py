@@ -28,6 +28,7 @@ BUILT_IN: Mapping[str, str] = {
     "Discard": "tidegate.connectors.discard:Discard",
     "Files": "tidegate.connectors.files.source.files:Files",
     "JsonLines": "tidegate.connectors.files.sink.text_sinks:JsonLines",
+    "KafkaSink": "tidegate.connectors.kafka.sink.kafka_sink:KafkaSink",
     "Parquet": "tidegate.connectors.files.sink.parquet:Parquet",
     "Postgres": "tidegate.connectors.postgres.postgres_sink:Postgres",
     "Replay": "tidegate.connectors.replay:Replay",
