@@ -226,7 +226,7 @@ class KafkaSink(Sink):
             self._clients(),
             self._topic,
             self._timeout.total_seconds(),
-            RecordPlaces(KafkaTopics(self._cluster), self._topic, self._where),
+            RecordPlaces(KafkaTopics(self._cluster), self._topic, self._where, keyed=bool(self._columns.key)),
         )
 
     def _clients(self) -> KafkaClients:

@@ -227,7 +227,7 @@ class KafkaWriter(FileWriter):
                 f"the staged records are for topic {handle.data['topic']}, but the sink writes to {self._topic}",
                 where=self._where(handle),
                 cause="the topic of the sink was changed while a transaction was not committed",
-                remedy=f"Restore with topic {handle.data['topic']} in the sink, let the job commit, then change the topic",
+                remedy=f"Restore with topic {handle.data['topic']}, let the job commit, then change the topic",
             )
 
     def _local_copy(self, entry: Mapping[str, Any], subtask: int) -> _LocalCopy:

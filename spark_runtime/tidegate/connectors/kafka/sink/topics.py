@@ -142,11 +142,13 @@ class RecordPlaces:
 
     Args:
         topic: the sink's topic.
+        keyed: the sink has keys. Without them, the sink has checked `topic` before the job began.
         where: the sink, for errors.
     """
 
-    def __init__(self, topics: KafkaTopics, topic: str, where: str) -> None:
+    def __init__(self, topics: KafkaTopics, topic: str, where: str, *, keyed: bool) -> None:
         self._topics = topics
+        self._keyed = keyed
         self._topic = topic
         self._where = where
         self._lock = threading.Lock()
@@ -173,7 +175,8 @@ class RecordPlaces:
             for name in new:
                 self._check_partition(name, used.highest[name])
             for name in sorted(used.without_key):
-                self._check_keys(name)
+                if self._keyed or name != self._topic:
+                    self._check_keys(name)
 
     def _check_partition(self, name: str, highest: int) -> None:
         there = self._partitions.get(name)
