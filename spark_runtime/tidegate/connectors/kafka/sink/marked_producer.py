@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from tidegate.connectors.kafka.cluster import KafkaCluster, load_confluent_kafka
-from tidegate.connectors.kafka.sink.client_errors import error_of
+from tidegate.connectors.kafka.sink.client_errors import error_of, passes
 from tidegate.connectors.kafka.sink.staged_records import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
 from tidegate.errors import OutageError, SinkConflictError
 
@@ -29,6 +29,8 @@ MARKER_PARTITION = 0
 """Every topic has this partition."""
 CALL_TIMEOUT_S = 30.0
 """Longest wait, in seconds, for one answer of the brokers. A broker that restarts is back within it."""
+MARKER_PAUSE_S = 0.1
+"""Pause, in seconds, between two attempts to read the marker."""
 ABORT_TIMEOUT_S = 10.0
 """Longest wait, in seconds, for an abort. The next producer of the writer aborts, too."""
 FULL_QUEUE_WAIT_S = 0.1
@@ -42,10 +44,10 @@ CHOSEN = {
     "linger.ms": 5,
     "queue.buffering.max.kbytes": QUEUE_KIB,
     "queue.buffering.max.messages": QUEUE_RECORDS,
-    "log_level": 3,
+    "log_level": 2,
 }
 """Settings that the user may replace. The partitioner is the one of Java clients, so that keys meet in one partition.
-Logs: errors alone, since everything else is part of the errors that are raised."""
+Logs: fatal errors alone, since the others are raised."""
 
 Record = tuple[str, bytes | None, bytes | None, int, dict[str, Any]]
 """Topic, value, key, partition, and rarer arguments of `Producer.produce`."""
@@ -126,6 +128,7 @@ class KafkaClients:
             "delivery.report.only.error": True,
             "on_delivery": events.on_delivery,
             "error_cb": events.on_problem,
+            "logger": logger,
         }
         return load_confluent_kafka().Producer(self.cluster.client_settings(own))
 
@@ -176,14 +179,26 @@ class MarkedProducer:
         self.fence()
         group = self._clients.group(self._name)
         try:
-            where = self._clients.offset(self._topic, MARKER_PARTITION, -1, "")
-            [found] = group.committed([where], timeout=CALL_TIMEOUT_S)
-            if found.error is not None:
-                raise self._clients.error(found.error)
+            found = self._stored_offset(group)
             self._group = group.consumer_group_metadata()
         finally:
             group.close()
         self.marker = None if found.offset < 0 else _marker(found.offset, found.metadata, self._name)
+
+    def _stored_offset(self, group: Any) -> Any:
+        """Return the marker's offset. While groups move between brokers, none of them answers for some seconds."""
+        where = self._clients.offset(self._topic, MARKER_PARTITION, -1, "")
+        deadline = time.monotonic() + CALL_TIMEOUT_S
+        while True:
+            try:
+                [found] = group.committed([where], timeout=CALL_TIMEOUT_S)
+                if found.error is not None:
+                    raise self._clients.error(found.error)
+                return found
+            except self._clients.error as e:
+                if not passes(error_of(e)) or time.monotonic() > deadline:
+                    raise
+                time.sleep(MARKER_PAUSE_S)
 
     def fence(self) -> None:
         """Fence other producers of the writer, and end their transaction: it is committed or aborted afterwards."""
