@@ -92,6 +92,9 @@ class FakeClients:
     def offset(self, topic: str, partition: int, offset: int, metadata: str) -> FakeOffset:
         return FakeOffset(topic, partition, offset, metadata)
 
+    def failure(self, name: str) -> FakeKafkaException:
+        return failure(name)
+
 
 class FakeGroup:
     """Like a `Consumer` without a subscription."""
@@ -149,6 +152,10 @@ class FakeProducer:
         if self._broker.undelivered is not None:
             self._events.on_delivery(self._broker.undelivered, None)
 
+    def flush(self, timeout: float) -> int:
+        self.poll(timeout)
+        return 0
+
     def send_offsets_to_transaction(self, offsets: list[FakeOffset], group: str, timeout: float) -> None:
         self._check()
         self._broker.step("send offsets: before")
@@ -170,7 +177,3 @@ class FakeProducer:
 
     def purge(self) -> None:
         self._queued = 0
-
-    def close(self) -> None:
-        if self._broker.epochs.get(self._id) == self._epoch:
-            self._broker.open.pop(self._id, None)

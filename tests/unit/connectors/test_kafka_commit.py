@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from kafka_fakes import Crash, FakeBroker, FakeClients, FakeError, failure
 
 from tidegate.connectors.files.sink.sink_layout import FileLayout
-from tidegate.connectors.kafka.sink import kafka_writer
+from tidegate.connectors.kafka.sink import kafka_writer, marked_producer
 from tidegate.connectors.kafka.sink.kafka_writer import COMMIT_ATTEMPTS, KafkaWriter
 from tidegate.connectors.kafka.sink.record_columns import RecordColumns, RecordsOfRows
 from tidegate.connectors.kafka.sink.topics import RecordPlaces
@@ -164,6 +165,26 @@ def test_an_answer_that_is_lost_is_looked_up(job: Job, point: str, name: str) ->
     writer.commit(handles)
     assert not failures, "the step was met"
     assert job.broker.values == [b"old", b"a", b"b"]
+
+
+def test_a_call_that_never_returns_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7.4: the client may hang although it has a timeout."""
+    monkeypatch.setattr(marked_producer, "CALL_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(marked_producer, "HANG_MARGIN_S", 0.3)
+    writer = job.writer()
+    writer.commit(prepared(writer, 1, "old"))
+    hangs, released = [True], threading.Event()
+
+    def at(step: str) -> None:
+        if step == "send offsets: before" and hangs:
+            hangs.clear()
+            released.wait(60)
+            raise failure("_TIMED_OUT")
+
+    job.broker.at = at
+    writer.commit(prepared(writer, 2, "a"))
+    released.set()
+    assert job.broker.values == [b"old", b"a"]
 
 
 def test_a_commit_whose_answer_says_so_is_repeated_by_the_same_producer(job: Job) -> None:
@@ -383,11 +404,11 @@ def test_recovery_ends_the_transaction_of_a_run_that_died(job: Job) -> None:
     crash_at(job, "commit: before")
     with pytest.raises(Crash):
         zombie.commit(prepared(zombie, 2, "b"))
-    assert job.broker.open == {}, "closing the producer aborts"
+    assert job.broker.open
     epochs = dict(job.broker.epochs)
     job.broker.at = lambda _: None
     job.writer().recover(1)
-    assert job.broker.epochs == {name: epoch + 1 for name, epoch in epochs.items()}
+    assert job.broker.epochs == {name: epoch + 1 for name, epoch in epochs.items()} and not job.broker.open
     assert job.files(".staged") == []
     job.writer().recover(1)
     assert job.broker.epochs == {name: epoch + 1 for name, epoch in epochs.items()}, "nothing is left to end"

@@ -164,9 +164,9 @@ def test_times_are_milliseconds() -> None:
         (RecordColumns("value", partition="n"), {"value": ["a"], "n": [-1]}, "negative partition"),
         (RecordColumns("value", partition="n"), {"value": ["a"], "n": [2**31]}, "too large a partition"),
         (RecordColumns("value", timestamp="n"), {"value": ["a"], "n": [-5]}, "negative timestamp"),
-        (RecordColumns("value"), {"value": ["a" * 1001]}, "1001 bytes"),
-        (RecordColumns("value", key=("k",)), {"value": ["a" * 600], "k": ["b" * 600]}, "1200 bytes"),
-        (RecordColumns("value", headers=("h",)), {"value": ["a" * 600], "h": ["b" * 600]}, "1201 bytes"),
+        (RecordColumns("value"), {"value": ["a" * 1001]}, "1037 bytes"),
+        (RecordColumns("value", key=("k",)), {"value": ["a" * 600], "k": ["b" * 600]}, "1236 bytes"),
+        (RecordColumns("value", headers=("h",)), {"value": ["a" * 600], "h": ["b" * 600]}, "1247 bytes"),
         (RecordColumns("value", key=("k",)), {"value": pa.nulls(1, pa.string()), "k": pa.nulls(1, pa.string())}, "key"),
     ],
 )

@@ -50,11 +50,13 @@ def passes(error: Any) -> bool:
     return error.name() not in REMEDIES
 
 
-def as_tidegate_error(what: str, error: Any, *, where: str, seen: str = "") -> TidegateError:
-    """Return the error to raise for an error of the client. Args: seen: the last problem of a connection, or empty."""
+def as_tidegate_error(what: str, error: Any, *, where: str, problem: Any = None) -> TidegateError:
+    """Return the error to raise for an error of the client. Args: problem: the last one of a connection, or None."""
     text = f"{error.str()} ({error.name()})"
-    if seen and seen not in text:
-        text += f"; {seen}"
+    if problem is not None and problem.name() != error.name():
+        text += f"; {problem.str()} ({problem.name()})"
+        # A client that may not log in only says that it got no answer.
+        error = error if not passes(error) or passes(problem) else problem
     if passes(error):
         remedy = "Check the brokers and the network. The job tries again according to its restart strategy"
         return OutageError(what, where=where, cause=text, remedy=remedy)

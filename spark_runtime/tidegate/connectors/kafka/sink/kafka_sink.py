@@ -204,7 +204,7 @@ class KafkaSink(Sink):
             producer.open()
         except clients.error as e:
             found = as_tidegate_error(
-                "the sink cannot begin transactions", error_of(e), where=self._where, seen=producer.events.problem
+                "the sink cannot begin transactions", error_of(e), where=self._where, problem=producer.problem()
             )
             if type(found) is not TidegateError:
                 raise found from None

@@ -164,13 +164,13 @@ class KafkaWriter(FileWriter):
                 self._try_publish(made, handle)
                 return
             except self._clients.error as e:
-                seen = self._producer[1].events.problem if self._producer is not None else ""
+                problem = self._producer[1].problem() if self._producer is not None else None
                 self._drop_producer()
                 error = as_tidegate_error(
                     "the records of a transaction could not be committed to Kafka",
                     error_of(e),
                     where=self._where(handle),
-                    seen=seen,
+                    problem=problem,
                 )
             except BaseException:
                 self._drop_producer()
@@ -201,6 +201,7 @@ class KafkaWriter(FileWriter):
                         producer.send(batch)
                         if self._closing.is_set():
                             raise closing_error(self._where(handle))
+            producer.flush()
         except BaseException:
             # Until it is aborted, an open transaction delays readers of committed records.
             if producer.abort():
@@ -391,7 +392,7 @@ class KafkaWriter(FileWriter):
                     "a transaction that an earlier run began could not be ended",
                     error_of(e),
                     where=f"job {self._ctx.job_id}, sink {self._ctx.uid!r}, writer {writer}",
-                    seen=producer.events.problem,
+                    problem=producer.problem(),
                 ) from None
             finally:
                 producer.close()

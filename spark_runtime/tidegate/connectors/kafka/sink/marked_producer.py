@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,8 +29,12 @@ from tidegate.errors import OutageError, SinkConflictError
 PREFIX = "tidegate,"
 MARKER_PARTITION = 0
 """Every topic has this partition."""
-CALL_TIMEOUT_S = 30.0
+CALL_TIMEOUT_S = 15.0
 """Longest wait, in seconds, for one answer of the brokers. A broker that restarts is back within it."""
+HANG_MARGIN_S = 5.0
+"""Time, in seconds, after its timeout at which a call counts as hanging."""
+FLUSH_SLICE_S = 1.0
+"""Interval, in seconds, at which a wait for deliveries looks for failures."""
 MARKER_PAUSE_S = 0.1
 """Pause, in seconds, between two attempts to read the marker."""
 ABORT_TIMEOUT_S = 10.0
@@ -87,13 +93,16 @@ class Clients(Protocol):
     def offset(self, topic: str, partition: int, offset: int, metadata: str) -> Any:
         """Return a `confluent_kafka.TopicPartition`."""
 
+    def failure(self, name: str) -> Exception:
+        """Return an `error` of this name, such as `_TIMED_OUT`."""
+
 
 class ClientEvents:
     """What a client reports between calls: the first record that was not delivered, and the last problem."""
 
     def __init__(self) -> None:
         self.undelivered: Any = None
-        self.problem = ""
+        self.problem: Any = None
 
     def on_delivery(self, error: Any, _message: Any) -> None:
         """Keep the first error."""
@@ -101,8 +110,9 @@ class ClientEvents:
             self.undelivered = error
 
     def on_problem(self, error: Any) -> None:
-        """Keep the last problem of a connection, such as a refused login."""
-        self.problem = error.str()
+        """Keep the last problem of a connection. A refused login stays, because it is why the brokers are away."""
+        if self.problem is None or passes(self.problem):
+            self.problem = error
 
 
 @dataclass(frozen=True)
@@ -141,6 +151,11 @@ class KafkaClients:
         """See `Clients`."""
         return load_confluent_kafka().TopicPartition(topic, partition, offset, metadata)
 
+    def failure(self, name: str) -> Exception:
+        """See `Clients`."""
+        errors = load_confluent_kafka().KafkaError
+        return self.error(errors(getattr(errors, name)))
+
     def _chosen(self) -> Mapping[str, Any]:
         return {name: value for name, value in CHOSEN.items() if name not in self.cluster.settings}
 
@@ -148,8 +163,8 @@ class KafkaClients:
 class MarkedProducer:
     """Producer of one writer. All methods block; one thread at a time.
 
-    Call order: `open`, then for each transaction `begin`, any number of `send`, `commit`. After any error, `close` it
-    and open another: the marker then shows what happened to the transaction.
+    Call order: `open`, then for each transaction `begin`, any number of `send`, `flush`, `commit`. After any
+    error, `close` it and open another: the marker then shows what happened to the transaction.
 
     Args:
         writer: `TransactionId.writer`.
@@ -203,7 +218,7 @@ class MarkedProducer:
     def fence(self) -> None:
         """Fence other producers of the writer, and end their transaction: it is committed or aborted afterwards."""
         self._producer = self._clients.producer(self._name, self.events)
-        self._producer.init_transactions(CALL_TIMEOUT_S)
+        self._within(CALL_TIMEOUT_S, self._producer.init_transactions, CALL_TIMEOUT_S)
 
     def begin(self) -> None:
         """Begin a transaction."""
@@ -212,55 +227,115 @@ class MarkedProducer:
     def send(self, batch: pa.RecordBatch) -> None:
         """Send records, as far as the queue has room; the rest when it has."""
         produce, poll = self._producer.produce, self._producer.poll
-        for topic, value, key, partition, more in _records(batch, self._topic):
-            while True:
-                try:
-                    produce(topic, value, key, partition, **more)
-                    break
-                except BufferError:
-                    # Ends: a record that is not delivered within message.timeout.ms leaves the queue as failed.
-                    poll(FULL_QUEUE_WAIT_S)
-            if self.events.undelivered is not None:
-                raise self._clients.error(self.events.undelivered)
-        poll(0)
+        with self._client_errors():
+            for topic, value, key, partition, more in _records(batch, self._topic):
+                while True:
+                    try:
+                        produce(topic, value, key, partition, **more)
+                        break
+                    except BufferError:
+                        # Ends: a record that is not delivered within message.timeout.ms leaves the queue as failed.
+                        poll(FULL_QUEUE_WAIT_S)
+                self._raise_undelivered()
+            poll(0)
+
+    def flush(self) -> None:
+        """Wait until the brokers have all records that were sent.
+
+        A commit waits for that, too, but cannot be interrupted. This wait survives a restart of a broker.
+        """
+        deadline = time.monotonic() + self._limit_s
+        with self._client_errors():
+            while self._producer.flush(FLUSH_SLICE_S):
+                self._raise_undelivered()
+                if time.monotonic() > deadline:
+                    raise self._clients.failure("_TIMED_OUT")
+        self._raise_undelivered()
+
+    @contextmanager
+    def _client_errors(self) -> Iterator[None]:
+        """Convert the error of a client with a fatal error: some of its calls then fail without a proper exception."""
+        try:
+            yield
+        except SystemError as e:
+            raise self._clients.failure("_FATAL") from e
 
     def commit(self, marker: Marker) -> None:
         """Commit the transaction with its marker."""
         metadata = json.dumps({"generation": marker.by.generation, "run": marker.by.run_id})
         offset = self._clients.offset(self._topic, MARKER_PARTITION, marker.checkpoint_id, metadata)
-        self._repeated(lambda: self._producer.send_offsets_to_transaction([offset], self._group, CALL_TIMEOUT_S))
-        self._repeated(lambda: self._producer.commit_transaction(CALL_TIMEOUT_S))
+        deadline = time.monotonic() + self._limit_s
+        self._repeated(deadline, self._producer.send_offsets_to_transaction, [offset], self._group, CALL_TIMEOUT_S)
+        self._repeated(deadline, self._producer.commit_transaction, CALL_TIMEOUT_S)
         self.marker = marker
 
-    def _repeated(self, call: Any) -> None:
-        """Repeat a call that may be repeated, within the limit."""
-        deadline = time.monotonic() + self._limit_s
+    def _raise_undelivered(self) -> None:
+        if self.events.undelivered is not None:
+            # Its reason is better than that of the commit, which only says that the transaction has failed.
+            raise self._clients.error(self.events.undelivered)
+
+    def _repeated(self, deadline_s: float, call: Callable[..., object], *arguments: Any) -> None:
+        """Repeat a call that the client allows to repeat, until a time of the monotonic clock."""
         while True:
             try:
-                call()
+                self._within(CALL_TIMEOUT_S, call, *arguments)
                 return
             except self._clients.error as e:
-                if self.events.undelivered is not None:
-                    # Its reason is better than that of the commit, which only says that the transaction has failed.
-                    raise self._clients.error(self.events.undelivered) from e
-                if not error_of(e).retriable() or time.monotonic() > deadline:
+                self._raise_undelivered()
+                if not error_of(e).retriable() or time.monotonic() > deadline_s:
                     raise
+
+    def _within(self, timeout_s: float, call: Callable[..., object], *arguments: Any) -> None:
+        """Make a call with a timeout, and give it up if the timeout passes without an answer.
+
+        `send_offsets_to_transaction` of librdkafka 2.16 never returns if the connection to the coordinator breaks
+        meanwhile. The thread of such a call stays until the process ends; the next producer fences it.
+        """
+        outcome: list[BaseException | None] = []
+
+        def work() -> None:
+            try:
+                with self._client_errors():
+                    call(*arguments)
+                outcome.append(None)
+            except BaseException as e:
+                outcome.append(e)
+
+        thread = threading.Thread(target=work, name="kafka-call", daemon=True)
+        thread.start()
+        thread.join(timeout_s + HANG_MARGIN_S)
+        if not outcome:
+            raise self._clients.failure("_TIMED_OUT")
+        if outcome[0] is not None:
+            raise outcome[0]
 
     def abort(self) -> bool:
         """Abort the transaction, and return whether the broker confirmed it."""
         try:
-            self._producer.abort_transaction(ABORT_TIMEOUT_S)
+            self._within(ABORT_TIMEOUT_S, self._producer.abort_transaction, ABORT_TIMEOUT_S)
         except self._clients.error as e:
             logger.info("a transaction of %s was not aborted, the next producer does it: %s", self._name, e)
             return False
         return True
 
+    def problem(self) -> Any:
+        """Return the last problem of a connection; None: there was none."""
+        if self._producer is not None:
+            with suppress(self._clients.error, SystemError):
+                self._producer.poll(0)
+        return self.events.problem
+
     def close(self) -> None:
-        """Release the client's threads and memory. An open transaction is aborted by the next producer."""
+        """Release the client's threads and memory. The next producer ends an open transaction.
+
+        Without the client's own `close`, which would abort, wait and warn.
+        """
         producer, self._producer = self._producer, None
         if producer is not None:
-            producer.purge()
-            producer.close()
+            with suppress(self._clients.error, SystemError):
+                producer.purge()
+                # Reports of purged records; when the client is released, it could not call anybody.
+                producer.poll(0)
 
 
 def _records(batch: pa.RecordBatch, topic: str) -> Iterator[Record]:

@@ -17,6 +17,8 @@ from tidegate.connectors.kafka.sink.staged_records import HEADERS_TYPE, PARTITIO
 from tidegate.errors import DataError, PipelineError
 
 Changes = Literal["upsert", "encode"]
+RECORD_OVERHEAD_BYTES, HEADER_OVERHEAD_BYTES = 36, 10
+"""What the client adds at most to a record and to each header when it compares them with `message.max.bytes`."""
 _KINDS = pa.array(CHANGE_KINDS)
 _BYTES_TYPES = (
     pt.is_string,
@@ -162,8 +164,8 @@ class RecordsOfRows:
     """Encodes batches of rows to batches of `STAGED_SCHEMA`. Used on the slot's loop.
 
     Args:
-        max_record_bytes: largest key, value and headers of one record together. A larger record would make its
-            transaction fail after the checkpoint is complete, so it is refused before.
+        max_record_bytes: `message.max.bytes`. A larger record would make its transaction fail after the checkpoint is
+            complete, so it is refused before.
         where: the sink, for errors.
 
     Attributes:
@@ -276,10 +278,8 @@ class RecordsOfRows:
         return found
 
     def _check_sizes(self, key: pa.Array, value: pa.Array, headers: pa.Array) -> None:
-        sizes = pc.add(
-            pc.fill_null(pc.binary_length(key), 0).cast(pa.int64()),
-            pc.fill_null(pc.binary_length(value), 0).cast(pa.int64()),
-        )
+        parts = (pc.fill_null(pc.binary_length(part), 0).cast(pa.int64()) for part in (key, value))
+        sizes = pc.add(RECORD_OVERHEAD_BYTES, pc.add(*parts))
         if headers.null_count < len(headers):
             sizes = pc.add(sizes, pa.array(_sizes_of_headers(headers)))
         too_large = pc.greater(sizes, self._limit_bytes)
@@ -337,9 +337,8 @@ def _headers_of(names: Sequence[str], columns: Sequence[pa.Array], rows: int) ->
 def _sizes_of_headers(headers: pa.Array) -> np.ndarray:
     """Return the bytes of all headers of each record."""
     entries = headers.flatten()
-    each = pc.add(
-        pc.fill_null(pc.binary_length(entries.field(0)), 0), pc.fill_null(pc.binary_length(entries.field(1)), 0)
-    )
+    names, values = (pc.fill_null(pc.binary_length(entries.field(n)), 0) for n in (0, 1))
+    each = pc.add(HEADER_OVERHEAD_BYTES, pc.add(names, values))
     total = np.concatenate([[0], np.cumsum(each.to_numpy(zero_copy_only=False), dtype=np.int64)])
     lengths = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)
     ends = np.cumsum(lengths)

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from tidegate.connectors.kafka.cluster import KafkaCluster, load_confluent_kafka
 from tidegate.connectors.kafka.sink.client_errors import as_tidegate_error, error_of
+from tidegate.connectors.kafka.sink.marked_producer import ClientEvents
 from tidegate.connectors.kafka.sink.staged_records import KEY, PARTITION, TOPIC
 from tidegate.errors import DataError
 
@@ -45,26 +46,27 @@ class KafkaTopics:
     def __init__(self, cluster: KafkaCluster) -> None:
         self._cluster = cluster
 
-    def _admin(self) -> Any:
-        return _admin_module().AdminClient(self._cluster.client_settings({"log_level": 0}))
+    def _admin(self) -> tuple[Any, ClientEvents]:
+        events = ClientEvents()
+        own = {"log_level": 0, "error_cb": events.on_problem}
+        return _admin_module().AdminClient(self._cluster.client_settings(own)), events
 
     def describe(self, names: Iterable[str]) -> dict[str, TopicFacts]:
         """Return those of the topics that exist. Creates none, also where brokers create topics on demand."""
-        from confluent_kafka import KafkaException, TopicCollection
+        from confluent_kafka import TopicCollection
 
         # The reference must live until the answers are there: a client that is gone answers nothing.
-        admin = self._admin()
+        admin, events = self._admin()
         asked = admin.describe_topics(
             TopicCollection(list(names)), include_authorized_operations=True, request_timeout=ANSWER_TIMEOUT_S
         )
         found = {}
         for name, answer in asked.items():
-            try:
-                topic = answer.result(ANSWER_TIMEOUT_S)
-            except KafkaException as e:
-                if error_of(e).name() == "UNKNOWN_TOPIC_OR_PART":
-                    continue
-                raise self._error("the topic cannot be described", e, name) from None
+            topic = self._answer(
+                answer, admin, events, "the topic cannot be described", name, ("UNKNOWN_TOPIC_OR_PART",)
+            )
+            if topic is None:
+                continue
             operations = topic.authorized_operations
             names_of = None if operations is None else frozenset(one.name for one in operations)
             found[name] = TopicFacts(len(topic.partitions), names_of)
@@ -72,33 +74,36 @@ class KafkaTopics:
 
     def settings(self, name: str) -> dict[str, str]:
         """Return a topic's settings; {}: the user may not read them."""
-        from confluent_kafka import KafkaException
-
-        admin = self._admin()
+        admin, events = self._admin()
         resource = _admin_module().ConfigResource("topic", name)
         [answer] = admin.describe_configs([resource], request_timeout=ANSWER_TIMEOUT_S).values()
-        try:
-            return {key: entry.value for key, entry in answer.result(ANSWER_TIMEOUT_S).items()}
-        except KafkaException as e:
-            if error_of(e).name() == "TOPIC_AUTHORIZATION_FAILED":
-                return {}
-            raise self._error("the settings of the topic cannot be read", e, name) from None
+        what = "the settings of the topic cannot be read"
+        entries = self._answer(answer, admin, events, what, name, ("TOPIC_AUTHORIZATION_FAILED",))
+        return {key: entry.value for key, entry in (entries or {}).items()}
 
     def create(self, name: str, partitions: int, replicas: int, settings: Mapping[str, str]) -> None:
         """Create a topic, unless it exists. Args: partitions, replicas: -1: the default of the brokers."""
-        from confluent_kafka import KafkaException
-
-        admin = self._admin()
+        admin, events = self._admin()
         topic = _admin_module().NewTopic(name, partitions, replicas, config=dict(settings))
         [answer] = admin.create_topics([topic], request_timeout=ANSWER_TIMEOUT_S).values()
-        try:
-            answer.result(ANSWER_TIMEOUT_S)
-        except KafkaException as e:
-            if error_of(e).name() != "TOPIC_ALREADY_EXISTS":
-                raise self._error("the topic cannot be created", e, name) from None
+        self._answer(answer, admin, events, "the topic cannot be created", name, ("TOPIC_ALREADY_EXISTS",))
 
-    def _error(self, what: str, e: Exception, topic: str) -> Exception:
-        return as_tidegate_error(what, error_of(e), where=f"{self._cluster.place}, topic {topic}")
+    def _answer(self, answer: Any, admin: Any, events: ClientEvents, what: str, topic: str, fine: Sequence[str]) -> Any:
+        """Return an answer; None for the errors `fine`."""
+        from confluent_kafka import KafkaError, KafkaException
+
+        try:
+            # The client itself notices first that there is no answer.
+            return answer.result(ANSWER_TIMEOUT_S + 1)
+        except KafkaException as e:
+            error = error_of(e)
+        except TimeoutError:
+            error = KafkaError(KafkaError._TIMED_OUT)
+        if error.name() in fine:
+            return None
+        where = f"{self._cluster.place}, topic {topic}"
+        admin.poll(0)  # calls `on_problem`
+        raise as_tidegate_error(what, error, where=where, problem=events.problem)
 
 
 def _admin_module() -> Any:
