@@ -56,7 +56,7 @@ class SinkContext:
     staging: tuple[str, Mapping[str, Any]] | None = None
     """In batch mode: URL and storage options of the checkpoint's folder, which is deleted with its files; else None."""
     storage: tuple[str, Mapping[str, Any]] | None = None
-    """URL and storage options of a folder of the job, for sinks whose target has no place to stage output (ADR 0040).
+    """URL and storage options of a folder of the job, for sinks whose target has no place to stage output (ADR 0042).
 
     Every context of one job has the same folder, and nothing else is in it. Its sinks share it, and the runtime deletes
     nothing in it. None: the caller checks targets only, or has no job directory (tests).

@@ -114,7 +114,7 @@ class OperatorContext:
         state_backend: name of the back end for keyed state (S5.2).
         state_memory_bytes: memory limit for state, for a back end that can keep state outside memory.
         staging: in batch mode, URL and storage options of the checkpoint's folder.
-        storage: URL and storage options of the job's folder for sinks; see `SinkContext.storage`.
+        storage: URL and storage options of the folder for sinks in the job directory; see `SinkContext.storage`.
     """
 
     job_id: str

@@ -284,7 +284,7 @@ class KafkaWriter(FileWriter):
             open_one[1].close()
 
     def _keep_producer_of(self, subtask: int | None) -> None:
-        """Close the producer, unless it is the one of this subtask index."""
+        """Close the producer, unless it belongs to this subtask index."""
         if self._producer is not None and (subtask is None or not self._producer[0].endswith(f",{subtask}")):
             self._drop_producer()
 
@@ -367,7 +367,7 @@ class KafkaWriter(FileWriter):
         super()._remove_staged(handle)
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
-        """End transactions that earlier runs began, and remove their staged files except those of `pending`."""
+        """End transactions that earlier runs began, and remove their staged files, but no file of `pending`."""
         for folder in self._names(self._layout.staging_of_all):
             if not folder.isdecimal() or not owns_leftovers_of(self._ctx, int(folder)):
                 continue

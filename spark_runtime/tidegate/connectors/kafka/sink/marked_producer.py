@@ -52,11 +52,11 @@ CHOSEN = {
     "queue.buffering.max.messages": QUEUE_RECORDS,
     "log_level": 2,
 }
-"""Settings that the user may replace. The partitioner is the one of Java clients, so that keys meet in one partition.
+"""Settings that the user may replace. Java clients have the same partitioner, so that keys meet in one partition.
 Logs: fatal errors alone, since the others are raised."""
 
 Record = tuple[str, bytes | None, bytes | None, int, dict[str, Any]]
-"""Topic, value, key, partition, and rarer arguments of `Producer.produce`."""
+"""Topic, value, key, partition, and further arguments of `Producer.produce`."""
 
 logger = logging.getLogger("tidegate.connectors")
 
@@ -98,7 +98,7 @@ class Clients(Protocol):
 
 
 class ClientEvents:
-    """What a client reports between calls: the first record that was not delivered, and the last problem."""
+    """Reports of a client between calls: the first record that was not delivered, and the last problem."""
 
     def __init__(self) -> None:
         self.undelivered: Any = None
@@ -271,7 +271,7 @@ class MarkedProducer:
 
     def _raise_undelivered(self) -> None:
         if self.events.undelivered is not None:
-            # Its reason is better than that of the commit, which only says that the transaction has failed.
+            # The commit would only say that the transaction has failed.
             raise self._clients.error(self.events.undelivered)
 
     def _repeated(self, deadline_s: float, call: Callable[..., object], *arguments: Any) -> None:

@@ -18,7 +18,7 @@ from tidegate.errors import DataError, PipelineError
 
 Changes = Literal["upsert", "encode"]
 RECORD_OVERHEAD_BYTES, HEADER_OVERHEAD_BYTES = 36, 10
-"""What the client adds at most to a record and to each header when it compares them with `message.max.bytes`."""
+"""Bytes that the client adds at most to a record and to each header before it compares with `message.max.bytes`."""
 _KINDS = pa.array(CHANGE_KINDS)
 _BYTES_TYPES = (
     pt.is_string,

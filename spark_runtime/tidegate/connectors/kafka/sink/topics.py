@@ -52,7 +52,7 @@ class KafkaTopics:
         return _admin_module().AdminClient(self._cluster.client_settings(own)), events
 
     def describe(self, names: Iterable[str]) -> dict[str, TopicFacts]:
-        """Return those of the topics that exist. Creates none, also where brokers create topics on demand."""
+        """Return the topics that exist. Creates none, also where brokers create topics on demand."""
         from confluent_kafka import TopicCollection
 
         # The reference must live until the answers are there: a client that is gone answers nothing.
@@ -143,7 +143,7 @@ class UsedPlaces:
 
 
 class RecordPlaces:
-    """Checks that the records of a transaction have a place. What the brokers answered is kept.
+    """Checks that the records of a transaction have a place. Keeps the answers of the brokers.
 
     Args:
         topic: the sink's topic.
