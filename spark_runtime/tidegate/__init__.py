@@ -123,6 +123,7 @@ if TYPE_CHECKING:  # the same names for type checkers; `as` exports them; a test
     from tidegate.connectors.files.source.watched_files import Watch as Watch
     from tidegate.connectors.iceberg.iceberg_sink import Iceberg as Iceberg
     from tidegate.connectors.iceberg.iceberg_source import IcebergTable as IcebergTable
+    from tidegate.connectors.kafka.sink.kafka_sink import KafkaSink as KafkaSink
     from tidegate.connectors.kafka.source.kafka_source import Kafka as Kafka
     from tidegate.connectors.postgres.postgres_sink import Postgres as Postgres
     from tidegate.connectors.push import PushContext as PushContext

@@ -18,21 +18,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+import kafka_broker
 import postgres_server
 from crash_points import NAMED_STEPS, SINK_STEPS, points_installed
-from crash_scenarios import WAYS, Found, PostgresAddress, into, target
+from crash_scenarios import WAYS, Found, PostgresAddress, Servers, into, target
 from crash_slots import Kill, Killer
 from crash_world import World
 
 VICTIMS = ("subtask", "driver")
-SINKS = ("Collect", "Parquet", "Csv", "JsonLines", "Delta", "Iceberg", "Postgres")
+SINKS = ("Collect", "Parquet", "Csv", "JsonLines", "Delta", "Iceberg", "Postgres", "Kafka")
 """Collect: memory of the process; it is there for the steps that are not a sink's own."""
 COMMIT_POINTS = (
     "sink",
@@ -51,7 +52,7 @@ COMMAND_ROUND = 45
 """At which round people ask for what the way to end wants, if a checkpoint is done: then some rows are not read."""
 
 _names = itertools.count(1)
-_server: PostgresAddress | None = None
+_servers = Servers()
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def run_in_process(case: Case) -> Outcome:
     killer = Killer(None if case.point is None else Kill(case.point, case.victim))
     folder = Path(tempfile.mkdtemp(prefix="crash-matrix-"))
     try:
-        with target(case.sink, folder, f"case-{next(_names)}", _server) as out, points_installed(killer.at):
+        with target(case.sink, folder, f"case-{next(_names)}", _servers) as out, points_installed(killer.at):
             eager = case.point is None or (case.point + (case.victim == "driver")) % 2 == 0
             world = World(lambda: into(out.sink), OPTIONS, killer, eager)
             try:
@@ -169,7 +170,7 @@ def missing_steps(sink: str, planned: Sequence[Case]) -> list[str]:
 def in_process(sinks: Sequence[str], every: int, workers: int) -> list[Outcome]:
     """All cases of these sinks, one of `every`. Raises SystemExit when a step that must be met is not."""
     outcomes: list[Outcome] = []
-    with _postgres(sinks) as address, multiprocessing.get_context("spawn").Pool(workers, _begin, (address,)) as pool:
+    with _started(sinks) as servers, multiprocessing.get_context("spawn").Pool(workers, _begin, (servers,)) as pool:
         for sink in sinks:
             planned: list[Case] = []
             for way, found in zip(WAYS, pool.starmap(cases, [(sink, way) for way in WAYS], 1), strict=True):
@@ -191,23 +192,27 @@ def report(what: str, outcomes: Sequence[Outcome], seconds: float) -> None:
         print(f"  {outcome.case}: {outcome.found}\n    " + "\n    ".join(outcome.story), flush=True)
 
 
-def _begin(address: PostgresAddress | None) -> None:
-    global _server
-    _server = address
+def _begin(servers: Servers) -> None:
+    global _servers
+    _servers = servers
 
 
 @contextmanager
-def _postgres(sinks: Sequence[str]) -> Iterator[PostgresAddress | None]:
-    """A PostgreSQL server, if a sink needs one."""
-    if "Postgres" not in sinks:
-        yield None
-        return
-    server = postgres_server.PostgresServer()
-    try:
-        server.start()
-        yield PostgresAddress(server.dsn, server.password)
-    finally:
-        server.stop()
+def _started(sinks: Sequence[str]) -> Iterator[Servers]:
+    """The servers that these sinks need."""
+    with ExitStack() as ends:
+        postgres, kafka = None, ""
+        if "Postgres" in sinks:
+            server = postgres_server.PostgresServer()
+            ends.callback(server.stop)
+            server.start()
+            postgres = PostgresAddress(server.dsn, server.password)
+        if "Kafka" in sinks:
+            broker = kafka_broker.KafkaBroker()
+            ends.callback(broker.stop)
+            broker.start()
+            kafka = broker.servers
+        yield Servers(postgres, kafka)
 
 
 def runnable(sinks: Sequence[str]) -> list[str]:
@@ -221,6 +226,10 @@ def runnable(sinks: Sequence[str]) -> list[str]:
         missing["Postgres"] = "the package psycopg is not installed (extra postgres)"
     elif postgres_server.programs() is None:
         missing["Postgres"] = "there is no PostgreSQL server (apt-get install postgresql)"
+    if importlib.util.find_spec("confluent_kafka") is None:
+        missing["Kafka"] = "the package confluent-kafka is not installed (extra kafka)"
+    elif programs := kafka_broker.missing():
+        missing["Kafka"] = f"a Kafka broker needs {programs}"
     for sink in sinks:
         if sink in missing:
             print(f"not run: {sink}: {missing[sink]}", flush=True)
@@ -250,8 +259,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.only != "in_process":
         from crash_on_spark import on_spark
 
-        with _postgres(sinks) as address:
-            outcomes += on_spark([sink for sink in sinks if sink != "Collect"], address)
+        with _started(sinks) as servers:
+            outcomes += on_spark([sink for sink in sinks if sink != "Collect"], servers)
     print(verdict(outcomes))
     return 0 if all(outcome.found.is_right for outcome in outcomes) else 1
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from crash_matrix import Case, Outcome, report
-from crash_scenarios import Found, PostgresAddress, Target, target
+from crash_scenarios import Found, Servers, Target, target
 
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.local import launch_local
@@ -54,12 +54,17 @@ KILLS: tuple[Kill, ...] = (
     ("Postgres", "natural end", "subtask", "sink: Transaction.__exit__: before", _ENDED),
     ("Postgres", "natural end", "driver", "sink: Transaction.__exit__: after", _ENDED),
     ("Postgres", "natural end", "subtask", "sink commits: after", _ENDED),
+    ("Kafka", "natural end", "subtask", "sink: MarkedProducer.begin: after", _ENDED),
+    ("Kafka", "natural end", "subtask", "sink: MarkedProducer.commit: after", _ENDED),
+    ("Kafka", "natural end", "driver", "sink: MarkedProducer.commit: before", _ENDED),
     ("Delta", "natural end", "driver", "log status: before", _TOLD_END),
     ("Delta", "savepoint", "subtask", "acknowledgement: before", ""),
     ("Csv", "savepoint", "driver", "complete sent: after", ""),
     ("Parquet", "suspend", "subtask", "stop received: before", ""),
     ("JsonLines", "suspend", "driver", "log complete: after", _TOLD_STOP),
     ("Postgres", "suspend", "subtask", "sink commits: before", _STOPPING),
+    ("Kafka", "suspend", "driver", "sink commits: after", _STOPPING),
+    ("Kafka", "drain", "subtask", "sink: MarkedProducer.commit: before", _STOPPING),
     ("Parquet", "drain", "driver", "EndOfData out: before", _STOPPING),
     ("Delta", "drain", "subtask", "sink: os.replace: before", _STOPPING),
     ("Postgres", "drain", "driver", "log committed: before", _TOLD_STOP),
@@ -73,7 +78,7 @@ KILLS: tuple[Kill, ...] = (
 )
 
 
-def on_spark(sinks: Sequence[str], address: PostgresAddress | None, kills: Sequence[Kill] = KILLS) -> list[Outcome]:
+def on_spark(sinks: Sequence[str], servers: Servers, kills: Sequence[Kill] = KILLS) -> list[Outcome]:
     """The kills of jobs into these sinks, one after the other."""
     outcomes = []
     for sink, way, victim, point, after in kills:
@@ -81,17 +86,17 @@ def on_spark(sinks: Sequence[str], address: PostgresAddress | None, kills: Seque
             continue
         begun = time.monotonic()
         case = Case(sink, way, victim, None, f"{point}, once it has met {after!r}" if after else point)
-        outcome = run_on_spark(case, point, after, address)
+        outcome = run_on_spark(case, point, after, servers)
         outcomes.append(outcome)
         report(f"on Spark: {sink}, {way}, {victim} killed at {point}", [outcome], time.monotonic() - begun)
     return outcomes
 
 
-def run_on_spark(case: Case, point: str, after: str, address: PostgresAddress | None) -> Outcome:
+def run_on_spark(case: Case, point: str, after: str, servers: Servers) -> Outcome:
     """One case, from submission to the end of the last submission."""
     folder = Path(tempfile.mkdtemp(prefix="crash-matrix-"))
     try:
-        with target(case.sink, folder / "out", "", address) as out:
+        with target(case.sink, folder / "out", "", servers) as out:
             fault = {"point": point, "victim": case.victim, "after": after, "folder": str(folder / "fault")}
             job = SparkJob(folder, out, fault)
             try:

@@ -110,6 +110,15 @@ SINK_STEPS = {
         "sink: SqlCatalog.commit_table: before",
         "sink: SqlCatalog.commit_table: after",
     ),
+    "Kafka": (
+        "sink: os.replace: before",
+        "sink: MarkedProducer.fence: after",
+        "sink: MarkedProducer.begin: after",
+        "sink: MarkedProducer.commit: before",
+        "sink: MarkedProducer.commit: after",
+        "sink: os.replace: after",
+        "sink: LocalFileSystem.rm_file: after",
+    ),
     "Postgres": ("sink: Cursor.copy: after", "sink: Transaction.__exit__: before", "sink: Transaction.__exit__: after"),
 }
 """Of each sink's own steps, some that the matrix must have met."""
@@ -294,7 +303,7 @@ class Points:
         self.put(Slot, "__init__", init)
 
     def in_sinks(self) -> None:
-        """The sink operator's calls, and within them the files, the Delta log, the Iceberg catalog and the database."""
+        """The sink operator's calls, and within them the files, logs, catalogs, the database and the broker."""
         self.around(SinkOperator, "snapshot", lambda *_: "pre-commit")
         self._wrap_staging()
         self._wrap_sink_work("_publish", "sink commits")
@@ -302,6 +311,9 @@ class Points:
         for name in ("replace", "fsync"):
             self.in_sink(os, name, f"os.{name}", after=name == "replace")
         self.in_sink(LocalFileSystem, "rm_file", "LocalFileSystem.rm_file")
+        producer = importlib.import_module("tidegate.connectors.kafka.sink.marked_producer").MarkedProducer
+        for name in ("fence", "begin", "send", "commit"):
+            self.in_sink(producer, name, f"MarkedProducer.{name}")
         try:
             delta = importlib.import_module("deltalake").DeltaTable
         except ImportError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,9 +16,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pc_csv
 import pyarrow.dataset as ds
+from committed_records import CommittedRecords
 from postgres_server import PASSWORD_VARIABLE
 
-from tidegate import Csv, DataGen, Delta, Iceberg, JsonLines, Parquet, Pipeline, Postgres, count, sum, tumbling
+from tidegate import (
+    Csv,
+    DataGen,
+    Delta,
+    Iceberg,
+    JsonLines,
+    KafkaSink,
+    Parquet,
+    Pipeline,
+    Postgres,
+    count,
+    sum,
+    tumbling,
+)
+from tidegate.connectors.formats.interface import Format, RecordDecoder, RecordEncoder
 from tidegate.connectors.interface import Sink
 from tidegate.testing.collect_sink import CollectSink, clear_collected, collected
 
@@ -148,6 +164,8 @@ def sink_of(arguments: Mapping[str, str], name: str) -> Sink:
     if arguments["kind"] == "Iceberg":
         return Iceberg(f"crash.{name}", catalog=iceberg_catalog(arguments["folder"]), create=True)
     path = f"{arguments['folder']}/{name}"
+    if arguments["kind"] == "Kafka":
+        return KafkaSink(arguments["servers"], f"{arguments['topics']}-{name}", value=JsonRow(), staging=path)
     makers: dict[str, Callable[[str], Sink]] = {"Parquet": Parquet, "Csv": Csv, "JsonLines": JsonLines, "Delta": Delta}
     return makers[arguments["kind"]](path)
 
@@ -227,12 +245,41 @@ def _json_rows(path: Path) -> list[Row]:
     return [tuple(json.loads(line).values()) for line in path.read_text().splitlines()]
 
 
+class JsonRow(Format):
+    """A row as a list in JSON."""
+
+    def schema(self) -> pa.Schema:
+        raise NotImplementedError
+
+    def create_decoder(self, columns: Any = None) -> RecordDecoder:
+        raise NotImplementedError
+
+    def check_encodable(self, schema: pa.Schema) -> None:
+        assert schema.names
+
+    def create_encoder(self, schema: pa.Schema) -> RecordEncoder:
+        return _JsonRowEncoder()
+
+
+class _JsonRowEncoder(RecordEncoder):
+    def encode(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.array([json.dumps(list(row.values())).encode() for row in batch.to_pylist()], pa.binary())
+
+
 @dataclass(frozen=True)
 class PostgresAddress:
     """Of a server that runs: of its superuser, without the password; and the reference to that."""
 
     dsn: str
     password: str
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Those that run for the sinks of a matrix. kafka: bootstrap servers, or empty."""
+
+    postgres: PostgresAddress | None = None
+    kafka: str = ""
 
 
 class Tables(Target):
@@ -268,15 +315,47 @@ class Tables(Target):
             return [tuple(row) for row in sql.execute(f"SELECT * FROM {name}").fetchall()]
 
 
+class Topics(Target):
+    """Two topics of a Kafka broker, which nobody had before."""
+
+    def __init__(self, servers: str, folder: Path) -> None:
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        self._servers = servers
+        self._folder = folder
+        self._names = f"crash-{secrets.token_hex(6)}"
+        admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+        made = admin.create_topics([NewTopic(f"{self._names}-{name}", 2, 1) for name in (RAW, WINDOWS)])
+        for created in made.values():
+            created.result(30)
+
+    def sink(self, name: str) -> Sink:
+        return sink_of(self.arguments(), name)
+
+    def arguments(self) -> dict[str, str]:
+        folder = str(self._folder / "staging")
+        return {"kind": "Kafka", "servers": self._servers, "topics": self._names, "folder": folder}
+
+    def rows(self, name: str) -> list[Row]:
+        reader = CommittedRecords(self._servers, f"{self._names}-{name}")
+        try:
+            return [tuple(json.loads(message.value())) for message in reader.read()]
+        finally:
+            reader.close()
+
+
 @contextmanager
-def target(kind: str, folder: Path | None, name: str, server: PostgresAddress | None = None) -> Iterator[Target]:
-    """A fresh target of one kind: in memory under `name`, in `folder`, or in `server`."""
+def target(kind: str, folder: Path | None, name: str, servers: Servers) -> Iterator[Target]:
+    """A fresh target of one kind: in memory under `name`, in `folder`, or in one of `servers`."""
     made: Target
     if kind == "Collect":
         made = Collected(name)
     elif kind == "Postgres":
-        assert server is not None, "no PostgreSQL server was started"
-        made = Tables(server)
+        assert servers.postgres is not None, "no PostgreSQL server was started"
+        made = Tables(servers.postgres)
+    elif kind == "Kafka":
+        assert servers.kafka and folder is not None, "no Kafka broker was started"
+        made = Topics(servers.kafka, folder)
     else:
         assert folder is not None, f"{kind} needs a folder"
         made = Folders(folder, kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from crash_matrix import Case, Outcome, cases, missing_steps, run_in_process, verdict
 from crash_points import SINK_STEPS
-from crash_scenarios import RAW, SCHEMA, Found, compare, expected_raw, rows, target
+from crash_scenarios import RAW, SCHEMA, Found, Servers, compare, expected_raw, rows, target
 from crash_slots import Killer
 from crash_world import World
 
@@ -25,7 +25,7 @@ def test_every_step_of_the_end_flow_and_of_a_commit_is_a_case() -> None:
     assert {case.victim for case in planned} == {"subtask", "driver"}
 
 
-@pytest.mark.parametrize("sink", sorted(SINK_STEPS.keys() - {"Postgres"}))
+@pytest.mark.parametrize("sink", sorted(SINK_STEPS.keys() - {"Kafka", "Postgres"}))
 def test_every_step_of_a_sinks_own_is_a_case(sink: str) -> None:
     """S7.4: between them lie the moments at which a row could be published twice, or never."""
     assert missing_steps(sink, cases(sink, "natural end")) == []
@@ -74,14 +74,14 @@ def test_rows_lost_and_repeated_are_seen() -> None:
     """The oracle knows the input alone: a case that loses one row and repeats two is told so."""
     wanted = expected_raw(5)
     assert compare([*wanted[1:], wanted[1], wanted[2]], wanted) == (1, 2)
-    with target("Collect", None, "nothing-written") as out:
+    with target("Collect", None, "nothing-written", Servers()) as out:
         assert out.rows(RAW) == []
         assert out.judge("", fired_early=False).lost > 0
 
 
 def test_a_job_that_never_ends_is_stuck() -> None:
     killer = Killer(None)
-    with target("Collect", None, "stuck") as out:
+    with target("Collect", None, "stuck", Servers()) as out:
         world = World(lambda: _unbounded(out.sink(RAW)), {"checkpoint_interval": None}, killer, eager=True)
         world.submit()
         assert world.to_end(limit=50) == "stuck"

@@ -31,6 +31,7 @@ BUILT_IN: Mapping[str, str] = {
     "IcebergTable": "tidegate.connectors.iceberg.iceberg_source:IcebergTable",
     "JsonLines": "tidegate.connectors.files.sink.text_sinks:JsonLines",
     "Kafka": "tidegate.connectors.kafka.source.kafka_source:Kafka",
+    "KafkaSink": "tidegate.connectors.kafka.sink.kafka_sink:KafkaSink",
     "Parquet": "tidegate.connectors.files.sink.parquet:Parquet",
     "Postgres": "tidegate.connectors.postgres.postgres_sink:Postgres",
     "Replay": "tidegate.connectors.replay:Replay",

@@ -117,6 +117,7 @@ class SinkOperator(StreamOperator):
             schema=ctx.input_schemas[0],
             scratch=ctx.scratch,
             staging=ctx.staging,
+            storage=ctx.storage,
         )
         self._writer = self._sink.create_writer(self._place)
 

@@ -12,6 +12,9 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from tidegate.errors import SinkConflictError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.records import Spec
+from tidegate.jobs.stores.store import Store
 
 TOKEN_SEPARATOR = "--"
 """Separator of tokens in a file name."""
@@ -52,6 +55,12 @@ class SinkContext:
     """Private writable directory on local disk; empty: make a temporary one."""
     staging: tuple[str, Mapping[str, Any]] | None = None
     """In batch mode: URL and storage options of the checkpoint's folder, which is deleted with its files; else None."""
+    storage: tuple[str, Mapping[str, Any]] | None = None
+    """URL and storage options of a folder of the job, for sinks whose target has no place to stage output (ADR 0042).
+
+    Every context of one job has the same folder, and nothing else is in it. Its sinks share it, and the runtime deletes
+    nothing in it. None: the caller checks targets only, or has no job directory (tests).
+    """
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,11 @@ def parse_transaction_id(text: str) -> TransactionId:
             cause="the state of the sink is damaged, or another sink wrote it",
             remedy="Restore an earlier snapshot, or give the sink a new uid",
         ) from e
+
+
+def job_storage(root: Store, spec: Spec) -> tuple[str, Mapping[str, Any]]:
+    """Return `SinkContext.storage` for a job. Args: root: store of the job root."""
+    return f"{root.url.rstrip('/')}/{JobLayout(spec.job_id).sinks}", spec.storage_options
 
 
 def check_writer(ctx: SinkContext, committable: Committable) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from tidegate.connectors.interface import Sink, Source, Split
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.split_documents import split_to_json
-from tidegate.connectors.transactions import SinkContext
+from tidegate.connectors.transactions import SinkContext, job_storage
 from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
@@ -278,8 +278,9 @@ class DriverJob:
         """Return the two-phase-commit sinks by uid, each with the context of a writer that acts for all subtasks."""
         job_id, generation = self.spec.job_id, self.generation_log.generation
         schemas = {node.uid: node.schema for node in self.graph.nodes}
+        storage = job_storage(self.store, self.spec)
         return {
-            uid: (sink, SinkContext(job_id, lineage, uid, 0, 1, generation, run_id, schemas[uid]))
+            uid: (sink, SinkContext(job_id, lineage, uid, 0, 1, generation, run_id, schemas[uid], storage=storage))
             for uid, sink in self.two_phase_sinks.items()
         }
 

@@ -18,7 +18,7 @@ from typing import Any
 from tidegate.connectors.interface import Sink, SinkWriter, SupportsQuarantine
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.sink_operator import handles_in_snapshot
-from tidegate.connectors.transactions import Committable, SinkContext, parse_transaction_id
+from tidegate.connectors.transactions import Committable, SinkContext, job_storage, parse_transaction_id
 from tidegate.coordinator.commits.ruling import AppendVerdict, decide_verdict
 from tidegate.coordinator.driver_job import DriverJob
 from tidegate.coordinator.events import Verdict
@@ -250,7 +250,8 @@ def recover_sink(
         checkpoint_id: see `SinkWriter.recover`.
     """
     generation, schema = job.generation_log.generation, job.graph.by_uid(uid).schema
-    ctx = SinkContext(job.spec.job_id, job.spec.lineage, uid, 0, 1, generation, run_id, schema)
+    storage = job_storage(job.store, job.spec)
+    ctx = SinkContext(job.spec.job_id, job.spec.lineage, uid, 0, 1, generation, run_id, schema, storage=storage)
     with closing(sink.create_writer(ctx)) as writer:
         writer.recover(checkpoint_id, kept)
 
@@ -279,6 +280,7 @@ def _publish_restored_sink(job: DriverJob, node: Node, sink: Sink, restore: Rest
         generation=job.generation_log.generation,
         run_id=run_id,
         schema=job.graph.edge_schema(node.inputs[0]),
+        storage=job_storage(job.store, job.spec),
     )
     permitted = restore.metadata.checkpoint_id if restore.permitted is None else restore.permitted
     with _writer_of(sink, ctx) as writer:

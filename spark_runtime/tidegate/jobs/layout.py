@@ -251,6 +251,11 @@ class JobLayout:
         return f"{self.job_id}/quarantine"
 
     @property
+    def sinks(self) -> str:
+        """Folder in which sinks without a place of their own stage output."""
+        return f"{self.job_id}/sinks"
+
+    @property
     def all_materialised(self) -> str:
         """Folder of the stored rows of bounded DataFrames, for all submissions."""
         return f"{self.job_id}/materialised"

@@ -114,6 +114,7 @@ class OperatorContext:
         state_backend: name of the back end for keyed state (S5.2).
         state_memory_bytes: memory limit for state, for a back end that can keep state outside memory.
         staging: in batch mode, URL and storage options of the checkpoint's folder.
+        storage: URL and storage options of the folder for sinks in the job directory; see `SinkContext.storage`.
     """
 
     job_id: str
@@ -141,6 +142,7 @@ class OperatorContext:
     state_backend: StateBackend = "heap"
     state_memory_bytes: int = 256 * 2**20
     staging: tuple[str, Mapping[str, Any]] | None = None
+    storage: tuple[str, Mapping[str, Any]] | None = None
 
     def count(self, name: str, n: int = 1) -> None:
         """Add `n` to the counter `name`."""

@@ -33,6 +33,7 @@ from tidegate.channel.control.protocol import (
 from tidegate.channel.failures import PeerLostError
 from tidegate.channel.tcp.data_transport import DataTransport
 from tidegate.clock import steady_clock
+from tidegate.connectors.transactions import job_storage
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.jobs.artifacts.artifact import unpack_artifact
 from tidegate.jobs.layout import JobLayout
@@ -255,6 +256,7 @@ class SlotRuntime:
             gated=self._options.commit == "on_request",
             state_backend=self._options.state_backend,
             state_memory_bytes=self._options.state_memory_bytes,
+            sink_storage=job_storage(self._store, self._spec),
         )
         subtasks = deploy(execution, deployment, slot, self._transport)
         self._control.send(Deployed())

@@ -80,6 +80,7 @@ class Deployment:
             disk.
         requests: how `map_async` sends its requests; None: on threads.
         gathered_part_bytes: see `OutputEdge.gathered_bytes`, for each channel; 0: nothing is gathered.
+        sink_storage: see `SinkContext.storage`.
     """
 
     job_id: str
@@ -101,6 +102,7 @@ class Deployment:
     state_memory_bytes: int = 256 * 2**20
     requests: StartRequests | None = None
     gathered_part_bytes: int = GATHERED_PART_BYTES
+    sink_storage: tuple[str, Mapping[str, Any]] | None = None
 
     @property
     def most_part_bytes(self) -> int:
@@ -275,6 +277,7 @@ def _context(plan: ExecutionPlan, node: Node, index: int, deployment: Deployment
         gated=deployment.gated,
         state_backend=deployment.state_backend,
         state_memory_bytes=deployment.state_memory_bytes // (back_ends * len(deployment.indices)),
+        storage=deployment.sink_storage,
     )
 
 

@@ -139,7 +139,9 @@ class InProcessBatch:
         graph = self.build().build()
         allowed = options.allow_mode_dependent
         plan = plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
-        self._factory = SnapshotStreams(open_store(f"memory://in-process-batch-{next(_names)}"), "checkpoint")
+        root = open_store(f"memory://in-process-batch-{next(_names)}")
+        self._factory = SnapshotStreams(root, "checkpoint")
+        self._storage: tuple[str, Mapping[str, Any]] = (f"{root.url}/sinks", {})
         stages: list[Counters] = []
         job = BatchJob(
             plan=plan,
@@ -153,6 +155,7 @@ class InProcessBatch:
             store_state=self._store,
             store_counters=lambda _, counters: stages.append(counters),
             scratch=self.scratch,
+            sink_storage=self._storage,
         )
         sources = {node.uid: node.source for node in plan.graph.nodes if node.source is not None}
         splits = {
@@ -177,7 +180,18 @@ class InProcessBatch:
             if report["uid"] == uid and report["handle"] is not None:
                 handles += handles_in_snapshot(self._factory.parts(StateHandle.from_json(report["handle"])))
         writer = sink.create_writer(
-            SinkContext(self.job_id, self.lineage, uid, 0, 1, 1, f"{self.run_id}~", schema, self.scratch)
+            SinkContext(
+                self.job_id,
+                self.lineage,
+                uid,
+                0,
+                1,
+                1,
+                f"{self.run_id}~",
+                schema,
+                self.scratch,
+                storage=self._storage,
+            )
         )
         try:
             writer.commit(handles)

@@ -21,6 +21,7 @@ from tidegate.channel.control.protocol import DriverMessage, SlotMessage
 from tidegate.channel.control.protocol_codec import received
 from tidegate.connectors.found_schema import using_found_schemas
 from tidegate.connectors.split_documents import assign_splits
+from tidegate.connectors.transactions import job_storage
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpoint_mode import needs_final_checkpoint
 from tidegate.coordinator.driver_job import DriverJob, Splits, fresh_splits
@@ -284,6 +285,7 @@ class InProcessRun:
             scratch=os.path.join(owner.scratch, run_id) if owner.scratch else "",
             requests=owner.requests,
             gathered_part_bytes=owner.gathered_part_bytes,
+            sink_storage=job_storage(owner.store, spec),
         )
 
     def _open_location(self, location: str) -> tuple[Store, str]:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.connectors.found_schema import found_schemas
 from tidegate.connectors.interface import CollectsLeftovers, Sink
-from tidegate.connectors.transactions import SinkContext
+from tidegate.connectors.transactions import SinkContext, job_storage
 from tidegate.coordinator.garbage.abandoned_checkpoints import claimed_savepoints
 from tidegate.coordinator.garbage.sink_leftovers import (
     SinkLeftovers,
@@ -132,5 +132,6 @@ def _sinks(
                     generation=0,
                     run_id="gc",
                     schema=graph.edge_schema(node.inputs[0]),
+                    storage=job_storage(client.store, spec),
                 ),
             )

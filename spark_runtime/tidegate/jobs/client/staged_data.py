@@ -52,7 +52,7 @@ class StagedData:
     kind: `files`: read `paths`; `table`: rows of a database table; `opaque`: the sink does not report the place.
     rows: number of rows; None: not reported.
     bytes: size of the files; None: not reported.
-    format: format of the files: parquet, csv or json (one document per line).
+    format: format of the files: parquet, csv, json (one document per line) or arrow (IPC).
     compression: compression of text files: gz, zst or "".
     files: files in any order.
     relation: the table, with schema, quoted for SQL.

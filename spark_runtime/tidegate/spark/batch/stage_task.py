@@ -89,6 +89,7 @@ class BatchJob:
             rerun task stores the same.
         scratch: private writable directory on local disk; "": there is none.
         staging: URL and storage options of the checkpoint's folder; None: sinks have no place there.
+        sink_storage: see `SinkContext.storage`.
     """
 
     plan: BatchPlan
@@ -102,6 +103,7 @@ class BatchJob:
     store_state: Callable[[str, int, Sequence[StatePart]], StateHandle]
     scratch: str = ""
     staging: tuple[str, Mapping[str, Any]] | None = None
+    sink_storage: tuple[str, Mapping[str, Any]] | None = None
     store_counters: Callable[[str, Counters], None] = lambda _, __: None
 
 
@@ -299,6 +301,7 @@ class _Subtask:
             state_backend=node.spec.backend_in_batch(options.state_backend) if node.spec else options.state_backend,
             state_memory_bytes=options.state_memory_bytes,
             staging=job.staging,
+            storage=job.sink_storage,
         )
 
     def _clock(self, node: Node) -> Callable[[], int]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.connectors.found_schema import FoundSchemas
 from tidegate.connectors.storage import absolute_url
+from tidegate.connectors.transactions import job_storage
 from tidegate.coordinator.job_run import RunFailed
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.jobs.artifacts.artifact import unpack_artifact
@@ -153,6 +154,7 @@ def worker_job(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJo
             store_counters=partial(_store_counters, where, folder),
             scratch=scratch.path,
             staging=(f"{absolute_url(place.root).rstrip('/')}/{place.checkpoint_path}", place.storage_options),
+            sink_storage=job_storage(built.store, spec),
         )
     finally:
         scratch.remove()
