@@ -165,7 +165,7 @@ def sink_of(arguments: Mapping[str, str], name: str) -> Sink:
         return Iceberg(f"crash.{name}", catalog=iceberg_catalog(arguments["folder"]), create=True)
     path = f"{arguments['folder']}/{name}"
     if arguments["kind"] == "Kafka":
-        return KafkaSink(arguments["servers"], f"{arguments['topics']}-{name}", value=JsonRow(), staging=path)
+        return KafkaSink(f"{arguments['topics']}-{name}", servers=arguments["servers"], value=JsonRow(), staging=path)
     makers: dict[str, Callable[[str], Sink]] = {"Parquet": Parquet, "Csv": Csv, "JsonLines": JsonLines, "Delta": Delta}
     return makers[arguments["kind"]](path)
 

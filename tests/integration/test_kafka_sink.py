@@ -60,8 +60,8 @@ def test_every_part_of_a_record_arrives(kafka: KafkaBroker, tmp_path: Path) -> N
         {"id": "c", "value": b"", "p": None, "at": None, "h": [], "to": other},
     ]
     sink = KafkaSink(
-        kafka.servers,
         topic,
+        servers=kafka.servers,
         key="id",
         partition="p",
         timestamp="at",
@@ -86,13 +86,13 @@ def test_a_compacted_topic_follows_the_changes_of_a_table(kafka: KafkaBroker, tm
     schema = pa.schema([pa.field("id", pa.string()), pa.field("value", pa.string()), change_kind_field()])
     kinds = ["insert", "insert", "update_before", "update_after", "delete"]
     rows = pa.record_batch([["a", "b", "a", "a", "b"], ["1", "2", "1", "3", "2"], kinds], schema=schema)
-    sink = KafkaSink(kafka.servers, topic, key="id", staging=tmp_path)
+    sink = KafkaSink(topic, servers=kafka.servers, key="id", staging=tmp_path)
     sink.check(schema)
     commit(sink.create_writer(context(schema)), 1, rows)
     found = [(m.key(), m.value()) for m in kafka.read(topic)]
     assert found == [(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"b", None)]
     with pytest.raises(PipelineError, match="compacted"):
-        KafkaSink(kafka.servers, topic, staging=tmp_path).check(PLAIN)
+        KafkaSink(topic, servers=kafka.servers, staging=tmp_path).check(PLAIN)
     rows = pa.record_batch([[None, "c"], ["1", "2"]], schema=pa.schema([("id", pa.string()), ("value", pa.string())]))
     writer = sink.create_writer(context(rows.schema))
     writer.write(rows)
@@ -103,9 +103,9 @@ def test_a_compacted_topic_follows_the_changes_of_a_table(kafka: KafkaBroker, tm
 def test_a_missing_topic_is_refused_or_created(kafka: KafkaBroker, tmp_path: Path) -> None:
     """The check creates nothing; a driver that starts fresh does."""
     with pytest.raises(PipelineError, match="does not exist"):
-        KafkaSink(kafka.servers, "absent", staging=tmp_path).check(PLAIN)
+        KafkaSink("absent", servers=kafka.servers, staging=tmp_path).check(PLAIN)
     sink = KafkaSink(
-        kafka.servers, "created", create={"partitions": 3, "settings": {"retention.ms": -1}}, staging=tmp_path
+        "created", servers=kafka.servers, create={"partitions": 3, "settings": {"retention.ms": -1}}, staging=tmp_path
     )
     sink.check(PLAIN)
     sink.check_fresh_start(context(lineage=""))
@@ -127,7 +127,7 @@ def test_a_sink_logs_in_with_a_secret_that_it_does_not_tell(
         "sasl.username": USER,
         "sasl.password": kafka.password,
     }
-    sink = KafkaSink(kafka.secured_servers, topic, settings=settings, staging=tmp_path)
+    sink = KafkaSink(topic, servers=kafka.secured_servers, settings=settings, staging=tmp_path)
     sink.check(PLAIN)
     sink.check_fresh_start(context())
     commit(sink.create_writer(context()), 1, values("a"))
@@ -136,15 +136,17 @@ def test_a_sink_logs_in_with_a_secret_that_it_does_not_tell(
     wrong = {**settings, "sasl.password": "secret:env/TIDEGATE_TEST_WRONG"}
     monkeypatch.setattr("tidegate.connectors.kafka.sink.topics.ANSWER_TIMEOUT_S", 3.0)
     with pytest.raises(TidegateError) as raised:
-        KafkaSink(kafka.secured_servers, topic, settings=wrong, staging=tmp_path).check(PLAIN)
+        KafkaSink(topic, servers=kafka.secured_servers, settings=wrong, staging=tmp_path).check(PLAIN)
     assert "Check user, password" in raised.value.remedy and "not-the-word" not in str(raised.value)
-    assert "not-the-word" not in repr(KafkaSink(kafka.secured_servers, topic, settings=wrong).describe())
+    assert "not-the-word" not in repr(KafkaSink(topic, servers=kafka.secured_servers, settings=wrong).describe())
 
 
 def test_a_timeout_above_the_limit_of_the_brokers_is_refused_before_the_start(
     kafka: KafkaBroker, tmp_path: Path
 ) -> None:
-    sink = KafkaSink(kafka.servers, kafka.create_topic("limits", 1), transaction_timeout="1 h", staging=tmp_path)
+    sink = KafkaSink(
+        kafka.create_topic("limits", 1), servers=kafka.servers, transaction_timeout="1 h", staging=tmp_path
+    )
     sink.check(PLAIN)
     with pytest.raises(PipelineError, match=r"transaction\.max\.timeout\.ms"):
         sink.check_fresh_start(context())
@@ -153,8 +155,8 @@ def test_a_timeout_above_the_limit_of_the_brokers_is_refused_before_the_start(
 def test_the_limit_of_a_topic_for_records_is_checked(kafka: KafkaBroker, tmp_path: Path) -> None:
     topic = kafka.create_topic("small", 1, max_message_bytes="5000")
     with pytest.raises(PipelineError, match=r"message\.max\.bytes in settings= to at most 5000"):
-        KafkaSink(kafka.servers, topic, staging=tmp_path).check(PLAIN)
-    sink = KafkaSink(kafka.servers, topic, settings={"message.max.bytes": 4000}, staging=tmp_path)
+        KafkaSink(topic, servers=kafka.servers, staging=tmp_path).check(PLAIN)
+    sink = KafkaSink(topic, servers=kafka.servers, settings={"message.max.bytes": 4000}, staging=tmp_path)
     sink.check(PLAIN)
     writer = sink.create_writer(context())
     commit(writer, 1, values("a" * 3964))
@@ -166,7 +168,7 @@ def test_the_limit_of_a_topic_for_records_is_checked(kafka: KafkaBroker, tmp_pat
 def test_a_topic_or_partition_that_a_row_names_must_exist(kafka: KafkaBroker, tmp_path: Path) -> None:
     schema = pa.schema([("value", pa.string()), ("to", pa.string()), ("p", pa.int32())])
     topic = kafka.create_topic("named", 2)
-    writer = KafkaSink(kafka.servers, topic, topic_column="to", partition="p", staging=tmp_path).create_writer(
+    writer = KafkaSink(topic, servers=kafka.servers, topic_column="to", partition="p", staging=tmp_path).create_writer(
         context(schema)
     )
     for row, words in (({"to": "nowhere"}, "does not exist"), ({"p": 2}, "partition 2 of topic 'named'")):
@@ -182,7 +184,7 @@ def test_readers_of_committed_records_never_wait_for_a_checkpoint(kafka: KafkaBr
     from confluent_kafka.admin import OffsetSpec
 
     topic = kafka.create_topic("open", 1)
-    writer = KafkaSink(kafka.servers, topic, staging=tmp_path).create_writer(context())
+    writer = KafkaSink(topic, servers=kafka.servers, staging=tmp_path).create_writer(context())
     commit(writer, 1, values("a"))
     writer.write(values("b"))
     writer.prepare_commit(2)()
@@ -201,7 +203,7 @@ def test_a_commit_outlives_a_restart_of_the_broker(
 ) -> None:
     """S7.4: the broker dies when the records are sent and before they are committed, and when they are committed."""
     topic = kafka.create_topic("restarted", 2)
-    writer = KafkaSink(kafka.servers, topic, staging=tmp_path).create_writer(context())
+    writer = KafkaSink(topic, servers=kafka.servers, staging=tmp_path).create_writer(context())
     commit(writer, 1, values("first"))
     for n, after in enumerate((False, True)):
         with monkeypatch.context() as patch:
@@ -240,7 +242,7 @@ def _lost() -> Any:
 def test_a_producer_that_is_fenced_is_replaced(kafka: KafkaBroker, tmp_path: Path) -> None:
     """S9.2: a zombie may take the transactional id for a moment."""
     topic = kafka.create_topic("fenced", 1)
-    sink = KafkaSink(kafka.servers, topic, staging=tmp_path)
+    sink = KafkaSink(topic, servers=kafka.servers, staging=tmp_path)
     writer = sink.create_writer(context())
     commit(writer, 1, values("a"))
     zombie = MarkedProducer(KafkaClients(sink._cluster, 60_000), "job,l,out,0", topic, 1.0)
@@ -255,9 +257,9 @@ def test_a_producer_that_is_fenced_is_replaced(kafka: KafkaBroker, tmp_path: Pat
 def test_brokers_that_do_not_answer_are_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.connectors.kafka.sink.topics.ANSWER_TIMEOUT_S", 1.0)
     with pytest.raises(OutageError):
-        KafkaSink("127.0.0.1:1", "out", staging=tmp_path).check(PLAIN)
+        KafkaSink("out", servers="127.0.0.1:1", staging=tmp_path).check(PLAIN)
 
 
 def test_a_runner_without_a_job_directory_needs_a_staging_folder() -> None:
     with pytest.raises(OptionError, match="no place to stage"):
-        KafkaSink("127.0.0.1:1", "out").create_writer(context())
+        KafkaSink("out", servers="127.0.0.1:1").create_writer(context())

@@ -83,7 +83,7 @@ class TestKafkaAppending(_OnKafka):
     """S7.4."""
 
     def _sink(self) -> Sink:
-        return KafkaSink(self.broker.servers, self.topic, value=NumberText(), staging=self.folder / self.topic)
+        return KafkaSink(self.topic, servers=self.broker.servers, value=NumberText(), staging=self.folder / self.topic)
 
 
 @pytest.mark.slow
@@ -92,4 +92,4 @@ class TestKafkaWithKeys(_OnKafka):
 
     def _sink(self) -> Sink:
         text, staging = NumberText(), self.folder / self.topic
-        return KafkaSink(self.broker.servers, self.topic, value=text, key="n", key_format=text, staging=staging)
+        return KafkaSink(self.topic, servers=self.broker.servers, value=text, key="n", key_format=text, staging=staging)

@@ -38,6 +38,6 @@ def build(args: Mapping[str, Any]) -> Pipeline:
     (
         p.read(source, uid="numbers")
         .map_in_arrow(records, RECORDS, uid="records")
-        .write(KafkaSink(servers, topic, key="key" if args.get("keyed", True) else ()), uid="out")
+        .write(KafkaSink(topic, servers=servers, key="key" if args.get("keyed", True) else ()), uid="out")
     )
     return p

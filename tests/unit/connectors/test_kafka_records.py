@@ -237,7 +237,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
 
 
 def test_the_identity_names_the_topic_and_no_secret() -> None:
-    sink = KafkaSink("b:9092", "out", key="k", topic_column="t", settings={"sasl.password": "secret:env/WORD"})
+    sink = KafkaSink("out", servers="b:9092", key="k", topic_column="t", settings={"sasl.password": "secret:env/WORD"})
     assert sink.describe() == "KafkaSink('b:9092', 'out', key=['k'], topic_column='t')"
 
 

@@ -63,8 +63,8 @@ class KafkaSink(Sink):
     Needs `pip install 'tidegate[kafka]'`, and brokers of Kafka 2.5 or newer.
 
     Args:
-        servers: bootstrap servers, `host:port` separated by commas.
         topic: topic of the records, and of the sink's commit markers.
+        servers: bootstrap servers: "host:port", several separated by commas or in a list.
         value: format that encodes the value; or the name of a text or binary column that holds it. In such a column a
             null makes a tombstone.
         value_columns: columns that the format gets. None: all that `headers`, `partition`, `timestamp` and
@@ -97,9 +97,9 @@ class KafkaSink(Sink):
 
     def __init__(
         self,
-        servers: str,
         topic: str,
         *,
+        servers: str | Sequence[str],
         value: Format | str = "value",
         value_columns: Sequence[str] | None = None,
         key: str | Sequence[str] = (),
@@ -121,7 +121,8 @@ class KafkaSink(Sink):
         if timeout < timedelta(seconds=1):
             raise _option("transaction_timeout is too short", "transaction_timeout", "Pass at least 1 s")
         check_no_plain_secrets(staging_options, where="KafkaSink(staging_options=)", storage=True)
-        self._cluster = KafkaCluster(servers, dict(settings or {}))
+        addresses = servers if isinstance(servers, str) else ",".join(servers)
+        self._cluster = KafkaCluster(addresses, dict(settings or {}))
         self._topic = topic
         self._columns = RecordColumns(
             value=value,
