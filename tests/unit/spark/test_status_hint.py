@@ -108,6 +108,24 @@ def test_what_a_source_has_skipped_is_counted_over_its_subtasks_beside_what_oper
     assert metrics["sources"]["lines"]["records"] == 10
 
 
+def test_details_of_a_source_are_added_up_when_all_its_subtasks_report_them() -> None:
+    """Such as the lag of a topic: a sum of only some partitions would mislead."""
+    graph: Any = SimpleNamespace(nodes=[SimpleNamespace(uid="topic", source=SimpleNamespace(boundedness="unbounded"))])
+
+    def details(*told: dict[str, Any] | None) -> Any:
+        slots = {}
+        for number, one in enumerate(told):
+            source = None if one is None else SourceMetrics("topic", 0, False, details=one)
+            metrics = SlotMetrics(1, (SubtaskMetrics((0, number), 0, 0, 0, source=source),))
+            slots[number] = SlotState(metrics=metrics)
+        return job_metrics(graph, slots)["sources"]["topic"]["details"]
+
+    assert details({"lag": 3, "partitions": 1}, {"lag": 4, "partitions": 2}) == {"lag": 7, "partitions": 3}
+    assert details({"lag": 3, "partitions": 1}, {"partitions": 2}) == {"partitions": 3}
+    assert details({"paused": "alignment"}, {"paused": "alignment"}) == {"paused": "alignment"}
+    assert details({"lag": 3}, None) == {}
+
+
 def test_counts_of_sources_that_had_ended_before_the_run_are_shown_with_the_others() -> None:
     graph: Any = SimpleNamespace(nodes=[SimpleNamespace(uid="flights", source=SimpleNamespace(boundedness="bounded"))])
     source = SourceMetrics("flights", 3, False, counters={"bad_records": 2})

@@ -96,6 +96,19 @@ def busy_operators(slots: Mapping[int, SlotState]) -> dict[tuple[int, int], tupl
     return {one.subtask: one.at_work for one in _subtasks(slots) if one.at_work}
 
 
+def _together(details: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what all subtasks of a source report: the sum of numbers, and of other values the first.
+
+    A sum of only some subtasks would mislead, for example as the lag of a source.
+    """
+    names = [name for name in (details[0] if details else ()) if all(name in one for one in details)]
+    found = {name: [one[name] for one in details] for name in names}
+    return {
+        name: sum(values) if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values) else values[0]
+        for name, values in found.items()
+    }
+
+
 def job_metrics(
     graph: JobGraph, slots: Mapping[int, SlotState], ended: Mapping[str, Mapping[str, int]] | None = None
 ) -> dict[str, Any]:
@@ -112,6 +125,7 @@ def job_metrics(
                 "records": 0,
                 "played_all": node.source.boundedness == "unbounded",
                 "subtasks": 0,
+                "details": [],
             }
     marks: dict[str, list[int]] = {}
     counters: dict[str, dict[str, int]] = {}
@@ -124,12 +138,14 @@ def job_metrics(
             facts["records"] += source.records
             facts["played_all"] = facts["played_all"] and source.played_all
             facts["subtasks"] += 1
+            facts["details"].append(source.details)
             marks.setdefault(source.uid, []).append(one.watermark_us)
             _add(counters, source.uid, source.counters)
         for uid, counts in one.counters.items():
             _add(counters, uid, counts)
     for uid, facts in sources.items():
         complete = facts.pop("subtasks") == len(slots)
+        facts["details"] = _together(facts["details"]) if complete else {}
         facts["played_all"] = facts["played_all"] and complete
         facts["watermark_us"] = _reported(marks.get(uid, [])) if complete else None
     return {
