@@ -10,7 +10,7 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # `dev` has the runtime, the provider, and the extras of all connectors and back ends.
 LOCK_EXTRAS := --extra demo --extra dev
 
-.PHONY: help setup preflight demo demo-kafka up test test-unit test-gate test-airflow test-ui test-all check words house rules sim sim-mutants crash-matrix format bench bench-quick bench-compare bench-w1 bench-latency bench-state bench-large-state \
+.PHONY: connectors help setup preflight demo demo-kafka up test test-unit test-gate test-airflow test-ui test-all check words house rules sim sim-mutants crash-matrix format bench bench-quick bench-compare bench-w1 bench-latency bench-state bench-large-state \
   bench-coordinator bench-end bench-waiters nexmark-check flink-endings kafka yarn lock clean
 
 help:  ## this list
@@ -63,6 +63,9 @@ test-gate: preflight  ## the slow tests that `.ci/run` runs beside `test`: on re
 	@$(MAKE) --no-print-directory setup
 	@$(PY) -m pytest tests/integration -m gate
 	@$(PY) -m pytest tests/environments
+
+connectors: setup  ## conformance suites of all connectors, and whole jobs on real systems while processes are killed
+	@$(PY) tools/connectors.py
 
 kafka: setup  ## fetch Kafka's packages with Maven, for the tests that need a real broker (43 MB)
 	@$(PY) tests/kafka_broker.py

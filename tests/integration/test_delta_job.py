@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from conftest import RealJob
 from deltalake import DeltaTable
+from ledger import compared
 from pipelines.counting import KEYS, expected
 
 from tidegate.jobs.records import RestoreFrom
@@ -41,5 +42,5 @@ def test_a_delta_table_is_exact_after_a_kill_and_a_restore_at_another_parallelis
     local_job.start(rows=ROWS, rate=50_000.0, function="into_delta", restore=restore, parallelism=1)
     view = local_job.until_status("FINISHED", "FAILED")
     assert view.status.value == "FINISHED", view.failure
-    assert rows_of(local_job.out) == expected(ROWS)
+    assert compared("DataGen, Delta", expected(ROWS), rows_of(local_job.out)) == (0, 0)
     assert len(DeltaTable(local_job.out).partitions()) == KEYS

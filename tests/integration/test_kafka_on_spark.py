@@ -14,6 +14,7 @@ import pyarrow.dataset as ds
 import pytest
 from conftest import RealJob
 from kafka_broker import PASSWORD_VARIABLE, USER, KafkaBroker
+from ledger import compared
 
 from tidegate.jobs.records import RestoreFrom
 
@@ -75,7 +76,7 @@ def test_a_killed_slot_and_an_added_partition_leave_each_record_once(local_job: 
     local_job.until(lambda view: view.restarts == 1 and view.status.value == "RUNNING", "the restart")
     ledger.until_committed()
     stopped(local_job, "drain")
-    assert ledger.committed() == ledger.written
+    assert compared("Kafka, Parquet", ledger.written.elements(), ledger.committed().elements()) == (0, 0)
     secret = os.environ[PASSWORD_VARIABLE].encode()
     assert not [path for path in Path(local_job.root).rglob("*") if path.is_file() and secret in path.read_bytes()]
 
@@ -115,4 +116,4 @@ def test_each_record_is_read_once_over_killed_slots_drivers_and_brokers_and_a_re
     local_job.start(rows=0, rate=0.0, pipeline=FROM_KAFKA, restore=RestoreFrom("savepoint", path=path), parallelism=3)
     ledger.until_committed()
     stopped(local_job, "drain")
-    assert ledger.committed() == ledger.written
+    assert compared("Kafka, Parquet", ledger.written.elements(), ledger.committed().elements()) == (0, 0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 from conftest import RealJob
+from ledger import compared
 from pipelines.watched import deliver
 
 from tidegate.jobs.records import RestoreFrom
@@ -66,4 +67,4 @@ def test_each_file_of_a_folder_that_keeps_filling_is_read_once(local_job: RealJo
     arrivals.until_committed()
     command = local_job.client.send("stop", {"mode": "drain"}, issued_by="test")
     assert local_job.client.wait_result(command.command_id, "60 s").ok
-    assert arrivals.committed() == sorted(arrivals.rows)
+    assert compared("Files, Parquet", arrivals.rows, arrivals.committed()) == (0, 0)
