@@ -236,8 +236,9 @@ class MarkedProducer:
                     except BufferError:
                         # Ends: a record that is not delivered within message.timeout.ms leaves the queue as failed.
                         poll(FULL_QUEUE_WAIT_S)
-                self._raise_undelivered()
+                        self._raise_undelivered()
             poll(0)
+        self._raise_undelivered()
 
     def flush(self) -> None:
         """Wait until the brokers have all records that were sent.
