@@ -31,6 +31,7 @@ BUILT_IN: Mapping[str, str] = {
     "Kafka": "tidegate.connectors.kafka.source.kafka_source:Kafka",
     "Parquet": "tidegate.connectors.files.sink.parquet:Parquet",
     "Postgres": "tidegate.connectors.postgres.postgres_sink:Postgres",
+    "PostgresTable": "tidegate.connectors.postgres.source.postgres_table:PostgresTable",
     "Replay": "tidegate.connectors.replay:Replay",
     "PySparkSource": "tidegate.connectors.data_sources.pyspark_source:PySparkSource",
     "SparkFrame": "tidegate.connectors.spark.spark_source:SparkFrame",
