@@ -44,9 +44,9 @@ class PostgresServer:
         password: reference to the secret.
     """
 
-    password = f"secret:env/{PASSWORD_VARIABLE}"
-
-    def __init__(self) -> None:
+    def __init__(self, variable: str = PASSWORD_VARIABLE) -> None:
+        """Args: variable: environment variable for the password."""
+        self._variable, self.password = variable, f"secret:env/{variable}"
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-postgres-"))
         self.dsn = f"host={self.folder} user=owner dbname=postgres"
         self._secret = secrets.token_urlsafe(12)
@@ -73,7 +73,7 @@ class PostgresServer:
         assert made.returncode == 0, made.stdout + made.stderr
         command = [str(found / "postgres"), "-D", data, "-k", str(self.folder)]
         self._launch = ([*command, *(part for setting in SETTINGS for part in ("-c", setting))], identity)
-        os.environ[PASSWORD_VARIABLE] = self._secret
+        os.environ[self._variable] = self._secret
         self.start_again()
 
     def start_again(self) -> None:
@@ -114,7 +114,7 @@ class PostgresServer:
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)  # SIGINT would wait for readers of replication slots
             self._process.wait(30)
-        os.environ.pop(PASSWORD_VARIABLE, None)
+        os.environ.pop(self._variable, None)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -137,7 +137,9 @@ def test_the_copy_and_then_each_change_are_change_rows(make: Any) -> None:
     table.run("INSERT INTO $t VALUES (1, 'a'), (2, NULL)")
     reading = table.read()
     assert reading.rows(2) == [change("insert", id=1, v="a"), change("insert", id=2, v=None)]
-    table.run("BEGIN; INSERT INTO $t VALUES (3, ''); UPDATE $t SET v = 'b' WHERE id = 1; DELETE FROM $t WHERE id = 2; COMMIT")
+    table.run(
+        "BEGIN; INSERT INTO $t VALUES (3, ''); UPDATE $t SET v = 'b' WHERE id = 1; DELETE FROM $t WHERE id = 2; COMMIT"
+    )
     table.run("UPDATE $t SET id = 10 WHERE id = 1")
     assert reading.rows(5) == [
         change("insert", id=3, v=""),
@@ -171,7 +173,9 @@ def test_a_restore_in_the_middle_of_a_transaction_continues_after_its_last_chang
     reading.until(lambda: len(reading.batches) == 2)
     copied, splits = list(reading.batches), reading.snapshot()
     reading.reader.close()
-    table.run("UPDATE $t SET v = 'y' WHERE id % 2 = 0; DELETE FROM $t WHERE id % 5 = 0; UPDATE $t SET id = -id WHERE id % 7 = 0")
+    table.run(
+        "UPDATE $t SET v = 'y' WHERE id % 2 = 0; DELETE FROM $t WHERE id % 5 = 0; UPDATE $t SET id = -id WHERE id % 7 = 0"
+    )
     state: dict[int, str] = {}
     apply(state, [row for batch in copied for row in batch.to_pylist()])
     first = True
@@ -245,9 +249,9 @@ def test_a_dropped_slot_is_reported_before_the_run_and_by_it(make: Any) -> None:
     table.sql.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
     (slot,) = table.slots()
     reading.until(
-        lambda: not table.sql.execute(
-            "SELECT active FROM pg_replication_slots WHERE slot_name = %s", [slot]
-        ).fetchone()[0]
+        lambda: (
+            not table.sql.execute("SELECT active FROM pg_replication_slots WHERE slot_name = %s", [slot]).fetchone()[0]
+        )
     )
     table.sql.execute("SELECT pg_drop_replication_slot(%s)", [slot])
     assert "does not exist any more" in table.source().unavailable_splits(splits)[0][1]
@@ -349,7 +353,11 @@ def test_an_unchanged_large_value_is_refused_fetched_or_in_the_old_row(make: Any
         ("id int", "", "has no primary key"),
         ("id int PRIMARY KEY", "ALTER TABLE $t REPLICA IDENTITY NOTHING", "replica identity is NOTHING"),
         ("id int PRIMARY KEY, change_kind text", "", "has a column 'change_kind'"),
-        ("id int PRIMARY KEY, p point, n numeric", "", "column 'p' has the type point; column 'n' has the type numeric"),
+        (
+            "id int PRIMARY KEY, p point, n numeric",
+            "",
+            "column 'p' has the type point; column 'n' has the type numeric",
+        ),
     ],
 )
 def test_a_table_whose_changes_cannot_be_read_is_refused_when_the_pipeline_is_built(

@@ -58,6 +58,7 @@ class TestScanByKey(_Scan):
     """S4.1 to S4.3."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("table")
 class TestScanByNullableColumn(_Scan):
     """S4.1 to S4.3: rows of one value, and of null, have an order, too."""
@@ -65,6 +66,7 @@ class TestScanByNullableColumn(_Scan):
     options = {"split_by": "grp"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("table")
 class TestScanByUuid(_Scan):
     """S4.1 to S4.3."""
@@ -72,6 +74,7 @@ class TestScanByUuid(_Scan):
     options = {"split_by": "code"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("table")
 class TestScanWithoutKey(_Scan):
     """S4.1 to S4.3."""
@@ -79,6 +82,7 @@ class TestScanWithoutKey(_Scan):
     without_key = True
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("table")
 class TestScanWithCondition(_Scan):
     """S4.1 to S4.3."""
