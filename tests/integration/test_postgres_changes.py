@@ -174,7 +174,8 @@ def test_a_restore_in_the_middle_of_a_transaction_continues_after_its_last_chang
     copied, splits = list(reading.batches), reading.snapshot()
     reading.reader.close()
     table.run(
-        "UPDATE $t SET v = 'y' WHERE id % 2 = 0; DELETE FROM $t WHERE id % 5 = 0; UPDATE $t SET id = -id WHERE id % 7 = 0"
+        "UPDATE $t SET v = 'y' WHERE id % 2 = 0; DELETE FROM $t WHERE id % 5 = 0;"
+        " UPDATE $t SET id = -id WHERE id % 7 = 0"
     )
     state: dict[int, str] = {}
     apply(state, [row for batch in copied for row in batch.to_pylist()])

@@ -52,7 +52,8 @@ class Mirror:
         statements = [
             f"UPDATE {self.source} SET v = v + 1 WHERE id BETWEEN {low} AND {high}",
             f"DELETE FROM {self.source} WHERE id BETWEEN {low} AND {high} AND id % 3 = 0",
-            f"INSERT INTO {self.source} SELECT g, -1, NULL FROM generate_series({low}, {high}) g ON CONFLICT DO NOTHING",
+            f"INSERT INTO {self.source} SELECT g, -1, NULL FROM generate_series({low}, {high}) g"
+            " ON CONFLICT DO NOTHING",
             f"UPDATE {self.source} SET id = -id WHERE id BETWEEN {low} AND {low + 10} AND NOT EXISTS"
             f" (SELECT FROM {self.source} o WHERE o.id = -{self.source}.id)",
             f"UPDATE {self.source} SET note = 'all ' || v",

@@ -61,7 +61,8 @@ class Tables:
         """Change rows of every kind."""
         self.write(f"UPDATE $t SET v = v + 1, note = 'change {n}' WHERE id % 5 = {n % 5}")
         self.write(
-            f"DELETE FROM $t WHERE id % 101 = {n}; INSERT INTO $t SELECT -g - {n} * 1000, {n} FROM generate_series(1, 500) g"
+            f"DELETE FROM $t WHERE id % 101 = {n};"
+            f" INSERT INTO $t SELECT -g - {n} * 1000, {n} FROM generate_series(1, 500) g"
         )
         self.write(f"UPDATE $t SET id = id + 1000000 WHERE id % 997 = {n}")
 
