@@ -17,6 +17,15 @@ from typing import Any
 PROGRAMS = ("initdb", "postgres")
 PASSWORD_VARIABLE = "TIDEGATE_TEST_POSTGRES_PASSWORD"
 START_LIMIT_S = 60
+SETTINGS = (
+    "fsync=off",
+    "full_page_writes=off",
+    "listen_addresses=",
+    "max_connections=300",
+    "wal_level=logical",
+    "max_replication_slots=100",
+    "max_wal_senders=50",
+)
 
 
 def programs() -> Path | None:
@@ -35,13 +44,14 @@ class PostgresServer:
         password: reference to the secret.
     """
 
-    password = f"secret:env/{PASSWORD_VARIABLE}"
-
-    def __init__(self) -> None:
+    def __init__(self, variable: str = PASSWORD_VARIABLE) -> None:
+        """Args: variable: environment variable for the password."""
+        self._variable, self.password = variable, f"secret:env/{variable}"
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-postgres-"))
         self.dsn = f"host={self.folder} user=owner dbname=postgres"
         self._secret = secrets.token_urlsafe(12)
         self._process: subprocess.Popen[bytes] | None = None
+        self._launch: tuple[list[str], dict[str, Any]] = ([], {})
 
     def start(self) -> None:
         """Make the cluster and wait until it answers."""
@@ -61,12 +71,16 @@ class PostgresServer:
             [*initdb, "--locale=C.UTF-8", "--no-sync"], capture_output=True, text=True, check=False, **identity
         )
         assert made.returncode == 0, made.stdout + made.stderr
-        settings = ["fsync=off", "full_page_writes=off", "listen_addresses=", "max_connections=300"]
         command = [str(found / "postgres"), "-D", data, "-k", str(self.folder)]
-        command += [part for setting in settings for part in ("-c", setting)]
-        with open(self.folder / "log", "wb") as log:
+        self._launch = ([*command, *(part for setting in SETTINGS for part in ("-c", setting))], identity)
+        os.environ[self._variable] = self._secret
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Start the server on its data, after `kill`, and wait until it answers."""
+        command, identity = self._launch
+        with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **identity)
-        os.environ[PASSWORD_VARIABLE] = self._secret
         deadline = time.monotonic() + START_LIMIT_S
         while not self._answers():
             assert self._process.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()
@@ -87,12 +101,20 @@ class PostgresServer:
 
         return psycopg.connect(self.dsn, password=self._secret, autocommit=True)
 
+    def kill(self) -> None:
+        """End the server as a crash does. Its children notice it, and end too."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(30)
+        # The next start waits for the children itself: they hold the shared memory of the data folder.
+        (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
+
     def stop(self) -> None:
         """End the server, whoever is connected, and remove its folder."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(signal.SIGQUIT)  # SIGINT would wait for readers of replication slots
             self._process.wait(30)
-        os.environ.pop(PASSWORD_VARIABLE, None)
+        os.environ.pop(self._variable, None)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -126,6 +126,7 @@ if TYPE_CHECKING:  # the same names for type checkers; `as` exports them; a test
     from tidegate.connectors.kafka.sink.kafka_sink import KafkaSink as KafkaSink
     from tidegate.connectors.kafka.source.kafka_source import Kafka as Kafka
     from tidegate.connectors.postgres.postgres_sink import Postgres as Postgres
+    from tidegate.connectors.postgres.source.postgres_table import PostgresTable as PostgresTable
     from tidegate.connectors.push import PushContext as PushContext
     from tidegate.connectors.push import Pusher as Pusher
     from tidegate.connectors.push import PushSource as PushSource

@@ -34,6 +34,7 @@ BUILT_IN: Mapping[str, str] = {
     "KafkaSink": "tidegate.connectors.kafka.sink.kafka_sink:KafkaSink",
     "Parquet": "tidegate.connectors.files.sink.parquet:Parquet",
     "Postgres": "tidegate.connectors.postgres.postgres_sink:Postgres",
+    "PostgresTable": "tidegate.connectors.postgres.source.postgres_table:PostgresTable",
     "Replay": "tidegate.connectors.replay:Replay",
     "PySparkSource": "tidegate.connectors.data_sources.pyspark_source:PySparkSource",
     "SparkFrame": "tidegate.connectors.spark.spark_source:SparkFrame",

@@ -234,12 +234,19 @@ class SourceContext:
         subtask, parallelism: index of the reader, and the number of readers of the source.
         wake: wakes the slot's loop from any thread; never blocks. The loop then polls a reader that had no records
             before its `retry_at_ms`. Call it after the records can be polled.
+        job_id, lineage: of the job, for resources that it owns in the system that is read; empty in batch mode. Retries
+            of a fresh start have its lineage, a fork has another one (S7.4).
+        generation, run_id: as in `SinkContext`, to fence readers of earlier runs (S9.2).
     """
 
     uid: str
     subtask: int
     parallelism: int
     wake: Callable[[], None] = lambda: None
+    job_id: str = ""
+    lineage: str = ""
+    generation: int = 0
+    run_id: str = ""
 
 
 class Source(ABC):

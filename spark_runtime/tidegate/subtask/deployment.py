@@ -200,7 +200,16 @@ def _deploy_subtask(
     source = None
     if nodes[0].source is not None:
         signal = SourceSignal(host.wake)
-        place = SourceContext(nodes[0].uid, index, plan.parallelism, signal)
+        place = SourceContext(
+            nodes[0].uid,
+            index,
+            plan.parallelism,
+            signal,
+            deployment.job_id,
+            deployment.lineage,
+            deployment.generation,
+            deployment.run_id,
+        )
         reader = ExhaustedReader() if finished else nodes[0].source.create_reader(place)
         group = next((n.spec.group for n in nodes if isinstance(n.spec, WatermarkSpec) and n.spec.group), None)
         read = graph.side_outputs_read(nodes[0].node_id)

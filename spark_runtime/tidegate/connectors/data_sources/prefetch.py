@@ -19,16 +19,24 @@ PAUSE_S = 0.1
 class Prefetch(Generic[T]):
     """Runs an iterator on a thread of its own. Not thread-safe, except for what the thread does itself."""
 
-    def __init__(self, results: Callable[[threading.Event], Iterator[T]], wake: Callable[[], None], name: str) -> None:
+    def __init__(
+        self,
+        results: Callable[[threading.Event], Iterator[T]],
+        wake: Callable[[], None],
+        name: str,
+        while_full: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start the thread.
 
         Args:
             results: creates the iterator, on the thread. The event is set when it must end.
             wake: called after each result.
+            while_full: called on the thread every `PAUSE_S` while results wait for the reader.
         """
         self._found: queue.Queue[T | BaseException] = queue.Queue(READ_AHEAD)
         self._closed = threading.Event()
         self._wake = wake
+        self._while_full = while_full
         self._thread = threading.Thread(target=self._run, args=(results,), name=name, daemon=True)
         self._thread.start()
 
@@ -60,4 +68,5 @@ class Prefetch(Generic[T]):
                 self._found.put(result, timeout=PAUSE_S)
                 self._wake()
                 return True
+            self._while_full()
         return False

@@ -41,7 +41,7 @@ def load_psycopg() -> Any:
         import psycopg
     except ImportError as e:
         raise MissingExtraError(
-            "the Postgres sink needs the package psycopg",
+            "PostgreSQL sources and sinks need the package psycopg",
             where="this Python environment",
             cause=str(e).splitlines()[0],
             remedy=f"Run `{installation('postgres')}` on the machines of the driver and the slots",
@@ -55,25 +55,29 @@ class Database:
     Args:
         dsn: libpq's connection string or URL, without secrets.
         password: reference to a secret, or None.
+        connector: class that messages name.
 
     Attributes:
         place: user, host, port and name of the database, for messages.
     """
 
-    def __init__(self, dsn: str, password: str | None = None) -> None:
-        self._parameters = _parameters_of(dsn)
+    def __init__(self, dsn: str, password: str | None = None, connector: str = "Postgres") -> None:
+        self._parameters = _parameters_of(dsn, connector)
         if password is not None and not is_reference(password):
             raise OptionError(
                 "the password is in plain text",
-                where="Postgres(password=...)",
+                where=f"{connector}(password=...)",
                 cause="every reader of the job directory can read pipelines and arguments",
                 remedy="Pass a reference: secret:env/NAME or secret:file/PATH",
             )
         self._password = password
         self.place = _place(self._parameters)
 
-    def connect(self, application: str) -> psycopg.Connection[Any]:
+    def connect(self, application: str, **own: str) -> psycopg.Connection[Any]:
         """Return a connection outside any transaction.
+
+        Args:
+            own: parameters of libpq that the caller depends on, such as `replication`.
 
         Raises:
             psycopg.Error: the server refuses the connection, or cannot be reached.
@@ -84,7 +88,9 @@ class Database:
         given |= self._parameters
         given |= {"password": self._resolved()} if self._password else {}
         # Prepared statements do not survive a connection pooler between the server and this process.
-        connection = psycopg.connect(**{**given, "client_encoding": "UTF8"}, autocommit=True, prepare_threshold=None)
+        connection = psycopg.connect(
+            **{**given, **own, "client_encoding": "UTF8"}, autocommit=True, prepare_threshold=None
+        )
         # Each statement must see what was committed while the transaction waited for a lock. A stricter level hides it.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
@@ -191,7 +197,7 @@ class Connections:
             connection.close()
 
 
-def _parameters_of(dsn: str) -> dict[str, Any]:
+def _parameters_of(dsn: str, connector: str) -> dict[str, Any]:
     psycopg = load_psycopg()
     from psycopg.conninfo import conninfo_to_dict
 
@@ -200,15 +206,15 @@ def _parameters_of(dsn: str) -> dict[str, Any]:
     except psycopg.ProgrammingError:
         # libpq's message would quote the string, and a password in it.
         raise OptionError(
-            "the connection string of Postgres cannot be parsed",
-            where="Postgres(dsn=...)",
+            f"the connection string of {connector} cannot be parsed",
+            where=f"{connector}(dsn=...)",
             remedy='Pass "host=... dbname=... user=..." or "postgresql://user@host/dbname"',
         ) from None
     secret = [name for name in _SECRET_PARAMETERS if parameters.get(name)]
     if secret:
         raise OptionError(
             f"the connection string contains a secret: {', '.join(secret)}",
-            where="Postgres(dsn=...)",
+            where=f"{connector}(dsn=...)",
             cause="every reader of the job directory can read pipelines and arguments",
             remedy='Remove the secret from dsn, and pass password="secret:env/NAME" or "secret:file/PATH"',
         )

@@ -45,6 +45,8 @@ class Postgres(Sink):
             `group_by(key)`.
         key: with `upsert`: the column or columns of the key. The table needs a primary key or unique constraint on
             exactly these columns, and they must be NOT NULL.
+            Change rows (`tidegate.change_rows`) need `upsert`: an insert or update_after upserts its row, a delete or
+            update_before deletes the row with its key. The last change of a key in a transaction wins.
         password: reference to a secret, `secret:env/NAME` or `secret:file/PATH`, resolved where a connection is made.
             None: libpq finds it (`PGPASSWORD`, `~/.pgpass`, or none needed).
         staging_schema: schema for the sink's own tables; created when missing. Several jobs and sinks may share it.

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tidegate.change_rows import CHANGE_KINDS, DELETE, UPDATE_BEFORE, change_kind_column
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.postgres.connection import Connections, Database, is_unreachable, load_psycopg
 from tidegate.connectors.postgres.copy_columns import copy_text
 from tidegate.connectors.postgres.row_spool import RowSpool
 from tidegate.connectors.postgres.staging_tables import (
+    DELETED_COLUMN,
     ROW_COLUMN,
     TRANSACTION_COLUMN,
     Registration,
@@ -32,7 +35,7 @@ from tidegate.connectors.transactions import (
     parse_transaction_id,
     transaction_id,
 )
-from tidegate.errors import FencedError, OutageError, SinkConflictError, SnapshotError, TidegateError
+from tidegate.errors import DataError, FencedError, OutageError, SinkConflictError, SnapshotError, TidegateError
 from tidegate.jobs.client.staged_data import StagedData
 
 if TYPE_CHECKING:
@@ -74,6 +77,8 @@ class PostgresWriter(SinkWriter):
         self._ctx = ctx
         # PostgreSQL cuts application names at 63 bytes.
         self._connections = Connections(database, f"tidegate {ctx.job_id}/{ctx.uid}/{ctx.subtask}"[:63])
+        self._kind_column = change_kind_column(ctx.schema)
+        self._columns = [name for name in ctx.schema.names if name != self._kind_column]
         self._rows: RowSpool | None = None
         self._registering = threading.Lock()
         self._registration: Registration | None = None
@@ -110,7 +115,7 @@ class PostgresWriter(SinkWriter):
     def _staging_table(self, connection: psycopg.Connection[Any], made: TransactionId) -> str:
         """Return the name of the staging table; looked up each time, because the target may have been altered."""
         there = columns_of(connection, self._target)
-        names = self._ctx.schema.names
+        names = self._columns
         if missing := [name for name in names if name not in there]:
             raise SinkConflictError(
                 "the target table does not exist, or lacks columns of the records",
@@ -118,7 +123,9 @@ class PostgresWriter(SinkWriter):
                 cause=f"missing columns: {', '.join(missing)}",
                 remedy="Create the table or the columns again, then restore the job",
             )
-        return self._staging.staging_table(connection, self._target.name, [there[name] for name in names])
+        changes_key = self._target.key if self._kind_column is not None else ()
+        columns = [there[name] for name in names]
+        return self._staging.staging_table(connection, self._target.name, columns, changes_key)
 
     def _stage(
         self, connection: psycopg.Connection[Any], writer: int, made: TransactionId, table: str, rows: RowSpool
@@ -128,11 +135,13 @@ class PostgresWriter(SinkWriter):
             return  # An earlier attempt was committed; only its answer was lost.
         first = 0
         with connection.cursor() as cursor:
-            with cursor.copy(self._staging.copy_statement(table, self._ctx.schema.names)) as copy:
+            changes = self._kind_column is not None
+            with cursor.copy(self._staging.copy_statement(table, self._columns, changes=changes)) as copy:
                 for chunk in rows.chunks():
                     order = pa.array(np.arange(first, first + chunk.num_rows))
                     same = pa.repeat(pa.scalar(number, pa.int64()), chunk.num_rows)
-                    copy.write(copy_text(chunk, {TRANSACTION_COLUMN: same, ROW_COLUMN: order}))
+                    leading = {TRANSACTION_COLUMN: same, ROW_COLUMN: order, **self._deleted(chunk, made)}
+                    copy.write(copy_text(chunk.select(self._columns), leading))
                     first += chunk.num_rows
             if cursor.rowcount != rows.rows:
                 raise TidegateError(
@@ -143,6 +152,24 @@ class PostgresWriter(SinkWriter):
                 )
         # Last, so that the shared lock is held only briefly: a newer generation need not wait for the copy.
         self._hold_generation(connection)
+
+    def _deleted(self, chunk: pa.RecordBatch, made: TransactionId) -> dict[str, pa.Array]:
+        """Return whether each change row deletes its key; empty if the records are no change rows.
+
+        A row before an update deletes its key, too: the row after it inserts it again, or another key.
+        """
+        if self._kind_column is None:
+            return {}
+        kinds = chunk.column(self._kind_column)
+        unknown = pc.unique(kinds.filter(pc.invert(pc.fill_null(pc.is_in(kinds, pa.array(CHANGE_KINDS)), False))))
+        if len(unknown):
+            raise DataError(
+                f"the kind of change {unknown[0].as_py()!r} is unknown",
+                where=self._where(str(made)),
+                cause=f"column {self._kind_column!r} must hold {', '.join(CHANGE_KINDS)}",
+                remedy="Correct the column in the pipeline",
+            )
+        return {DELETED_COLUMN: pc.is_in(kinds, pa.array([DELETE, UPDATE_BEFORE]))}
 
     def commit(self, committables: Sequence[Committable]) -> None:
         """Publish transactions, idempotently; one database transaction for each checkpoint, oldest first.

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 TRANSACTION_COLUMN = "tidegate_transaction"
 ROW_COLUMN = "tidegate_row"
-RESERVED_COLUMNS = (TRANSACTION_COLUMN, ROW_COLUMN)
+DELETED_COLUMN = "tidegate_deleted"
+"""In staging tables of change rows: the row's key is deleted, its other columns mean nothing."""
+ORDER_COLUMNS = (TRANSACTION_COLUMN, ROW_COLUMN)
+RESERVED_COLUMNS = (*ORDER_COLUMNS, DELETED_COLUMN)
 
 _SHARED_TABLES = ("writers", "transactions")
 _CREATE = """
@@ -197,31 +200,46 @@ class Staging:
         )
         return connection.execute(self._sql(query), {**_names(ctx), "writer": writer}).fetchone() is not None
 
-    def staging_table(self, connection: psycopg.Connection[Any], target: str, columns: Sequence[TargetColumn]) -> str:
+    def staging_table(
+        self,
+        connection: psycopg.Connection[Any],
+        target: str,
+        columns: Sequence[TargetColumn],
+        changes_key: Sequence[str] = (),
+    ) -> str:
         """Return the name of the staging table for these columns of the target, created if missing.
 
         Its columns have the target's types, and NOT NULL where the target has it. So values that the target cannot
         store are refused before the checkpoint completes, and not at its commit.
+
+        Args:
+            changes_key: for change rows: the columns that a deleted row has. (): the records are no change rows.
         """
         from psycopg import sql
 
         # An altered target gives another name, so rows that were staged before keep the table they fit.
-        shape = repr([target, [(c.name, c.sql_type, c.collation, c.required) for c in columns]])
+        shape = repr([target, [(c.name, c.sql_type, c.collation, c.required) for c in columns], *changes_key])
         name = f"rows_{hashlib.sha256(shape.encode()).hexdigest()[:16]}"
         if not self._lacks(connection, name):
             return name
         connection.execute(_LOCK.format(shared=""), ["tidegate tables"])
-        defined = [sql.SQL("{} bigint NOT NULL").format(sql.Identifier(column)) for column in RESERVED_COLUMNS]
+        defined = [sql.SQL("{} bigint NOT NULL").format(sql.Identifier(column)) for column in ORDER_COLUMNS]
+        if changes_key:
+            defined.append(sql.SQL("{} boolean NOT NULL").format(sql.Identifier(DELETED_COLUMN)))
         for column in columns:
             collation = f" COLLATE {column.collation}" if column.collation else ""
-            required = " NOT NULL" if column.required else ""
+            always = column.required and (not changes_key or column.name in changes_key)
+            required = " NOT NULL" if always else ""
             definition = sql.SQL(f"{column.sql_type}{collation}{required}")
             defined.append(sql.Identifier(column.name) + sql.SQL(" ") + definition)
+            if column.required and not always:
+                parts = sql.Identifier(DELETED_COLUMN), sql.Identifier(column.name)
+                defined.append(sql.SQL("CHECK ({} OR {} IS NOT NULL)").format(*parts))
         table, columns_sql = sql.Identifier(name), sql.SQL(", ").join(defined)
         connection.execute(
             self._sql("CREATE TABLE IF NOT EXISTS {schema}.{table} ({columns})", table=table, columns=columns_sql)
         )
-        order = sql.SQL(", ").join(sql.Identifier(column) for column in RESERVED_COLUMNS)
+        order = sql.SQL(", ").join(sql.Identifier(column) for column in ORDER_COLUMNS)
         index = sql.Identifier(f"{name}_order")
         connection.execute(
             self._sql(
@@ -260,11 +278,12 @@ class Staging:
         ).fetchone()
         return row[0] if row else None
 
-    def copy_statement(self, staging: str, columns: Sequence[str]) -> Composed:
-        """Return the COPY statement for a staging table."""
+    def copy_statement(self, staging: str, columns: Sequence[str], *, changes: bool = False) -> Composed:
+        """Return the COPY statement for a staging table. Args: changes: the records are change rows."""
         from psycopg import sql
 
-        names = sql.SQL(", ").join(sql.Identifier(name) for name in (*RESERVED_COLUMNS, *columns))
+        own = RESERVED_COLUMNS if changes else ORDER_COLUMNS
+        names = sql.SQL(", ").join(sql.Identifier(name) for name in (*own, *columns))
         statement = "COPY {schema}.{table} ({names}) FROM STDIN (FORMAT text)"
         return self._sql(statement, table=sql.Identifier(staging), names=names)
 
@@ -312,11 +331,13 @@ class Staging:
         """Insert an unregistered transaction's rows into the target.
 
         With a key, the last of several rows with one key is inserted. Rows are inserted in order of the key, so that
-        writers of the same keys cannot deadlock.
+        writers of the same keys cannot deadlock. Change rows also delete the keys whose last row is a deletion.
         """
         from psycopg import sql
 
-        columns = self._columns_of(connection, staged.staging)
+        present = self._columns_of(connection, staged.staging)
+        changes = DELETED_COLUMN in present
+        columns = [name for name in present if name not in RESERVED_COLUMNS]
         names = sql.SQL(", ").join(sql.Identifier(name) for name in columns)
         key = sql.SQL(", ").join(sql.Identifier(name) for name in target.key)
         replaced = [name for name in columns if name not in target.key]
@@ -326,22 +347,36 @@ class Staging:
         )
         if target.key:
             # PostgreSQL refuses an upsert that changes one row twice, so only the last row of each key is selected.
+            last = f"ORDER BY {{key}}, {ROW_COLUMN} DESC"
             query = query.replace("SELECT {names}", "SELECT DISTINCT ON ({key}) {names}")
-            query += f" ORDER BY {{key}}, {ROW_COLUMN} DESC ON CONFLICT ({{key}}) DO "
+            if changes:
+                inner = f"SELECT DISTINCT ON ({{key}}) * FROM {{schema}}.{{staging}} WHERE {_IN_TRANSACTION} {last}"
+                query = f"INSERT INTO {{target}} ({{names}}) SELECT {{names}} FROM ({inner}) AS changed"
+                last = f"WHERE NOT {DELETED_COLUMN} ORDER BY {{key}}"
+            query += f" {last} ON CONFLICT ({{key}}) DO "
             query += "UPDATE SET {new}" if replaced else "NOTHING"
         parts = {"names": names, "key": key, "new": new, "staging": sql.Identifier(staged.staging)}
-        statement = self._sql(query, target=sql.Identifier(target.schema, target.table), **parts)
+        place = sql.Identifier(target.schema, target.table)
+        if changes:
+            # First, because an inserted row may take the unique value of a deleted one.
+            same = [sql.SQL("t.{0} = changed.{0}").format(sql.Identifier(name)) for name in target.key]
+            delete = (
+                f"DELETE FROM {{target}} AS t USING ({inner}) AS changed WHERE changed.{DELETED_COLUMN} AND {{same}}"
+            )
+            statement = self._sql(delete, target=place, same=sql.SQL(" AND ").join(same), **parts)
+            connection.execute(statement, [staged.transaction])
+        statement = self._sql(query, target=place, **parts)
         connection.execute(statement, [staged.transaction])
 
     def _columns_of(self, connection: psycopg.Connection[Any], staging: str) -> Sequence[str]:
-        """Return the staged columns, which an earlier version of the pipeline may have chosen."""
+        """Return all columns of a staging table. An earlier version of the pipeline may have chosen them."""
         rows = connection.execute(
             "SELECT a.attname::text FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
             " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"
             " AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
             [self.schema, staging],
         )
-        return [name for (name,) in rows if name not in RESERVED_COLUMNS]
+        return [name for (name,) in rows]
 
     def remove_rows(self, connection: psycopg.Connection[Any], staged: StagedRows) -> int:
         """Delete a transaction's staged rows, and return how many there were."""

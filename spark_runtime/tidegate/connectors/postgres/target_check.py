@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tidegate.change_rows import change_kind_column
 from tidegate.connectors.postgres.connection import Database, load_psycopg, refused
 from tidegate.connectors.postgres.copy_columns import problem_of
 from tidegate.connectors.postgres.staging_tables import RESERVED_COLUMNS, Staging
@@ -30,6 +31,14 @@ FROM pg_index i WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.i
 def check_target(database: Database, target: TargetTable, staging: Staging, schema: pa.Schema) -> None:
     """Raise PipelineError with all problems if the table cannot accept records of this schema."""
     psycopg = load_psycopg()
+    kind_column = change_kind_column(schema)
+    if kind_column is not None and not target.key:
+        raise PipelineError(
+            f"the records are change rows, by column {kind_column!r}, but the sink appends",
+            where=f"{database.place}, table {target.name}",
+            cause="an appended row cannot replace or delete another one",
+            remedy='Use mode="upsert" with key=; or remove the column with select() to append all versions of rows',
+        )
     try:
         connection = database.connect("tidegate check")
     except psycopg.Error as e:
@@ -71,6 +80,12 @@ def _problems(
     if kind not in ("r", "p"):
         return ["the target is not a table, but a view, foreign table or similar object"]
     found = found_columns(connection, table)
+    kind_column = change_kind_column(schema)
+    if kind_column is not None:
+        # The kind is no column of the table. It decides what happens to the row.
+        schema = schema.remove(schema.get_field_index(kind_column))
+        may = connection.execute("SELECT has_table_privilege(%s::oid, 'DELETE')", [table]).fetchone()
+        rights = [*rights, bool(may and may[0])]
     return [
         *_problems_of_columns(schema, found, target),
         *_problems_of_key(connection, table, schema, found, target),
@@ -118,7 +133,7 @@ def _problems_of_key(
 def _problems_of_rights(
     schema: pa.Schema, found: dict[str, FoundColumn], rights: Sequence[bool], target: TargetTable
 ) -> Sequence[str]:
-    insert, update, select, usage = rights
+    insert, update, select, usage, *delete = rights
     written = [found[name] for name in schema.names if name in found]
     problems = [] if usage else [f"the database user lacks the right USAGE on schema {target.schema!r}"]
     if not insert and not all(there.insert for there in written):
@@ -127,4 +142,6 @@ def _problems_of_rights(
         problems.append("the database user lacks the right UPDATE, which mode=upsert needs")
     if target.key and not select and not all(there.select for there in written):
         problems.append("the database user lacks the right SELECT, which mode=upsert needs")
+    if not all(delete):
+        problems.append("the database user lacks the right DELETE, which change rows need")
     return problems

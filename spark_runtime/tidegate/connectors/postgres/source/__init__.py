@@ -1,0 +1,1 @@
+"""The PostgreSQL source: parallel scans, and change data capture by logical replication."""

@@ -1,0 +1,127 @@
+"""Change rows in the Postgres sink, on a real server (S7.4)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from postgres_server import PostgresServer
+
+from tidegate import Postgres
+from tidegate.change_rows import change_kind_field
+from tidegate.connectors.interface import SinkWriter
+from tidegate.connectors.transactions import SinkContext
+from tidegate.errors import DataError, PipelineError, TidegateError
+
+_numbers = count()
+SCHEMA = pa.schema([change_kind_field("op"), ("id", pa.int32()), ("v", pa.string())])
+KINDS = {"+": "insert", "<": "update_before", ">": "update_after", "-": "delete"}
+
+
+class Target:
+    """A table with a unique second column, and a writer of change rows."""
+
+    def __init__(self, postgres: PostgresServer) -> None:
+        self.postgres, self.table = postgres, f"changed_{next(_numbers)}"
+        self.sql = postgres.connect()
+        self.sql.execute(f"CREATE TABLE {self.table} (id int PRIMARY KEY, v text NOT NULL UNIQUE)")
+
+    def sink(self, **options: Any) -> Postgres:
+        given = {"mode": "upsert", "key": "id", "password": self.postgres.password, **options}
+        return Postgres(self.postgres.dsn, self.table, **given)
+
+    def writer(self, generation: int = 1) -> SinkWriter:
+        ctx = SinkContext(self.table, "l", "out", 0, 1, generation, "r1", SCHEMA)
+        return self.sink().create_writer(ctx)
+
+    def rows(self) -> dict[int, str]:
+        return dict(self.sql.execute(f"SELECT id, v FROM {self.table}").fetchall())
+
+
+def batch(*rows: tuple[str, int, str | None]) -> pa.RecordBatch:
+    kinds, ids, values = zip(*rows, strict=True)
+    arrays = [pa.array([KINDS.get(kind, kind) for kind in kinds]), pa.array(ids, pa.int32()), pa.array(values)]
+    return pa.RecordBatch.from_arrays([arrays[0], arrays[1], arrays[2].cast(pa.string())], schema=SCHEMA)
+
+
+@pytest.fixture
+def target(postgres: PostgresServer) -> Iterator[Target]:
+    made = Target(postgres)
+    yield made
+    made.sql.close()
+
+
+def test_the_last_change_of_a_key_decides_in_a_transaction_and_over_checkpoints(target: Target) -> None:
+    target.sink().check(SCHEMA)
+    writer = target.writer()
+    writer.write(batch(("+", 1, "a"), ("+", 2, "b"), ("<", 1, "a"), (">", 1, "c"), ("-", 2, None), ("+", 3, "d")))
+    handles = list(writer.prepare_commit(1)())
+    assert target.rows() == {}
+    writer.commit(handles)
+    assert target.rows() == {1: "c", 3: "d"}
+    # The key changes, by both spellings; a value moves to another key; a deleted key comes again.
+    writer.write(batch(("<", 1, "c"), (">", 10, "c"), ("-", 3, None), ("+", 30, "d"), ("-", 10, None), ("+", 10, "e")))
+    later = list(writer.prepare_commit(2)())
+    writer.commit(later)
+    writer.commit([*handles, *later])  # again, as after a restore
+    assert target.rows() == {10: "e", 30: "d"}
+    writer.write(batch(("-", 77, None), ("-", 10, None)))
+    writer.commit(list(writer.prepare_commit(3)()))
+    assert target.rows() == {30: "d"}
+    writer.close()
+
+
+def test_a_missing_value_is_refused_before_the_commit_unless_the_row_is_deleted(target: Target) -> None:
+    writer = target.writer()
+    writer.write(batch(("-", 1, None), ("+", 2, None)))
+    with pytest.raises(TidegateError, match="rows could not be staged"):
+        writer.prepare_commit(1)()
+    writer.close()
+
+
+def test_an_unknown_kind_is_refused(target: Target) -> None:
+    writer = target.writer()
+    writer.write(batch(("+", 1, "a"), ("upsert", 2, "b")))
+    with pytest.raises(DataError, match="'upsert' is unknown"):
+        writer.prepare_commit(1)()
+    writer.close()
+
+
+def test_a_newer_run_removes_what_an_older_one_staged(target: Target) -> None:
+    """S9.2."""
+    older = target.writer()
+    older.write(batch(("+", 1, "a")))
+    handles = list(older.prepare_commit(1)())
+    newer = target.writer(generation=2)
+    newer.recover(0)
+    with pytest.raises(TidegateError):
+        older.commit(handles)
+    assert target.rows() == {}
+    older.close()
+    newer.close()
+
+
+def test_change_rows_need_a_key_and_the_right_to_delete(target: Target) -> None:
+    with pytest.raises(PipelineError, match="change rows, by column 'op', but the sink appends"):
+        target.sink(mode="append", key=()).check(SCHEMA)
+    target.sql.execute(
+        f"CREATE ROLE inserts_only LOGIN PASSWORD 'x'; GRANT SELECT, INSERT, UPDATE ON {target.table} TO inserts_only;"
+        " GRANT CREATE ON DATABASE postgres TO inserts_only"
+    )
+    os.environ["INSERTS_ONLY"] = "x"
+    dsn = target.postgres.dsn.replace("user=owner", "user=inserts_only")
+    sink = Postgres(dsn, target.table, mode="upsert", key="id", password="secret:env/INSERTS_ONLY")
+    try:
+        with pytest.raises(PipelineError, match="lacks the right DELETE, which change rows need"):
+            sink.check(SCHEMA)
+        rows = pa.schema([field for field in SCHEMA if field.name != "op"])
+        with pytest.raises(PipelineError) as caught:
+            sink.check(pa.schema([*rows, ("w", pa.int32())]))
+        assert "DELETE" not in str(caught.value)
+    finally:
+        del os.environ["INSERTS_ONLY"]
+        target.sql.execute("DROP OWNED BY inserts_only; DROP ROLE inserts_only")
