@@ -20,7 +20,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Ask the suite for its connector while its fixtures are there, whatever becomes of the test."""
     suite = getattr(item, "instance", None)
     if isinstance(suite, SourceConformance | SinkConformance):
-        made: Source | Sink = suite.make_source() if isinstance(suite, SourceConformance) else suite.make_sink()
+        made: Source | Sink = (
+            suite.make_source() if isinstance(suite, SourceConformance) else suite.make_sink(fresh=True)
+        )
         _connectors[item.nodeid] = f"{type(made).__module__}:{type(made).__name__}"
     return (yield)
 
