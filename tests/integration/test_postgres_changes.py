@@ -14,6 +14,7 @@ from postgres_server import PostgresServer
 
 from tidegate import PostgresTable
 from tidegate.connectors.interface import SourceContext, SourceReader, Split
+from tidegate.connectors.postgres.source import change_feed
 from tidegate.errors import FencedError, PipelineError, SnapshotError
 from tidegate.testing.source_conformance import through_json
 
@@ -353,6 +354,7 @@ def test_an_unchanged_large_value_is_refused_fetched_or_in_the_old_row(make: Any
     [
         ("id int", "", "has no primary key"),
         ("id int PRIMARY KEY", "ALTER TABLE $t REPLICA IDENTITY NOTHING", "replica identity is NOTHING"),
+        ("id int PRIMARY KEY, g int GENERATED ALWAYS AS (1) STORED", "", "generated columns are not in the WAL: g"),
         ("id int PRIMARY KEY, change_kind text", "", "has a column 'change_kind'"),
         (
             "id int PRIMARY KEY, p point, n numeric",
@@ -369,6 +371,31 @@ def test_a_table_whose_changes_cannot_be_read_is_refused_when_the_pipeline_is_bu
         table.run(prepare)
     with pytest.raises(PipelineError, match=said):
         table.source().schema()
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("ALTER TABLE $t RENAME TO renamed; INSERT INTO renamed VALUES (2, 'b')", "the table does not exist"),
+        ("DROP TABLE $t; CREATE TABLE $t (id int PRIMARY KEY, v text)", "was dropped, and created again"),
+        ("ALTER PUBLICATION tidegate_public_$t DROP TABLE $t", "lacks the table"),
+    ],
+)
+def test_a_stream_that_would_only_be_silent_fails_after_its_last_change(
+    make: Any, monkeypatch: pytest.MonkeyPatch, statement: str, said: str
+) -> None:
+    monkeypatch.setattr(change_feed, "CHECK_S", 0.2)
+    table = make()
+    reading = table.read()
+    reading.until(lambda: reading.position is not None and not reading.position["copying"])
+    table.run("INSERT INTO $t VALUES (1, 'a')")
+    table.run(statement)
+    error = reading.failure()
+    assert said in str(error)
+    found = [row for batch in reading.batches for row in batch.to_pylist()]
+    renamed = [change("insert", id=2, v="b")] if "renamed" in statement else []
+    assert found == [change("insert", id=1, v="a"), *renamed]
+    table.run("DROP TABLE IF EXISTS renamed")
 
 
 def test_a_publication_that_lacks_something_is_refused(make: Any) -> None:

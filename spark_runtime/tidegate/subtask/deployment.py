@@ -200,16 +200,7 @@ def _deploy_subtask(
     source = None
     if nodes[0].source is not None:
         signal = SourceSignal(host.wake)
-        place = SourceContext(
-            nodes[0].uid,
-            index,
-            plan.parallelism,
-            signal,
-            deployment.job_id,
-            deployment.lineage,
-            deployment.generation,
-            deployment.run_id,
-        )
+        place = _source_context(plan, nodes[0], index, deployment, signal)
         reader = ExhaustedReader() if finished else nodes[0].source.create_reader(place)
         group = next((n.spec.group for n in nodes if isinstance(n.spec, WatermarkSpec) and n.spec.group), None)
         read = graph.side_outputs_read(nodes[0].node_id)
@@ -248,6 +239,21 @@ def _deploy_subtask(
         unaligned_after_ms=None if never_overtaken else deployment.unaligned_after_ms,
         parallelism=plan.parallelism,
         replay=_by_port(replay, ports),
+    )
+
+
+def _source_context(
+    plan: ExecutionPlan, node: Node, index: int, deployment: Deployment, signal: SourceSignal
+) -> SourceContext:
+    return SourceContext(
+        node.uid,
+        index,
+        plan.parallelism,
+        signal,
+        deployment.job_id,
+        deployment.lineage,
+        deployment.generation,
+        deployment.run_id,
     )
 
 

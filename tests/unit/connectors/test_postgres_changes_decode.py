@@ -148,6 +148,10 @@ class Access:
         return [(place, ("fetched",)) for place, key in enumerate(keys[0]) if key != "gone"]
 
 
+def at(lsn: int = 1, **parts: Any) -> ChangePosition:
+    return ChangePosition("s", lsn, table_oid=RELATION, **parts)
+
+
 def assembler(position: ChangePosition, **options: Any) -> ChangeAssembler:
     table = TableName("public", "t")
     return ChangeAssembler(position, table, ["k"], SCHEMA, ChangeOptions(**options), Access(), "t", lambda *_: None)
@@ -171,9 +175,9 @@ def test_a_restore_after_any_message_gives_the_rest(transactions: list[list[Any]
         for n, found in enumerate(transactions, 1)
     ]
     flat = [message for messages in stream for message in messages]
-    whole, end = played(ChangePosition("s", 1), flat)
+    whole, end = played(at(), flat)
     cut = data.draw(st.integers(0, len(flat)))
-    before, position = played(ChangePosition("s", 1), flat[:cut])
+    before, position = played(at(), flat[:cut])
     position = ChangePosition.from_json(position.to_json())
     again = [m for n, messages in enumerate(stream, 1) if 100 * n >= position.lsn for m in messages]
     after, reached = played(position, again)
@@ -183,15 +187,15 @@ def test_a_restore_after_any_message_gives_the_rest(transactions: list[list[Any]
 
 def test_a_stream_that_lacks_the_transaction_of_the_position_fails() -> None:
     with pytest.raises(SnapshotError, match="is not sent again"):
-        played(ChangePosition("s", 1, commit_lsn=100, index=2), [begin(200), relation(), insert(("a", "b"))])
+        played(at(commit_lsn=100, index=2), [begin(200), relation(), insert(("a", "b"))])
     with pytest.raises(SnapshotError, match="fewer changes"):
-        played(ChangePosition("s", 1, 100, 2), [begin(100), relation(), insert(("a", "b")), commit(100)])
+        played(at(commit_lsn=100, index=2), [begin(100), relation(), insert(("a", "b")), commit(100)])
 
 
 def test_changes_that_the_copy_contains_are_left_out_key_by_key() -> None:
     first, second = DatabaseState.of("10:10:"), DatabaseState.of("10:20:15")
     pieces = (Piece(("m",), first, 500), Piece(None, second, 600))
-    position = ChangePosition("s", 1, begun=first, copied=pieces)
+    position = at(begun=first, copied=pieces)
     messages = [
         *(begin(300, 12), relation(), insert(("a", "emitted")), insert(("z", "copied"))),
         *(
@@ -215,10 +219,10 @@ def test_changes_that_the_copy_contains_are_left_out_key_by_key() -> None:
 
 def test_updates_without_a_large_value_are_completed_or_left_out_or_refused() -> None:
     messages = [begin(9), relation(), update(("a", UNCHANGED)), update(("gone", UNCHANGED)), insert(("c", "d"))]
-    found, _ = played(ChangePosition("s", 1), messages, missing_values="fetch")
+    found, _ = played(at(), messages, missing_values="fetch")
     assert found == [("update_after", "a", "fetched"), ("insert", "c", "d")]
     with pytest.raises(PipelineError, match="REPLICA IDENTITY FULL"):
-        played(ChangePosition("s", 1), messages)
+        played(at(), messages)
 
 
 @given(st.integers(0, 2**64 - 1))

@@ -33,7 +33,7 @@ from tidegate.errors import PipelineError, SnapshotError
 MOST_MESSAGES = 16_384
 """Changes of a batch; an update may be two rows."""
 MOST_BYTES = 8 * 2**20
-"""Bytes from which on a batch is complete. One change is always taken whole."""
+"""Bytes from which on a batch is complete. A batch has whole changes, however large."""
 AFTER_HANDOVER = -1
 """Stands for the id of a transaction that no copy can contain."""
 
@@ -47,7 +47,7 @@ class Arrived:
 
 
 class TableAccess(Protocol):
-    """What the assembler needs from the server. Calls block."""
+    """Requests of the assembler to the server. Calls block."""
 
     def places(self, relation: Relation) -> Mapping[str, int]:
         """Return column -> its place in the changes. Raises PipelineError if the table has changed too much."""
@@ -170,7 +170,8 @@ class ChangeAssembler:
             self._bytes += len(message)
 
     def _altered(self, relation: Relation) -> Arrived | None:
-        if (relation.schema, relation.table) != (self._table.schema, self._table.table) or relation == self._relation:
+        # By oid and not by name, so that no change is passed over while the table has another name.
+        if relation.oid != self.position.table_oid or relation == self._relation:
             return None
         arrived = self.flush() if self._messages else None
         self._places = self._access.places(relation)

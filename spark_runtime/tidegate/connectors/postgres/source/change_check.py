@@ -15,6 +15,8 @@ from tidegate.errors import PipelineError
 if TYPE_CHECKING:
     import psycopg
 
+_GENERATED = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND attgenerated <> '' AND NOT attisdropped"
+
 OnTruncate = Literal["fail", "ignore"]
 OnAddedColumn = Literal["ignore", "fail"]
 MissingValues = Literal["fail", "fetch"]
@@ -48,6 +50,9 @@ def check_changes(
     """
     names = [name for name in schema.names if name != options.kind_column]
     problems = [*_server_problems(connection), *_table_problems(table, names, options)]
+    generated = [name for (name,) in connection.execute(_GENERATED, [table.oid]) if name in names]
+    if generated:
+        problems.append(f"generated columns are not in the WAL: {', '.join(generated)}; leave them out with columns=")
     publication = options.publication or default_publication(table.name)
     needs_truncates = options.on_truncate == "fail"
     problems += publication_problems(connection, table, publication, names, needs_truncates=needs_truncates)

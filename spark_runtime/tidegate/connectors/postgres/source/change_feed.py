@@ -39,7 +39,7 @@ from tidegate.connectors.postgres.source.source_session import (
 from tidegate.connectors.postgres.source.source_table import SourceTable, TableName, find_table
 from tidegate.connectors.postgres.source.table_access import ServerTable
 from tidegate.connectors.postgres.source.table_copy import copied_rows
-from tidegate.errors import OutageError, SnapshotError
+from tidegate.errors import OutageError, SnapshotError, TidegateError
 
 if TYPE_CHECKING:
     import psycopg
@@ -54,6 +54,8 @@ LINGER_S = 0.01
 """Wait for further changes before a batch is emitted, seconds: the server sends the rows of a transaction in parts."""
 MOST_AGE_S = 0.1
 """Time after which a batch is emitted although further changes arrive, seconds."""
+CHECK_S = 10.0
+"""Seconds between two checks that the table and its publication are there: without them, the stream is only silent."""
 _DATA, _KEEPALIVE = ord("w"), ord("k")
 _DATA_HEADER_BYTES = 25
 _STATUS = struct.Struct("!cQQQqB")
@@ -62,7 +64,7 @@ _STATE = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text"
 
 @dataclass(frozen=True)
 class FeedSettings:
-    """What a feed reads.
+    """Settings of a feed.
 
     Attributes:
         schema: of the batches, with the column of the kind.
@@ -95,6 +97,47 @@ class _Copy:
     connection: psycopg.Connection[Any]
     state: DatabaseState
     end_lsn: int
+
+
+class _TableWatch:
+    """Notices that the table was dropped or renamed, or is not published any more."""
+
+    def __init__(
+        self, sql: psycopg.Connection[Any], oid: int, settings: FeedSettings, monotonic_s: Callable[[], float]
+    ) -> None:
+        self._sql, self._oid, self._settings, self._now_s = sql, oid, settings, monotonic_s
+        self._next_s = monotonic_s() + CHECK_S
+        self._problem: tuple[int, TidegateError] | None = None
+
+    def check(self, lsn: int) -> None:
+        """Check once in a while. Fails when `lsn` has passed all changes from before the problem was noticed."""
+        if self._problem is not None:
+            end_lsn, error = self._problem
+            if lsn >= end_lsn:
+                raise error
+        elif self._now_s() >= self._next_s:
+            self._next_s = self._now_s() + CHECK_S
+            try:
+                self._check()
+            except TidegateError as error:
+                row = self._sql.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+                self._problem = lsn_of(row[0] if row else "0/0"), error
+
+    def _check(self) -> None:
+        settings = self._settings
+        table = find_table(self._sql, settings.table, settings.database.place)
+        if table.oid != self._oid:
+            raise _gone(settings, "the table was dropped, and created again")
+        check_changes(self._sql, table, settings.schema, settings.options, settings.database.place)
+
+
+def _gone(settings: FeedSettings, cause: str) -> SnapshotError:
+    return SnapshotError(
+        "the changes after the position do not exist any more",
+        where=settings.where,
+        cause=cause,
+        remedy="Restore a later snapshot; or start the job afresh, with a new copy of the table",
+    )
 
 
 class ChangeFeed:
@@ -179,8 +222,10 @@ class ChangeFeed:
         key = check_changes(sql, table, settings.schema, settings.options, settings.database.place)
         publication = ensure_publication(sql, table, settings.options.publication, settings.where)
         if self._position is None:
-            yield Arrived(None, self._create(sql, closed))
+            yield Arrived(None, replace(self._create(sql, closed), table_oid=table.oid))
         else:
+            if self._position.table_oid != table.oid:
+                raise _gone(self._settings, "the table was dropped, and created again")
             self._position = self._taken_over(sql, self._position, closed)
         assert self._position is not None
         if self._position.copying:
@@ -193,7 +238,7 @@ class ChangeFeed:
         """Create the slot, and begin the transaction that sees the state at which its changes begin."""
         settings, slot = self._settings, self._owner.slot
         if self._freed(sql, closed):
-            # Of an attempt of this fresh start that has not reached its first checkpoint: no snapshot needs it.
+            # An earlier attempt of this fresh start created it. It has no checkpoint, so no snapshot needs the slot.
             sql.execute("SELECT pg_drop_replication_slot(%s)", [slot])
         report_other_slots(sql, self._owner)
         copies = settings.options.initial_copy
@@ -244,12 +289,7 @@ class ChangeFeed:
     def _check_slot(self, sql: psycopg.Connection[Any], slot: str, lsn: int) -> None:
         problem = slot_problem(sql, slot, lsn)
         if problem is not None:
-            raise SnapshotError(
-                "the changes after the position do not exist any more",
-                where=self._settings.where,
-                cause=problem,
-                remedy="Restore a later snapshot; or start the job afresh, with a new copy of the table",
-            )
+            raise _gone(self._settings, problem)
 
     # ------------------------------------------------------------ the copy
 
@@ -339,10 +379,15 @@ class ChangeFeed:
         start = f'START_REPLICATION SLOT "{position.slot}" LOGICAL {lsn_text(position.lsn)} {options}'
         run_simple(self._stream_connection, start, closed)
         self._answered_s = self._now_s()
-        yield from self._received(self._stream_connection, assembler, closed)
+        watch = _TableWatch(sql, table.oid, settings, self._now_s)
+        yield from self._received(self._stream_connection, assembler, watch, closed)
 
     def _received(
-        self, connection: psycopg.Connection[Any], assembler: ChangeAssembler, closed: threading.Event
+        self,
+        connection: psycopg.Connection[Any],
+        assembler: ChangeAssembler,
+        watch: _TableWatch,
+        closed: threading.Event,
     ) -> Iterator[Arrived]:
         libpq = connection.pgconn
         oldest_s = 0.0  # time of the first change that waits
@@ -354,15 +399,10 @@ class ChangeFeed:
                     oldest_s = self._now_s()
                 arrived = assembler.add(bytes(data[_DATA_HEADER_BYTES:]))
                 if assembler.is_full:
-                    # Changes that precede it make a batch of their own, which is never a full one.
-                    yield from filter(None, [arrived, assembler.flush()])
-                    continue
+                    # Changes before an altered table make a batch of their own; then nothing is full.
+                    arrived = assembler.flush()
             elif length > 0 and data[0] == _KEEPALIVE:
-                self._answered_s = self._now_s()
-                self.server_lsn = int.from_bytes(data[1:9], "big")
-                assembler.reached(self.server_lsn)
-                if data[17]:
-                    self._next_status_s = 0.0
+                self._keepalive(data, assembler)
             elif length == 0:
                 more = wait_for_data(connection, LINGER_S if assembler.has_rows else WAIT_S, closed)
                 if more:
@@ -370,11 +410,19 @@ class ChangeFeed:
                 if not more or self._now_s() - oldest_s >= MOST_AGE_S:
                     arrived = assembler.flush()
                 self._report()
+                watch.check(assembler.position.lsn)
             elif length < 0:
                 end_results(connection, closed)
                 raise load_psycopg().OperationalError("the server has ended the stream")
             if arrived is not None:
                 yield arrived
+
+    def _keepalive(self, data: Any, assembler: ChangeAssembler) -> None:
+        self._answered_s = self._now_s()
+        self.server_lsn = int.from_bytes(data[1:9], "big")
+        assembler.reached(self.server_lsn)
+        if data[17]:
+            self._next_status_s = 0.0  # the server wants a report
 
     def _report(self) -> None:
         """Report to the server which WAL is no longer needed, if that is new, or the last report is old."""

@@ -105,6 +105,7 @@ class ChangePosition:
         copied: pieces that were copied, in the order of their keys; empty when the hand-over is over.
         copying: the copy continues after the last piece.
         rows: rows emitted over all runs.
+        table_oid: the table: another one of the same name is not continued.
     """
 
     slot: str
@@ -115,6 +116,7 @@ class ChangePosition:
     copied: tuple[Piece, ...] = ()
     copying: bool = False
     rows: int = 0
+    table_oid: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the position in a split."""
@@ -127,6 +129,7 @@ class ChangePosition:
             "copied": [piece.to_json() for piece in self.copied],
             "copying": self.copying,
             "rows": self.rows,
+            "table_oid": self.table_oid,
         }
 
     @classmethod
@@ -141,6 +144,7 @@ class ChangePosition:
             tuple(Piece.from_json(piece) for piece in document["copied"]),
             document["copying"],
             document["rows"],
+            document["table_oid"],
         )
 
     @property

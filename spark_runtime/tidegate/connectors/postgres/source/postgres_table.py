@@ -196,7 +196,7 @@ class PostgresTable(Source):
         return pa.schema([change_kind_field(self._changes.kind_column), *found])
 
     def found_schema(self) -> FoundSchema | None:
-        """Return the schema that the table had when the job was first built."""
+        """Return the schema of the table when the job was first built."""
         self.schema()
         assert self._found is not None
         return FoundSchema(self._found, f"{self._database.place}, table {self._table}")

@@ -32,7 +32,7 @@ RETRY_OUTAGE_S = 0.5
 
 @dataclass(frozen=True)
 class Scan:
-    """What is read of a table.
+    """The part of a table that is read.
 
     Attributes:
         schema: of the batches.

@@ -1,7 +1,7 @@
 """Replication slots and publications of a source (S9.2).
 
-A slot belongs to one source of one lineage of a job, and its name says so. The server keeps the WAL from the position
-that was last confirmed to the slot, and sends nothing before it.
+A slot belongs to one source of one lineage of a job, and is named after them. The server keeps the WAL from the
+position that was last confirmed to the slot, and sends nothing before it.
 """
 
 from __future__ import annotations

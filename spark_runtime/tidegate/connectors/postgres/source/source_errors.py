@@ -1,4 +1,4 @@
-"""What an error of the server means for a source (S9.1)."""
+"""Meaning of the server's errors for a source (S9.1)."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def copied_rows(
     closed: threading.Event,
     where: str,
 ) -> Iterator[CopiedRows]:
-    """Yield the rows of a COPY statement, whose columns are `keys` texts and then those of `schema`.
+    """Yield the rows of a COPY statement, whose columns are `keys` texts and then the columns of `schema`.
 
     After an error, or if the caller does not take all rows, the connection cannot be used any more.
 
