@@ -23,7 +23,7 @@ from tidegate.jobs.secrets import MASK, resolve_secrets
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from deltalake.transaction import AddAction
+    from deltalake.transaction import AddAction, RemoveAction
 
 MAX_CAUSE_CHARACTERS = 500
 """Most characters shown of a delta-rs error."""
@@ -129,11 +129,18 @@ class DeltaLog:
         Raises:
             PipelineError: the table cannot be read, or the records do not fit it.
         """
+        table = self.opened()
+        if table is not None:
+            check_table(table, self._stored, self._partition_by, self._url)
+        return table
+
+    def opened(self) -> DeltaTable | None:
+        """Return the table as `find` does, whatever its columns and requirements are."""
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
         try:
-            table = DeltaTable(self._location, storage_options=self._options)
+            return DeltaTable(self._location, storage_options=self._options)
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as e:
@@ -143,8 +150,6 @@ class DeltaLog:
                 cause=self.error_text(e),
                 remedy="Check the path, the access rights and storage_options",
             ) from None
-        check_table(table, self._stored, self._partition_by, self._url)
-        return table
 
     def find_or_create(self) -> DeltaTable:
         """Return the table in its present state, and create it if needed. If two callers create it at once, one
@@ -189,18 +194,42 @@ class DeltaLog:
             None: the entry is in the log. Else the problem: an entry of the same application was appended since, or the
                 answer is unclear. Then read the log again, because the entry may exist all the same.
         """
+        return self._commit(table, files, self._partition_by, {application: version}, metadata)
+
+    def remove(
+        self,
+        table: DeltaTable,
+        files: Sequence[RemoveAction],
+        applications: Mapping[str, int],
+        metadata: Mapping[str, str],
+    ) -> str | None:
+        """Append one entry that removes files and sets the versions of applications, as a successor of `table`.
+
+        Returns as `append`. It also fails if another writer has removed one of the files since.
+        """
+        return self._commit(table, files, list(table.metadata().partition_columns), applications, metadata)
+
+    def _commit(
+        self,
+        table: DeltaTable,
+        actions: Sequence[AddAction | RemoveAction],
+        partition_by: Sequence[str],
+        applications: Mapping[str, int],
+        metadata: Mapping[str, str],
+    ) -> str | None:
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
 
         before = table.version()
         try:
             table.create_write_transaction(
-                list(files),
+                list(actions),
                 mode="append",
                 schema=table.schema(),
-                partition_by=self._partition_by,
+                partition_by=list(partition_by),
                 commit_properties=CommitProperties(
-                    app_transactions=[Transaction(application, version)], custom_metadata=dict(metadata)
+                    app_transactions=[Transaction(name, version) for name, version in applications.items()],
+                    custom_metadata=dict(metadata),
                 ),
             )
             self._make_durable(table, before)

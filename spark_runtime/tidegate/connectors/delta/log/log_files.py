@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.storage import list_folder, open_filesystem
+from tidegate.connectors.storage import open_filesystem
 from tidegate.errors import OutageError, PipelineError
 
 LOG_FOLDER = "_delta_log"
 ENTRY_IN_MEMORY_BYTES = 16 * 2**20
-"""Largest log entry that is held in memory, bytes. A larger one, of some ten thousand files, is read again each time."""
+"""Largest log entry that is held in memory, bytes. A larger one, of some ten thousand files, is read twice."""
 CHECKPOINT_ROWS = 65_536
 """Rows of a checkpoint that are read at a time: a checkpoint has a row for each file of the table."""
 
@@ -161,14 +161,16 @@ class LogFiles:
         with self.answering():
             filesystem, root = self.opened()
             folder = f"{root}/{LOG_FOLDER}"
-            files = list_folder(filesystem, folder)[0]
-            details = {entry["name"].rstrip("/"): entry for entry in filesystem.ls(folder, detail=True)} if files else {}
+            try:
+                details = {entry["name"].rstrip("/"): entry for entry in filesystem.ls(folder, detail=True)}
+            except FileNotFoundError:
+                details = {}
         entries: dict[int, int] = {}
         parts: dict[tuple[int, str], list[str]] = {}
-        for path in files:
+        for path in sorted(details):
             name = path.rsplit("/", 1)[-1]
             if match := _ENTRY.fullmatch(name):
-                entries[int(match[1])] = modified_ms(details.get(path, {}))
+                entries[int(match[1])] = modified_ms(details[path])
             elif match := _CHECKPOINT.fullmatch(name):
                 # Parts of one checkpoint share their number; a checkpoint of version 2 has a unique name.
                 parts.setdefault((int(match[1]), match[3] or match[4] or ""), []).append(path)

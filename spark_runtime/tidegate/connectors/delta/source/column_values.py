@@ -48,9 +48,7 @@ def _struct(array: pa.StructArray, kind: pa.StructType, names: Names | None) -> 
     for field in kind:
         name, inside = (field.name, None) if names is None else names[field.name]
         values = there.get(name)
-        children.append(
-            pa.nulls(len(array), field.type) if values is None else conformed(values, field.type, inside)
-        )
+        children.append(pa.nulls(len(array), field.type) if values is None else conformed(values, field.type, inside))
         fields.append(field)
     return pa.StructArray.from_arrays(children, fields=fields, mask=_nulls(array))
 

@@ -87,7 +87,7 @@ def _damaged(log: LogFiles, path: str | None, cause: str) -> PipelineError:
         "a deletion vector of the Delta table cannot be read",
         where=f"{log.url}, {path or 'in the log'}",
         cause=cause,
-        remedy="Restore the file from a backup, or rewrite the table without deletion vectors (REORG ... APPLY (PURGE))",
+        remedy="Restore the file from a backup",
     )
 
 

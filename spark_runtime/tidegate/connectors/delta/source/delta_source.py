@@ -72,8 +72,8 @@ class DeltaTable(Source):
         commit_columns: add the columns `commit_version` and `commit_time` of the version that a row belongs to.
         on_rewrite: with `follow`, at a version that removes or rewrites rows: "refuse": the job fails. "ignore": the
             version is skipped, and logged. Versions that only rewrite files, such as compactions, are always skipped.
-        on_new_columns: with `follow` and without `columns`, at a version that adds columns: "refuse", or "ignore": go on
-            without them.
+        on_new_columns: with `follow` and without `columns`, at a version that adds columns: "refuse": the job fails.
+            "ignore": it does not read them.
 
     Raises:
         OptionError: an option has an unknown value, or options contradict each other.

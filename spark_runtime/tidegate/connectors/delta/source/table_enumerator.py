@@ -53,7 +53,12 @@ class TableEnumerator(SplitEnumerator):
         on_new_columns: OnNewColumns = "refuse",
         now_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Create it. Args: table: the table's columns when the job was first built. state: see `Source.create_enumerator`."""
+        """Create it.
+
+        Args:
+            table: the table's columns when the job was first built.
+            state: see `Source.create_enumerator`.
+        """
         self._selection = selection
         self._table = table
         self._start = start
@@ -352,5 +357,3 @@ def _after(returned: int, parts: Iterator[FilePart]) -> Iterator[FilePart]:
     for number, part in enumerate(parts):
         if number >= returned:
             yield part
-
-

@@ -16,7 +16,10 @@ from tidegate.connectors.delta.log.table_state import DataFile, TableState, stat
 from tidegate.connectors.delta.source.column_values import partition_scalar
 from tidegate.errors import PipelineError
 
-COMMIT_FIELDS = (pa.field("commit_version", pa.int64(), False), pa.field("commit_time", pa.timestamp("us", "UTC"), False))
+COMMIT_FIELDS = (
+    pa.field("commit_version", pa.int64(), False),
+    pa.field("commit_time", pa.timestamp("us", "UTC"), False),
+)
 """Columns that `commit_columns` adds: the version that a row belongs to, and when it was committed."""
 
 
