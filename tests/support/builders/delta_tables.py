@@ -65,10 +65,8 @@ class Growing:
 
     def metadata(self) -> dict[str, Any]:
         """Return the fields of the newest metaData action."""
-        found = [
-            action["metaData"] for name in sorted(self.log.glob("*.json")) for action in actions_of(name) if "metaData" in action
-        ]
-        return dict(found[-1])
+        every = (action for entry in sorted(self.log.glob("*.json")) for action in actions_of(entry))
+        return dict([action["metaData"] for action in every if "metaData" in action][-1])
 
     def age_log(self, versions: Sequence[int], days: float) -> None:
         """Make log entries look old."""

@@ -22,6 +22,7 @@ from tidegate.connectors.delta.source.table_enumerator import (
     TableEnumerator,
     check_schema,
     split_of,
+    stays_from_ms,
     whole_version,
 )
 from tidegate.connectors.delta.source.table_reader import TableReader
@@ -181,8 +182,7 @@ class DeltaTable(Source):
         state = self._selection.start(log, files=True, listing=listing)
         check_schema(self._selection, table, state.metadata, state.version, refuse_new=False)
         facts = TableFacts.of(state.metadata)
-        # The files of a version stay at least until the next version removes them.
-        base_ms = listing.entries.get(state.version + 1, steady_clock()())
+        base_ms = stays_from_ms(listing, state.version, steady_clock()())
         chosen = PartitionFilter(self._selection, table, facts.names)
         parts = whole_version(log, state, chosen)
         return [split_of(part.file.path, [part], facts, base_ms) for part in parts]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from tidegate.clock import steady_clock
-from tidegate.connectors.delta.log.log_files import LogEntry, LogFiles
+from tidegate.connectors.delta.log.log_files import LogEntry, LogFiles, LogListing
 from tidegate.connectors.delta.log.table_metadata import TableMetadata
 from tidegate.connectors.delta.log.table_state import TableState, commit_time_ms, state_of
 from tidegate.connectors.delta.source.file_rows import FilePart
@@ -31,6 +31,8 @@ SPLITS_PER_SEARCH = 1_000
 """Most splits that one search returns."""
 VERSIONS_PER_SEARCH = 1_000
 """Most log entries that one search reads, so that a search of many small versions ends."""
+HOUR_MS = 3_600_000
+"""Times until which files stay are rounded down to hours: two searches of an unchanged table find equal splits."""
 FILES_PER_CHANGE_SPLIT = 200
 """Most data files of a split of change rows. A snapshot contains them until the split is read to its end."""
 
@@ -218,8 +220,7 @@ class TableEnumerator(SplitEnumerator):
         whole = self._start == "all"
         state = self._selection.start(self._log, files=whole, listing=listing)
         self._check_schema(state.metadata, state.version)
-        # The files of a version stay at least until the next version removes them.
-        base_ms = listing.entries.get(state.version + 1, self._now_ms())
+        base_ms = stays_from_ms(listing, state.version, self._now_ms())
         self._facts, self._version, self._base_ms = TableFacts.of(state.metadata), state.version, base_ms
         self._is_whole, self._is_done = whole, not whole
         self._parts = self._whole(state) if whole else None
@@ -317,6 +318,11 @@ def split_of(name: str, parts: Sequence[FilePart], facts: TableFacts, base_ms: i
     if facts.file_retention_ms is not None:
         data["until_ms"] = base_ms + facts.file_retention_ms
     return Split(name, data, weight=max(1, sum(part.file.size_bytes for part in parts)))
+
+
+def stays_from_ms(listing: LogListing, version: int, now_ms: int) -> int:
+    """Return a time at which a table certainly had the files of a version: the next one may have removed them."""
+    return listing.entries.get(version + 1, now_ms // HOUR_MS * HOUR_MS)
 
 
 def whole_version(log: LogFiles, state: TableState, chosen: PartitionFilter) -> Iterator[FilePart]:
