@@ -213,7 +213,8 @@ class DeltaTable(Source):
         """Return a reader that reads its splits one after the other."""
         schema = self.schema()
         read = pa.schema([schema.field(name) for name in self._read or schema.names])
-        return TableReader(FileRows(self._selection.log(), read), self._interval is not None)
+        table = self._selection.columns or self._columns_of_table().names
+        return TableReader(FileRows(self._selection.log(), read, table), self._interval is not None)
 
     def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
         """Return the splits of which a file is missing, because it was vacuumed."""

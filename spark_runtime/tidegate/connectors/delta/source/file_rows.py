@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,16 +23,13 @@ from tidegate.errors import OutageError, PipelineError
 
 MAX_BATCH_ROWS = 65_536
 """Most rows of a batch: so large are the batches of all sources."""
-CHANGES = "changes"
-"""Kind of a file that says for each row how it was changed."""
+REMOVED, ADDED = "removed", "added"
+"""Kinds of a file that says for each row how it was changed: its rows before the change, and its rows after it. They
+are read one after the other, because writers store them in any order."""
 
 _CHANGE_TYPE = "_change_type"
-_KINDS = {
-    "insert": INSERT,
-    "update_preimage": UPDATE_BEFORE,
-    "update_postimage": UPDATE_AFTER,
-    "delete": DELETE,
-}
+_KINDS = {"insert": INSERT, "update_preimage": UPDATE_BEFORE, "update_postimage": UPDATE_AFTER, "delete": DELETE}
+_KINDS_READ = {REMOVED: (UPDATE_BEFORE, DELETE), ADDED: (INSERT, UPDATE_AFTER)}
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class FilePart:
         version: the version.
         time_ms: time of its commit, milliseconds since the epoch.
         file: the file; rows in its deletion vector are left out.
-        kind: kind of change of all rows, or `CHANGES`.
+        kind: kind of change of all rows, or `REMOVED` or `ADDED`.
         only: another deletion vector, with the only rows that are read; None: all rows.
     """
 
@@ -81,14 +78,13 @@ class FileRows:
     Args:
         log: the table's log.
         schema: schema of the batches: columns of the table that are read, and added ones.
+        table: names of the columns of the table; the others are added.
     """
 
-    def __init__(self, log: LogFiles, schema: pa.Schema) -> None:
+    def __init__(self, log: LogFiles, schema: pa.Schema, table: Collection[str]) -> None:
         self._log = log
         self._schema = schema
-        self._change_kind = change_kind_column(schema)
-        added = {field.name for field in COMMIT_FIELDS} | {self._change_kind}
-        self._of_table = [field for field in schema if field.name not in added]
+        self._table = frozenset(table)
 
     def read(self, part: FilePart, names: Names | None, at: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield batches with rows, and after each the number of the file's rows that have been read.
@@ -109,15 +105,22 @@ class FileRows:
                 pq.ParquetFile(opened, coerce_int96_timestamp_unit="us") as file,
             ):
                 wanted = self._wanted(file, part, names)
+                columns = [*wanted.values(), *([_CHANGE_TYPE] if part.kind in _KINDS_READ else [])]
                 first, row = _group_of(file, at)
                 groups = list(range(first, file.metadata.num_row_groups))
-                for batch in file.iter_batches(MAX_BATCH_ROWS, row_groups=groups, columns=list(wanted.values())):
+                for batch in file.iter_batches(MAX_BATCH_ROWS, row_groups=groups, columns=columns):
                     begin = row
                     row += batch.num_rows
                     if row <= at:
                         continue
+                    kinds = _kinds(batch.column(_CHANGE_TYPE)) if part.kind in _KINDS_READ else None
+                    made = self._made(batch, wanted, part, names, kinds)
+                    # Filtered last: Arrow cannot filter all types that files have.
                     chosen = _chosen(begin, batch.num_rows, at, vector, only)
-                    made = self._made(batch if chosen is None else batch.filter(chosen), wanted, part, names)
+                    if kinds is not None:
+                        of_part = pc.is_in(kinds, value_set=pa.array(_KINDS_READ[part.kind]))
+                        chosen = of_part if chosen is None else pc.and_(chosen, of_part)
+                    made = made if chosen is None else made.filter(chosen)
                     if made.num_rows:
                         yield made, row
                 if row < at:
@@ -130,29 +133,28 @@ class FileRows:
         """Return the columns to read from the file: name in the table -> name there."""
         there = set(file.schema_arrow.names)
         found = {}
-        for field in self._of_table:
-            name = field.name if names is None else names[field.name][0]
-            if name in there and name not in part.file.partition:
-                found[field.name] = name
-        if part.kind == CHANGES and self._change_kind is not None:
-            found[self._change_kind] = _CHANGE_TYPE
+        for field in self._schema:
+            if field.name in self._table:
+                name = field.name if names is None else names[field.name][0]
+                if name in there and name not in part.file.partition:
+                    found[field.name] = name
         return found
 
     def _made(
-        self, batch: pa.RecordBatch, wanted: Mapping[str, str], part: FilePart, names: Names | None
+        self,
+        batch: pa.RecordBatch,
+        wanted: Mapping[str, str],
+        part: FilePart,
+        names: Names | None,
+        kinds: pa.Array | None,
     ) -> pa.RecordBatch:
+        """Return the rows with the schema of the records. Args: kinds: kinds of change; None: all are the part's."""
         rows = batch.num_rows
-        constants = {
-            COMMIT_FIELDS[0].name: part.version,
-            COMMIT_FIELDS[1].name: part.time_ms * 1_000,
-            self._change_kind: part.kind,
-        }
         arrays = []
         for field in self._schema:
-            if field.name == self._change_kind and part.kind == CHANGES:
-                arrays.append(_kinds(batch.column(_CHANGE_TYPE)))
-            elif field.name in constants:
-                arrays.append(pa.repeat(pa.scalar(constants[field.name], field.type), rows))
+            if field.name not in self._table:
+                is_kind = change_kind_column(pa.schema([field])) is not None
+                arrays.append(kinds if is_kind and kinds is not None else _added(field, part, rows))
             elif field.name in wanted:
                 inside = None if names is None else names[field.name][1]
                 arrays.append(conformed(batch.column(wanted[field.name]), field.type, inside))
@@ -220,6 +222,12 @@ def _chosen(begin: int, rows: int, at: int, vector: Rows | None, only: Rows | No
 def _between(numbers: Rows, begin: int, rows: int) -> Rows:
     first, last = np.searchsorted(numbers, [begin, begin + rows])
     return numbers[first:last] - begin
+
+
+def _added(field: pa.Field, part: FilePart, rows: int) -> pa.Array:
+    """Return a column that the source adds, with the same value in all rows."""
+    values = {COMMIT_FIELDS[0].name: part.version, COMMIT_FIELDS[1].name: part.time_ms * 1_000}
+    return pa.repeat(pa.scalar(values.get(field.name, part.kind), field.type), rows)
 
 
 def _kinds(types: pa.Array) -> pa.Array:

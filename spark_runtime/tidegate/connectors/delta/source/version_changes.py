@@ -10,7 +10,7 @@ from tidegate.change_rows import DELETE
 from tidegate.connectors.delta.log.log_files import LogEntry
 from tidegate.connectors.delta.log.table_metadata import Names, TableMetadata
 from tidegate.connectors.delta.log.table_state import DataFile, commit_time_ms
-from tidegate.connectors.delta.source.file_rows import CHANGES, FilePart
+from tidegate.connectors.delta.source.file_rows import ADDED, REMOVED, FilePart
 from tidegate.connectors.delta.source.table_selection import PartitionFilter
 from tidegate.errors import PipelineError
 
@@ -120,12 +120,16 @@ class VersionChanges:
                 yield FilePart(self.entry.version, self.time_ms, file)
 
     def changed(self, chosen: PartitionFilter, facts: TableFacts, where: str) -> Iterator[FilePart]:
-        """Yield the rows that it changes: its change files, or else removed rows, then added ones."""
+        """Yield the rows that it changes: rows as they were before, then rows as they are after it.
+
+        They are in its change files if it has some, or else in the files that it removes and adds.
+        """
         version, time_ms = self.entry.version, self.time_ms
         if self.has_change_files:
-            for _, body in self.entry.actions(("cdc",)):
-                if chosen.has(file := DataFile.of(body)):
-                    yield FilePart(version, time_ms, file, CHANGES)
+            for kind in (REMOVED, ADDED):
+                for _, body in self.entry.actions(("cdc",)):
+                    if chosen.has(file := DataFile.of(body)):
+                        yield FilePart(version, time_ms, file, kind)
             return
         files: dict[str, dict[str, DataFile]] = {"add": {}, "remove": {}}
         for kind, body in self.entry.actions(("add", "remove")):
