@@ -28,6 +28,7 @@ from tidegate.connectors.delta.source.table_enumerator import HOUR_MS, TableEnum
 from tidegate.connectors.delta.source.table_selection import TableSelection
 from tidegate.connectors.interface import Source, Split
 from tidegate.errors import OutageError, PipelineError
+from tidegate.subtask.failure_codes import failure_code
 from tidegate.testing.source_conformance import DiscoveringSourceConformance
 
 KINDS = {"insert": INSERT, "update_preimage": UPDATE_BEFORE, "update_postimage": UPDATE_AFTER, "delete": DELETE}
@@ -280,8 +281,9 @@ def test_entries_that_were_cleaned_up_unread_are_an_error(growing: Growing) -> N
     splits, _ = found_by(follow(growing), state)
     assert numbers(follow(growing), splits) == [1, 2, 3], "only the last one that was read is cleaned up"
     (growing.log / f"{2:020}.json").unlink()
-    with pytest.raises(PipelineError, match=r"no longer be followed from version 1 .*the oldest is 3.*logRetention"):
+    with pytest.raises(PipelineError, match=r"from version 1 .*the oldest is 3.*logRetention") as caught:
         found_by(follow(growing), state)
+    assert failure_code(caught.value) == "pipeline", "a restart would not bring them back (S9.1)"
 
 
 def test_a_quiet_table_whose_entries_are_all_cleaned_up_can_be_followed(growing: Growing) -> None:

@@ -23,7 +23,7 @@ from tidegate.jobs.secrets import MASK, resolve_secrets
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from deltalake.transaction import AddAction, RemoveAction
+    from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
 MAX_CAUSE_CHARACTERS = 500
 """Most characters shown of a delta-rs error."""
@@ -194,7 +194,12 @@ class DeltaLog:
             None: the entry is in the log. Else the problem: an entry of the same application was appended since, or the
                 answer is unclear. Then read the log again, because the entry may exist all the same.
         """
-        return self._commit(table, files, self._partition_by, {application: version}, metadata)
+        from deltalake import CommitProperties, Transaction
+
+        properties = CommitProperties(
+            app_transactions=[Transaction(application, version)], custom_metadata=dict(metadata)
+        )
+        return self._commit(table, files, self._partition_by, properties)
 
     def remove(
         self,
@@ -205,19 +210,25 @@ class DeltaLog:
     ) -> str | None:
         """Append one entry that removes files and sets the versions of applications, as a successor of `table`.
 
-        Returns as `append`. It also fails if another writer has removed one of the files since.
+        Returns as `append`, but it fails if any entry was appended since.
         """
-        return self._commit(table, files, list(table.metadata().partition_columns), applications, metadata)
+        from deltalake import CommitProperties, Transaction
+
+        properties = CommitProperties(
+            app_transactions=[Transaction(name, version) for name, version in applications.items()],
+            custom_metadata=dict(metadata),
+            # delta-rs would retry, and does not notice that a compaction has removed the same files meanwhile.
+            max_commit_retries=0,
+        )
+        return self._commit(table, files, list(table.metadata().partition_columns), properties)
 
     def _commit(
         self,
         table: DeltaTable,
         actions: Sequence[AddAction | RemoveAction],
         partition_by: Sequence[str],
-        applications: Mapping[str, int],
-        metadata: Mapping[str, str],
+        properties: CommitProperties,
     ) -> str | None:
-        from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
 
         before = table.version()
@@ -227,10 +238,7 @@ class DeltaLog:
                 mode="append",
                 schema=table.schema(),
                 partition_by=list(partition_by),
-                commit_properties=CommitProperties(
-                    app_transactions=[Transaction(name, version) for name, version in applications.items()],
-                    custom_metadata=dict(metadata),
-                ),
+                commit_properties=properties,
             )
             self._make_durable(table, before)
         except (DeltaError, OSError) as e:

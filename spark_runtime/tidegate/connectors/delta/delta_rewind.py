@@ -25,8 +25,8 @@ from tidegate.errors import OutageError, SinkConflictError
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-REWIND_ATTEMPTS = 10
-"""Attempts to append the entry; each attempt reads the log first."""
+REWIND_ATTEMPTS = 20
+"""Attempts to append the entry; each reads the log first, and fails if any other writer wins."""
 APPLICATION = "tidegate:"
 """Begin of the application id of a sink's subtask."""
 REWOUND = "tidegate-rewound:"
