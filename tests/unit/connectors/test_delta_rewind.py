@@ -22,7 +22,7 @@ from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.leftovers import NeededTransactions
 from tidegate.connectors.transactions import Committable
-from tidegate.errors import OutageError, SinkConflictError
+from tidegate.errors import OutageError, SinkConflictError, TidegateError
 from tidegate.testing.one_sink_job import TestWriter, numbers
 
 
@@ -286,12 +286,16 @@ def test_a_rewind_that_crashes_at_any_step_is_completed_by_the_next_one(
 
 @pytest.mark.parametrize("at", ["before the log is read", "before the append", "before the marker"])
 @pytest.mark.parametrize("has_committed", [True, False])
+@pytest.mark.parametrize("removes", [True, False])
 def test_a_zombie_that_commits_meanwhile_is_refused_or_rewound(
-    table: Table, monkeypatch: pytest.MonkeyPatch, at: str, has_committed: bool
+    table: Table, monkeypatch: pytest.MonkeyPatch, at: str, has_committed: bool, removes: bool
 ) -> None:
-    """S9.2: its subtask may have committed nothing before, so that the table does not know its application."""
+    """S9.2: its subtask may have committed nothing before, so that the table does not know its application. The rewind
+    may have no file to remove, so that only the applications are in conflict.
+    """
     table.commit(0, 1)
-    table.commit(0, 3)
+    if removes:
+        table.commit(0, 3)
     if has_committed:
         table.commit(1, 1)
     late = table.staged(1, 3)
@@ -310,12 +314,14 @@ def test_a_zombie_that_commits_meanwhile_is_refused_or_rewound(
     if at == "before the marker":
         zombie.commit(late)
     else:
-        with pytest.raises(SinkConflictError, match="a rewind has removed"):
+        # Before the log is read, the staged file may be all that there is to remove.
+        with pytest.raises(TidegateError, match="a rewind has removed|the staged file .* is lost"):
             zombie.commit(late)
     expected = [100, 101, 102, *([110, 111, 112] if has_committed else [])]
     assert table.rows == expected
-    with pytest.raises(SinkConflictError, match="a rewind has removed"):
-        table.writers[0].commit(table.staged(0, 2))
+    if removes:
+        with pytest.raises(SinkConflictError, match="a rewind has removed"):
+            table.writers[0].commit(table.staged(0, 2))
     table.rewind(1)()
     assert table.rows == expected
 
