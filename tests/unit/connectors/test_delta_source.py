@@ -259,7 +259,7 @@ def test_an_outage_of_the_storage_may_pass(tmp_path: Path, monkeypatch: pytest.M
         patched.setattr("fsspec.implementations.local.LocalFileSystem.ls", away)
         with pytest.raises(OutageError, match="no answer"):
             DeltaTable(tmp_path).schema()
-        patched.setattr("fsspec.implementations.local.LocalFileSystem._open", away)
+        patched.setattr("pyarrow.parquet.ParquetFile.__init__", away)
         with pytest.raises(OutageError, match="no answer"):
             read(source, splits)
     assert len(read(source, splits)) == 1

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from fsspec import AbstractFileSystem
 
 from tidegate.change_rows import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, change_kind_column
 from tidegate.connectors.delta.log.log_files import LogFiles
@@ -19,6 +20,7 @@ from tidegate.connectors.delta.log.table_state import DataFile
 from tidegate.connectors.delta.source.column_values import conformed, partition_scalar
 from tidegate.connectors.delta.source.deletion_vectors import Rows, deleted_rows
 from tidegate.connectors.delta.source.table_selection import COMMIT_FIELDS
+from tidegate.connectors.storage import is_local
 from tidegate.errors import OutageError, PipelineError
 
 MAX_BATCH_ROWS = 65_536
@@ -99,11 +101,7 @@ class FileRows:
         """
         with self._explained(part):
             vector, only = (self._rows_of(one) for one in (part.file.vector, part.only))
-            filesystem, path = self._log.locate(part.file.path)
-            with (
-                filesystem.open(path, "rb") as opened,
-                pq.ParquetFile(opened, coerce_int96_timestamp_unit="us") as file,
-            ):
+            with _opened(*self._log.locate(part.file.path)) as file:
                 wanted = self._wanted(file, part, names)
                 columns = [*wanted.values(), *([_CHANGE_TYPE] if part.kind in _KINDS_READ else [])]
                 first, row = _group_of(file, at)
@@ -195,6 +193,16 @@ class FileRows:
         except OSError as e:
             cause = " ".join(str(e).split())
             raise OutageError("a data file of the Delta table cannot be read now", where=where, cause=cause) from e
+
+
+@contextmanager
+def _opened(filesystem: AbstractFileSystem, path: str) -> Iterator[pq.ParquetFile]:
+    if is_local(filesystem):  # Arrow then reads without the interpreter's lock
+        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+            yield file
+        return
+    with filesystem.open(path, "rb") as opened, pq.ParquetFile(opened, coerce_int96_timestamp_unit="us") as file:
+        yield file
 
 
 def _group_of(file: pq.ParquetFile, at: int) -> tuple[int, int]:
