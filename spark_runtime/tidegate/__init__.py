@@ -115,6 +115,7 @@ if TYPE_CHECKING:  # the same names for type checkers; `as` exports them; a test
     from tidegate.connectors.data_sources.pyspark_source import PySparkSource as PySparkSource
     from tidegate.connectors.datagen import DataGen as DataGen
     from tidegate.connectors.delta.delta_sink import Delta as Delta
+    from tidegate.connectors.delta.source.delta_source import DeltaTable as DeltaTable
     from tidegate.connectors.discard import Discard as Discard
     from tidegate.connectors.files.sink.parquet import Parquet as Parquet
     from tidegate.connectors.files.sink.text_sinks import Csv as Csv

@@ -25,6 +25,7 @@ BUILT_IN: Mapping[str, str] = {
     "Csv": "tidegate.connectors.files.sink.text_sinks:Csv",
     "DataGen": "tidegate.connectors.datagen:DataGen",
     "Delta": "tidegate.connectors.delta.delta_sink:Delta",
+    "DeltaTable": "tidegate.connectors.delta.source.delta_source:DeltaTable",
     "Discard": "tidegate.connectors.discard:Discard",
     "Files": "tidegate.connectors.files.source.files:Files",
     "Iceberg": "tidegate.connectors.iceberg.iceberg_sink:Iceberg",

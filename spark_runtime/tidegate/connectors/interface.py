@@ -137,7 +137,8 @@ class ContinuousDiscovery:
             next split when it has finished another one, so that no reader waits while another one has many.
         after_finished: search only when readers have read every discovered split to its end. So when `discover` is
             called, all splits of the searches before have been emitted; `Discovery.state` can record that, and is part
-            of the next checkpoint. Readers report the end of a split with its last batch or `splits_changed`.
+            of the next checkpoint. Readers report the end of a split with its last batch or `splits_changed`. If each
+            search returns one split, the reader with the lowest index reads all of them, in their order.
     """
 
     interval: timedelta

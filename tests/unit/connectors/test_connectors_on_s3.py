@@ -12,11 +12,12 @@ import fsspec
 import pyarrow as pa
 import pytest
 import s3fs
-from deltalake import DeltaTable
+from deltalake import DeltaTable as DeltaTableOfRust
 from moto.server import ThreadedMotoServer
 
 from tidegate.connectors.delta.delta_log import DeltaLog, log_options
 from tidegate.connectors.delta.delta_sink import Delta
+from tidegate.connectors.delta.source.delta_source import DeltaTable
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.text_sinks import JsonLines
 from tidegate.connectors.files.source.files import Files
@@ -147,11 +148,56 @@ def test_a_rival_on_s3_is_noticed_between_the_look_at_a_delta_log_and_the_append
     successor.commit(handles)
     successor.recover(1)
 
-    table = DeltaTable(url, storage_options=log_options(url, options))
+    table = DeltaTableOfRust(url, storage_options=log_options(url, options))
     assert (table.version(), sorted(table.to_pyarrow_table()["n"].to_pylist())) == (1, [0, 1, 2, 3])
     left = s3fs.S3FileSystem(**{**options, "secret": "hidden"}).find(f"{bucket}/table/_tidegate")
     assert [path.split("/")[-2] for path in left] == ["commits"]
     sink.check(schema)
+
+
+def test_a_delta_table_on_s3_is_read_while_it_grows_and_its_sink_is_taken_back(
+    options: Mapping[str, Any], bucket: str
+) -> None:
+    """S4.3, S9.3."""
+    url = f"s3://{bucket}/table"
+    sink = Delta(url, storage_options=options)
+    identity = TestWriter()
+    writer = sink.create_writer(identity.context())
+
+    def commit(checkpoint_id: int) -> None:
+        writer.write(numbers(10 * checkpoint_id, 3))
+        writer.commit(writer.prepare_commit(checkpoint_id)())
+
+    commit(1)
+    source = DeltaTable(url, storage_options=options, follow="1 s")
+    reader = source.create_reader(SourceContext("table", 0, 1))
+    found: list[int] = []
+
+    def read(state: Any) -> Any:
+        search = source.create_enumerator(state).discover()
+        assert source.unavailable_splits(search.splits) == []
+        reader.add_splits(search.splits)
+        while (polled := reader.poll(0)).batch is not None:
+            found.extend(polled.batch["n"].to_pylist())
+        return search
+
+    first = read(None)
+    assert found == [10, 11, 12] and first.readable_until_ms is not None
+    commit(2)
+    commit(3)
+    second = read(first.state)
+    assert found == [10, 11, 12, 20, 21, 22, 30, 31, 32]
+    identity.generation = 2
+    sink.rewind_to(identity.context(0, 1), 1)()
+    table = DeltaTableOfRust(url, storage_options=log_options(url, options))
+    assert sorted(table.to_pyarrow_table()["n"].to_pylist()) == [10, 11, 12]
+    with pytest.raises(PipelineError, match=r"version 4 .*removes or rewrites rows"):
+        read(second.state)
+    reader.close()
+    bounded = DeltaTable(url, storage_options=options)
+    assert sum(int(split.data["files"][0]["bytes"]) > 0 for split in bounded.discover(1)) == 1
+    with pytest.raises(PipelineError, match="there is no Delta table"):
+        DeltaTable(f"s3://{bucket}/nothing", storage_options=options).schema()
 
 
 def test_a_missing_bucket_is_named_before_the_start(options: Mapping[str, Any]) -> None:

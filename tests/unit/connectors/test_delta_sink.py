@@ -83,7 +83,9 @@ def test_one_version_holds_a_transaction_and_names_it(tmp_path: Path) -> None:
     assert found["commitInfo"]["tidegateTransaction"] == handle.transaction_id
     (marker,) = (tmp_path / "_tidegate" / "commits").iterdir()
     assert marker.name == "job-1,lineage-1,out,0,7.json"
-    assert json.loads(marker.read_text()) == {"version": 1, "application": APPLICATION, "checkpoint_id": 7}
+    files = [{"path": found["add"]["path"], "rows": 2}]
+    record = {"version": 1, "application": APPLICATION, "checkpoint_id": 7, "files": files}
+    assert json.loads(marker.read_text()) == record
 
 
 def test_all_files_of_a_transaction_appear_at_one_instant(tmp_path: Path) -> None:

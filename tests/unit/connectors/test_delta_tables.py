@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 from deltalake.schema import Field, PrimitiveType
 
+from tidegate.change_rows import change_kind_field
 from tidegate.connectors.delta.data_files import MAX_FOLDER_CHARACTERS
 from tidegate.connectors.delta.delta_log import DeltaLog, log_options
 from tidegate.connectors.delta.delta_sink import Delta
@@ -274,6 +275,11 @@ def test_a_column_that_cannot_partition_is_refused_by_name(tmp_path: Path, by: s
 def test_partitioning_by_every_column_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="every column"):
         Delta(tmp_path, partition_by="n").check(SCHEMA)
+
+
+def test_change_rows_are_refused_because_the_sink_appends(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="cannot apply change rows.*'kind'"):
+        Delta(tmp_path).check(SCHEMA.append(change_kind_field("kind")))
 
 
 def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ SCHEMA = pa.schema([("v", pa.int64())])
         (Parquet("/out"), OF_FILES),
         (Csv("/out"), OF_FILES),
         (JsonLines("/out"), OF_FILES),
-        (Delta("/out"), {CollectsLeftovers, SupportsQuarantine}),
+        (Delta("/out"), {CollectsLeftovers, SupportsQuarantine, SupportsRewind}),
         (Postgres("host=h dbname=d", "t"), {SupportsQuarantine}),
         (SparkWriter(format="orc", path="/out"), {WrittenBySpark}),
         (Discard(), set()),

@@ -123,6 +123,21 @@ def test_with_a_limit_a_reader_gets_the_next_split_when_it_has_finished_one() ->
     assert readers.report(1, ended=1) == {1: ["s4"]}, "reader 0 is slow, and keeps nobody waiting"
 
 
+def test_splits_that_are_discovered_one_at_a_time_all_go_to_the_first_reader() -> None:
+    """S4.3: so a source whose records have an order keeps it, also if a restored split was read by another reader."""
+    for begun in (EnumerationState(), EnumerationState("s0", splits(0))):
+        readers = Readers(begun, after_finished=True)
+        readers.report(1)
+        readers.report(0)
+        for number in range(1, 6):
+            readers.report(0, ended=len(readers.given[0]) - readers.ended[0])
+            assert readers.enumerations.take_searches(number * 1_000) == ["src"]
+            assert readers.search(found(number, more=number % 2 == 0), number * 1_000) == {0: [f"s{number}"]}
+            readers.report(1)
+            assert readers.enumerations.search_ms is None, "the split is not read to its end"
+        assert readers.given[1] == []
+
+
 @pytest.mark.parametrize("how", ["passed", "finished", "aborted"])
 def test_nothing_is_assigned_from_the_trigger_until_the_barrier_has_passed_all_readers(how: str) -> None:
     readers = Readers().up()

@@ -1,1 +1,1 @@
-"""The Delta Lake sink."""
+"""Delta Lake: a source and a sink."""

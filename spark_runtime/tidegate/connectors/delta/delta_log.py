@@ -23,7 +23,7 @@ from tidegate.jobs.secrets import MASK, resolve_secrets
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from deltalake.transaction import AddAction
+    from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
 MAX_CAUSE_CHARACTERS = 500
 """Most characters shown of a delta-rs error."""
@@ -129,11 +129,18 @@ class DeltaLog:
         Raises:
             PipelineError: the table cannot be read, or the records do not fit it.
         """
+        table = self.opened()
+        if table is not None:
+            check_table(table, self._stored, self._partition_by, self._url)
+        return table
+
+    def opened(self) -> DeltaTable | None:
+        """Return the table as `find` does, whatever its columns and requirements are."""
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
         try:
-            table = DeltaTable(self._location, storage_options=self._options)
+            return DeltaTable(self._location, storage_options=self._options)
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as e:
@@ -143,8 +150,6 @@ class DeltaLog:
                 cause=self.error_text(e),
                 remedy="Check the path, the access rights and storage_options",
             ) from None
-        check_table(table, self._stored, self._partition_by, self._url)
-        return table
 
     def find_or_create(self) -> DeltaTable:
         """Return the table in its present state, and create it if needed. If two callers create it at once, one
@@ -190,18 +195,50 @@ class DeltaLog:
                 answer is unclear. Then read the log again, because the entry may exist all the same.
         """
         from deltalake import CommitProperties, Transaction
+
+        properties = CommitProperties(
+            app_transactions=[Transaction(application, version)], custom_metadata=dict(metadata)
+        )
+        return self._commit(table, files, self._partition_by, properties)
+
+    def remove(
+        self,
+        table: DeltaTable,
+        files: Sequence[RemoveAction],
+        applications: Mapping[str, int],
+        metadata: Mapping[str, str],
+    ) -> str | None:
+        """Append one entry that removes files and sets the versions of applications, as a successor of `table`.
+
+        Returns as `append`, but it fails if any entry was appended since.
+        """
+        from deltalake import CommitProperties, Transaction
+
+        properties = CommitProperties(
+            app_transactions=[Transaction(name, version) for name, version in applications.items()],
+            custom_metadata=dict(metadata),
+            # delta-rs would retry, and does not notice that a compaction has removed the same files meanwhile.
+            max_commit_retries=0,
+        )
+        return self._commit(table, files, list(table.metadata().partition_columns), properties)
+
+    def _commit(
+        self,
+        table: DeltaTable,
+        actions: Sequence[AddAction | RemoveAction],
+        partition_by: Sequence[str],
+        properties: CommitProperties,
+    ) -> str | None:
         from deltalake.exceptions import DeltaError
 
         before = table.version()
         try:
             table.create_write_transaction(
-                list(files),
+                list(actions),
                 mode="append",
                 schema=table.schema(),
-                partition_by=self._partition_by,
-                commit_properties=CommitProperties(
-                    app_transactions=[Transaction(application, version)], custom_metadata=dict(metadata)
-                ),
+                partition_by=list(partition_by),
+                commit_properties=properties,
             )
             self._make_durable(table, before)
         except (DeltaError, OSError) as e:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from tidegate.change_rows import change_kind_column
 from tidegate.connectors.delta.delta_log import DeltaLog, log_options, require_deltalake
+from tidegate.connectors.delta.delta_rewind import DeltaRewind
 from tidegate.connectors.delta.delta_schema import stored_schema
 from tidegate.connectors.delta.delta_writer import DeltaWriter
+from tidegate.connectors.delta.log.log_files import LogFiles
 from tidegate.connectors.files.sink.file_leftovers import FileLeftovers
 from tidegate.connectors.files.sink.file_sink import DEFAULT_TARGET_FILE_ROWS, DEFAULT_TARGET_FILE_SIZE, file_cut
 from tidegate.connectors.files.sink.hive_partitions import partition_columns
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.sink.staged_files import quarantine_files, staged_files
-from tidegate.connectors.interface import Sink, SinkWriter
+from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
 from tidegate.connectors.leftovers import LeftoverReport, NeededTransactions
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.storage import absolute_url, check_target_folder, is_local, list_folder, open_filesystem
@@ -73,6 +76,13 @@ class Delta(Sink):
             PipelineError: the package is missing; or a column, the folder, or an existing table does not fit.
         """
         require_deltalake(self._url)
+        if (kind := change_kind_column(schema)) is not None:
+            raise PipelineError(
+                "the Delta sink appends rows, and cannot apply change rows",
+                where=self._url,
+                cause=f"column {kind!r} holds kinds of change",
+                remedy="Drop the column with select() to append the rows as they are, or write to a sink with key=",
+            )
         stored = stored_schema(schema, self._partition_by, self._url)
         options = log_options(self._url, self._storage_options)
         filesystem, root = open_filesystem(self._url, self._storage_options)
@@ -96,6 +106,39 @@ class Delta(Sink):
         location = root if is_local(filesystem) else self._url
         log = DeltaLog(self._url, location, options, stored, self._partition_by)
         return DeltaWriter(filesystem, FileLayout(root, ctx), ctx, self._cut, log, stored, self._partition_by)
+
+    def rewind_to(
+        self,
+        ctx: SinkContext,
+        checkpoint_id: int,
+        pending: Sequence[Committable] = (),
+        *,
+        before: int = NO_CHECKPOINT,
+    ) -> Callable[[], None]:
+        """Return the function that removes the files committed after the checkpoint from the table, in one version.
+
+        Rows of other writers stay. The files themselves stay until VACUUM deletes them, for earlier versions.
+
+        Raises:
+            SinkConflictError: another program has rewritten files of the sink since, or the table is append-only.
+        """
+        require_deltalake(self._url)
+        stored = stored_schema(ctx.schema, self._partition_by, self._url)
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        location = root if is_local(filesystem) else self._url
+        log = DeltaLog(self._url, location, log_options(self._url, self._storage_options), stored, self._partition_by)
+        files = LogFiles(self._url, self._storage_options)
+        rewind = DeltaRewind(log, files, filesystem, FileLayout(root, ctx), ctx, checkpoint_id, before)
+        rewind.check()
+
+        def take_back() -> None:
+            # Before files leave the table, so that a zombie finds no staged file to commit afterwards.
+            writer = self.create_writer(ctx)
+            writer.recover(checkpoint_id, pending)
+            writer.close()
+            rewind.take_back()
+
+        return take_back
 
     def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
         """Move the staged files to quarantine."""

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
@@ -17,7 +17,7 @@ from tidegate.connectors.files.sink.hive_partitions import PartitionValues
 from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.transactions import Committable, SinkContext, TransactionId, parse_transaction_id
-from tidegate.errors import OutageError
+from tidegate.errors import OutageError, SinkConflictError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -45,6 +45,9 @@ class DeltaWriter(FileWriter):
     may have appended this and a later transaction before the log was read. Then write the marker of the application's
     last entry, in case its writer died before it did. If there is neither marker nor version, the log that was read
     does not hold this transaction.
+
+    If a rewind has removed the transaction from the table (S9.3), refuse it. The rewind records this before it removes
+    anything, and its log entry sets the version of each application, so an append to an older reading of the log fails.
 
     3. Move the files to their place. If a file is neither staged nor in its place: `TidegateError`.
 
@@ -84,23 +87,28 @@ class DeltaWriter(FileWriter):
     def _marker_of(self, made: TransactionId, checkpoint_id: int) -> str:
         return self._layout.marker(f"{made.writer},{checkpoint_id}")
 
-    def _mark(self, made: TransactionId, checkpoint_id: int) -> None:
+    def _mark(self, made: TransactionId, checkpoint_id: int, files: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write a marker unless it exists. Args: files: path and rows of each file; none: they are not known here."""
         marker = self._marker_of(made, checkpoint_id)
         if not self._fs.exists(marker):
-            self._write_marker(marker, {"application": application_id(made), "checkpoint_id": checkpoint_id})
+            record = {"application": application_id(made), "checkpoint_id": checkpoint_id}
+            self._write_marker(marker, {**record, "files": list(files)} if files else record)
 
     def _commit(self, handle: Committable) -> None:
         made = parse_transaction_id(handle.transaction_id)
         problem: str | None = None
         for _ in range(COMMIT_ATTEMPTS):
             table = self._log.find_or_create()
+            rewound = self._packs.listed()
+            if rewound.is_rewound(made.checkpoint_id):
+                raise self._rewound(made)
             last = table.transaction_version(application_id(made))
             if last == made.checkpoint_id:
                 break
             # checked after the log was read: another process may have appended this and a later transaction
             if self._is_marked(handle):
                 return
-            if last is not None:
+            if last is not None and not rewound.is_rewound(last):
                 self._mark(made, last)
             problem = self._append(table, made, handle)
             if problem is None:
@@ -113,7 +121,17 @@ class DeltaWriter(FileWriter):
                 remedy="Check which other processes write to the table. The data stays staged, and the "
                 "next start repeats the commit",
             )
-        self._mark(made, made.checkpoint_id)
+        names = self._targets(handle)
+        files = [{"path": name, "rows": file["rows"]} for name, file in zip(names, handle.data["files"], strict=True)]
+        self._mark(made, made.checkpoint_id, files)
+
+    def _rewound(self, made: TransactionId) -> SinkConflictError:
+        return SinkConflictError(
+            "refused to commit a transaction that a rewind has removed from the Delta table",
+            where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {made}",
+            cause="the job was restored to an earlier snapshot with on_committed_after=rewind",
+            remedy="End the process that still runs an older generation of the job",
+        )
 
     def _append(self, table: DeltaTable, made: TransactionId, handle: Committable) -> str | None:
         from deltalake.transaction import AddAction

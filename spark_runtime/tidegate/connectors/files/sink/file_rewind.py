@@ -47,8 +47,8 @@ class FileRewind:
         Raises:
             TidegateError: published files are missing: a reader that moved or copied them keeps their rows.
         """
-        there = set(self._files())
-        gone = [path for marker in self._markers() for path in self._files_of(marker) if path not in there]
+        there = set(self.files())
+        gone = [path for marker in self.markers() for path in self._files_of(marker) if path not in there]
         gone += self._gone_of_packed(there)
         if gone:
             raise TidegateError(
@@ -62,25 +62,29 @@ class FileRewind:
 
     def take_back(self) -> None:
         """Remove markers, then files. Idempotent; the caller repeats it after a failure."""
-        markers = self._markers()
+        markers = self.markers()
         # Recorded before any removal: a crash in between must not leave packed markers of removed files valid.
-        if (newest := self._newest(markers, self._files())) is not None:
+        if (newest := self._newest(markers, self.files())) is not None:
             # Not up to `before`, which may be unbounded: the record would also invalidate commits of checkpoints that
             # follow.
             self._packs.rewind(self._checkpoint_id, newest + 1)
-        for marker in markers:
-            self._remove(marker)
-        # Without a durable removal of the markers, a crash could leave a marker whose files are removed.
-        if is_local(self._fs) and os.path.isdir(self._layout.commits):
-            sync_to_disk(self._layout.commits)
-        files = list(self._files())
+        self.remove_markers(markers)
+        files = list(self.files())
         for path in files:
             self._remove(path)
         if is_local(self._fs):
             for folder in {os.path.dirname(path) for path in files}:
                 sync_to_disk(folder)
 
-    def _markers(self) -> list[str]:
+    def remove_markers(self, markers: Iterable[str]) -> None:
+        """Remove markers durably."""
+        for marker in markers:
+            self._remove(marker)
+        # Without a durable removal of the markers, a crash could leave a marker whose files are removed.
+        if is_local(self._fs) and os.path.isdir(self._layout.commits):
+            sync_to_disk(self._layout.commits)
+
+    def markers(self) -> list[str]:
         """Return the paths of the markers of transactions to remove."""
         found = list_folder(self._fs, self._layout.commits)[0]
         return [path for path in found if self._is_between(self._layout.marked_by(path.rsplit("/", 1)[-1]))]
@@ -101,7 +105,7 @@ class FileRewind:
         names.
         """
         counted = Counter(self._layout.published_by(path.rsplit("/", 1)[-1]) for path in there)
-        marked = {self._layout.marked_by(path.rsplit("/", 1)[-1]) for path in self._markers()}
+        marked = {self._layout.marked_by(path.rsplit("/", 1)[-1]) for path in self.markers()}
         lacking = []
         for row in self._packs.between(self._checkpoint_id, self._before).to_pylist():
             made = row["subtask"], row["checkpoint_id"]
@@ -114,7 +118,7 @@ class FileRewind:
         record = json.loads(self._fs.cat_file(marker))
         return [self._layout.target(file["path"]) for file in record["files"]]
 
-    def _files(self) -> Iterator[str]:
+    def files(self) -> Iterator[str]:
         """Yield the paths of the published files to remove, found by their names."""
         right_here, folders = list_folder(self._fs, self._layout.root)
         yield from filter(self._is_behind, right_here)

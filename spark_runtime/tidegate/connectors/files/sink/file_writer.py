@@ -231,8 +231,7 @@ class FileWriter(SinkWriter):
     def _move_files(self, handle: Committable) -> Sequence[str]:
         """Move the files as `_publish_files` does; durable only after the folders have been synchronised."""
         made = parse_transaction_id(handle.transaction_id)
-        files = handle.data["files"]
-        targets = [file.get("folder", "") + target_name(made, n, file["staged"]) for n, file in enumerate(files)]
+        files, targets = handle.data["files"], self._targets(handle)
         if self._local:
             for target in targets:
                 os.makedirs(os.path.dirname(self._layout.target(target)), exist_ok=True)
@@ -240,6 +239,13 @@ class FileWriter(SinkWriter):
             staged = self._layout.staged(file["staged"], made.subtask)
             self._publish_file(staged, self._layout.target(target), handle.transaction_id)
         return targets
+
+    @staticmethod
+    def _targets(handle: Committable) -> Sequence[str]:
+        """Return the places of the files of a transaction, relative to the sink's folder."""
+        made = parse_transaction_id(handle.transaction_id)
+        files = handle.data["files"]
+        return [file.get("folder", "") + target_name(made, n, file["staged"]) for n, file in enumerate(files)]
 
     def _publish_file(self, staged: str, target: str, transaction: str) -> None:
         # In this order, because another run of this subtask with the same permit may publish in between.

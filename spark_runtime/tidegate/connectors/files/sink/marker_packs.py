@@ -93,13 +93,18 @@ class MarkerPacks:
 
         return self._read_stable(look)
 
-    def between(self, after: int, before: int) -> pa.Table:
-        """Return one row for each committed transaction of the checkpoints between, both excluded."""
+    def between(self, after: int, before: int, *, rewound: bool = False) -> pa.Table:
+        """Return one row for each committed transaction of the checkpoints between, both excluded.
+
+        Args:
+            rewound: also transactions that a rewind has removed, or was about to remove.
+        """
 
         def look(listed: PackListing) -> pa.Table:
             asked = [("checkpoint_id", ">", after), ("checkpoint_id", "<", before)]
             near = [path for path, first, last in listed.packs if last > after and first < before]
-            return merge_packs([self._read(path, asked) for path in near], listed)
+            found = [self._read(path, asked) for path in near]
+            return merge_packs(found, PackListing(listed.packs, ()) if rewound else listed)
 
         return self._read_stable(look)
 
