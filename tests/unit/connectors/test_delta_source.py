@@ -586,5 +586,5 @@ def test_a_source_describes_itself_without_secrets(tmp_path: Path, monkeypatch: 
     source = DeltaTable("s3://lake/t", storage_options=options, follow=timedelta(seconds=30), partitions={"p": 1})
     assert source.describe() == "DeltaTable(s3://lake/t, partitions={'p': (1,)}, followed every 30 s)"
     assert "hush" not in repr(source._selection)
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     assert DeltaTable("t", version=3).describe() == f"DeltaTable({tmp_path}/t, version=3)"

@@ -112,7 +112,9 @@ class DeltaTable(Source):
             )
         if changes and follow is None:
             raise OptionError(
-                "changes=True needs follow=", where="DeltaTable(changes=)", remedy='Pass a pause, for example follow="30 s"'
+                "changes=True needs follow=",
+                where="DeltaTable(changes=)",
+                remedy='Pass a pause, for example follow="30 s"',
             )
         self._interval = None if follow is None else parse_duration(follow, where="DeltaTable(follow=)")
         if self._interval is not None and self._interval <= timedelta(0):
