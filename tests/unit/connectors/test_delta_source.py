@@ -231,6 +231,26 @@ def test_checkpoints_of_version_2_and_in_several_parts_are_read(
         DeltaTable(growing.folder).schema()
 
 
+def test_a_log_that_is_cleaned_up_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing = Growing(tmp_path)
+    for _ in range(3):
+        growing.append(1)
+    listed = LogFiles.listed
+
+    def overtaken(log: LogFiles) -> Any:
+        monkeypatch.setattr(LogFiles, "listed", listed)
+        found = listed(log)
+        growing.written.create_checkpoint()
+        for version in range(3):
+            (growing.log / f"{version:020}.json").unlink()
+        return found
+
+    monkeypatch.setattr(LogFiles, "listed", overtaken)
+    assert len(read(DeltaTable(tmp_path))) == 3
+
+
 def test_a_damaged_log_is_an_error(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.append(1)
@@ -566,5 +586,5 @@ def test_a_source_describes_itself_without_secrets(tmp_path: Path, monkeypatch: 
     source = DeltaTable("s3://lake/t", storage_options=options, follow=timedelta(seconds=30), partitions={"p": 1})
     assert source.describe() == "DeltaTable(s3://lake/t, partitions={'p': (1,)}, followed every 30 s)"
     assert "hush" not in repr(source._selection)
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     assert DeltaTable("t", version=3).describe() == f"DeltaTable({tmp_path}/t, version=3)"

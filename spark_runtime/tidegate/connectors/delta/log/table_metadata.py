@@ -1,4 +1,4 @@
-"""What a Delta table's log says about the table: columns, partitioning, properties, and the features it requires.
+"""Metadata of a Delta table, from its log: columns, partitioning, properties, and the features it requires.
 
 Source: PROTOCOL.md of delta-io/delta, "Change Metadata", "Protocol Evolution", "Column Mapping", "Schema Serialization
 Format".
@@ -125,17 +125,17 @@ class TableMetadata:
 
     @property
     def writes_changes(self) -> bool:
-        """Whether the table records the rows that its versions change (`delta.enableChangeDataFeed`)."""
+        """True if the table records the rows that its versions change (`delta.enableChangeDataFeed`)."""
         return self.properties.get("delta.enableChangeDataFeed", "").lower() == "true"
 
     @property
     def is_append_only(self) -> bool:
-        """Whether rows of the table must not be removed (`delta.appendOnly`)."""
+        """True if rows of the table must not be removed (`delta.appendOnly`)."""
         return self.properties.get("delta.appendOnly", "").lower() == "true"
 
     @property
     def has_commit_times(self) -> bool:
-        """Whether log entries hold the time of their commit (`delta.enableInCommitTimestamps`)."""
+        """True if log entries hold the time of their commit (`delta.enableInCommitTimestamps`)."""
         return self.properties.get("delta.enableInCommitTimestamps", "").lower() == "true"
 
     @property

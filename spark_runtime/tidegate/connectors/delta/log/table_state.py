@@ -97,6 +97,19 @@ def state_of(
         OutageError: the storage does not answer.
     """
     listing = listing or log.listed()
+    try:
+        return _built(log, version, files, listing)
+    except FileNotFoundError:
+        # The log was cleaned up since it was listed: a newer checkpoint exists now.
+        listing = log.listed()
+    try:
+        return _built(log, version, files, listing)
+    except FileNotFoundError as e:
+        raise no_version(log.url, listing.latest if version is None else version, listing, str(e)) from e
+
+
+def _built(log: LogFiles, version: int | None, files: bool, listing: LogListing) -> TableState:
+    """Build a version. Raises FileNotFoundError if a listed file is missing."""
     latest = listing.latest
     if latest is None:
         raise PipelineError(
@@ -108,22 +121,19 @@ def state_of(
     missing = [n for n in range(first, min(wanted, latest) + 1) if n not in listing.entries]
     if wanted > latest or missing:
         raise no_version(log.url, wanted, listing)
-    built = _Replay(files)
-    try:
-        with log.answering():
-            for part in log.checkpoint(checkpoint) if checkpoint is not None else ():
-                built.add_part(part)
-            for n in range(first, wanted + 1):
-                entry = log.entry(n)
-                if entry is None:
-                    raise FileNotFoundError(f"{n:020}.json")
-                built.add_entry(entry.actions(_REPLAYED if files else ("protocol", "metaData", "txn")))
-    except FileNotFoundError as e:
-        raise no_version(log.url, wanted, log.listed(), str(e)) from e
-    return built.state(wanted, log.url)
+    replay = _Replay(files)
+    with log.answering():
+        for part in log.checkpoint(checkpoint) if checkpoint is not None else ():
+            replay.add_part(part)
+        for n in range(first, wanted + 1):
+            entry = log.entry(n)
+            if entry is None:
+                raise FileNotFoundError(f"{n:020}.json")
+            replay.add_entry(entry.actions(_REPLAYED if files else ("protocol", "metaData", "txn")))
+    return replay.state(wanted, log.url)
 
 
-def no_version(where: str, version: int, listing: LogListing, cause: str = "") -> PipelineError:
+def no_version(where: str, version: int | None, listing: LogListing, cause: str = "") -> PipelineError:
     """Return the error for a version that cannot be built."""
     oldest = [one.version for one in listing.checkpoints] + ([0] if 0 in listing.entries else [])
     there = f"its versions are {min(oldest)} to {listing.latest}" if oldest else "no version of it is complete"

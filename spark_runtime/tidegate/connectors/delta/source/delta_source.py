@@ -112,7 +112,9 @@ class DeltaTable(Source):
             )
         if changes and follow is None:
             raise OptionError(
-                "changes=True needs follow=", where="DeltaTable(changes=)", remedy='Pass a pause such as follow="30 s"'
+                "changes=True needs follow=",
+                where="DeltaTable(changes=)",
+                remedy='Pass a pause, for example follow="30 s"',
             )
         self._interval = None if follow is None else parse_duration(follow, where="DeltaTable(follow=)")
         if self._interval is not None and self._interval <= timedelta(0):
@@ -138,7 +140,7 @@ class DeltaTable(Source):
 
     @property
     def boundedness(self) -> Boundedness:
-        """Return `bounded`; with `follow` `unbounded`."""
+        """Return `bounded`, or `unbounded` with `follow`."""
         return "bounded" if self._interval is None else "unbounded"
 
     def schema(self) -> pa.Schema:

@@ -200,7 +200,7 @@ class TableEnumerator(SplitEnumerator):
         return _after(self._returned, whole_version(self._log, state, self._filter))
 
     def _later(self, changes: VersionChanges, facts: TableFacts) -> Iterator[FilePart]:
-        # Only a restored table gets files again that it had before: their first splits may still be read.
+        # Only a restored table gets earlier files again, whose first splits may still be read.
         self._prefix = f"{changes.entry.version}:" if changes.operation == "RESTORE" else ""
         if self._selection.changes:
             return _after(self._returned, changes.changed(self._filter, facts, self._selection.url))

@@ -25,7 +25,7 @@ COMMIT_FIELDS = (
 
 @dataclass(frozen=True)
 class TableSelection:
-    """What a source reads of a table. No I/O in the constructor.
+    """The part of a table that a source reads. No I/O in the constructor.
 
     Attributes:
         url: the table's folder.

@@ -1,4 +1,4 @@
-"""What one later version of a Delta table does to its rows, by its log entry."""
+"""The changes of one later version of a Delta table, by its log entry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidegate.errors import PipelineError
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What an enumerator must know of a version's metadata to read later versions. Part of its state.
+    """Facts of a version's metadata that an enumerator needs to read later versions. Part of its state.
 
     Attributes:
         table_id, partition_columns, protocol: as in `TableMetadata`.
