@@ -73,8 +73,8 @@ def conclude(entries: list[dict[str, Any]], output: str) -> int:
         print(f"{role:6} {connector.rpartition(':')[2]:16} {dict(counts)}")
     ledgers = [entry for entry in entries if entry["kind"] == "ledger"]
     for entry in ledgers:
-        counts = f"{entry['rows']:,} rows, {entry['lost']} lost, {entry['duplicated']} duplicated"
-        print(f"ledger {entry['connectors']:24} {counts}")
+        facts = f"{entry['rows']:,} rows, {entry['lost']} lost, {entry['duplicated']} duplicated"
+        print(f"ledger {entry['connectors']:24} {facts}")
     tests = sum(counts.total() for counts in outcomes.values())
     failed = len(FAILED.findall(output))
     skipped = sum(int(number) for number in LEFT_OUT.findall(output))

@@ -83,7 +83,7 @@ def published(warehouse: Path) -> pa.Table:
 
 def expected(flights: Path, until: datetime) -> set[tuple[Any, ...]]:
     """Return airport, hour, flights and departures of all hours before `until`, by DuckDB."""
-    found = duckdb.sql(
+    found = duckdb.connect().execute(
         f"""SELECT origin, time_hour, count(*), count(dep_delay), sum(dep_delay) FROM '{flights}'
         WHERE time_hour < TIMESTAMP '{until:%Y-%m-%d %H:%M:%S}' GROUP BY ALL"""
     )
