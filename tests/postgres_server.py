@@ -124,3 +124,19 @@ def _unprivileged() -> pwd.struct_passwd | None:
         return None
     names = [user.pw_name for user in pwd.getpwall()]
     return pwd.getpwnam("postgres" if "postgres" in names else "nobody")
+
+
+def drop_slot(sql: Any, name: str, patience_s: float = 30.0) -> None:
+    """Drop a replication slot. A reader that is ending may still use it, or be about to connect."""
+    from psycopg.errors import ObjectInUse
+
+    deadline = time.monotonic() + patience_s
+    while True:
+        sql.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", [name])
+        try:
+            sql.execute("SELECT pg_drop_replication_slot(%s)", [name])
+            return
+        except ObjectInUse:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)

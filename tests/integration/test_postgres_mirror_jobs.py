@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from builders.sinks import forget_sinks, new_sink_name
-from postgres_server import PostgresServer
+from postgres_server import PostgresServer, drop_slot
 
 from tidegate import Postgres, PostgresTable
 from tidegate.api.pipeline import Pipeline
@@ -105,14 +105,7 @@ class Mirror:
         query = "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE %s"
         prefix = f"tidegate_mirror_{self.number}_%"
         for (slot,) in self.sql.execute(query, [prefix]).fetchall():
-            self.sql.execute(
-                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active",
-                [slot],
-            )
-            active = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
-            while self.sql.execute(active, [slot]).fetchone()[0]:
-                pass
-            self.sql.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+            drop_slot(self.sql, slot)
         self.sql.close()
 
 
