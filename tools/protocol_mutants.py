@@ -840,7 +840,7 @@ MUTANTS = (
         "splits that wait for a reader are not part of snapshots",
         "S4.3",
         "tidegate.coordinator.enumeration",
-        "EnumerationState(self._state, tuple(self._waiting), self._complete)",
+        "EnumerationState(self._state, tuple(self._waiting), self._complete, self._until_ms)",
         "EnumerationState(self._state, (), self._complete)",
     ),
     Mutant(

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pyarrow.dataset as ds
+import pytest
 from conftest import RealJob
 from ledger import compared
 
@@ -15,6 +16,8 @@ from tidegate.jobs.records import RestoreFrom
 PIPELINE = Path(__file__).parent / "pipelines" / "numbers_stream.py"
 
 
+@pytest.mark.slow
+@pytest.mark.gate
 def test_each_row_of_a_python_data_source_is_read_once(local_job: RealJob) -> None:
     """S4.1, S4.3, S5.5, S9.1, S9.2."""
     numbers = Path(local_job.out).parent / "numbers"

@@ -53,6 +53,7 @@ DECISIONS: dict[str, Curability] = {
     "SumOverflowError": "counted",
     "TidegateError": "counted",
     "UnclearAnswerError": "curable",
+    "UnknownSchemaError": "incurable",
     "WaitTimeoutError": "curable",
 }
 
