@@ -302,7 +302,11 @@ class DriverProcess:
             case "event":
                 self._feed(payload)
             case "message" if current is not None:
+                searches_ms = current.run.search_ms
                 current.on_message(*payload)
+                if searches_ms is None and current.run.search_ms is not None:
+                    # A reader has read the last split, so that a search is due at once (`after_finished`).
+                    self._ticked = (None, 0)
             case "lost" if current is not None:
                 current.on_lost(payload)
             case "searched" if payload[0] is current:
