@@ -21,17 +21,19 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 OWN = "tidegate.connectors."
 WHOLE_JOBS = (
     "test_delta_job.py",
+    "test_delta_source_on_spark.py",
     "test_iceberg_on_spark.py",
     "test_kafka_on_spark.py",
     "test_kafka_sink_jobs.py",
     "test_kafka_to_kafka_on_spark.py",
     "test_postgres_jobs.py",
+    "test_postgres_mirror_on_spark.py",
     "test_pyspark_source_on_spark.py",
     "test_watched_folder_on_spark.py",
 )
 """Tests on real Spark and real systems, in tests/integration."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) ", re.MULTILINE)
-LEFT_OUT = re.compile(r"(\d+) tests? left out")
+LEFT_OUT = re.compile(r"^(\d+) tests? needs? ", re.MULTILINE)
 
 
 def suites() -> list[str]:
@@ -84,7 +86,7 @@ def conclude(entries: list[dict[str, Any]], output: str) -> int:
         f"connectors: {passed['source']} sources, {passed['sink']} sinks, {tests} conformance tests, {failed} failed, "
         f"{lost} lost, {duplicated} duplicated, {rows} rows in {len(ledgers)} comparisons, skipped {skipped}"
     )
-    return 1 if failed or lost or duplicated or not ledgers else 0
+    return 1 if failed or lost or duplicated or skipped or not ledgers else 0
 
 
 def main() -> int:

@@ -112,7 +112,6 @@ if TYPE_CHECKING:  # the same names for type checkers; `as` exports them; a test
     from tidegate.api.windows import session as session
     from tidegate.api.windows import sliding as sliding
     from tidegate.api.windows import tumbling as tumbling
-    from tidegate.connectors.data_sources.pyspark_source import PySparkSource as PySparkSource
     from tidegate.connectors.datagen import DataGen as DataGen
     from tidegate.connectors.delta.delta_sink import Delta as Delta
     from tidegate.connectors.delta.source.delta_source import DeltaTable as DeltaTable
@@ -131,6 +130,7 @@ if TYPE_CHECKING:  # the same names for type checkers; `as` exports them; a test
     from tidegate.connectors.push import PushContext as PushContext
     from tidegate.connectors.push import Pusher as Pusher
     from tidegate.connectors.push import PushSource as PushSource
+    from tidegate.connectors.pyspark.pyspark_source import PySparkSource as PySparkSource
     from tidegate.connectors.replay import Replay as Replay
     from tidegate.connectors.spark.spark_source import SparkFrame as SparkFrame
     from tidegate.connectors.spark.spark_source import SparkTable as SparkTable

@@ -57,6 +57,7 @@ class Tables:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 def test_each_row_of_a_table_that_grows_is_copied_once(local_job: RealJob) -> None:
     """S4.3, S5.5, S9.1, S9.2."""
     tables = Tables(local_job)

@@ -381,13 +381,14 @@ def test_a_stream_that_would_only_be_silent_fails(
     reading = table.read()
     reading.until(lambda: reading.position is not None and not reading.position["copying"])
     table.run("INSERT INTO $t VALUES (1, 'a')")
+    reading.until(lambda: any(batch.num_rows for batch in reading.batches))
     table.run(statement)
     error = reading.failure()
     assert any(words in str(error) for words in said), error
     found = [row for batch in reading.batches for row in batch.to_pylist()]
     renamed = [change("insert", id=2, v="b")] if "renamed" in statement else []
-    # On a busy machine the check may come before the last changes. They stay in the slot.
-    assert found == [change("insert", id=1, v="a"), *renamed][: len(found)]
+    # On a busy machine the check may come before the row of the renamed table, which stays in the slot.
+    assert found in ([change("insert", id=1, v="a")], [change("insert", id=1, v="a"), *renamed])
     table.run("DROP TABLE IF EXISTS renamed")
 
 

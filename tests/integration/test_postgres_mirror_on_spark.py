@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import RealJob
+from ledger import compared
 from postgres_server import PASSWORD_VARIABLE, PostgresServer
 
 MIRROR = Path(__file__).parent / "pipelines" / "mirror.py"
@@ -71,6 +72,8 @@ class Tables:
         wanted = self.run(self.source, f"SELECT * FROM {self.names[0]} ORDER BY 1")
         query = f"SELECT * FROM {self.names[1]} ORDER BY 1"
         self.job.until(lambda _: self.run(self.target, query) == wanted, "the mirror equals the table")
+        rows = ([tuple(row) for row in found] for found in (wanted, self.run(self.target, query)))
+        assert compared("PostgresTable, Postgres", *rows) == (0, 0)
 
 
 def restarted(job: RealJob, at_least: int) -> None:

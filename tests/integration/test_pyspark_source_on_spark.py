@@ -64,5 +64,5 @@ def test_each_row_of_a_python_data_source_is_read_once(local_job: RealJob) -> No
 
 
 def commits(numbers: Path) -> list[int]:
-    """The offsets that the data source was told, by all runs."""
+    """Offsets that all runs have committed, in order."""
     return [int(line) for line in numbers.with_suffix(".commits").read_text().split()]

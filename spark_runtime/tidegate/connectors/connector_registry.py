@@ -37,7 +37,7 @@ BUILT_IN: Mapping[str, str] = {
     "Postgres": "tidegate.connectors.postgres.postgres_sink:Postgres",
     "PostgresTable": "tidegate.connectors.postgres.source.postgres_table:PostgresTable",
     "Replay": "tidegate.connectors.replay:Replay",
-    "PySparkSource": "tidegate.connectors.data_sources.pyspark_source:PySparkSource",
+    "PySparkSource": "tidegate.connectors.pyspark.pyspark_source:PySparkSource",
     "SparkFrame": "tidegate.connectors.spark.spark_source:SparkFrame",
     "SparkTable": "tidegate.connectors.spark.spark_source:SparkTable",
     "SparkWriter": "tidegate.connectors.spark.spark_writer:SparkWriter",

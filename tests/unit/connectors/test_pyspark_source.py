@@ -16,9 +16,9 @@ from pyspark.sql import Row
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from tidegate import Pipeline, PySparkSource
-from tidegate.connectors.data_sources.row_batches import arrow_schema, batches_of
-from tidegate.connectors.data_sources.schema_text import parse_schema
 from tidegate.connectors.interface import Source, SourceContext
+from tidegate.connectors.pyspark.row_batches import arrow_schema, batches_of
+from tidegate.connectors.pyspark.schema_text import parse_schema
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import OptionError, PipelineError

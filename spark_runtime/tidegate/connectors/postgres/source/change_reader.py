@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tidegate.connectors.data_sources.prefetch import Prefetch
 from tidegate.connectors.interface import PollResult, SourceContext, SourceReader, Split
 from tidegate.connectors.postgres.source.change_assembler import Arrived
 from tidegate.connectors.postgres.source.change_feed import ChangeFeed, FeedSettings
 from tidegate.connectors.postgres.source.handover import ChangePosition
 from tidegate.connectors.postgres.source.slots import SlotOwner
+from tidegate.connectors.prefetch import Prefetch
 
 RETRY_MS = 1_000
 """Wait for the next poll of a reader without changes, milliseconds. Changes end it, by the wake call."""

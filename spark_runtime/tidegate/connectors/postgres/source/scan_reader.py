@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.data_sources.prefetch import PAUSE_S, Prefetch
 from tidegate.connectors.interface import PollResult, SourceContext, SourceReader, Split
 from tidegate.connectors.postgres.connection import Database, load_psycopg
 from tidegate.connectors.postgres.source.key_ranges import KeyRange, copy_statement
@@ -21,6 +20,7 @@ from tidegate.connectors.postgres.source.source_errors import is_outage, source_
 from tidegate.connectors.postgres.source.source_session import SourceClosedError, open_session
 from tidegate.connectors.postgres.source.source_table import TableName
 from tidegate.connectors.postgres.source.table_copy import copied_rows
+from tidegate.connectors.prefetch import PAUSE_S, Prefetch
 
 logger = logging.getLogger("tidegate.connectors")
 

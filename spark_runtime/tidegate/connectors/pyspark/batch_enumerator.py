@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
-import logging
 from collections.abc import Mapping
 from typing import Any
 
-from tidegate.connectors.data_sources.partitions import partitions_of
 from tidegate.connectors.interface import Discovery, Split, SplitEnumerator
-from tidegate.errors import PipelineError
-
-logger = logging.getLogger("tidegate.connectors")
+from tidegate.connectors.pyspark.offsets import plain_offset
+from tidegate.connectors.pyspark.partitions import partitions_of
 
 
 class BatchEnumerator(SplitEnumerator):
@@ -33,11 +29,15 @@ class BatchEnumerator(SplitEnumerator):
     def discover(self) -> Discovery:
         """Plan one batch."""
         if self._state is None:
-            self._state = {"batch": 0, "offset": self._plain(self._reader.initialOffset()), "finished": None}
+            self._state = {
+                "batch": 0,
+                "offset": plain_offset(self._where, self._reader.initialOffset()),
+                "finished": None,
+            }
         number, start = self._state["batch"], self._state["offset"]
         # Called only when everything that was planned has been read.
         finished = start if number else None
-        end = self._plain(self._latest(start))
+        end = plain_offset(self._where, self._latest(start))
         if end == start:
             self._state = {"batch": number, "offset": start, "finished": finished}
             return Discovery([], self._state)
@@ -64,15 +64,3 @@ class BatchEnumerator(SplitEnumerator):
         if not self._knows_limits:  # data sources written for PySpark 4.0 and 4.1
             return self._reader.latestOffset()
         return self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
-
-    def _plain(self, offset: Any) -> Any:
-        """Return an offset as a snapshot will hold it."""
-        try:
-            return json.loads(json.dumps(offset, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise PipelineError(
-                "an offset of a Python data source cannot be stored",
-                where=self._where,
-                cause=f"{type(error).__name__}: {error}",
-                remedy="Return offsets of texts, numbers, booleans, lists and dicts",
-            ) from error

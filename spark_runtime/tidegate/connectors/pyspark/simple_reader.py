@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from tidegate.connectors.data_sources.prefetch import Prefetch
-from tidegate.connectors.data_sources.row_batches import batches_of
 from tidegate.connectors.interface import PollResult, SourceReader, Split
+from tidegate.connectors.prefetch import Prefetch
+from tidegate.connectors.pyspark.offsets import plain_offset
+from tidegate.connectors.pyspark.row_batches import batches_of
 from tidegate.errors import PipelineError
 from tidegate.operators.batch_sizes import concat_batches
 
@@ -110,7 +111,7 @@ class SimpleReader(SourceReader):
             yield from self._emitted(rows, start, position["end"], position["rows"])
             start = position["end"]
         else:
-            yield _Read({"start": self._plain(start), "end": None, "rows": 0})
+            yield _Read({"start": plain_offset(self._where, start), "end": None, "rows": 0})
         while not closed.is_set():
             while not self._commits.empty():
                 offset = self._commits.get()
@@ -118,13 +119,13 @@ class SimpleReader(SourceReader):
                     reader.commit(offset)
                     committed = offset
             rows, end = reader.read(start)
-            end = self._plain(end)
-            if end == self._plain(start):
+            end = plain_offset(self._where, end)
+            if end == plain_offset(self._where, start):
                 self._refuse_rows(rows, end)
                 yield _Read({"start": end, "end": None, "rows": 0}, idle=True)
                 closed.wait(self._pause_s)
                 continue
-            yield from self._emitted(rows, self._plain(start), end, 0)
+            yield from self._emitted(rows, plain_offset(self._where, start), end, 0)
             start = end
 
     def _emitted(self, rows: Any, start: Any, end: Any, skipped: int) -> Iterator[_Read]:
@@ -139,18 +140,6 @@ class SimpleReader(SourceReader):
             if count > skipped:
                 yield _Read({"start": start, "end": end, "rows": count}, batch.slice(max(0, skipped - before)))
         yield _Read({"start": end, "end": None, "rows": 0})
-
-    def _plain(self, offset: Any) -> Any:
-        """Return an offset as a snapshot will hold it."""
-        try:
-            return json.loads(json.dumps(offset, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise PipelineError(
-                "an offset of a Python data source cannot be stored",
-                where=self._where,
-                cause=f"{type(error).__name__}: {error}",
-                remedy="Return offsets of texts, numbers, booleans, lists and dicts",
-            ) from error
 
     def _refuse_rows(self, rows: Any, offset: Any) -> None:
         if next(iter(rows), None) is not None:

@@ -84,13 +84,13 @@ class PySparkSource(Source):
 
     def schema(self) -> pa.Schema:
         """Return the schema in Arrow's types. Without `schema=`, the class is asked."""
-        from tidegate.connectors.data_sources.row_batches import arrow_schema
+        from tidegate.connectors.pyspark.row_batches import arrow_schema
 
         return arrow_schema(self._struct())
 
     def discover(self, parallelism: int) -> Sequence[Split]:
         """Return a split for each partition of the batch, or the one split of a simple stream."""
-        from tidegate.connectors.data_sources.partitions import partitions_of
+        from tidegate.connectors.pyspark.partitions import partitions_of
 
         if self._stream:
             return [Split("0", {})]
@@ -103,14 +103,14 @@ class PySparkSource(Source):
 
     def create_enumerator(self, state: Any) -> SplitEnumerator:
         """Return an enumerator that plans batches with a `streamReader`."""
-        from tidegate.connectors.data_sources.batch_enumerator import BatchEnumerator
+        from tidegate.connectors.pyspark.batch_enumerator import BatchEnumerator
 
         return BatchEnumerator(self._make().streamReader(self._struct()), state, self._where("streamReader"))
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
         """Return a reader, which reads on a thread of its own."""
-        from tidegate.connectors.data_sources.partition_reader import PartitionReader
-        from tidegate.connectors.data_sources.simple_reader import SimpleReader
+        from tidegate.connectors.pyspark.partition_reader import PartitionReader
+        from tidegate.connectors.pyspark.simple_reader import SimpleReader
 
         if self._stream and not self._has_partitions:
             return SimpleReader(
@@ -139,8 +139,8 @@ class PySparkSource(Source):
         return self._stream and self._source.streamReader is not DataSource.streamReader
 
     def _opener(self) -> Any:
-        from tidegate.connectors.data_sources.partitions import partition_of
-        from tidegate.connectors.data_sources.row_batches import batches_of
+        from tidegate.connectors.pyspark.partitions import partition_of
+        from tidegate.connectors.pyspark.row_batches import batches_of
 
         struct, where = self._struct(), self._where("read")
         readers: list[Any] = []
@@ -155,7 +155,7 @@ class PySparkSource(Source):
         return opened
 
     def _struct(self) -> StructType:
-        from tidegate.connectors.data_sources.schema_text import as_struct
+        from tidegate.connectors.pyspark.schema_text import as_struct
 
         declared = self._declared if self._declared is not None else self._make().schema()
         return as_struct(declared, self._source.__name__)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.data_sources.prefetch import PAUSE_S, Prefetch
 from tidegate.connectors.interface import PollResult, SourceReader, Split
+from tidegate.connectors.prefetch import PAUSE_S, Prefetch
 from tidegate.operators.batch_sizes import concat_batches
 
 OpenPartition = Callable[[Mapping[str, Any]], Iterator[pa.RecordBatch]]
