@@ -35,3 +35,10 @@ def change_kind_column(schema: pa.Schema) -> str | None:
         if (field.metadata or {}).get(ROLE) == CHANGE_KIND:
             return str(field.name)
     return None
+
+
+def only_role(field: pa.Field) -> pa.Field:
+    """Return a field without metadata, except its role: operators that pass a column on must not lose it."""
+    role = (field.metadata or {}).get(ROLE)
+    plain = field.remove_metadata()
+    return plain if role is None else plain.with_metadata({ROLE: role})

@@ -15,6 +15,7 @@ from tidegate.api.draft.stream_time import StreamEventTime
 from tidegate.api.states import require_storable
 from tidegate.api.stream_base import BroadcastStream, StreamBase
 from tidegate.api.windows import WINDOW_BOUND, WINDOW_END, WINDOW_START, Session, Sliding, Tumbling, signed_us
+from tidegate.change_rows import only_role
 from tidegate.errors import PipelineError
 from tidegate.operators.joins.join_specs import (
     LEFT,
@@ -138,7 +139,7 @@ def broadcast_join(left: pa.Schema, other: BroadcastStream, call: JoinCall, wher
     if not alone or call.where is not None:
         names = output_names(left, other.schema, keys, call.suffix, where)
     added = [other.schema.field(column).with_name(name).remove_metadata() for column, name in names]
-    own = [field.remove_metadata() for field in left]
+    own = [only_role(field) for field in left]
     pairs = pa.schema([*own, *(field.with_nullable(True) if how == "left" else field for field in added)])
     condition = None
     if call.where is not None:

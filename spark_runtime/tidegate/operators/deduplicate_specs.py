@@ -10,7 +10,7 @@ import pyarrow as pa
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.backend_shapes import backend_shapes
-from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
+from tidegate.operators.operator_spec import ChangeInputs, EndOfInput, KeyedStatePlace, OperatorSpec
 from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.state.keyed_state import StateDescriptor, TimeToLive
 from tidegate.state.keys.key_types import stored_field
@@ -33,6 +33,7 @@ class DeduplicateSpec(OperatorSpec):
     """
 
     keyed_state: ClassVar[KeyedStatePlace] = "backend"
+    change_inputs: ClassVar[ChangeInputs] = "none"
 
     keys: tuple[str, ...]
     time_column: str | None

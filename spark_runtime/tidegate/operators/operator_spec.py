@@ -17,6 +17,8 @@ EndOfInput: TypeAlias = Literal["none", "any"] | int
 KeyedStatePlace: TypeAlias = Literal["none", "backend", "columns"]
 """Where an operator keeps state by key. "none": it has none. "backend": in the back end that `state_backend` names.
 "columns": in columns in memory, unless that back end keeps state outside memory (S5.2)."""
+ChangeInputs: TypeAlias = Literal["all", "first", "none"]
+"""Inputs from which an operator takes change rows (`tidegate.change_rows`)."""
 SideSchemas: TypeAlias = tuple[tuple[str, pa.Schema], ...]
 """(name, schema) of each side output."""
 
@@ -29,6 +31,8 @@ class OperatorSpec(ABC):
     """
 
     keyed_state: ClassVar[KeyedStatePlace] = "none"
+    change_inputs: ClassVar[ChangeInputs] = "all"
+    """Inputs whose rows may be change rows. From others each of them would count as a new row, which is wrong."""
 
     def uses_backend(self, state_backend: StateBackend) -> bool:
         """Return whether the operator keeps its state in the back end of this name. Such operators share a slot's

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from tidegate.api.draft.column_checks import missing_column, nearest
+from tidegate.change_rows import only_role
 from tidegate.errors import PipelineError
 
 _NOT_FOUND = re.compile(r"^No match for FieldRef\.(?P<reference>.*) in ", re.MULTILINE)
@@ -44,7 +45,7 @@ def result_fields(columns: Sequence[tuple[str, pc.Expression]], schema: pa.Schem
     for name, expression in columns:
         source = passed_column(expression, schema)
         if source is not None:
-            fields.append(schema.field(source).with_name(name).remove_metadata())
+            fields.append(only_role(schema.field(source).with_name(name)))
         else:
             fields.append(pa.field(name, _result_type(name, expression, schema, where)))
     return tuple(fields)

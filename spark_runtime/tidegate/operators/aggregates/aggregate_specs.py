@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
+from tidegate.operators.operator_spec import ChangeInputs, EndOfInput, KeyedStatePlace, OperatorSpec
 from tidegate.snapshot.evolved_columns import schema_columns
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
 from tidegate.state.aggregates.aggregate_registry import find_aggregate
@@ -93,6 +93,8 @@ class PartialAggSpec(OperatorSpec):
         results: types of the aggregates' results.
     """
 
+    change_inputs: ClassVar[ChangeInputs] = "none"
+
     keys: tuple[str, ...]
     aggregates: tuple[BoundAggregate, ...]
     input_schema: pa.Schema
@@ -126,6 +128,7 @@ class RunningAggSpec(OperatorSpec):
     """
 
     keyed_state: ClassVar[KeyedStatePlace] = "columns"
+    change_inputs: ClassVar[ChangeInputs] = "none"
 
     keys: tuple[str, ...]
     aggregates: tuple[BoundAggregate, ...]

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from tidegate.jobs.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.backend_shapes import backend_shapes
-from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
+from tidegate.operators.operator_spec import ChangeInputs, EndOfInput, KeyedStatePlace, OperatorSpec
 from tidegate.operators.time.calendar import CALENDAR, Calendar
 from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.snapshot.evolved_columns import schema_columns
@@ -58,6 +58,8 @@ class BroadcastJoinSpec(OperatorSpec):
         where: further condition, over the columns of a pair; null counts as false.
         left_out: columns of the probe side that nothing reads. `left_schema` and `schema` do not contain them.
     """
+
+    change_inputs: ClassVar[ChangeInputs] = "first"
 
     on: tuple[str, ...]
     how: JoinKind
@@ -203,6 +205,7 @@ class StreamJoinSpec(OperatorSpec):
     """
 
     keyed_state: ClassVar[KeyedStatePlace] = "backend"
+    change_inputs: ClassVar[ChangeInputs] = "none"
 
     how: StreamJoinKind
     inputs: tuple[JoinInput, JoinInput]

@@ -10,7 +10,7 @@ import pyarrow as pa
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.aggregates.aggregate_specs import BoundAggregate, aggregate_fields
-from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
+from tidegate.operators.operator_spec import ChangeInputs, EndOfInput, KeyedStatePlace, OperatorSpec
 from tidegate.operators.time.calendar import CALENDAR, Calendar
 from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.snapshot.evolved_columns import schema_columns
@@ -46,6 +46,7 @@ class WindowAggSpec(OperatorSpec):
     """
 
     keyed_state: ClassVar[KeyedStatePlace] = "columns"
+    change_inputs: ClassVar[ChangeInputs] = "none"
 
     keys: tuple[str, ...]
     time_column: str | None
