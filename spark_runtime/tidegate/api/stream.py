@@ -45,6 +45,7 @@ from tidegate.api.windows import (
     duration_us,
     session,
 )
+from tidegate.change_rows import change_kind_column, only_role
 from tidegate.connectors.interface import Sink
 from tidegate.errors import PipelineError
 from tidegate.operators.aggregates.aggregate_specs import AggregateOutput, PartialAggSpec
@@ -113,6 +114,29 @@ class Stream(StreamBase):
         wanted = [(name, checked.pop(name, None)) for name in self.schema.names]
         plain = [(name, pc.field(name) if value is None else value) for name, value in wanted]
         return self._project([*plain, *checked.items()], "with_columns", location)
+
+    def changes_as_rows(self) -> Self:
+        """Make each change row a plain row. The column with the kind of change stays, as plain text.
+
+        For a log of all changes, or to count them: the result can be written to any sink, and aggregated. To keep a
+        copy of a table, write the change rows to a sink that applies them instead.
+
+        Raises:
+            PipelineError: the stream has no column with the kind of change.
+        """
+        location = user_location()
+        kind = change_kind_column(self.schema)
+        if kind is None:
+            raise PipelineError(
+                "the stream has no change rows",
+                where=call_place("changes_as_rows", None, location),
+                remedy="Leave out changes_as_rows(); or read changes, for example with changes=True",
+            )
+        place = self.schema.get_field_index(kind)
+        schema = self.schema.set(place, self.schema.field(place).remove_metadata())
+        columns = tuple((name, pc.field(name)) for name in schema.names)
+        node = DraftNode(None, "project", self._forward(), schema, location, spec=ProjectSpec(columns, schema))
+        return self._then(node, self._event_time)
 
     def filter(self, predicate: pc.Expression) -> Self:
         """Keep the records for which `predicate` is true; null counts as false.
@@ -257,7 +281,7 @@ class Stream(StreamBase):
         inputs = (self, *others)
         schema = pa.schema(
             [
-                field.remove_metadata().with_nullable(any(s.schema.field(field.name).nullable for s in inputs))
+                only_role(field).with_nullable(any(s.schema.field(field.name).nullable for s in inputs))
                 for field in self.schema
             ]
         )
@@ -853,6 +877,13 @@ def _require_same_columns(left: pa.Schema, right: pa.Schema, where: str) -> None
                 where=where,
                 remedy=f"Cast one of the columns first: .with_columns({field.name}=pc.field({field.name!r}).cast(...))",
             )
+    kinds = change_kind_column(left), change_kind_column(right)
+    if kinds[0] != kinds[1]:
+        raise PipelineError(
+            f"column {kinds[0] or kinds[1]!r} has the kind of change in one stream of the union, but not in another",
+            where=where,
+            remedy="Make changes plain rows first, with changes_as_rows(); or read changes from all sources",
+        )
 
 
 def _require_count(value: object, name: str, where: str) -> None:

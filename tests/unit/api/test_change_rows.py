@@ -61,3 +61,22 @@ def test_inserted_rows_without_the_column_are_rows_like_others() -> None:
     inserts = read(p, SCHEMA, "changes").filter(f("change_kind") == INSERT).select("k", "ts")
     inserts.group_by("k").agg(n=count(), uid="op").write(Discard(), uid="out")
     p.build()
+
+
+def test_a_log_of_changes_is_a_stream_of_rows_like_others() -> None:
+    p = Pipeline()
+    log = read(p, SCHEMA, "changes").changes_as_rows()
+    assert (log.schema.names, change_kind_column(log.schema)) == (SCHEMA.names, None)
+    log.group_by("change_kind").agg(n=count(), uid="op").write(Discard(), uid="out")
+    p.build()
+    with pytest.raises(PipelineError, match="the stream has no change rows.*Leave out changes_as_rows"):
+        log.changes_as_rows()
+
+
+def test_a_union_of_changes_has_changes_and_refuses_plain_rows() -> None:
+    p = Pipeline()
+    first, second = read(p, SCHEMA, "first"), read(p, SCHEMA, "second")
+    assert change_kind_column(first.union(second).schema) == "change_kind"
+    for one, other in [(first, second.changes_as_rows()), (second.changes_as_rows(), first)]:
+        with pytest.raises(PipelineError, match="'change_kind' has the kind of change in one stream of the union"):
+            one.union(other)

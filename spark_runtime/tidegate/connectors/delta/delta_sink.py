@@ -81,7 +81,7 @@ class Delta(Sink):
                 "the Delta sink appends rows, and cannot apply change rows",
                 where=self._url,
                 cause=f"column {kind!r} holds kinds of change",
-                remedy="Drop the column with select() to append the rows as they are, or write to a sink with key=",
+                remedy="Store the changes as rows, with changes_as_rows(); or write them to a sink with mode='upsert'",
             )
         stored = stored_schema(schema, self._partition_by, self._url)
         options = log_options(self._url, self._storage_options)

@@ -61,8 +61,7 @@ class TableSetup:
                 where=self.where,
                 cause=f"column {kind!r} holds the kind of change; pyiceberg can apply updates and deletes only by "
                 "writing each data file again that has such a row",
-                remedy='Store the changes as rows: replace the column by text, with_columns(change=col("'
-                f'{kind}").upper()) and select() without it; or write them to a sink with mode="upsert"',
+                remedy="Store the changes as rows, with changes_as_rows(); or write them to a sink with mode='upsert'",
             )
         found = self.catalog.find(catalog, self.table)
         if found is not None:
