@@ -10,8 +10,10 @@ import pyarrow.compute as pc
 from proof_cases import LEFT, Case, Drawing, Result
 
 from tidegate import SideOutput
+from tidegate.change_rows import INSERT, change_kind_field
 
 IDS = "select id from l"
+CHANGES = LEFT.append(change_kind_field("kind"))
 
 
 def by_sign(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | SideOutput]:
@@ -19,6 +21,11 @@ def by_sign(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Side
     for batch in batches:
         yield batch.filter(pc.field("v") >= 0)
         yield SideOutput("negative", batch.filter(pc.field("v") < 0))
+
+
+def as_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Change rows that insert each row."""
+    return pa.RecordBatch.from_arrays([*batch.columns, pa.repeat(INSERT, batch.num_rows)], schema=CHANGES)
 
 
 def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -41,7 +48,9 @@ def columns(d: Drawing) -> Mapping[str, Result]:
     twice = d.left.with_columns(v=pc.field("v") * 2, low=pc.field("f") < 0)
     split = d.left.map_in_arrow(by_sign, LEFT, side_outputs={"negative": LEFT}, uid="split")
     both = split.union(split.side_output("negative"), d.ordered)
+    changes = d.left.map_in_arrow(as_changes, CHANGES)
     return {
+        "changes_as_rows": Result(changes.changes_as_rows().select("id", "kind"), "select id, 'insert' from l"),
         "select": Result(d.left.select("k", third=pc.field("id") * 3), "select k, id * 3 from l"),
         "with_columns": Result(twice.select("id", "v", "low"), "select id, v * 2, f < 0 from l"),
         "filter": Result(d.left.filter(pc.field("b")).select("id"), "select id from l where b"),
