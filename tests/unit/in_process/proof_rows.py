@@ -23,9 +23,11 @@ def by_sign(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Side
         yield SideOutput("negative", batch.filter(pc.field("v") < 0))
 
 
-def as_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
+def as_changes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Change rows that insert each row."""
-    return pa.RecordBatch.from_arrays([*batch.columns, pa.repeat(INSERT, batch.num_rows)], schema=CHANGES)
+    for batch in batches:
+        kinds = pa.repeat(INSERT, batch.num_rows)
+        yield pa.RecordBatch.from_arrays([*batch.columns, kinds], schema=CHANGES)
 
 
 def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
