@@ -36,10 +36,11 @@ Rows = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Generated:
-    """Rows of W1 (see `w1_workload.py`): their number, and the number of keys."""
+    """Rows of W1 (see `w1_workload.py`), or those with `skewed` of `pipelines/generated.py`."""
 
     rows: int
     keys: int
+    skewed: bool = False
 
     @property
     def newest_window_us(self) -> int:

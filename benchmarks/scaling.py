@@ -60,6 +60,7 @@ def expected_digest(folder: Path, given: Generated, slots: int) -> str:
 def _run(folder: Path, given: Generated, options: Mapping[str, object], slots: int, label: str) -> EngineRun:
     target = folder / f"out-{time.time_ns()}"
     arguments = {"rows": given.rows, "keys": given.keys, "output": str(target), "source_only": False, "slots": slots}
+    arguments["skewed"] = given.skewed
     found = run_tidegate("generated.py", arguments, options, folder / "jobs", slots)
     run = EngineRun(label, *found, digest_of(WINDOWS.results, target, given.newest_window_us))
     shutil.rmtree(target)

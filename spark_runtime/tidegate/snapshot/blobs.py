@@ -11,19 +11,20 @@ import base64
 import binascii
 import hashlib
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from tidegate.errors import SnapshotError
 from tidegate.snapshot.parts import Blob
 
-PACK_BYTES = 16 * 2**20
-"""Target size of a file of blobs, bytes. A file that has reached it receives no more blobs. Large enough that there are
-few objects, small enough that a writer thread can hold one in memory."""
+PACK_BYTES = 64 * 2**20
+"""Target size of a file of blobs, bytes. A file that has reached it receives no more blobs. Files are written side by
+side: smaller ones would cost twice the processor time, because their threads displace each other's data from its
+cache. Small enough that a writer thread can hold one in memory, which stores of objects need."""
 ASSUMED_BLOB_BYTES = 1 * 2**20
 """Size of a blob that does not report its size, bytes."""
-SMALL_FILE_BYTES = PACK_BYTES // 4
+SMALL_FILE_BYTES = 4 * 2**20
 """A file counts as small if a snapshot uses fewer bytes of it than this."""
 MAX_SMALL_FILES = 16
 """Most small files of one operator subtask that a snapshot uses. Beyond it, their blobs are written again, together."""
@@ -147,17 +148,24 @@ def _reported_bytes(blob: Blob) -> int:
     return blob.size_bytes or ASSUMED_BLOB_BYTES
 
 
-def pack_blobs(blobs: Iterable[tuple[str, Pieces]]) -> tuple[Pieces, tuple[StoredBlob, ...]]:
-    """Return a file of these blobs (id, bytes in pieces), in pieces, and the place of each blob in it."""
-    stored: list[StoredBlob] = []
-    pieces: list[Any] = []
-    offset = 0
-    for blob_id, of_blob in blobs:
-        size_bytes = sum(len(piece) for piece in of_blob)
-        stored.append(StoredBlob(blob_id, offset, size_bytes, checksum(of_blob)))
-        pieces += of_blob
-        offset += size_bytes
-    return pieces, tuple(stored)
+class PackedBlobs:
+    """A file of blobs (id, bytes in pieces), in pieces. Iterate once: each blob is read when its pieces are needed.
+
+    Attributes:
+        stored: place of each blob in the file, as far as it has been read.
+    """
+
+    def __init__(self, blobs: Iterable[tuple[str, Pieces]]) -> None:
+        self.stored: list[StoredBlob] = []
+        self._blobs = blobs
+
+    def __iter__(self) -> Iterator[Any]:
+        offset = 0
+        for blob_id, of_blob in self._blobs:
+            size_bytes = sum(len(piece) for piece in of_blob)
+            self.stored.append(StoredBlob(blob_id, offset, size_bytes, checksum(of_blob)))
+            yield from of_blob
+            offset += size_bytes
 
 
 def checksum(pieces: Pieces) -> str:

@@ -8,13 +8,14 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 from tidegate.errors import NotFoundError, SnapshotError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.stores.store import Store
-from tidegate.snapshot.blobs import BlobFile, Pieces, StoredBlob, checked_name, matches, pack_blobs
+from tidegate.snapshot.blobs import BlobFile, PackedBlobs, Pieces, StoredBlob, checked_name, matches
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import StateFormat, StateKind, StatePart
 from tidegate.snapshot.streams import decode_parts
@@ -204,13 +205,21 @@ class SnapshotStreams:
             AlreadyExistsError: a file with this name exists.
             StoreError: the store cannot write.
         """
-        pieces, stored = pack_blobs(blobs)
-        size_bytes = sum(blob.size_bytes for blob in stored)
-        if size_bytes < self._threshold_bytes:
-            return BlobFile(None, b"".join(pieces), False, size_bytes, stored)
+        packed = PackedBlobs(blobs)
+        pieces = iter(packed)
+        first: list[Any] = []
+        held_bytes = 0
+        while held_bytes < self._threshold_bytes and (piece := next(pieces, None)) is not None:
+            first.append(piece)
+            held_bytes += len(piece)
+        if held_bytes < self._threshold_bytes:
+            return BlobFile(None, b"".join(first), False, held_bytes, tuple(packed.stored))
         store, folder = self._folder_of(shared)
-        self._create(store, folder, name, pieces)
-        return BlobFile(name, None, shared, size_bytes, stored)
+        # Each blob is written before the next one is read: its rows are still in the processor's cache, and memory
+        # holds only one. A local copy needs all pieces a second time.
+        rest = chain(first, pieces)
+        self._create(store, folder, name, rest if self._copies is None else tuple(rest))
+        return BlobFile(name, None, shared, sum(blob.size_bytes for blob in packed.stored), tuple(packed.stored))
 
     def parts(self, handle: StateHandle, *, where: str = "") -> list[StatePart]:
         """Return the parts of `handle`, checked. Blobs are loaded and checked when they are read.
@@ -272,7 +281,8 @@ class SnapshotStreams:
     def _inline_location(self) -> str:
         return f"{full_location(self._store, self._folder, '_metadata')}, inline state"
 
-    def _create(self, store: Store, folder: str, name: str, pieces: Pieces) -> None:
+    def _create(self, store: Store, folder: str, name: str, pieces: Iterable[Any]) -> None:
+        """Args: pieces: with local copies, something that can be iterated twice."""
         store.create_from_pieces(relative_location(folder, checked_name(name)), pieces)
         if self._copies is not None:
             self._copies.put(name, pieces)

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -42,7 +42,7 @@ class LocalCopies:
         """Return the copies of a job on this machine."""
         return cls(os.path.join(tempfile.gettempdir(), FOLDER, stable_id(root_url, job_id)), slot)
 
-    def put(self, name: str, pieces: Sequence[Any]) -> None:
+    def put(self, name: str, pieces: Iterable[Any]) -> None:
         """Store a copy of these buffers, in order. Does nothing if the disk does not accept it."""
         if not self._usable:
             return

@@ -13,6 +13,7 @@ from builders.operators import open_operator
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.aggregates.aggregate_specs import BoundAggregate
+from tidegate.operators.aggregates.frozen_aggregates import TABLE_ROWS
 from tidegate.operators.stream_operator import StreamOperator
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.parts import Blob, StatePart
@@ -102,6 +103,34 @@ def test_chunks_keep_their_ids_until_a_row_comes_for_one_of_their_keys(opened: O
     assert second.table.num_rows == 10
     assert [old == new.id for old, new in zip(first, second.blobs, strict=True)] == [False, True, False, True]
     assert [blob.id for blob in snapshot(operator)[0].blobs] == [blob.id for blob in second.blobs]
+
+
+def test_small_windows_of_many_rows_are_one_blob_of_their_moment(opened: Opened) -> None:
+    """S5.2: they are frozen as large ones are, though rows come before they are written."""
+    operator, still = opened(), opened()
+    per_window = TABLE_ROWS // 3
+    for window in range(4):
+        for each in (operator, still):
+            feed(each, range(per_window + window), time_us=5 + 100 * window, value=None)
+    taken, later = operator.snapshot(1), operator.snapshot(2)
+    feed(operator, range(5000), time_us=105)
+    assert taken is not None and later is not None
+    parts = kept(taken())
+    assert (parts[0].table.num_rows, len(parts[0].blobs)) == (0, 1)
+    assert parts[0].blobs[0].table().num_rows == 4 * per_window + 6
+    assert parts[0].blobs[0].id != later()[0].blobs[0].id
+    halves = [opened("t", subtask, 2) for subtask in range(2)]
+    for half in halves:
+        half.restore(parts)
+    assert fired(*halves).equals(fired(still))
+
+
+def test_few_rows_of_small_windows_are_a_table(opened: Opened) -> None:
+    operator = opened()
+    for window in range(4):
+        feed(operator, range(TABLE_ROWS // 4), time_us=5 + 100 * window)
+    [part] = snapshot(operator)[:1]
+    assert (part.table.num_rows, part.blobs) == (TABLE_ROWS, ())
 
 
 def test_another_window_of_the_same_start_has_other_ids(opened: Opened) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.jobs.options import SnapshotCompression
-from tidegate.snapshot.blobs import PACK_BYTES, checksum, matches, pack_blobs, plan_blob_files
+from tidegate.snapshot.blobs import PACK_BYTES, PackedBlobs, checksum, matches, plan_blob_files
 from tidegate.snapshot.parts import Blob
 from tidegate.snapshot.row_streams import stream_of, table_of
 
@@ -34,8 +34,9 @@ def test_a_checksum_of_an_unknown_kind_matches_nothing() -> None:
 
 
 def test_each_blob_is_where_its_file_says_whatever_its_pieces() -> None:
-    pieces, stored = pack_blobs([("a", [b"12", b"3"]), ("b", []), ("c", [pa.py_buffer(b"4567")])])
-    data = b"".join(pieces)
+    packed = PackedBlobs([("a", [b"12", b"3"]), ("b", []), ("c", [pa.py_buffer(b"4567")])])
+    data = b"".join(packed)
+    stored = packed.stored
     found = {blob.id: data[blob.offset : blob.offset + blob.size_bytes] for blob in stored}
     assert found == {"a": b"123", "b": b"", "c": b"4567"}
     assert all(matches(found[blob.id], blob.checksum) for blob in stored)

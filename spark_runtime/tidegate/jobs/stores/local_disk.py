@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -37,7 +37,7 @@ class LocalStore(Store):
         """See `Store.create`. Durable on return: the file and its folders are synchronised with fsync."""
         self.create_from_pieces(path, (data,))
 
-    def create_from_pieces(self, path: str, pieces: Sequence[Any]) -> None:
+    def create_from_pieces(self, path: str, pieces: Iterable[Any]) -> None:
         """See `Store.create_from_pieces`."""
         target = self._path(path)
         with self._errors(path), self._temporary(target, pieces) as temporary:
@@ -159,7 +159,7 @@ class LocalStore(Store):
         return os.path.join(self._root, check_folder(folder)) if folder else self._root
 
     @contextmanager
-    def _temporary(self, target: str, pieces: Sequence[Any]) -> Iterator[str]:
+    def _temporary(self, target: str, pieces: Iterable[Any]) -> Iterator[str]:
         """Yield a finished file beside `target` with these pieces. It is removed afterwards unless it was renamed."""
         folder = os.path.dirname(target)
         # Beside the target, because neither a hard link nor an atomic rename works across file systems.

@@ -7,7 +7,7 @@ and refuses kinds without these writes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
@@ -48,8 +48,11 @@ class Store(Protocol):
         attempt that failed with an unclear error but succeeded: compare a nonce in `data`.
         """
 
-    def create_from_pieces(self, path: str, pieces: Sequence[Any]) -> None:
-        """Create an object from consecutive buffers, if possible without joining them. Otherwise as `create`."""
+    def create_from_pieces(self, path: str, pieces: Iterable[Any]) -> None:
+        """Create an object from consecutive buffers, if possible without joining them. Otherwise as `create`.
+
+        The buffers are iterated once.
+        """
         self.create(path, b"".join(pieces))
 
     def replace(self, path: str, data: bytes) -> None:

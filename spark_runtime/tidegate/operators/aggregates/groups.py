@@ -83,7 +83,7 @@ class GroupsInMemory:
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
         """Freeze the columns of the groups."""
         schema = self._schema.insert(1, _START)
-        frozen = FrozenPanes(schema, [(0, self._groups.freeze())], self._ctx.max_parallelism)
+        frozen = FrozenPanes(schema, [(0, self._groups.freeze())], self._ctx.max_parallelism, checkpoint_id)
         return lambda: [frozen.part(GROUPS, lambda rows: rows.drop_columns([_START.name]))]
 
     def restore(self, parts: Sequence[StatePart]) -> None:

@@ -187,7 +187,7 @@ class HeapWindows:
     def snapshot(self, checkpoint_id: int, *, portable: bool, finish: Finish = lambda rows: rows) -> AsyncSnapshot:
         """Freeze all panes. The time does not depend on the number of keys. Args: finish: adds columns to the rows."""
         panes = [(self.grid.pane_start(number), pane.freeze()) for number, pane in sorted(self._panes.items())]
-        frozen = FrozenPanes(self.state_schema, panes, self._ctx.max_parallelism)
+        frozen = FrozenPanes(self.state_schema, panes, self._ctx.max_parallelism, checkpoint_id)
         return lambda: [frozen.part(self._name, finish)]
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tidegate.errors import StoreError
 from tidegate.jobs.options import SnapshotCompression
-from tidegate.snapshot.blobs import BlobFile, plan_blob_files, reused_files
+from tidegate.snapshot.blobs import BlobFile, Pieces, plan_blob_files, reused_files
 from tidegate.snapshot.handles import OpenLocation, SnapshotStreams, StateHandle
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import AsyncSnapshot, Blob, StatePart
@@ -167,9 +168,23 @@ class SnapshotWriter:
         return _UnwrittenState(uid, handle, unwritten)
 
     def _pack(self, index: int, place: SnapshotPlace, uid: str, pack: Sequence[Blob]) -> BlobFile:
-        blobs = [(blob.id, blob.pieces(self._compression)) for blob in pack]
+        unread: list[OSError] = []
+
+        def read() -> Iterator[tuple[str, Pieces]]:
+            for blob in pack:
+                try:
+                    pieces = blob.pieces(self._compression)
+                except OSError as error:
+                    unread.append(error)
+                    raise
+                yield blob.id, pieces
+
         name = self._name(uid, index, "blobs")
-        return self._folder(place).store_blobs(name, blobs, shared=not place.self_contained)
+        try:
+            return self._folder(place).store_blobs(name, read(), shared=not place.self_contained)
+        except StoreError as error:
+            # Blobs are read while the store writes: it takes an error of the state's own disk for one of its disk.
+            raise (unread[0] if unread else error) from None
 
     def _named(self, part: StatePart, uid: str, index: int) -> StatePart:
         """Return the part with blob ids that are unique over runs and subtasks. Restored blobs keep their ids."""
