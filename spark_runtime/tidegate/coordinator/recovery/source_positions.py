@@ -7,7 +7,6 @@ from typing import Any
 
 from tidegate.connectors.interface import Source
 from tidegate.connectors.split_documents import split_documents, split_from_json
-from tidegate.coordinator.enumeration import EnumerationState
 from tidegate.coordinator.recovery.restore import RestoreState
 from tidegate.errors import OutageError, SnapshotError, StoreError, TidegateError
 from tidegate.jobs.restore.compatibility import RestoreFinding
@@ -76,16 +75,18 @@ def judge_source(
 
     Args:
         splits: splits of the readers, as JSON.
-        enumerator: part of its enumerator in the metadata, with the splits that no reader has; None: it has none.
+        enumerator: part of its enumerator in the metadata (`EnumerationState`), with the splits that no reader has;
+            None: it has none.
 
     Raises:
         OSError, StoreError, OutageError: the source's input is not reachable. This is no finding about the positions.
     """
-    part = EnumerationState() if enumerator is None else EnumerationState.from_json(enumerator)
-    left = [split_from_json(split) for split in (*splits, *part.waiting) if not split["finished"]]
+    part = enumerator or {}
+    left = [split_from_json(split) for split in (*splits, *part.get("waiting", ())) if not split["finished"]]
+    # An enumerator that has not searched yet starts afresh; a complete one searches no more.
+    state = None if part.get("complete") else part.get("state")
     try:
-        # An enumerator that has not searched yet starts afresh; a complete one searches no more.
-        lost = None if part.complete or part.state is None else source.unavailable_state(part.state)
+        lost = None if state is None else source.unavailable_state(state)
         gone = source.unavailable_splits(left) if left and lost is None else []
     except (StoreError, OutageError):
         raise
