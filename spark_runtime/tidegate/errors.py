@@ -30,8 +30,8 @@ class TidegateError(Exception):
         super().__init__(text)
 
     @property
-    def reason(self) -> str:
-        """What failed and why, for a text that names the place and the next action itself."""
+    def what_and_why(self) -> str:
+        """Return what failed and why, for a text that names the place and the next action itself."""
         return f"{self.what}: {self.cause}" if self.cause else self.what
 
 

@@ -97,7 +97,7 @@ class TableEnumerator(SplitEnumerator):
                 self._snapshot_to_resume(table)
             self._later(table)
         except PipelineError as error:
-            return error.reason
+            return error.what_and_why
         return None
 
     def _take(self, found: list[Split]) -> bool:

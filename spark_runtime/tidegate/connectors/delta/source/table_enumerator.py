@@ -109,7 +109,7 @@ class TableEnumerator(SplitEnumerator):
                 if not self._is_done:
                     self._planned()
         except PipelineError as error:
-            return error.reason
+            return error.what_and_why
         return None
 
     def _search(self, found: list[Split]) -> bool:

@@ -261,7 +261,7 @@ def lost_topic(
     try:
         check_topics(view, cluster, known_topics(state), pause=pause)
     except PipelineError as error:
-        return error.reason
+        return error.what_and_why
     return None
 
 
