@@ -196,6 +196,7 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         conf = like.spark_conf if self.spark_conf is None else self.spark_conf
         options = request.options or JobOptions.from_mapping(like.options)
         check_machine(self.job_root(), self.master or like.master, conf, options, replaces=True)
+        self.check_secrets(self.job_root(), like.secrets, self.master or like.master, conf)
         if request.pipeline is not None:
             pack(resolve_pipeline(request.pipeline, self.code_root)[0])
 
@@ -217,7 +218,7 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         number = facts.old if facts.old is not None else facts.new
         assert number is not None
         spec = client.spec(number)
-        after = ensure_driver(client, spec, root)
+        after = ensure_driver(client, spec, root, self.secrets)
         if step is UpgradeStep.AWAIT_OLD or facts.resumed:
             limit = self.wait_limit()
             return _pending(StatusWait(spec=number, statuses=STARTED, after_generation=after), limit)
@@ -268,6 +269,7 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
             code_root=self.code_root,
             relative_paths=self.relative_paths_of(context),
             like=like,
+            secrets=self.secrets,
         )
 
     def _submit_like(self, client: JobClient, context: Any, step: str, number: int, restore: RestoreFrom) -> Spec:
