@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -147,7 +148,7 @@ def test_each_line_is_published_once_and_the_password_is_nowhere(
     partner.deliver(2, 700)
     driver = driver_of(client)
     assert driver is not None
-    driver.kill()
+    driver.kill(signal.SIGKILL)
     until("another driver", lambda: len(client.launches()) == 2 and driver_of(client) is not None)
     partner.deliver(1, 70)
     until("all files to be archived", partner.all_are_archived)
