@@ -54,7 +54,7 @@ with DAG(
         "retries": 2,
         "retry_delay": timedelta(seconds=5),
         "job_id": "{{ params.job_id }}",
-        # Of all tasks that start a driver.
+        # For every task that starts a driver.
         "secrets": {
             "KAFKA_USER": "conn:{{ params.kafka_conn_id }}/login",
             "KAFKA_PASSWORD": "conn:{{ params.kafka_conn_id }}/password",

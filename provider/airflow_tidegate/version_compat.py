@@ -31,7 +31,7 @@ except ImportError:  # 3.1
         TaskDeferred,
     )
 
-try:  # since 3.1.1; it also masks the log lines of the task's supervisor
+try:  # it also masks the log lines that the task's supervisor writes
     from airflow.sdk.log import mask_secret
 except ImportError:
     from airflow.sdk.execution_time.secrets_masker import mask_secret  # type: ignore[no-redef,import-not-found,unused-ignore]

@@ -171,5 +171,6 @@ def test_each_line_is_published_once_and_the_password_is_nowhere(
     assert client.specs()[0].secrets["KAFKA_PASSWORD"] == "conn:kafka_departures/password"
     assert files_with("conn:kafka_departures/password", home.job_root / JOB_ID), "the job directory has the place"
     assert files_with(secret, home.job_root) == [] and files_with(secret, home.folder) == []
+    assert "xcom.value" in columns_with(JOB_ID, home.folder / "airflow.db"), "a text that is there is found"
     assert columns_with(secret, home.folder / "airflow.db") == []
     assert secret not in json.dumps(view_document(client.view()), default=str)

@@ -33,20 +33,20 @@ def read_secrets(secrets: Secrets | None) -> dict[str, str]:
 
 
 def require_secrets(
-    root: JobRoot, needed: Secrets, given: Secrets | None, *, master: str, spark_conf: Mapping[str, Any]
+    root: JobRoot, needed: Secrets, passed: Secrets | None, *, master: str, spark_conf: Mapping[str, Any]
 ) -> None:
     """Check that a driver which this connection starts would get its secrets, and that the slots would have them.
 
     Args:
         needed: `Spec.secrets` of the driver's submission.
-        given: the argument `secrets` of the Airflow task.
+        passed: argument `secrets` of the Airflow task.
 
     Raises:
         OptionError: another process starts the driver, slots run on other machines, or the task lacks a secret.
     """
-    if not needed and not given:
+    if not needed and not passed:
         return
-    where = f"secrets {', '.join(sorted({*needed, *(given or {})}))}"
+    where = f"secrets {', '.join(sorted({*needed, *(passed or {})}))}"
     if not passes_environment(root.launcher):
         raise OptionError(
             f"secrets of Airflow connections cannot be passed to drivers of the launcher {root.launcher}",
@@ -54,7 +54,7 @@ def require_secrets(
             cause="the driver is started by another process, and job directory and command lines must not hold secrets",
             remedy=f"{OTHER_FORMS}. Then remove secrets=, or pass secrets={{}} for a job that was started with it",
         )
-    missing = sorted(needed.keys() - (given or {}).keys() - os.environ.keys())
+    missing = sorted(needed.keys() - (passed or {}).keys() - os.environ.keys())
     if missing:
         places = ", ".join(f'"{name}": "{needed[name]}"' for name in missing)
         raise OptionError(
@@ -63,7 +63,7 @@ def require_secrets(
             cause="a driver that this task starts would lack them",
             remedy=f"Pass secrets={{{places}}} to the task, or set it in default_args of the DAG",
         )
-    _require_slots(master, spark_conf, sorted({*needed, *(given or {})}), where)
+    _require_slots(master, spark_conf, sorted({*needed, *(passed or {})}), where)
 
 
 def _require_slots(master: str, spark_conf: Mapping[str, Any], names: list[str], where: str) -> None:

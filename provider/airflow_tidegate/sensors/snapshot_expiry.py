@@ -18,9 +18,9 @@ class TidegateSnapshotExpirySensor(JobSensor):
     A snapshot expires when a system deletes the input after it, such as a topic with a retention. `tidegate
     checkpoints` shows the time as "restorable until". The job may run, be stopped, or have failed; a dead driver does
     not end the wait. A running job moves the time with each checkpoint, so the sensor succeeds only if its checkpoints
-    cease or its sources fall behind. If the job has ended with a snapshot without a known limit, the sensor fails at
-    once. XCom: `{"job_id", "status", "checkpoint_id", "kind", "path", "duration_ms", "completed_at", "readable_until",
-    "expired", "seconds_left"}`; `expired`: the time has passed already.
+    cease or its sources read too slowly. If the job has ended with a snapshot without a known limit, the sensor fails
+    at once. XCom: `{"job_id", "status", "checkpoint_id", "kind", "path", "duration_ms", "completed_at",
+    "readable_until", "expired", "seconds_left"}`; `expired`: the time has passed already.
 
     Args:
         before: how long before the expiry to succeed, as timedelta or text such as "12 h"; "0 s": at the expiry.

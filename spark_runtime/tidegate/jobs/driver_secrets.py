@@ -4,9 +4,9 @@ A submission names the variables, each with the place where its submitter reads 
 an Airflow connection. Only names and places are stored. The values are read by an Airflow worker when it starts a
 driver, and passed in the environment of the driver's process. The pipeline refers to them as `secret:env/NAME`.
 
-Whoever else starts a driver for such a submission needs the variables in its own environment, or is refused. The places
-are for readers: nothing resolves a place because a job directory names it, so that write access to a job directory
-gives no access to connections.
+Any other process that starts a driver for such a submission needs the variables in its own environment, or is refused.
+The places are for readers: nothing resolves a place because a job directory names it, so that write access to a job
+directory gives no access to connections.
 """
 
 from __future__ import annotations

@@ -262,9 +262,13 @@ def test_a_fork_needs_and_gets_them(
 
 def test_an_upgrade_checks_them_before_it_stops_the_job(job: Job, environments: list[dict[str, str]]) -> None:
     start(secrets=SECRETS).execute(job.context())
-    upgrade = TidegateUpgradeJobOperator(task_id="u", job_id="j1", options={"parallelism": 2})
+    upgrade: dict[str, Any] = {"task_id": "u", "job_id": "j1", "options": {"parallelism": 2}}
     with pytest.raises(AirflowFailException, match="KAFKA_PASSWORD"):
-        upgrade.execute(job.context("u"))
+        TidegateUpgradeJobOperator(**upgrade).execute(job.context("u"))
+    others = {"OTHER": "conn:my_kafka/login"}
+    with pytest.raises(AirflowFailException, match="KAFKA_PASSWORD that the job was submitted with"):
+        # A rollback to the old version would lack them.
+        TidegateUpgradeJobOperator(**upgrade, secrets=others).execute(job.context("u"))
     assert job.client.view().status == "RUNNING" and not job.client.store.list(job.client.layout.commands)
 
 
