@@ -1,7 +1,7 @@
 """Publishes the files of a folder on a Kafka topic, and keeps the job alive.
 
-whether -> start (if the job does not exist yet) or restore (if it is stopped, or its driver has died) -> supervise. The
-job watches the folder, publishes each line of each new file once, and moves the file to another folder. `supervise`
+whether -> start (if the job has no snapshot yet) or restore (if it is stopped, or its driver has died) -> supervise.
+The job watches the folder, publishes each line of each new file once, and moves the file to another folder. `supervise`
 relaunches a driver that dies, and ends when the job is stopped.
 
 User and password of Kafka are in the Airflow connection that the Param `kafka_conn_id` names. Every driver that one of
@@ -38,15 +38,16 @@ def whether(of_job: str) -> str:
         view = client.view()
     except JobNotFoundError:
         return "start"
-    return "supervise" if view.is_active and client.is_alive() else "restore"
+    if view.is_active and client.is_alive():
+        return "supervise"
+    return "restore" if view.latest_recovery_point is not None else "start"
 
 
 with DAG(
     dag_id="folder_to_kafka",
     description="Files of a folder are published on a Kafka topic, each record once.",
-    # An hour's run finds the job, or brings it back. While one run supervises the job, no other one begins.
-    schedule="@hourly",
-    catchup=False,
+    # One run lasts as long as the job. The next one restores a job that was stopped or has failed.
+    schedule=None,
     max_active_runs=1,
     tags=["tidegate", "example"],
     doc_md=__doc__,
