@@ -3,12 +3,14 @@
 Layers, by folder: `tests/unit` (no process, no network), `tests/integration` (real Spark), `tests/airflow` (real
 Airflow, which starts real Spark), `tests/ui` (a real browser), `tests/environments` (the wheel, installed as users
 install it). Code that several layers share is in `tests/support`. A layer whose needs are not met is an error that
-names them, never a skip. Tests of a program that not everyone needs (PostgreSQL's server, Kafka, Chromium, YARN) are
-left out where it is not installed, and named at the end. TIDEGATE_REQUIRE=kafka,postgres makes that an error.
+names them, never a skip. Tests of a system that not everyone needs (PostgreSQL's server, Kafka, S3, Iceberg, Chromium,
+YARN) are left out where it is not installed, and named at the end. TIDEGATE_REQUIRE=kafka,postgres,s3,iceberg makes
+that an error.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -36,10 +38,22 @@ OPTIONAL = {
     "yarn": ("YARN", "make yarn", yarn_cluster.jars),
 }
 """Fixture -> the program that it needs, what installs it, and how to find it."""
+PACKAGES = {
+    "s3": ("moto, a server of S3", "pip install 'moto[server]'", "moto", ("moto",)),
+    "iceberg": (
+        "pyiceberg",
+        "pip install 'tidegate[iceberg]'",
+        "pyiceberg",
+        ("pyiceberg", "iceberg_tables", "demo_kafka"),
+    ),
+}
+"""System -> what its tests need, what installs it, the package, and the modules that import it. A test belongs to the
+system if its file imports one of these modules: such a file cannot even be imported without the package."""
 REQUIRED = frozenset(filter(None, os.environ.get("TIDEGATE_REQUIRE", "").replace(" ", "").split(",")))
-"""Fixtures whose tests must run: without their programs the run fails."""
+"""Names of OPTIONAL and PACKAGES whose tests must run: without their programs or packages the run fails."""
 LEFT_OUT = pytest.StashKey[dict[str, list[str]]]()
-"""Fixture -> files of the tests that were left out, one for each test; of worker processes, too."""
+"""Name -> files of the tests that were left out, one for each test (PACKAGES: for each file); of worker processes,
+too."""
 
 # Before they are imported; else a failed assertion would not show its values.
 pytest.register_assert_rewrite("state_suites", "store_suites")
@@ -90,6 +104,41 @@ def layer_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a mistyped TIDEGATE_REQUIRE, which would require nothing."""
+    config.stash[LEFT_OUT] = {}
+    unknown = sorted(REQUIRED - {*OPTIONAL, *PACKAGES})
+    if unknown:
+        known = ", ".join((*OPTIONAL, *PACKAGES))
+        raise pytest.UsageError(f"TIDEGATE_REQUIRE names {', '.join(unknown)}, but must be some of {known}")
+
+
+def missing_package(file: Path) -> str | None:
+    """The system in PACKAGES whose package a test file imports, and which is not installed; None: there is none."""
+    for name, (_, _, package, modules) in PACKAGES.items():
+        if importlib.util.find_spec(package) is None:
+            imports = re.compile(rf"^(?:from|import) (?:{'|'.join(modules)})\b", re.MULTILINE)
+            if imports.search(file.read_text(encoding="utf-8")):
+                return name
+    return None
+
+
+class LeftOutFile(pytest.File):
+    """A test file that cannot be imported here."""
+
+    def collect(self) -> list[pytest.Item]:
+        """Record the file. Not called for files beside those that were named on the command line."""
+        name = missing_package(self.path)
+        assert name is not None
+        self.config.stash[LEFT_OUT].setdefault(name, []).append(str(self.path.relative_to(TESTS.parent)))
+        return []
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> Any:
+    """Leave out test files that import a package that is not here."""
+    return None if missing_package(module_path) is None else LeftOutFile.from_parent(parent, path=module_path)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Stop before the first test when some of those asked for cannot run here, and say which. Leave out those that need
     an optional program where it is not."""
@@ -101,7 +150,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             f"Install it (apt-get install openjdk-17-jre-headless), or run `make test-unit`."
         )
 
-    found: dict[str, list[str]] = {}
+    found = config.stash[LEFT_OUT]
+    for name in PACKAGES:
+        if name in found and name in REQUIRED:
+            what, install, _, _ = PACKAGES[name]
+            raise pytest.UsageError(
+                f"tests need {what}, which is not here: {', '.join(found[name])}. To install it: {install}"
+            )
     for fixture, (what, install, find) in OPTIONAL.items():
         left_out = [item for item in items if fixture in getattr(item, "fixturenames", ())]
         if left_out and find() is None:
@@ -112,7 +167,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if item not in left_out]
             found[fixture] = [str(item.path.relative_to(TESTS.parent)) for item in left_out]
             config.hook.pytest_deselected(items=left_out)
-    config.stash[LEFT_OUT] = found
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -135,10 +189,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     left_out = config.stash.get(LEFT_OUT, {})
     if left_out:
         terminalreporter.section("left out")
-    for fixture, tests in left_out.items():
-        what, install, _ = OPTIONAL[fixture]
+    for name, tests in left_out.items():
+        what, install = (OPTIONAL.get(name) or PACKAGES[name])[:2]
         files = ", ".join(sorted(set(tests)))
-        terminalreporter.line(f"{len(tests)} tests need {what}, which is not here: {files}")
+        number = f"{len(tests)} tests" if name in OPTIONAL else f"{len(tests)} files of tests"
+        terminalreporter.line(f"{number} need {what}, which is not here: {files}")
         terminalreporter.line(f"Install it to run them: {install}")
 
 

@@ -33,7 +33,7 @@ WHOLE_JOBS = (
 )
 """Tests on real Spark and real systems, in tests/integration."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) ", re.MULTILINE)
-LEFT_OUT = re.compile(r"^(\d+) tests? needs? ", re.MULTILINE)
+LEFT_OUT = re.compile(r"^(\d+) (?:files of )?tests? needs? ", re.MULTILINE)
 
 
 def suites() -> list[str]:

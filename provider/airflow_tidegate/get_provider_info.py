@@ -22,7 +22,7 @@ OPERATORS = (
     "collect_garbage",
 )
 """Modules with operators, below `airflow_tidegate.operators`. SENSORS and TRIGGERS list modules likewise."""
-SENSORS = ("checkpoint", "end_of_data", "job_status", "staged_checkpoint", "watermark")
+SENSORS = ("checkpoint", "end_of_data", "job_status", "snapshot_expiry", "staged_checkpoint", "watermark")
 TRIGGERS = ("event_triggers", "job_triggers")
 
 

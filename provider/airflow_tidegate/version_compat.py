@@ -15,6 +15,7 @@ try:  # since 3.2
     from airflow.sdk.exceptions import (
         AirflowException,
         AirflowFailException,
+        AirflowNotFoundException,
         AirflowSensorTimeout,
         AirflowSkipException,
         TaskDeferred,
@@ -24,19 +25,27 @@ except ImportError:  # 3.1
     from airflow.exceptions import (  # type: ignore[attr-defined,no-redef,assignment,unused-ignore]
         AirflowException,
         AirflowFailException,
+        AirflowNotFoundException,
         AirflowSensorTimeout,
         AirflowSkipException,
         TaskDeferred,
     )
 
+try:  # it also masks the log lines that the task's supervisor writes
+    from airflow.sdk.log import mask_secret
+except ImportError:
+    from airflow.sdk.execution_time.secrets_masker import mask_secret  # type: ignore[no-redef,import-not-found,unused-ignore]
+
 __all__ = [
     "TRIGGERS_SUPPORT_ON_KILL",
     "AirflowException",
     "AirflowFailException",
+    "AirflowNotFoundException",
     "AirflowSensorTimeout",
     "AirflowSkipException",
     "TaskDeferred",
     "conf",
+    "mask_secret",
 ]
 
 TRIGGER_TIMEOUT_MARGIN = timedelta(minutes=2)

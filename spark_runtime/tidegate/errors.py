@@ -29,6 +29,11 @@ class TidegateError(Exception):
             text += f"{' ' if text.endswith(('.', '?', '!')) else '. '}{remedy}"
         super().__init__(text)
 
+    @property
+    def what_and_why(self) -> str:
+        """Return what failed and why, for a text that names the place and the next action itself."""
+        return f"{self.what}: {self.cause}" if self.cause else self.what
+
 
 class OptionError(TidegateError):
     """An option has an unknown name or a wrong value. The message names the nearest valid one."""

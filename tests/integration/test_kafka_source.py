@@ -169,6 +169,7 @@ def test_a_topic_that_was_created_again_is_noticed_at_a_restore_and_by_the_searc
     with reading(source, list(found.splits)) as loop:
         loop.until(lambda _: len(loop.values) == 5)
         taken = list(loop.reader.snapshot())
+    assert source.unavailable_state(found.state) is None
     kafka.delete_topic(topic)
     kafka.create_topic(topic)
     kafka.produce(topic, [b"new"] * 9)
@@ -180,6 +181,7 @@ def test_a_topic_that_was_created_again_is_noticed_at_a_restore_and_by_the_searc
         loop.until(lambda _: False)
     assert loop.values == []
     assert "created again" in source.unavailable_splits(taken)[0][1]
+    assert "created again" in str(source.unavailable_state(found.state)), "also if it has no open split"
 
 
 def test_a_bounded_read_of_a_topic_that_is_deleted_does_not_wait_for_ever(kafka: KafkaBroker, topic: str) -> None:

@@ -15,6 +15,7 @@ from airflow_tidegate.triggers.event_triggers import (
     JobEventTrigger,
     TidegateCheckpointEventTrigger,
     TidegateEndOfDataEventTrigger,
+    TidegateSnapshotExpiringEventTrigger,
     TidegateWatermarkEventTrigger,
 )
 from tidegate.jobs.layout import check_job_id
@@ -90,6 +91,25 @@ def end_of_data_asset(
         ["end-of-data", *(part.replace(",", "-").replace(" ", "") for part in (sources, played_all) if part)]
     )
     return _asset(trigger, label, name)
+
+
+def snapshot_expiring_asset(
+    job_id: str, *, before: str = "12 h", conn_id: str = DEFAULT_CONN_ID, name: str | None = None, **options: Any
+) -> Asset:
+    """Return an asset that changes when the newest snapshot from which the job can be restored expires within a time.
+
+    It changes once; again when a newer snapshot that expired later is close to its expiry. The job may run, be stopped,
+    or have failed.
+
+    Args:
+        job_id: the job; it need not exist yet.
+        before: how long before the expiry: "12 h". Choose less than the retention of the input.
+        conn_id: connection of type `tidegate`.
+        name: of the asset; None: derived from the arguments.
+        options: see `checkpoint_asset`.
+    """
+    trigger = TidegateSnapshotExpiringEventTrigger(job_id=job_id, conn_id=conn_id, before=before, **options)
+    return _asset(trigger, f"snapshot-expiring-{before.replace(' ', '')}", name)
 
 
 def _asset(trigger: JobEventTrigger, what: str, name: str | None) -> Asset:

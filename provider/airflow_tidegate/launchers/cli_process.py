@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_tidegate.hooks.tidegate import JobRoot
+from airflow_tidegate.launchers.connection_secrets import Secrets, read_secrets
 from tidegate.errors import CommandRefusedError, EnvironmentProblemError, WaitTimeoutError
 from tidegate.jobs.process_environment import CALLER_VARIABLE, STORAGE_OPTIONS_VARIABLE
 
@@ -19,7 +20,13 @@ TAIL = 2000
 
 
 def commit_pending(
-    root: JobRoot, job_id: str, verdict: Sequence[str], *, asked_by: str, timeout_s: float | None
+    root: JobRoot,
+    job_id: str,
+    verdict: Sequence[str],
+    *,
+    asked_by: str,
+    timeout_s: float | None,
+    secrets: Secrets | None = None,
 ) -> Payload:
     """Give a verdict on a job that has ended, if any, and commit approved checkpoints. May be repeated.
 
@@ -30,6 +37,7 @@ def commit_pending(
         verdict: the verb's arguments, such as `("--approve", "12")`; (): none.
         asked_by: sender of the verdict, for the decision log.
         timeout_s: time limit, seconds; None: no limit.
+        secrets: environment variables of the process, from Airflow connections.
 
     Returns:
         `{"job_id", "status", "committed", "waiting", "uncommitted", "quarantined"}` (docs/cli.md).
@@ -40,7 +48,16 @@ def commit_pending(
         WaitTimeoutError: the time limit is over; work that is done stays done.
     """
     needs = "tidegate and the sinks' libraries"
-    return run_cli_verb(root, "commit-pending", job_id, verdict, asked_by=asked_by, timeout_s=timeout_s, needs=needs)
+    return run_cli_verb(
+        root,
+        "commit-pending",
+        job_id,
+        verdict,
+        asked_by=asked_by,
+        timeout_s=timeout_s,
+        needs=needs,
+        secrets=secrets,
+    )
 
 
 def run_cli_verb(
@@ -52,6 +69,7 @@ def run_cli_verb(
     asked_by: str,
     timeout_s: float | None,
     needs: str = "tidegate",
+    secrets: Secrets | None = None,
 ) -> dict[str, Any]:
     """Run `tidegate VERB JOB --json WORDS` with the connection's interpreter, not Airflow's.
 
@@ -60,6 +78,7 @@ def run_cli_verb(
         asked_by: sender of the command, for the job directory.
         timeout_s: time limit, seconds; None: no limit.
         needs: what the interpreter must have, for errors.
+        secrets: environment variables of the process, from Airflow connections.
 
     Returns:
         The verb's document (docs/cli.md).
@@ -74,6 +93,7 @@ def run_cli_verb(
     command = [root.python or sys.executable, "-m", "tidegate.cli.main", verb, job_id, "--json", *words]
     environment = {
         **os.environ,
+        **read_secrets(secrets),
         "TIDEGATE_ROOT": root.root,
         STORAGE_OPTIONS_VARIABLE: json.dumps(dict(root.storage_options)),
         CALLER_VARIABLE: asked_by,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import local
+from airflow_tidegate.launchers.connection_secrets import Secrets, read_secrets, require_secrets
 from tidegate.errors import JobFailedError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.desired_state import request_running
@@ -48,7 +50,7 @@ def check_machine(
         )
 
 
-def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
+def ensure_driver(client: JobClient, spec: Spec, root: JobRoot, secrets: Secrets | None = None) -> int:
     """Ensure that a driver lives for `spec`; launch one only if there is none.
 
     With the launcher `agent` nothing is launched here: the job directory records the request, and the agent near the
@@ -61,6 +63,7 @@ def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
         client: the job's client.
         spec: the submission.
         root: content of the connection.
+        secrets: the argument `secrets` of the Airflow task; read only if a driver is launched.
 
     Returns:
         The generation up to which statuses belong to an earlier driver of this submission; 0 if there was none, if it
@@ -69,7 +72,7 @@ def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
     Raises:
         EnvironmentProblemError: the workers here are ephemeral, or no process could be started.
         JobFailedError: the submission was cancelled; only a new submission can run.
-        OptionError: master and launcher do not fit.
+        OptionError: master and launcher do not fit; or a secret is missing, or the launcher cannot pass it on.
     """
     view = client.view()
     if view.spec_number > spec.number:
@@ -87,11 +90,12 @@ def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
     if _has_heartbeat(client, spec, view, make_launchers(settings)):
         logger.info("job %s: submission %s already has a running driver", client.job_id, spec.number)
         return 0
+    require_secrets(root, spec.secrets, secrets, master=spec.master, spark_conf=spec.spark_conf)
     if root.launcher == AGENT:
         request_running(client, spec, by="airflow", anew=begun)
         logger.info("job %s: submission %s waits for an agent to launch it", client.job_id, spec.number)
     else:
-        launch = _launch(client, spec, make_launcher(settings))
+        launch = _launch(client, spec, make_launcher(replace(settings, environment=read_secrets(secrets))))
         place = f"pid {launch.pid}" if launch.pid is not None else launch.external_id
         logger.info(
             "job %s: launched a driver for submission %s with %s, %s",

@@ -9,7 +9,7 @@ from typing import Any
 from airflow_tidegate.arguments import NOTHING, duration, flag, whole_number
 from airflow_tidegate.failures import airflow_failures
 from airflow_tidegate.launchers.cli_process import run_cli_verb
-from airflow_tidegate.operators.job_operator import JobOperator
+from airflow_tidegate.operators.secrets_operator import SecretsOperator
 from airflow_tidegate.task_identity import issued_by
 from airflow_tidegate.waits.job_waits import Payload
 from tidegate.units import format_duration
@@ -18,7 +18,7 @@ MAX_LOGGED = 100
 """Most deleted paths that the task's log lists; the rest is counted."""
 
 
-class TidegateCollectGarbageOperator(JobOperator):
+class TidegateCollectGarbageOperator(SecretsOperator):
     """Delete files left behind by dead drivers, for running jobs and for jobs that have ended.
 
     These are checkpoints that never completed or are no longer needed, shared files that no checkpoint uses, unread
@@ -39,7 +39,7 @@ class TidegateCollectGarbageOperator(JobOperator):
         timeout: time limit of the process.
     """
 
-    template_fields: Sequence[str] = (*JobOperator.template_fields, "older_than", "keep", "sinks", "only_tell")
+    template_fields: Sequence[str] = (*SecretsOperator.template_fields, "older_than", "keep", "sinks", "only_tell")
 
     def __init__(
         self,
@@ -69,7 +69,13 @@ class TidegateCollectGarbageOperator(JobOperator):
             timeout = self.wait_limit()
             limit_s = None if timeout is None else timeout.total_seconds()
             found = run_cli_verb(
-                self.job_root(), "gc", self.job_id, words, asked_by=issued_by(context), timeout_s=limit_s
+                self.job_root(),
+                "gc",
+                self.job_id,
+                words,
+                asked_by=issued_by(context),
+                timeout_s=limit_s,
+                secrets=self.secrets,
             )
         in_sinks = found.get("in_sinks", [])
         collected = [*found["collected"], *in_sinks]

@@ -99,6 +99,7 @@ class TidegateForkJobOperator(SubmittingOperator):
             relative_paths=self.relative_paths_of(context),
             max_snapshot_age=optional_duration(self.max_snapshot_age, "max_snapshot_age"),
             fresh=self.fresh,
+            secrets=self.secrets,
         )
         original = root.client(self.from_job)
         if not self.is_submitted(client, context) and request.restore is not None:
@@ -106,6 +107,7 @@ class TidegateForkJobOperator(SubmittingOperator):
             given = like.spark_conf if self.spark_conf is None else self.spark_conf
             options = request.options or JobOptions.from_mapping(like.options)
             check_machine(root, self.master or like.master, given, options)
+            self.check_secrets(root, like.secrets, self.master or like.master, given)
         return fork.fork(client, original, request)
 
     def finish(self, client: JobClient, found: Payload) -> Payload:

@@ -40,7 +40,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
             and deletes it, also a savepoint, when it is no longer needed (S7.4).
         max_snapshot_age: timedelta or text such as "6 h": if the snapshot completed longer ago, the task fails and
             nothing is submitted; None: any age. A retry that finds its own submission continues with it.
-        pipeline, arguments, options, master, spark_conf: as for a start.
+        pipeline, arguments, options, master, spark_conf, secrets: as for a start.
     """
 
     template_fields: Sequence[str] = (
@@ -99,12 +99,14 @@ class TidegateRestoreJobOperator(SubmittingOperator):
             code_root=self.code_root,
             relative_paths=self.relative_paths_of(context),
             max_snapshot_age=optional_duration(self.max_snapshot_age, "max_snapshot_age"),
+            secrets=self.secrets,
         )
         if not self.is_submitted(client, context):
             before = client.spec(client.view().followed)
             given = before.spark_conf if self.spark_conf is None else self.spark_conf
             options = request.options or JobOptions.from_mapping(before.options)
             check_machine(root, self.master or before.master, given, options)
+            self.check_secrets(root, before.secrets, self.master or before.master, given)
         return submission.submit(client, request)
 
 

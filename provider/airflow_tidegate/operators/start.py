@@ -11,6 +11,7 @@ from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import check_machine, ensure_driver
 from airflow_tidegate.on_kill import KillPolicy, check_kill_policy, kill_command
 from airflow_tidegate.operators.job_operator import WaitingOperator
+from airflow_tidegate.operators.secrets_operator import SecretsOperator
 from airflow_tidegate.task_identity import issued_by, make_command_id
 from airflow_tidegate.waits.job_waits import StatusWait, Wait
 from airflow_tidegate.waits.ownership import claim_ownership
@@ -23,7 +24,7 @@ STARTED = ("RUNNING", "FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED")
 ENDED = ("FINISHED", "FINISHED_COMMIT_PENDING")
 
 
-class SubmittingOperator(WaitingOperator):
+class SubmittingOperator(SecretsOperator, WaitingOperator):
     """Base class: submits a spec under a deterministic submission id and ensures that exactly one driver runs it.
 
     A retry finds its own spec and, if the driver still lives, that driver. A driver is launched only if there is none.
@@ -40,10 +41,11 @@ class SubmittingOperator(WaitingOperator):
         code_root: folder to pin as a whole; default: the pipeline's file, or its top package.
         on_kill: what happens to the job when a user kills the Airflow task: "keep_running", "savepoint_then_stop" (it
             is suspended, and can be restored) or "cancel"; templated.
+        secrets: see `SecretsOperator`.
     """
 
     template_fields: Sequence[str] = (
-        *WaitingOperator.template_fields,
+        *SecretsOperator.template_fields,
         "pipeline",
         "arguments",
         "options",
@@ -86,7 +88,7 @@ class SubmittingOperator(WaitingOperator):
         spec = self.submit(client, root, context)
         self._kill_command = kill_command(self.kill_policy, context, spec.number)
         owner = claim_ownership(client, spec, issued_by(context))
-        after_generation = ensure_driver(client, spec, root)
+        after_generation = ensure_driver(client, spec, root, self.secrets)
         return StatusWait(spec=spec.number, statuses=self.waits_for, after_generation=after_generation, owner=owner)
 
     def is_submitted(self, client: JobClient, context: Any) -> bool:
@@ -145,6 +147,7 @@ class TidegateStartJobOperator(SubmittingOperator):
         master, spark_conf = self.master or root.master, {**root.spark_conf, **(self.spark_conf or {})}
         if not self.is_submitted(client, context):
             check_machine(root, master, spark_conf, options)
+            self.check_secrets(root, {}, master, spark_conf)
         return client.submit(
             pipeline=self.pipeline_of(context),
             arguments=dict(self.arguments or {}),
@@ -157,6 +160,7 @@ class TidegateStartJobOperator(SubmittingOperator):
             code_root=self.code_root,
             fresh=self.fresh,
             relative_paths=self.relative_paths_of(context),
+            secrets=dict(self.secrets or {}),
         )
 
 

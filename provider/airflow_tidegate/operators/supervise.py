@@ -11,7 +11,9 @@ from airflow_tidegate.arguments import duration, optional_duration, whole_number
 from airflow_tidegate.failures import AirflowFailException, Failure
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import ensure_driver
+from airflow_tidegate.launchers.connection_secrets import require_secrets
 from airflow_tidegate.on_kill import KillPolicy, check_kill_policy, kill_command
+from airflow_tidegate.operators.secrets_operator import SecretsOperator
 from airflow_tidegate.operators.step_operator import MultiStepOperator, PendingWait
 from airflow_tidegate.task_identity import issued_by
 from airflow_tidegate.waits.job_waits import Payload, result_summary
@@ -34,7 +36,7 @@ from tidegate.jobs.records import Launch, decode
 from tidegate.jobs.status import JobStatus, JobView
 
 
-class TidegateSuperviseJobOperator(MultiStepOperator):
+class TidegateSuperviseJobOperator(SecretsOperator, MultiStepOperator):
     """Watch a job to its end. Relaunch a driver that died, which resumes from the latest recovery point (S9.1).
 
     Succeeds when the job has ended, was stopped or was cancelled. Fails, without using its retries, when the job has
@@ -55,10 +57,12 @@ class TidegateSuperviseJobOperator(MultiStepOperator):
         on_kill: "keep_running", "savepoint_then_stop" or "cancel".
         timeout: how long to watch between two relaunches; None: as long as the job lives.
         deferrable: True: wait in the triggerer.
+        secrets: see `SecretsOperator`; needed if the job was submitted with secrets. Without them the task fails at
+            once, and not when the driver dies.
     """
 
     template_fields: Sequence[str] = (
-        *MultiStepOperator.template_fields,
+        *SecretsOperator.template_fields,
         "max_relaunches",
         "relaunch_window",
         "no_progress_timeout",
@@ -103,6 +107,9 @@ class TidegateSuperviseJobOperator(MultiStepOperator):
         view = client.view()
         if view.is_terminal:
             return self._ended(client, view)
+        spec = client.spec(view.spec_number)
+        # Not only before a relaunch, which may come after days: a missing secret is a mistake in the DAG.
+        require_secrets(root, spec.secrets, self.secrets, master=spec.master, spark_conf=spec.spark_conf)
         if failure is not None:
             decision = decide_supervision(self._seen(client, view, failure.message), limits)
             if decision.action == "end":
@@ -125,7 +132,7 @@ class TidegateSuperviseJobOperator(MultiStepOperator):
         launches."""
         self.log.warning("job %s: the driver is dead, and is relaunched: %s", self.job_id, decision.why)
         before = len(client.launches())
-        ensure_driver(client, client.spec(view.spec_number), root)
+        ensure_driver(client, client.spec(view.spec_number), root, self.secrets)
         return len(client.launches()) > before
 
     def _last_sign_s(self, client: JobClient, view: JobView) -> float:

@@ -13,6 +13,7 @@ from airflow_tidegate.arguments import duration, flag, optional_duration
 from airflow_tidegate.failures import AirflowFailException, Failure
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import check_machine, ensure_driver
+from airflow_tidegate.launchers.connection_secrets import require_secrets
 from airflow_tidegate.on_kill import check_kill_policy, kill_command
 from airflow_tidegate.operators.start import STARTED, SubmittingOperator
 from airflow_tidegate.operators.step_operator import MultiStepOperator, PendingWait
@@ -196,6 +197,10 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         conf = like.spark_conf if self.spark_conf is None else self.spark_conf
         options = request.options or JobOptions.from_mapping(like.options)
         check_machine(self.job_root(), self.master or like.master, conf, options, replaces=True)
+        root = self.job_root()
+        self.check_secrets(root, like.secrets, self.master or like.master, conf)
+        # A rollback starts the old version, which needs its own secrets.
+        require_secrets(root, like.secrets, self.secrets, master=like.master, spark_conf=like.spark_conf)
         if request.pipeline is not None:
             pack(resolve_pipeline(request.pipeline, self.code_root)[0])
 
@@ -217,7 +222,7 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
         number = facts.old if facts.old is not None else facts.new
         assert number is not None
         spec = client.spec(number)
-        after = ensure_driver(client, spec, root)
+        after = ensure_driver(client, spec, root, self.secrets)
         if step is UpgradeStep.AWAIT_OLD or facts.resumed:
             limit = self.wait_limit()
             return _pending(StatusWait(spec=number, statuses=STARTED, after_generation=after), limit)
@@ -268,12 +273,15 @@ class TidegateUpgradeJobOperator(MultiStepOperator, SubmittingOperator):
             code_root=self.code_root,
             relative_paths=self.relative_paths_of(context),
             like=like,
+            secrets=self.secrets,
         )
 
     def _submit_like(self, client: JobClient, context: Any, step: str, number: int, restore: RestoreFrom) -> Spec:
         """Submit submission `number` again, unchanged."""
         request = self._request(context, step, client.spec(number), restore)
-        as_it_was = replace(request, pipeline=None, arguments=None, options=None, master=None, spark_conf=None)
+        as_it_was = replace(
+            request, pipeline=None, arguments=None, options=None, master=None, spark_conf=None, secrets=None
+        )
         return submission.submit(client, as_it_was)
 
     # ------------------------------------------------------------ outcomes

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from airflow_tidegate.failures import airflow_failures
 from airflow_tidegate.launchers.cli_process import commit_pending
+from airflow_tidegate.operators.secrets_operator import SecretsOperator
 from airflow_tidegate.operators.snapshots import CommandOperator
 from airflow_tidegate.operators.task_commands import executed_verdict
 from airflow_tidegate.sensors.checkpoint import checkpoint_number
@@ -20,7 +21,7 @@ from tidegate.jobs.status import JobView
 RejectThen = Literal["stop", "replay", "quarantine"]
 
 
-class VerdictOperator(CommandOperator):
+class VerdictOperator(SecretsOperator, CommandOperator):
     """Base class: sends a verdict to the driver, or for a job that has ended runs a short process on the worker.
 
     The process records the verdict and commits approved output of the newest checkpoint, after a fence in the decision
@@ -58,6 +59,7 @@ class VerdictOperator(CommandOperator):
             (*verdict, *named),
             asked_by=self._asked_by,
             timeout_s=None if timeout is None else timeout.total_seconds(),
+            secrets=self.secrets,
         )
 
 
@@ -75,7 +77,7 @@ class TidegateCommitCheckpointOperator(VerdictOperator):
             checkpoint that was audited: a newer one may have been staged since.
     """
 
-    template_fields: Sequence[str] = (*CommandOperator.template_fields, "checkpoint_id")
+    template_fields: Sequence[str] = (*VerdictOperator.template_fields, "checkpoint_id")
     verb = "commit"
     wait_class: ClassVar[type[CommandWait]] = CommitWait
 
@@ -126,7 +128,7 @@ class TidegateRejectCheckpointOperator(VerdictOperator):
         reason: text for users; stored in the decision log, and next to output in quarantine.
     """
 
-    template_fields: Sequence[str] = (*CommandOperator.template_fields, "checkpoint_id", "then", "reason")
+    template_fields: Sequence[str] = (*VerdictOperator.template_fields, "checkpoint_id", "then", "reason")
     verb = "reject"
 
     def __init__(

@@ -57,9 +57,17 @@ def refuse_without_launcher(client: JobClient, root: JobRoot, specs: Sequence[Sp
     An agent launches every submission. Otherwise the page starts a driver only on the machine of the job's last driver:
     an API server may not be able to run drivers. Raises EnvironmentProblemError, StoreError.
     """
+    where = f"job {client.job_id}, launcher {root.launcher}"
+    if specs and specs[-1].secrets:
+        raise EnvironmentProblemError(
+            "the page cannot start a driver that needs secrets of Airflow connections",
+            where=where,
+            cause=f"only a DAG names the connections of {', '.join(sorted(specs[-1].secrets))}; the job directory, "
+            "which others can change, must not choose them",
+            remedy="Trigger a DAG with TidegateRestoreJobOperator(secrets=...)",
+        )
     if root.launcher == AGENT:
         return
-    where = f"job {client.job_id}, launcher {root.launcher}"
     if not runs_on_this_host(root.launcher):
         raise EnvironmentProblemError(
             f"the page cannot start a driver with launcher {root.launcher!r}",

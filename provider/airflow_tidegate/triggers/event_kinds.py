@@ -1,4 +1,5 @@
-"""Kinds of job events that start DAGs. Each is a pure function of a snapshot of the job directory and a cursor.
+"""Kinds of job events that start DAGs. Each is a pure function of a snapshot of the job directory and a cursor; the
+events of expiring snapshots also depend on the time.
 
 A cursor is small JSON that records which events were delivered. Events depend only on the observation and the cursor,
 so a watcher that restarts with an older cursor delivers the same events again, with the same dedupe keys.
@@ -6,13 +7,15 @@ so a watcher that restarts with an older cursor delivers the same events again, 
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from airflow_tidegate.waits.job_reader import JobObservation
 from airflow_tidegate.waits.job_waits import EndOfDataWait, checkpoint_facts, refuse_unknown_sources
+from airflow_tidegate.waits.snapshot_expiry import RestorableUntil, restorable_until
 from airflow_tidegate.waits.watermark_wait import durable_watermark_point, point_text
 from tidegate.jobs.status import CheckpointView, JobView
 
@@ -177,3 +180,43 @@ class EndOfDataEvents(JobEvents):
         key = f"{view.job_id}/{self.kind}/{view.spec_number}"
         payload = {"event": self.kind, "dedupe_key": key, "spec": view.spec_number, **found}
         return [JobEvent(payload, {"spec": view.spec_number})]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotExpiringEvents(JobEvents):
+    """Events for a newest snapshot that expires within a time: the job cannot be restored after it (S4.2).
+
+    One event, until a newer snapshot that expires later has come: a running job whose snapshots are all close to their
+    expiry would send one with each checkpoint.
+
+    Attributes:
+        before_s: how long before the expiry, seconds.
+        now: wall clock, seconds since the epoch.
+    """
+
+    kind: ClassVar[str] = "snapshot_expiring"
+    before_s: float
+    now: Callable[[], float] = field(default=time.time, compare=False, repr=False)
+
+    def initial_cursor(self, observed: JobObservation) -> Cursor | None:
+        """Start with no snapshot reported: a snapshot that is already close to its expiry is reported."""
+        return {"checkpoint_id": None}
+
+    def current(self, observed: JobObservation, cursor: Cursor) -> Cursor:
+        """Return the cursor; without the reported snapshot, if the newest one is not close to its expiry any more."""
+        is_over = cursor["checkpoint_id"] is not None and self._expiring(observed) is None
+        return {"checkpoint_id": None} if is_over else cursor
+
+    def events_since(self, observed: JobObservation, cursor: Cursor, *, as_one: bool) -> list[JobEvent]:
+        """Return at most one event."""
+        found = self._expiring(observed)
+        if found is None or cursor["checkpoint_id"] is not None:
+            return []
+        view, checkpoint_id = observed.view, found.snapshot.checkpoint_id
+        key = f"{view.job_id}/{self.kind}/{checkpoint_id}"
+        facts = {"event": self.kind, "job_id": view.job_id, "dedupe_key": key, "status": view.status.value}
+        return [JobEvent({**facts, **found.facts()}, {"checkpoint_id": checkpoint_id})]
+
+    def _expiring(self, observed: JobObservation) -> RestorableUntil | None:
+        found = restorable_until(observed.view, observed.spec, self.now())
+        return found if found is not None and found.is_within(self.before_s) else None

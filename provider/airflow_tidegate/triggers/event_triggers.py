@@ -1,5 +1,5 @@
-"""Event triggers for `AssetWatcher`s: DAGs start when a checkpoint completes, the watermark passes an hour, or data
-ends.
+"""Event triggers for `AssetWatcher`s: DAGs start when a checkpoint completes, the watermark passes an hour, data ends,
+or the newest snapshot is about to expire.
 
 Airflow runs such a trigger as long as a DAG is scheduled on its asset. Each event is delivered at least once: the
 cursor in the job directory is written `DELIVERY_GRACE_S` later. If a triggerer dies before it has passed on an event,
@@ -26,6 +26,7 @@ from airflow_tidegate.triggers.event_kinds import (
     EndOfDataEvents,
     JobEvent,
     JobEvents,
+    SnapshotExpiringEvents,
     WatermarkEvents,
 )
 from airflow_tidegate.waits.job_reader import JobObservation
@@ -264,3 +265,25 @@ class TidegateEndOfDataEventTrigger(JobEventTrigger):
     def arguments(self) -> dict[str, Any]:
         """Return the trigger's own arguments."""
         return {"sources": self.sources, "played_all": self.played_all}
+
+
+class TidegateSnapshotExpiringEventTrigger(JobEventTrigger):
+    """Fires when the newest snapshot from which the job can be restored expires within a time.
+
+    Args:
+        before: how long before the expiry, as text: "12 h".
+        other arguments: see `JobEventTrigger`.
+    """
+
+    def __init__(self, *, before: str = "12 h", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.before = before
+        self._before_s = parse_duration(before, where="before").total_seconds()
+
+    def job_events(self) -> JobEvents:
+        """Return the events of expiring snapshots."""
+        return SnapshotExpiringEvents(before_s=self._before_s)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the trigger's own arguments."""
+        return {"before": self.before}

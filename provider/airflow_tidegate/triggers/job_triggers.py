@@ -30,6 +30,7 @@ from airflow_tidegate.waits.job_waits import (
     Wait,
 )
 from airflow_tidegate.waits.shared_reader import shared_job
+from airflow_tidegate.waits.snapshot_expiry import SnapshotExpiryWait
 from airflow_tidegate.waits.step_waits import FirstCheckpointWait, SuperviseWait
 from airflow_tidegate.waits.watch import WaitEvaluator
 from airflow_tidegate.waits.watermark_wait import WatermarkWait
@@ -203,6 +204,12 @@ class TidegateWatermarkTrigger(JobWaitTrigger):
     wait_class = WatermarkWait
 
 
+class TidegateSnapshotExpiryTrigger(JobWaitTrigger):
+    """Waits for the newest snapshot to be close to its expiry (`SnapshotExpiryWait`)."""
+
+    wait_class = SnapshotExpiryWait
+
+
 TRIGGERS: Mapping[str, type[JobWaitTrigger]] = {
     trigger.wait_class.kind: trigger
     for trigger in (
@@ -216,6 +223,7 @@ TRIGGERS: Mapping[str, type[JobWaitTrigger]] = {
         TidegateCommitTrigger,
         TidegateJobStatusTrigger,
         TidegateWatermarkTrigger,
+        TidegateSnapshotExpiryTrigger,
     )
 }
 

@@ -43,6 +43,8 @@ class Wait(ABC):
     """Name of the wait in serialised form; each kind has its own trigger class."""
     what: ClassVar[str]
     """Description of the condition, for messages."""
+    needs_driver: ClassVar[bool] = True
+    """A dead driver ends the wait with an error, because only a driver can make the condition true."""
 
     @abstractmethod
     def check(self, client: JobClient, view: JobView) -> Payload | None:

@@ -76,7 +76,7 @@ class WaitEvaluator:
                 cause=f"the job is {view.status.value}{_slots(view)}",
                 remedy="Check the job's status and log, or raise the timeout of the task",
             )
-        if not view.is_terminal:
+        if not view.is_terminal and self.wait.needs_driver:
             self._notice_lost_driver(client, observed)
         return None
 
@@ -136,8 +136,11 @@ class WaitRunner:
     def check_liveness_now(self) -> None:
         """Check within this call whether the driver lives, for callers that keep nothing between checks.
 
-        Takes several heartbeats if the driver is dead. Raises DriverLostError.
+        Takes several heartbeats if the driver is dead. Raises DriverLostError. Does nothing for a wait that needs no
+        driver.
         """
+        if not self.wait.needs_driver:
+            return
         view = self.client.view()
         if view.is_active and not self.client.is_alive():
             raise _lost(self.client, view, self.client.spec(view.spec_number), "the driver's heartbeat does not change")

@@ -335,6 +335,24 @@ class Source(ABC):
         """
         return None
 
+    def unavailable_state(self, state: Any) -> str | None:
+        """Check whether an enumerator can continue from its state in a snapshot (S4.3).
+
+        The counterpart of `unavailable_splits` for input that was not discovered yet: versions of a table, or topics.
+        For a preflight, not in a slot; may do I/O. Not called if the enumerator had not searched yet, or was complete.
+
+        Args:
+            state: `Discovery.state` in the snapshot.
+
+        Returns:
+            Why splits that follow the state cannot be found any more, as one sentence; None: they can be found, or the
+            source cannot know before it searches.
+
+        Raises:
+            OSError, StoreError, OutageError: the system that holds the splits does not answer.
+        """
+        return None
+
     def describe(self) -> str:
         """Describe the source in one line for `explain()`, without secrets."""
         return type(self).__name__

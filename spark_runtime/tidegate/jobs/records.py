@@ -117,6 +117,8 @@ class Spec:
         submitted_by: name of the submitter, for readers.
         relative_paths: base of the pipeline's relative paths; None: the working directory of the process that builds
             the pipeline, as in submissions of older versions.
+        secrets: environment variables that the driver gets from the process that starts it -> place of the value, for
+            readers (`driver_secrets`). Never a value.
     """
 
     RECORD: ClassVar[str] = "spec"
@@ -138,6 +140,7 @@ class Spec:
     submitted_at: str
     submitted_by: str
     relative_paths: RelativePaths | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from tidegate.channel.tcp.shared_blocks import SHARED_BYTES
 from tidegate.errors import EnvironmentProblemError, OptionError, SlotsUnavailableError
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec
-from tidegate.jobs.secrets import resolve_secrets
+from tidegate.jobs.secrets import is_reference, resolve_secrets
 from tidegate.private_cache import private_cache_directory, user_cache
 from tidegate.spark.class_archive import java_options, remove_archives
 
@@ -240,11 +240,12 @@ def _start(spec: Spec, settings: Mapping[str, str], archived: str) -> SparkConte
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         # Otherwise, spark-submit has set the master; in a pod, its address differs from the one outside.
         conf.setMaster(spec.master)
+    secret = frozenset(name for name, value in spec.spark_conf.items() if is_reference(value))
     if not archived:
-        return SparkContext.getOrCreate(conf)
+        return _context(conf, secret)
     key = "spark.driver.extraJavaOptions"
     try:
-        return SparkContext.getOrCreate(conf.set(key, f"{settings[key]} {archived}"))
+        return _context(conf.set(key, f"{settings[key]} {archived}"), secret)
     except PySparkRuntimeError as error:
         # Other errors, such as a master that cannot be reached, would occur again without the archive.
         if "JAVA_GATEWAY_EXITED" not in str(error):
@@ -253,7 +254,16 @@ def _start(spec: Spec, settings: Mapping[str, str], archived: str) -> SparkConte
         directory = private_cache_directory(user_cache(), "classes")
         if directory is not None:
             remove_archives(directory)
-        return SparkContext.getOrCreate(conf.set(key, settings[key]))
+        return _context(conf.set(key, settings[key]), secret)
+
+
+def _context(conf: SparkConf, secret: frozenset[str]) -> SparkContext:
+    """Return the Spark context. The settings in `secret` are set when the JVM runs: PySpark would put them on its
+    command line, which all users of the machine can read."""
+    if secret and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        visible = [(name, value) for name, value in conf.getAll() if name not in secret]
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(visible))
+    return SparkContext.getOrCreate(conf)
 
 
 def ui_url(application: SparkApplication) -> str | None:

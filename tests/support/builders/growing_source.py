@@ -36,6 +36,8 @@ class Shelf:
         enumerator_completed: ids of completed checkpoints that the enumerator has received, and its state in them.
         kept_until_ms: split -> time until which its rows stay there.
         found_until_ms: time until which an enumerator can continue.
+        removed: splits that can no longer be read.
+        forgotten: why an enumerator cannot continue from any state; None: it can.
         unread: of each search, the splits that had been discovered but were not read to their end.
         reader_completed: the same of readers, with the positions of their splits.
     """
@@ -47,6 +49,8 @@ class Shelf:
     searches: int = 0
     kept_until_ms: dict[str, int] = field(default_factory=dict)
     found_until_ms: int | None = None
+    removed: set[str] = field(default_factory=set)
+    forgotten: str | None = None
     read: set[str] = field(default_factory=set)
     unread: list[list[str]] = field(default_factory=list)
     enumerator_completed: list[tuple[int, int]] = field(default_factory=list)
@@ -85,6 +89,12 @@ class Growing(Source):
     def continuous_discovery(self) -> ContinuousDiscovery | None:
         interval = timedelta(milliseconds=100)
         return ContinuousDiscovery(interval, self._open_splits, self._after_finished) if self._grows else None
+
+    def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
+        return [(split.split_id, "it is off the shelf") for split in splits if split.split_id in self.shelf.removed]
+
+    def unavailable_state(self, state: Any) -> str | None:
+        return self.shelf.forgotten
 
     def create_enumerator(self, state: Any) -> SplitEnumerator:
         return ShelfEnumerator(self.shelf, state or 0)

@@ -40,6 +40,7 @@ class ScriptedDriver:
         triggered_at: str = NOW,
         watermark_us: int | None = None,
         sinks: tuple[str, ...] = (),
+        readable_until: str | None = None,
     ) -> None:
         path = self.client.layout.checkpoint(checkpoint_id, self.generation_log.generation)
         facts = {"checkpoint_id": checkpoint_id, "kind": kind, "path": path}
@@ -48,6 +49,7 @@ class ScriptedDriver:
             metadata = {"body": {"job_id": self.client.job_id, "lineage": self.client.specs()[-1].lineage}}
             self.client.store.create(self.client.layout.metadata(path), json.dumps(metadata).encode())
             done = {"metrics": {"duration_ms": 7}, "parent": None, "sinks": dict.fromkeys(sinks, "")}
+            done |= {} if readable_until is None else {"readable_until": readable_until}
             self.generation_log.append("complete", {**facts, **done})
         else:
             self.generation_log.append("abort", {"checkpoint_id": checkpoint_id, "reason": aborted})

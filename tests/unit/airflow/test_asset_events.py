@@ -12,7 +12,12 @@ from airflow.models.trigger import Trigger
 from airflow.triggers.base import BaseEventTrigger
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.assets import checkpoint_asset, end_of_data_asset, watermark_asset
+from airflow_tidegate.assets import (
+    checkpoint_asset,
+    end_of_data_asset,
+    snapshot_expiring_asset,
+    watermark_asset,
+)
 from airflow_tidegate.triggers import event_triggers
 from airflow_tidegate.triggers.event_kinds import EVENTS_AT_ONCE
 from airflow_tidegate.triggers.event_triggers import (
@@ -361,6 +366,7 @@ def test_a_job_that_is_not_there_yet_is_waited_for_and_a_failing_store_too(
         checkpoint_asset("j1", published=True, min_interval="10 min"),
         watermark_asset("j1", every="1 h", durable=True, start="2013-01-01T00:00:00Z"),
         end_of_data_asset("j1", sources="flights, weather"),
+        snapshot_expiring_asset("j1", before="2 d"),
     ],
 )
 def test_an_asset_watches_by_a_trigger_that_survives_serialisation(asset: Any) -> None:
@@ -387,6 +393,7 @@ def test_assets_of_other_arguments_have_other_names_and_other_cursors() -> None:
         watermark_asset("j1", every="1 d"),
         end_of_data_asset("j1"),
         end_of_data_asset("j1", sources="a"),
+        snapshot_expiring_asset("j1"),
     ]
     assert len({asset.name for asset in assets}) == len({asset.uri for asset in assets}) == len(assets)
     cursors = {(a.watchers[0].trigger.job_id, a.watchers[0].trigger.cursor_id) for a in assets}

@@ -104,6 +104,25 @@ def test_in_the_morning_a_job_is_started_restored_or_left_alone(job: Job, monkey
     assert whether("j1") == "restore"
 
 
+def test_a_job_that_publishes_a_folder_is_started_until_it_has_a_snapshot(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restore would be refused without one."""
+    whether = recipe("folder_to_kafka").whether.function
+    assert whether("j1") == "start"
+    job.submit()
+    driver = ScriptedDriver(job.client)
+    alive = False
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self: alive)
+    driver.status("FAILED")
+    assert whether("j1") == "start"
+    driver.status("RUNNING")
+    driver.checkpoint(1)
+    assert whether("j1") == "restore", "its driver has died"
+    alive = True
+    assert whether("j1") == "supervise"
+
+
 def test_a_savepoint_with_a_label_lies_in_a_folder_of_that_name(job: Job) -> None:
     module = recipe("savepoint_on_demand")
 

@@ -22,13 +22,13 @@ NEW = "new.py:build"
 class World:
     """A job whose drivers live as long as the test says."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, secrets: dict[str, str] | None = None) -> None:
         self.job = job
         self.client = job.client
         self.drivers: list[ScriptedDriver] = []
         self.is_alive = True
         (job.dag_file.parent / "new.py").write_text("def build(args):\n    raise AssertionError\n")
-        job.submit(options={"parallelism": 2})
+        job.submit(options={"parallelism": 2}, secrets=secrets)
         self.on_new: Callable[[ScriptedDriver], None] = lambda driver: driver.status("RUNNING")
         job.on_launch = self.launched
         self.launched(1, 1)
@@ -131,6 +131,26 @@ def test_a_new_version_that_fails_is_rolled_back_and_the_task_says_what_happened
     with pytest.raises(AirflowFailException, match="The old version is restored"):
         upgrade().execute(job.context("u"))
     assert job.launches == [2, 3]
+
+
+def test_a_rollback_starts_the_old_version_with_its_own_secrets(
+    job: Job, between_looks: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_K", '{"conn_type": "kafka", "login": "etl-user", "password": "quite-secret"}')
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: True)
+    before = {"PASSWORD": "conn:k/password"}
+    world = World(job, before)
+
+    def fails(driver: ScriptedDriver) -> None:
+        driver.status("FAILED")
+        world.on_new = lambda back: back.status("RUNNING")
+
+    world.on_new = fails
+    between_looks.append(world.suspends)
+    with pytest.raises(AirflowFailException, match="submission 3 runs the old version"):
+        upgrade(secrets={**before, "USER": "conn:k/login"}).execute(job.context("u"))
+    _, new, back = job.client.specs()
+    assert (set(new.secrets), dict(back.secrets)) == ({"PASSWORD", "USER"}, before)
 
 
 def test_a_new_version_without_a_checkpoint_in_time_is_ended_and_rolled_back(

@@ -98,8 +98,10 @@ def late(monkeypatch: pytest.MonkeyPatch, driver: ScriptedDriver) -> list[tuple[
     """Words of every `commit-pending` that was run, but for the verdict's id; verdicts get into the log."""
     calls: list[tuple[str, ...]] = []
 
-    def commit_pending(root: Any, job_id: str, verdict: Any, *, asked_by: str, timeout_s: float | None) -> Any:
-        assert (job_id, timeout_s) == ("j1", 1800.0)
+    def commit_pending(
+        root: Any, job_id: str, verdict: Any, *, asked_by: str, timeout_s: float | None, secrets: Any
+    ) -> Any:
+        assert (job_id, timeout_s, secrets) == ("j1", 1800.0, None)
         words = list(verdict)
         if words:
             name = words.pop(words.index("--id") + 1)

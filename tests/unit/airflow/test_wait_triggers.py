@@ -70,7 +70,7 @@ def test_every_kind_of_wait_has_its_own_trigger_class_and_survives_serialisation
     wait = EndOfDataWait(sources=("a", "b"), played_all=("c",))
     trigger = TRIGGERS["end_of_data"](root=str(job.root), job_id="j1", wait=wait.fields())
     assert again(trigger).job_wait() == wait
-    assert len(set(TRIGGERS.values())) == len(TRIGGERS) == 10
+    assert len(set(TRIGGERS.values())) == len(TRIGGERS) == 11
 
 
 def test_the_store_is_never_read_on_the_event_loop(

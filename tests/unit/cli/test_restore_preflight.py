@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cli_caller import Answer, Caller
+from deltalake import DeltaTable, write_deltalake
 
 from tidegate.connectors.files.source.files import Files
 from tidegate.coordinator import events as ev
@@ -225,6 +226,57 @@ def test_an_outage_is_no_refusal_of_the_restore(
     (record,) = caplog.records
     assert record.message.startswith("the source's positions in the snapshot cannot be checked before the run")
     assert "operator=rows" in TextFormatter({}).format(record)
+
+
+FOLLOWING = """
+import tidegate as td
+from tidegate.testing.collect_sink import CollectSink
+
+
+def build(args):
+    p = td.Pipeline()
+    p.read(td.DeltaTable(args["table"], follow="1 s"), uid="rows").write(CollectSink(args["sink"]), uid="out")
+    return p
+"""
+
+
+def test_input_that_was_not_discovered_yet_and_is_gone_is_named(tidegate: Caller, tmp_path: Path) -> None:
+    """S4.3, S9.3: log entries after the snapshot are no splits of it, but the restored job would need them."""
+    table = tmp_path / "table"
+    append = lambda: write_deltalake(table, pa.table({"n": [1]}), mode="append")  # noqa: E731
+    append()
+    arguments = {"table": str(table), "sink": f"preflight-{next(_sinks)}"}
+    file = tmp_path / "following.py"
+    file.write_text(FOLLOWING)
+    space: dict[str, Any] = {}
+    exec(compile(FOLLOWING, "following", "exec"), space)
+    job = InProcessJob(lambda: space["build"](arguments), root=str(tmp_path / "root"))
+    run = job.submit()
+    run.pump(5)
+    answer = run.ask(ev.SnapshotRequest("savepoint", request_id="now"))
+    assert answer is not None and answer.ok, answer
+    run.crash()
+
+    def check() -> Answer:
+        words = ("snapshot", "check", f"{job.root}/{answer.data['path']}", f"{file}:build")
+        return tidegate(*words, "--args-json", json.dumps(arguments), "--json", root=False)
+
+    assert check().code == 0
+    append()
+    append()
+    DeltaTable(table).create_checkpoint()
+    for version in range(2):
+        (table / "_delta_log" / f"{version:020}.json").unlink()
+    refused = check()
+    assert refused.code == 10 and told(refused) == [("source", "rows")], refused.out
+    run = job.submit(RestoreFrom("savepoint", path=answer.data["path"]))
+    run.crash()
+    found = run._job.find_restore()
+    assert found is not None
+    with pytest.raises(SnapshotError) as error:
+        run._job.check_sources(*found)
+    assert error.value.cause == refused.document["findings"][0]["cause"] and "cleaned up" in error.value.cause
+    clear_collected(arguments["sink"])
 
 
 def test_the_check_is_for_new_submissions(case: Case) -> None:

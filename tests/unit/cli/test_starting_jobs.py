@@ -198,6 +198,21 @@ def test_restore_takes_pinned_code_arguments_and_options_of_the_submission_befor
     assert spec.restore is not None and spec.restore.kind == "latest" and spec.lineage == driver.spec.lineage
 
 
+@pytest.mark.parametrize("words", [("restore", "flights"), ("fork", "flights", "--job-id", "backfill", "--arg", "n=2")])
+def test_a_job_with_secrets_of_airflow_needs_them_here_too(tidegate: Caller, words: tuple[str, ...]) -> None:
+    """Before anything is submitted: only Airflow reads connections."""
+    driver = tidegate.submitted(secrets={"KAFKA_PASSWORD": "conn:my_kafka/password"})
+    driver.complete(4, "stop-savepoint")
+    driver.status("STOPPED")
+    tidegate.script = running
+    refused = tidegate(*words, "--detach")
+    assert refused.code == 12 and "KAFKA_PASSWORD (conn:my_kafka/password)" in refused.err, refused.err
+    assert tidegate.launched == [] and len(tidegate.client(tidegate.root, "flights").specs()) == 1
+    tidegate.environment["KAFKA_PASSWORD"] = "own"
+    assert tidegate(*words, "--detach").code == 0
+    assert tidegate.launched[0].secrets == {"KAFKA_PASSWORD": "conn:my_kafka/password"}
+
+
 def test_restore_with_nothing_to_restore_from_says_so(tidegate: Caller) -> None:
     tidegate.submitted().status("FAILED", reason="x")
     answer = tidegate("restore", "flights")

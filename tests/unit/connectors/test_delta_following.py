@@ -280,10 +280,13 @@ def test_entries_that_were_cleaned_up_unread_are_an_error(growing: Growing) -> N
         (growing.log / f"{version:020}.json").unlink()
     splits, _ = found_by(follow(growing), state)
     assert numbers(follow(growing), splits) == [1, 2, 3], "only the last one that was read is cleaned up"
+    assert follow(growing).unavailable_state(state) is None
     (growing.log / f"{2:020}.json").unlink()
     with pytest.raises(PipelineError, match=r"from version 1 .*the oldest is 3.*logRetention") as caught:
         found_by(follow(growing), state)
     assert failure_code(caught.value) == "pipeline", "a restart would not bring them back (S9.1)"
+    reason = follow(growing).unavailable_state(state)
+    assert reason is not None and "the oldest is 3" in reason, "the preflight reports it, too (S9.3)"
 
 
 def test_a_quiet_table_whose_entries_are_all_cleaned_up_can_be_followed(growing: Growing) -> None:
@@ -292,6 +295,7 @@ def test_a_quiet_table_whose_entries_are_all_cleaned_up_can_be_followed(growing:
     growing.written.create_checkpoint()
     for entry in growing.log.glob("*.json"):
         entry.unlink()
+    assert follow(growing).unavailable_state(state) is None
     splits, state = found_by(follow(growing), state)
     assert splits == []
     (file,) = growing.folder.glob("*.parquet")
@@ -313,8 +317,10 @@ def test_a_version_of_which_some_files_were_returned_must_not_be_cleaned_up(
     growing.written.create_checkpoint()
     for version in range(3):
         (growing.log / f"{version:020}.json").unlink()
+    state = json.loads(json.dumps(first.state))
     with pytest.raises(PipelineError, match="version 2 .*cleaned up"):
-        found_by(follow(growing), json.loads(json.dumps(first.state)))
+        found_by(follow(growing), state)
+    assert "version 2" in str(follow(growing).unavailable_state(state))
 
 
 def test_a_table_that_was_dropped_and_created_again_is_an_error(growing: Growing, tmp_path: Path) -> None:

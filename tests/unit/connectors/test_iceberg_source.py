@@ -356,9 +356,23 @@ def test_snapshots_that_expired_unread_are_an_error(growing: Growing) -> None:
     ids += [growing.append(1) for _ in range(3)]
     growing.expire(ids[0])
     assert numbers(source, found_by(source, state)[0]) == [1, 2, 3], "only the last read one is expired"
+    assert source.unavailable_state(state) is None
     growing.expire(ids[1])
     with pytest.raises(PipelineError, match="expired"):
         found_by(source, state)
+    assert "is expired" in str(source.unavailable_state(state)), "the preflight reports it, too (S9.3)"
+
+
+def test_the_preflight_reports_a_snapshot_that_expired_before_all_its_files_were_returned(growing: Growing) -> None:
+    """S9.3: its files are not among the splits of the checkpoint."""
+    source = growing.source(follow="1 s")
+    ids = [growing.append(1) for _ in range(2)]
+    _, state = found_by(source)
+    half = {**state, "snapshot": ids[0], "files": 0}
+    assert source.unavailable_state(half) is None and source.unavailable_state(state) is None
+    growing.expire(ids[0])
+    assert "not all read before it expired" in str(source.unavailable_state(half))
+    assert source.unavailable_state(state) is None
 
 
 def test_a_table_that_was_rolled_back_is_an_error(growing: Growing) -> None:
@@ -369,6 +383,7 @@ def test_a_table_that_was_rolled_back_is_an_error(growing: Growing) -> None:
     growing.table.manage_snapshots().rollback_to_snapshot(first).commit()
     with pytest.raises(PipelineError, match="set to another snapshot"):
         found_by(source, state)
+    assert "set to another snapshot" in str(source.unavailable_state(state))
 
 
 def test_an_outage_loses_no_file(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:

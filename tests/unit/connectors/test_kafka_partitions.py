@@ -10,7 +10,13 @@ from builders.kafka_fakes import FakeTopics
 
 from tidegate.connectors.interface import Split
 from tidegate.connectors.kafka.source.kafka_source import Kafka
-from tidegate.connectors.kafka.source.partitions import CONFIRMATIONS, PartitionEnumerator, first_splits, unavailable
+from tidegate.connectors.kafka.source.partitions import (
+    CONFIRMATIONS,
+    PartitionEnumerator,
+    first_splits,
+    lost_topic,
+    unavailable,
+)
 from tidegate.errors import OutageError, PipelineError
 
 BROKER = "broker:9092"
@@ -226,3 +232,16 @@ def test_the_preflight_names_partitions_that_cannot_be_read_on(topics: FakeTopic
     assert "offset 9 of partition 0" in found["t-0"] and "10 to 100" in found["t-0"] and "retention" in found["t-0"]
     assert "ends at offset 100" in found["t-1"]
     assert unavailable(topics, kafka().cluster, [at(by_id["t-0"], 10), at(by_id["t-1"], 100)]) == []
+
+
+def test_the_preflight_names_a_topic_without_open_splits_that_is_gone(topics: FakeTopics) -> None:
+    """S4.3, S9.3: later partitions of the topic would never be found."""
+    search = Search(topics)
+    search()
+    pauses: list[float] = []
+    check = lambda: lost_topic(topics, kafka().cluster, search.state, pause=pauses.append)  # noqa: E731
+    assert check() is None
+    topics.add("t", 2, topic_id="another")
+    assert "created again" in str(check()) and not pauses
+    del topics.there["t"]
+    assert "does not exist any more" in str(check()) and len(pauses) == CONFIRMATIONS - 1

@@ -15,6 +15,7 @@ from tidegate.connectors.interface import Boundedness, Discovery, SplitEnumerato
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.enumeration import SplitsDiscovered
 from tidegate.coordinator.job_run import RunEnded, RunFailed
+from tidegate.coordinator.recovery.source_positions import judge_source
 from tidegate.coordinator.split_search import SplitSearch
 from tidegate.errors import OutageError, SnapshotError
 from tidegate.jobs.records import RestoreFrom
@@ -254,6 +255,41 @@ def test_a_snapshot_records_until_when_its_positions_can_be_read(
     run.pump(4)
     (complete,) = [d for d in job.job.generation_log.decisions if d.kind == "complete"]
     assert complete.data.get("readable_until") == expected
+
+
+@pytest.mark.parametrize("lost", ["state", "waiting split", "nothing"])
+def test_a_restore_is_refused_beforehand_if_the_enumerator_cannot_continue(lost: str) -> None:
+    """S4.3, S9.3: its state, and the splits that no reader has yet, are checked before the first run."""
+    job = Job(boundedness="unbounded")
+    job.shelf.rows |= dict.fromkeys("abcd", 900)
+    run = job.job.submit()
+    run.pump(4)
+    run.ask(suspend())
+    run = job.job.submit(RestoreFrom(kind="latest"))
+    run.crash()
+    found = run._job.find_restore()
+    assert found is not None
+    waiting = found[1].metadata.enumerators["shelf"]["waiting"]
+    assert waiting, "a split that no reader has"
+    if lost == "nothing":
+        run._job.check_sources(*found)
+        return
+    if lost == "state":
+        job.shelf.forgotten = "the shelf was cleared"
+    else:
+        job.shelf.removed = {waiting[0]["split_id"]}
+    with pytest.raises(SnapshotError, match="cannot continue") as caught:
+        run._job.check_sources(*found)
+    assert ("was cleared" if lost == "state" else "off the shelf") in caught.value.cause
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("part", [{"state": None, "complete": False}, {"state": 4, "complete": True}])
+def test_an_enumerator_that_has_not_begun_or_is_complete_is_not_checked(part: dict[str, Any]) -> None:
+    source = Growing(Shelf(forgotten="the shelf was cleared"))
+    assert judge_source("shelf", source, (), {**part, "waiting": []}) is None
+    refused = judge_source("shelf", source, (), {"state": 4, "complete": False, "waiting": []})
+    assert refused is not None and refused.verdict == "refused"
 
 
 @pytest.mark.parametrize("grew", [True, False])

@@ -90,6 +90,7 @@ RECORDS: dict[str, DurableRecord] = {
         submitted_at=AT,
         submitted_by="airflow",
         relative_paths=RelativePaths("/bundle/dags", "/bundle"),
+        secrets={"KAFKA_PASSWORD": "conn:my_kafka/password"},
     ),
     "spec_fresh": Spec(
         job_id="flights",
@@ -147,7 +148,16 @@ def test_a_golden_file_is_read_back_as_its_record(name: str) -> None:
 def test_a_submission_of_the_version_before_is_read(name: str) -> None:
     record = RECORDS[name]
     assert isinstance(record, Spec)
-    assert decode((GOLDEN / f"{name}.v1.json").read_bytes(), Spec) == replace(record, relative_paths=None)
+    assert decode((GOLDEN / f"{name}.v1.json").read_bytes(), Spec) == replace(record, relative_paths=None, secrets={})
+
+
+def test_a_submission_without_secrets_is_read() -> None:
+    """As versions before this wrote it."""
+    record = RECORDS["spec"]
+    assert isinstance(record, Spec)
+    document = json.loads(golden("spec").read_bytes())
+    del document["secrets"]
+    assert decode(json.dumps(document).encode(), Spec) == replace(record, secrets={})
 
 
 def test_a_graph_that_was_pinned_without_options_is_read() -> None:

@@ -14,6 +14,7 @@ from tidegate.cli.pipeline_arguments import add_log_format
 from tidegate.errors import CommandRefusedError, OptionError
 from tidegate.extras import require_runtime
 from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.driver_secrets import require_driver_secrets
 from tidegate.jobs.launch.driver_requirements import drop_port_settings, require_driver_machine
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom
@@ -53,6 +54,8 @@ def rescale(args: argparse.Namespace, around: CliEnvironment) -> int:
     # the job's driver still holds its ports, so a check that they are free would fail
     conf = before.spark_conf if view.is_terminal else drop_port_settings(before.spark_conf)
     (around.require or require_driver_machine)(before.master, conf, options, around.environment)
+    where = f"job {client.job_id}, submission {before.number}"
+    require_driver_secrets(before.secrets, around.environment, where=where)
     path = _suspended(args, around, client, view)
     around.output.note(f"{client.job_id}: suspended with savepoint {path}")
     spec = client.submit(

@@ -31,6 +31,7 @@ from tidegate.jobs.client import submission
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.job_directory import job_remedy
 from tidegate.jobs.client.waiter import failure_error
+from tidegate.jobs.driver_secrets import require_driver_secrets
 from tidegate.jobs.launch.driver_requirements import require_driver_machine
 from tidegate.jobs.launch.local import launch_local
 from tidegate.jobs.options import JobOptions
@@ -276,6 +277,9 @@ def _require(
     master = args.master or (before.master if before else None)
     conf = spark_conf if spark_conf is not None else before.spark_conf if before else {}
     (around.require or require_driver_machine)(master, conf, options, around.environment)
+    if before is not None:
+        where = f"job {before.job_id}, submission {before.number}"
+        require_driver_secrets(before.secrets, around.environment, where=where)
 
 
 def restore_from(

@@ -78,7 +78,8 @@ def _sources(reader: SnapshotReader, graph: JobGraph) -> Iterator[RestoreFinding
 
 def _of_source(reader: SnapshotReader, uid: str, source: Source) -> Iterator[RestoreFinding]:
     try:
-        finding = judge_source(uid, source, current_splits(reader, uid) or ())
+        enumerator = reader.metadata.enumerators.get(uid)
+        finding = judge_source(uid, source, current_splits(reader, uid) or (), enumerator)
     except (OSError, StoreError, OutageError) as error:
         yield RestoreFinding(
             "source", "refused", f"source {uid!r} cannot be reached now", str(error), "Repeat the check later", uid

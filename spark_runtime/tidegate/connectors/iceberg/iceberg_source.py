@@ -6,6 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, get_args
@@ -178,6 +179,16 @@ class IcebergTable(Source):
         why = "the snapshot that referred to it is probably expired"
         missing = {name: path for (name, path), exists in zip(files, found, strict=True) if not exists}
         return [(name, f"{path} is missing; {why}") for name, path in missing.items()]
+
+    def unavailable_state(self, state: Any) -> str | None:
+        """Return why the table can no longer be followed from a snapshot: it is expired, with snapshots after it, or
+        is not in the history of the branch.
+
+        Raises:
+            OutageError: the catalog does not answer.
+        """
+        with closing(TableEnumerator(self._selection, state)) as enumerator:
+            return enumerator.problem()
 
     def describe(self) -> str:
         """Describe catalog, table, and what is read of it."""

@@ -85,6 +85,21 @@ class TableEnumerator(SplitEnumerator):
         state = {"snapshot": self._snapshot, "sequence": self._sequence, "whole": self._is_whole, "files": returned}
         return Discovery(found, state, more=more)
 
+    def problem(self) -> str | None:
+        """Return why the snapshots after the state can no longer be read; None: they can. Returns no splits.
+
+        Raises:
+            OutageError: the catalog does not answer.
+        """
+        try:
+            table = self._load()
+            if not self._is_planned:
+                self._snapshot_to_resume(table)
+            self._later(table)
+        except PipelineError as error:
+            return error.what_and_why
+        return None
+
     def _take(self, found: list[Split]) -> bool:
         """Move splits that wait to `found`. Return whether it has enough."""
         while self._waiting and len(found) < SPLITS_PER_SEARCH:
@@ -130,12 +145,16 @@ class TableEnumerator(SplitEnumerator):
 
     def _resume(self, table: Table) -> None:
         """Plan the snapshot of a restored state again, without the files that were returned."""
-        snapshot = table.snapshot_by_id(self._snapshot) if self._snapshot is not None else None
-        if snapshot is None:
-            raise self._gone("its data files were not all read before it expired")
+        snapshot = self._snapshot_to_resume(table)
         plan = self._selection.splits if self._is_whole else self._selection.added_splits
         self._waiting.extend(plan(table, snapshot)[self._returned :])
         self._is_planned = True
+
+    def _snapshot_to_resume(self, table: Table) -> Snapshot:
+        snapshot = table.snapshot_by_id(self._snapshot) if self._snapshot is not None else None
+        if snapshot is None:
+            raise self._gone("its data files were not all read before it expired")
+        return snapshot
 
     def _later(self, table: Table) -> Sequence[Snapshot]:
         """Return the snapshots of the branch after the last one, the oldest first."""

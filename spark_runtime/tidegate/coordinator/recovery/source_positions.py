@@ -68,17 +68,26 @@ def check_discovery(graph: JobGraph, restore: RestoreState) -> None:
             )
 
 
-def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) -> RestoreFinding | None:
-    """Return whether a source can continue from a snapshot's splits, as JSON; None: nothing is left to read. Blocks.
+def judge_source(
+    uid: str, source: Source, splits: Sequence[Mapping[str, Any]], enumerator: Mapping[str, Any] | None = None
+) -> RestoreFinding | None:
+    """Return whether a source can continue from a snapshot; None: nothing is left to read. Blocks.
+
+    Args:
+        splits: splits of the readers, as JSON.
+        enumerator: part of its enumerator in the metadata (`EnumerationState`), with the splits that no reader has;
+            None: it has none.
 
     Raises:
         OSError, StoreError, OutageError: the source's input is not reachable. This is no finding about the positions.
     """
-    left = [split_from_json(split) for split in splits if not split["finished"]]
-    if not left:
-        return None
+    part = enumerator or {}
+    left = [split_from_json(split) for split in (*splits, *part.get("waiting", ())) if not split["finished"]]
+    # An enumerator that has not searched yet starts afresh; a complete one searches no more.
+    state = None if part.get("complete") else part.get("state")
     try:
-        gone = source.unavailable_splits(left)
+        lost = None if state is None else source.unavailable_state(state)
+        gone = source.unavailable_splits(left) if left and lost is None else []
     except (StoreError, OutageError):
         raise
     except TidegateError as error:
@@ -88,6 +97,12 @@ def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) 
         cause = f"another source class or version wrote the positions: {type(error).__name__}: {error}"
         remedy = "Restore with the source class that wrote the positions, or give the source a new uid"
         return RestoreFinding("source", "refused", what, cause, remedy, uid)
+    if lost is not None:
+        what = f"source {uid!r} cannot continue: it cannot find the input after the snapshot any more"
+        remedy = "Restore a newer snapshot, or start the job without a snapshot"
+        return RestoreFinding("source", "refused", what, lost, remedy, uid)
+    if not left:
+        return None
     if gone is None:
         return RestoreFinding(
             "source",
@@ -123,8 +138,8 @@ def check_positions(
         if node.source is None or known is None or known.status == "finished":
             continue
         try:
-            waiting = restore.metadata.enumerators.get(node.uid, {}).get("waiting", ())
-            finding = judge_source(node.uid, node.source, [*positions.get(node.uid, ()), *waiting])
+            enumerator = restore.metadata.enumerators.get(node.uid)
+            finding = judge_source(node.uid, node.source, positions.get(node.uid, ()), enumerator)
         except Exception as error:
             unchecked[node.uid] = f"{type(error).__name__}: {error}"
             continue

@@ -3,10 +3,10 @@ it."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
+from secrets import token_hex
 from typing import Any, cast
 
 from tidegate.clock import iso
@@ -57,12 +57,14 @@ class JobClient(JobDirectory):
         code_root: str | None = None,
         fresh: bool = False,
         relative_paths: RelativePaths | None = None,
+        secrets: Mapping[str, str] | None = None,
     ) -> Spec:
         """Create a submission: a record in the job directory of the pipeline and its settings. `jobs.launch` starts it.
 
         Args:
             pipeline: `path/to/file.py:function` or `package.module:function`, pinned now. With a restore, code,
-                arguments, options, master and Spark settings that are None are copied from the previous submission.
+                arguments, options, master, Spark settings and secrets that are None are copied from the previous
+                submission.
             arguments: JSON values for the function; secrets as references. options: see `JobOptions`.
             submission_id: idempotency key: with the same key, the existing spec is returned and everything else is
                 ignored; None: a new key.
@@ -74,6 +76,8 @@ class JobClient(JobDirectory):
             fresh: start without the job's state although the job had an earlier submission. `if_exists` of file sinks
                 decides about existing output. Without `fresh` such a start is refused.
             relative_paths: see `submission.SubmissionRequest`.
+            secrets: environment variables that whoever starts the driver passes to it -> place of the value, such as
+                `conn:my_kafka/password`; never values. See `driver_secrets`.
 
         Raises:
             OptionError: an option is wrong, or a secret is in plain text.
@@ -93,10 +97,11 @@ class JobClient(JobDirectory):
             restore=restore,
             code_root=code_root,
             owner_dag=owner_dag,
-            submission_id=submission_id or secrets.token_hex(16),
+            submission_id=submission_id or token_hex(16),
             submitted_by=submitted_by,
             fresh=fresh,
             relative_paths=relative_paths,
+            secrets=secrets,
         )
         return submission.submit(self, request)
 
@@ -151,7 +156,7 @@ class JobClient(JobDirectory):
         if verb not in VERBS:
             raise OptionError(f"{verb!r} is not a command to a job", where="verb", remedy=f"Use {', '.join(VERBS)}")
         data = stop_arguments(arguments or {}) if verb == "stop" else dict(arguments or {})
-        command_id = command_id or f"{verb}-{secrets.token_hex(8)}"
+        command_id = command_id or f"{verb}-{token_hex(8)}"
         existing = self.command(command_id)
         if existing is None:
             view = self.view()
@@ -189,7 +194,7 @@ class JobClient(JobDirectory):
         # Also for a command that existed: the earlier call may have ended before it replaced the bell.
         if self.result(command_id) is None:
             # the bell comes last: a driver that reads it must find the command
-            self.store.replace(self.layout.bell, f"{command_id} {secrets.token_hex(8)}\n".encode())
+            self.store.replace(self.layout.bell, f"{command_id} {token_hex(8)}\n".encode())
         return existing
 
     def withdraw(self, command_id: str, by: str = "cli") -> None:
@@ -214,5 +219,5 @@ class JobClient(JobDirectory):
 
         Call it several times within each `owner_timeout`, from before the launch of a driver.
         """
-        owner = Owner(spec, secrets.token_hex(8), iso(self.now()), by)
+        owner = Owner(spec, token_hex(8), iso(self.now()), by)
         self.store.replace(self.layout.owner, encode(owner))

@@ -24,6 +24,7 @@ from tidegate.jobs.client.argument_names import check_argument_names
 from tidegate.jobs.client.final_deletion import delete_checkpoints, deletes_checkpoints
 from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.client.savepoint_folder import check_savepoint_folder
+from tidegate.jobs.driver_secrets import check_driver_secrets
 from tidegate.jobs.history.submissions import entries_by_submission, is_discarded
 from tidegate.jobs.launches import find_local_driver
 from tidegate.jobs.layout import JobLayout
@@ -42,8 +43,8 @@ ON_COMMITTED_AFTER = ("refuse", "rewind", "accept_duplicates")
 
 @dataclass(frozen=True, slots=True)
 class SubmissionRequest:
-    """A request to submit a job. `pipeline`, `arguments`, `options`, `master` and `spark_conf` that are None are copied
-    from the submission that a restore follows. A fresh start needs a pipeline.
+    """A request to submit a job. `pipeline`, `arguments`, `options`, `master`, `spark_conf` and `secrets` that are None
+    are copied from the submission that a restore follows. A fresh start needs a pipeline.
 
     Attributes:
         like: submission to copy missing settings from, of this or another job of the root; None: the newest, without
@@ -53,6 +54,7 @@ class SubmissionRequest:
         relative_paths: base of the pipeline's relative paths, used if `pipeline` or `arguments` is set. None: as in the
             submission that a restore follows, so that a path has one meaning in the life of a job. For a fresh start:
             the working directory of this process.
+        secrets: see `Spec.secrets`.
     """
 
     pipeline: str | None
@@ -69,6 +71,7 @@ class SubmissionRequest:
     like: Spec | None = None
     fresh: bool = False
     relative_paths: RelativePaths | None = None
+    secrets: Mapping[str, str] | None = None
 
     @property
     def is_fresh(self) -> bool:
@@ -120,6 +123,7 @@ def check_settings(job: JobDirectory, request: SubmissionRequest) -> None:
     check_no_plain_secrets(job.storage_options, where="storage_options", storage=True)
     check_no_plain_secrets(request.arguments, where="arguments")
     check_no_plain_secrets(request.spark_conf, where="spark_conf")
+    check_driver_secrets(request.secrets)
     answer = request.restore.on_committed_after if request.restore is not None else "refuse"
     if answer not in ON_COMMITTED_AFTER:
         raise OptionError(
@@ -307,6 +311,7 @@ def _spec(
         submitted_at=iso(job.now()),
         submitted_by=request.submitted_by,
         relative_paths=_relative_paths(request, before),
+        secrets=_overridden(request.secrets, before.secrets if before is not None else None),
     )
     return spec, pin
 

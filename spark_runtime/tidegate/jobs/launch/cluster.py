@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from tidegate.errors import EnvironmentProblemError
 from tidegate.jobs.client.job_directory import JobDirectory
+from tidegate.jobs.driver_secrets import require_driver_secrets
 from tidegate.jobs.launch.launcher import LauncherSetting, LauncherSettings
 from tidegate.jobs.launch.programs import Answer, Run, run_program
 from tidegate.jobs.launches import record_launch
@@ -37,6 +38,9 @@ class ClusterLauncher:
     def _record(
         self, job: JobDirectory, spec: Spec, attempt: int | None, command: Callable[[Launch], Sequence[str]]
     ) -> Launch:
+        # A cluster starts the driver, without the environment of this process.
+        where = f"job {spec.job_id}, submission {spec.number}, launcher {self.kind}"
+        require_driver_secrets(spec.secrets, {}, where=where)
         return record_launch(
             job.store, job.layout, spec.number, launcher=self.kind, command=command, host=spec.master, attempt=attempt
         )

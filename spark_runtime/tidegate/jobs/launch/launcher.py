@@ -70,12 +70,15 @@ class LauncherSettings:
         spark_submit: path of spark-submit; None: the one in SPARK_HOME, or else on the PATH, or else beside `python` or
             this process's interpreter.
         extra: values of the kinds' own settings, by name (`LauncherSetting`).
+        environment: environment variables for the driver's process, which may be secrets. Never recorded or logged.
+            Only for launchers with `passes_environment`.
     """
 
     kind: str = "local"
     python: str | None = None
     spark_submit: str | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def value(self, setting: LauncherSetting) -> str:
         """Return the value of a kind's own setting, or its default."""
@@ -124,6 +127,10 @@ class Launcher(Protocol):
         settings: settings that it needs besides `python` and `spark_submit`.
         runs_on_this_host: its drivers are processes of the host that launches them. They need Java, slots and ports
             there, and end with the host.
+
+    A launcher may also have `passes_environment: ClassVar[bool] = True`: its drivers get the variables of
+    `LauncherSettings.environment`, and nobody else can read them. Without it, secrets of Airflow connections are
+    refused for the launcher.
     """
 
     kind: ClassVar[str]

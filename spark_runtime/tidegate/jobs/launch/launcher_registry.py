@@ -137,6 +137,11 @@ def runs_on_this_host(kind: str) -> bool:
     return kind != AGENT and launcher_class(kind).runs_on_this_host
 
 
+def passes_environment(kind: str) -> bool:
+    """Return whether this kind passes `LauncherSettings.environment` to its drivers. Raises as `launcher_class`."""
+    return kind != AGENT and bool(getattr(launcher_class(kind), "passes_environment", False))
+
+
 def check_launcher(
     settings: LauncherSettings, master: str, spark_conf: Mapping[str, str], world: World | None = None
 ) -> list[Check]:

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from tidegate.errors import EnvironmentProblemError
 from tidegate.jobs.client.job_directory import JobDirectory
+from tidegate.jobs.driver_secrets import require_driver_secrets
 from tidegate.jobs.launch.launcher import (
     Check,
     DriverState,
@@ -74,7 +75,7 @@ def launch_local(
         The launch with pid, start time and the local path of the log.
 
     Raises:
-        EnvironmentProblemError: the process cannot be started.
+        EnvironmentProblemError: the process cannot be started, or a secret of the submission is missing.
         StoreError: the store cannot write.
     """
     living = find_local_driver_settled(job, spec, sleep)
@@ -86,6 +87,7 @@ def launch_local(
 def _start_python(
     job: JobDirectory, spec: Spec, python: str, *, env: Mapping[str, str] | None = None, attempt: int | None = None
 ) -> Launch:
+    require_secrets(spec, env)
     launch = record_launch(
         job.store,
         job.layout,
@@ -97,6 +99,19 @@ def _start_python(
     return start_process(job, spec, launch, env)
 
 
+def require_secrets(spec: Spec, env: Mapping[str, str] | None) -> None:
+    """Check, before a launch is recorded, that a process of this machine would have the submission's secrets.
+
+    Args:
+        env: environment variables in addition to this process's own.
+
+    Raises:
+        EnvironmentProblemError: a secret is missing.
+    """
+    where = f"job {spec.job_id}, submission {spec.number}"
+    require_driver_secrets(spec.secrets, {**os.environ, **(env or {})}, where=where)
+
+
 def start_process(job: JobDirectory, spec: Spec, launch: Launch, env: Mapping[str, str] | None = None) -> Launch:
     """Start a recorded launch as a detached process of this machine, in its own session, and record the process.
 
@@ -104,7 +119,8 @@ def start_process(job: JobDirectory, spec: Spec, launch: Launch, env: Mapping[st
 
     Args:
         launch: launch as `record_launch` returned it.
-        env: environment variables in addition to this process's own.
+        env: environment variables in addition to this process's own. They may be secrets: only the process's
+            environment holds them.
 
     Returns:
         The launch with pid, start time and the local path of the log.
@@ -175,6 +191,7 @@ class ProcessLauncher:
     kind: ClassVar[str] = ""
     settings: ClassVar[tuple[LauncherSetting, ...]] = ()
     runs_on_this_host: ClassVar[bool] = True
+    passes_environment: ClassVar[bool] = True
 
     def __init__(self, settings: LauncherSettings) -> None:
         self._settings = settings
@@ -208,7 +225,8 @@ class LocalLauncher(ProcessLauncher):
 
     def launch(self, job: JobDirectory, spec: Spec, attempt: int | None = None) -> Launch:
         """See `Launcher.launch`."""
-        return _start_python(job, spec, self._settings.python or sys.executable, attempt=attempt)
+        python, env = self._settings.python or sys.executable, self._settings.environment
+        return _start_python(job, spec, python, env=env, attempt=attempt)
 
     def check(self, master: str, spark_conf: Mapping[str, str], world: World) -> list[Check]:
         """See `Launcher.check`."""

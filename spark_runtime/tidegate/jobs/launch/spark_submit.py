@@ -17,7 +17,7 @@ from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.launch import driver_entry
 from tidegate.jobs.launch.launcher import Check, LauncherSettings, World
 from tidegate.jobs.launch.launcher_checks import check_interpreter, check_master, check_spark_submit
-from tidegate.jobs.launch.local import ProcessLauncher, start_process
+from tidegate.jobs.launch.local import ProcessLauncher, require_secrets, start_process
 from tidegate.jobs.launch.spark_submit_command import command_conf, submit_command
 from tidegate.jobs.launches import record_launch
 from tidegate.jobs.records import Launch, Spec
@@ -37,6 +37,7 @@ class SparkSubmitLauncher(ProcessLauncher):
                 cause="the launcher spark-submit runs the driver on this host, in client mode",
                 remedy="Use the launcher yarn or kubernetes, which run the driver on the cluster",
             )
+        require_secrets(spec, self._settings.environment)
         entry = os.path.abspath(driver_entry.__file__)
         launch = record_launch(
             job.store,
@@ -49,7 +50,7 @@ class SparkSubmitLauncher(ProcessLauncher):
         # A spark-submit script in a Python environment finds Spark through Python, so it must use the drivers' Python.
         python = self._settings.python or sys.executable
         env = {"PYSPARK_DRIVER_PYTHON": python, "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", python)}
-        return start_process(job, spec, launch, env)
+        return start_process(job, spec, launch, {**self._settings.environment, **env})
 
     def check(self, master: str, spark_conf: Mapping[str, str], world: World) -> list[Check]:
         """See `Launcher.check`."""

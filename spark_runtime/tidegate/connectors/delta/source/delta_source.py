@@ -233,6 +233,15 @@ class DeltaTable(Source):
         why = "VACUUM has probably removed it, because a later version no longer needs it"
         return [(name, f"{path} is missing; {why}") for name, path in missing.items()]
 
+    def unavailable_state(self, state: Any) -> str | None:
+        """Return why the table can no longer be followed from a version: log entries after it are cleaned up, or it is
+        another table.
+
+        Raises:
+            OutageError: the storage does not answer.
+        """
+        return TableEnumerator(self._selection, self._columns_of_table(), state).problem()
+
     def describe(self) -> str:
         """Describe the path, and what is read of the table."""
         chosen = self._selection

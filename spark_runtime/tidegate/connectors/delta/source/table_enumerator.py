@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -96,13 +97,33 @@ class TableEnumerator(SplitEnumerator):
             more = True  # the next search reports the error, after the splits before it
         return Discovery(found, self._state(), more=more, readable_until_ms=self._until_ms(caught_up=not more))
 
+    def problem(self) -> str | None:
+        """Return why the versions after the state can no longer be read; None: they can. Returns no splits.
+
+        Raises:
+            OutageError: the storage does not answer.
+        """
+        try:
+            with self._reading():
+                self._check_log()
+                if not self._is_done:
+                    self._planned()
+        except PipelineError as error:
+            return error.what_and_why
+        return None
+
     def _search(self, found: list[Split]) -> bool:
+        with self._reading():
+            if self._facts is None:
+                self._begin()
+            self._check_log()
+            return self._change_splits(found) if self._selection.changes else self._file_splits(found)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
         try:
             with self._log.answering():
-                if self._facts is None:
-                    self._begin()
-                self._check_log()
-                return self._change_splits(found) if self._selection.changes else self._file_splits(found)
+                yield
         except FileNotFoundError as e:
             # The next search finds out whether it will come back.
             raise OutageError(

@@ -41,6 +41,7 @@ from tidegate.connectors.kafka.source.partitions import (
     check_topics,
     first_splits,
     known_topic,
+    lost_topic,
     unavailable,
 )
 from tidegate.connectors.kafka.source.record_rows import BAD_RECORDS_SCHEMA, RowBuilder, RowShape, metadata_columns
@@ -287,6 +288,18 @@ class Kafka(Source):
         view = ClusterTopics(self._cluster)
         try:
             return unavailable(view, self._cluster, splits)
+        finally:
+            view.close()
+
+    def unavailable_state(self, state: Any) -> str | None:
+        """Return which topic does not exist any more, or was created again, also if it has no open split.
+
+        Raises:
+            OutageError: the cluster does not answer.
+        """
+        view = ClusterTopics(self._cluster)
+        try:
+            return lost_topic(view, self._cluster, state)
         finally:
             view.close()
 

@@ -246,6 +246,30 @@ def unavailable(view: TopicView, cluster: KafkaCluster, splits: Sequence[Split])
     return [(split.split_id, reasons[split.split_id]) for split in splits if split.split_id in reasons]
 
 
+def lost_topic(
+    view: TopicView,
+    cluster: KafkaCluster,
+    state: Mapping[str, Any],
+    *,
+    pause: Callable[[float], None] = time.sleep,
+) -> str | None:
+    """Return which topic of an enumerator's state is not there as before, and why; None: all are. See `check_topics`.
+
+    Raises:
+        OutageError: the cluster does not answer.
+    """
+    try:
+        check_topics(view, cluster, known_topics(state), pause=pause)
+    except PipelineError as error:
+        return error.what_and_why
+    return None
+
+
+def known_topics(state: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """Return the topics of an enumerator's state: name -> id and number of partitions."""
+    return {name: (topic["id"], topic["partitions"]) for name, topic in state["topics"].items()}
+
+
 def known_topic(splits: Sequence[Split], topic: str) -> tuple[str, int]:
     """Return the id of a topic, and how many partitions it has at least."""
     mine = [split for split in splits if split.data["topic"] == topic]
@@ -272,7 +296,7 @@ class PartitionEnumerator(SplitEnumerator):
         self._known: dict[str, tuple[str, int]] | None = None
         self._leaderless: set[Part] = set()
         if state is not None:
-            self._known = {name: (topic["id"], topic["partitions"]) for name, topic in state["topics"].items()}
+            self._known = known_topics(state)
 
     def discover(self) -> Discovery:
         """Return the partitions that were not returned before.
