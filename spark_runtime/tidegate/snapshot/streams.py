@@ -1,7 +1,8 @@
 """The state stream: all parts of one operator subtask as one sequence of bytes (S3.6, S5.3).
 
-The version is 4 if a part has blobs of rows, else 3 if a part has another format than "rows", else 2 if a part has the
-kind "channel", else 1. Layout, integers little endian::
+The version is 5 if a part has blobs of rows, else 3 if a part has another format than "rows", else 2 if a part has the
+kind "channel", else 1. Before integers in blobs were narrowed (see `row_streams`), 5 was 4. Layout, integers little
+endian::
 
     magic     8 bytes  b"TGSTATE\\n"
     version   u16
@@ -35,9 +36,9 @@ from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StateFormat, StateKi
 from tidegate.snapshot.row_streams import ROWS_PER_PIECE
 
 MAGIC = b"TGSTATE\n"
-STREAM_VERSION = 4
+STREAM_VERSION = 5
 """Newest version that can be read."""
-_VERSION_OF_ROW_BLOBS = 4
+_VERSION_OF_ROW_BLOBS = 5
 _VERSION_OF_FILES = 3
 _VERSION_OF_CHANNELS = 2
 _VERSION = 1

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.snapshot.parts import StatePart
+from tidegate.snapshot.row_streams import table_of
 from tidegate.state.arrow import arrow_columns
 from tidegate.state.heap import list_columns
 from tidegate.state.heap.heap_backend import HeapBackend
@@ -60,7 +61,7 @@ def rows_of(parts: Sequence[StatePart], shelf: dict[str, bytes]) -> dict[str, pa
         for blob in part.blobs:
             data = b"".join(blob.pieces())
             assert shelf.setdefault(blob.id, data) == data, f"{blob.id} has two contents"
-            tables.append(pa.ipc.open_stream(data).read_all())
+            tables.append(table_of(data))
         table = pa.concat_tables(tables)
         order = [(name, "ascending") for name in table.column_names if part.name != "l" or name == "key:k"]
         table = table.append_column("at", pa.array(np.arange(table.num_rows)))
