@@ -36,15 +36,15 @@ class Leftover:
     """Data that a collection deleted, or would delete.
 
     Attributes:
-        path: a staged file, or a folder of commit markers.
+        path: a staged file, or a folder of commit markers; or a table with one of them.
         why: "staged": no existing snapshot names it; "markers": a pack replaces the markers, or nothing reads them any
-            more.
-        files: number of files.
-        size_bytes: total size of the files.
+            more; "rewind": no rewind to an existing snapshot needs it.
+        files: number of files; in a table, of transactions.
+        size_bytes: total size of the files or rows.
     """
 
     path: str
-    why: Literal["staged", "markers"]
+    why: Literal["staged", "markers", "rewind"]
     files: int
     size_bytes: int
 

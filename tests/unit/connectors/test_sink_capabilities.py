@@ -44,7 +44,7 @@ SCHEMA = pa.schema([("v", pa.int64())])
         (Csv("/out"), OF_FILES),
         (JsonLines("/out"), OF_FILES),
         (Delta("/out"), {CollectsLeftovers, SupportsQuarantine, SupportsRewind}),
-        (Postgres("host=h dbname=d", "t"), {SupportsQuarantine}),
+        (Postgres("host=h dbname=d", "t"), {CollectsLeftovers, SupportsQuarantine, SupportsRewind}),
         (SparkWriter(format="orc", path="/out"), {WrittenBySpark}),
         (Discard(), set()),
         (CollectSink("a"), {SupportsQuarantine, SupportsRewind}),
