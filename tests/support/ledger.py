@@ -46,8 +46,8 @@ def deaths(decisions: Sequence[Any]) -> tuple[int, int]:
     """Return how many runs of a job have died, and how many of them while a commit was open. By its decision log.
 
     A run has died if the job restarts, or another driver takes over before the job has ended. A commit is open from the
-    claim of a checkpoint, at which sinks prepare, to the entry that it is committed. A death aborts open checkpoints, in
-    the entries directly before it.
+    claim of a checkpoint, at which sinks prepare, to the entry that it is committed. A death aborts open checkpoints,
+    in the entries directly before it.
     """
     died = interrupted = 0
     has_driver = False

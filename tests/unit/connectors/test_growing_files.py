@@ -271,6 +271,19 @@ def test_a_file_that_a_reader_moved_or_changed_is_not_extended(make: Callable[[]
         make().create_writer(identity.context()).commit(handles)
 
 
+def test_a_staged_file_that_is_lost_is_named(make: Callable[[], Sink], tmp_path: Path) -> None:
+    """S7.4: never "already done"."""
+    writer = make().create_writer(TestWriter().context())
+    writer.commit(staged(writer, 1))
+    lost = staged(writer, 2)
+    next((tmp_path / "out/_tidegate/staging").rglob("*.staged")).unlink()
+    with pytest.raises(TidegateError, match="staged file of a pre-committed transaction is lost"):
+        writer.commit(lost)
+    assert shown(tmp_path) == two_of(1)
+    writer.commit(staged(writer, 3))
+    assert shown(tmp_path) == two_of(1, 3)
+
+
 def test_a_rewind_cuts_files_off_and_removes_later_ones(make: Callable[[], Sink], tmp_path: Path) -> None:
     """S9.3: to a checkpoint in the middle of a file; idempotent. A file that is not as it was is named."""
     sink = make()

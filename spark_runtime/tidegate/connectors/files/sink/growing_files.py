@@ -120,7 +120,9 @@ class GrowingFiles:
             return self._grow(made, handle, chosen) if chosen else {}
         except FileNotFoundError as error:
             if os.path.isdir(self._layout.growing):
-                raise
+                # A staged file is lost, which its publication reports, or a reader has moved the file to extend.
+                plan = self._plan_of(made)
+                return {} if plan is None else self._done(handle, plan)
             raise FencedError(
                 "a newer run of the job writes to the sink's folder",
                 where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, {self._layout.root}",
