@@ -63,7 +63,8 @@ def run(files: list[str], report: Path, *options: str) -> str:
         print(line, end="", flush=True)
         lines.append(line)
     if process.wait():
-        lines.append("\nFAILED the run of the tests\n")
+        # pytest may have ended before it could name a failed test.
+        lines.append("\nFAILED the run of the tests\n" if not FAILED.search("".join(lines)) else "")
     return "".join(lines)
 
 
