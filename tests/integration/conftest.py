@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
+from ledger import deaths, note
 from postgres_server import PostgresServer
 
 from tidegate.jobs.client.job_client import JobClient
@@ -136,6 +138,9 @@ class RealJob:
 
     def end(self) -> None:
         """End what is left of the drivers this job started."""
+        with suppress(Exception):  # a job that was never submitted has no log
+            died, interrupted = deaths(self.client.decisions())
+            note(kind="deaths", died=died, interrupted=interrupted)
         for pid in self._pids:
             try:
                 os.kill(pid, signal.SIGKILL)

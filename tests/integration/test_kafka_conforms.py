@@ -24,7 +24,7 @@ def fill(kafka: KafkaBroker, topic: str, partition: int, rows: int = ROWS) -> No
 def topic(request: pytest.FixtureRequest, kafka: KafkaBroker) -> Iterator[None]:
     """Two partitions with records, one of them with an aborted transaction between and at its end; one is empty."""
     request.cls.kafka = kafka
-    request.cls.topic = kafka.create_topic(f"conform-{next(_numbers)}", 3)
+    request.cls.topic = kafka.create_topic(f"source-conform-{next(_numbers)}", 3)
     fill(kafka, request.cls.topic, 0)
     for n in range(4):
         kafka.produce(request.cls.topic, [b"1/%d" % i for i in range(n * 100, n * 100 + 100)], 1)

@@ -28,6 +28,7 @@ class _OnPostgres(SinkConformance):
     server: PostgresServer
     reader: Any
     table = ""
+    columns = "n bigint PRIMARY KEY"
 
     def _sink(self, table: str) -> Sink:
         raise NotImplementedError
@@ -35,7 +36,7 @@ class _OnPostgres(SinkConformance):
     def make_sink(self, fresh: bool) -> Sink:
         if fresh:
             self.table = f"conform_{next(_numbers)}"
-            self.reader.execute(f"CREATE TABLE {self.table} (n bigint PRIMARY KEY)")
+            self.reader.execute(f"CREATE TABLE {self.table} ({self.columns})")
             self.reader.execute("CREATE SCHEMA IF NOT EXISTS tidegate; DROP SCHEMA tidegate CASCADE")
         return self._sink(self.table)
 
@@ -47,12 +48,26 @@ class _OnPostgres(SinkConformance):
         return [n for (n,) in self.reader.execute(f"SELECT n FROM {self.table}")]
 
 
+class _WithoutRewind(Postgres):
+    """Without rewind records the sink refuses every rewind, see test_postgres_rewind.py."""
+
+    rewind_to = None  # type: ignore[assignment]
+
+
 @pytest.mark.usefixtures("server")
 class TestPostgresAppending(_OnPostgres):
-    """S7.4."""
+    """S7.4, S9.3."""
 
     def _sink(self, table: str) -> Sink:
         return Postgres(self.server.dsn, table, password=self.server.password)
+
+
+@pytest.mark.usefixtures("server")
+class TestPostgresAppendingWithoutRewind(_OnPostgres):
+    """S7.4."""
+
+    def _sink(self, table: str) -> Sink:
+        return _WithoutRewind(self.server.dsn, table, password=self.server.password, rewind=False)
 
 
 @pytest.mark.usefixtures("server")
@@ -60,4 +75,12 @@ class TestPostgresUpserting(_OnPostgres):
     """S7.4."""
 
     def _sink(self, table: str) -> Sink:
-        return Postgres(self.server.dsn, table, mode="upsert", key="n", password=self.server.password)
+        return _WithoutRewind(self.server.dsn, table, mode="upsert", key="n", password=self.server.password)
+
+
+@pytest.mark.usefixtures("server")
+class TestPostgresUpsertingWithRewind(_OnPostgres):
+    """S7.4, S9.3: see test_postgres_rewind.py for rows that are replaced."""
+
+    def _sink(self, table: str) -> Sink:
+        return Postgres(self.server.dsn, table, mode="upsert", key="n", password=self.server.password, rewind=True)

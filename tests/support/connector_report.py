@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from batch_sink_suite import BatchSinkConformance
 from ledger import note
 
 from tidegate.connectors.interface import Sink, Source
 from tidegate.testing import SinkConformance, SourceConformance
+
+SUITES = (SourceConformance, SinkConformance, BatchSinkConformance)
+OWN, CONTRACT = "tidegate.connectors.", "tidegate.connectors.interface"
 
 _connectors: dict[str, str] = {}
 """Id of a test -> its connector."""
@@ -19,12 +23,19 @@ _connectors: dict[str, str] = {}
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Ask the suite for its connector while its fixtures are there, whatever becomes of the test."""
     suite = getattr(item, "instance", None)
-    if isinstance(suite, SourceConformance | SinkConformance):
+    if isinstance(suite, SUITES):
         made: Source | Sink = (
             suite.make_source() if isinstance(suite, SourceConformance) else suite.make_sink(fresh=True)
         )
-        _connectors[item.nodeid] = f"{type(made).__module__}:{type(made).__name__}"
+        _connectors[item.nodeid] = connector_of(made)
     return (yield)
+
+
+def connector_of(made: Source | Sink) -> str:
+    """Module and class of the connector; of a test's subclass, the class of tidegate that it extends."""
+    own = (cls for cls in type(made).__mro__ if cls.__module__.startswith(OWN) and cls.__module__ != CONTRACT)
+    cls = next(own, type(made))
+    return f"{cls.__module__}:{cls.__name__}"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -32,7 +43,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[pytest.T
     """Note the result of the test itself, or of its failed set-up."""
     report: pytest.TestReport = yield
     suite = getattr(item, "instance", None)
-    if isinstance(suite, SourceConformance | SinkConformance) and (report.when == "call" or report.failed):
+    if isinstance(suite, SUITES) and (report.when == "call" or report.failed):
         role = "source" if isinstance(suite, SourceConformance) else "sink"
         connector = _connectors.get(item.nodeid, f"unknown:{type(suite).__name__}")
         note(kind="conformance", role=role, connector=connector, outcome=report.outcome)

@@ -27,19 +27,28 @@ class TidegateCollectGarbageOperator(SecretsOperator):
 
     The work is done by a short process on the worker, `tidegate gc`, with the connection's interpreter. It may be
     killed at any point; a retry and a clear continue with the rest. XCom: `{"job_id", "dry_run", "collected",
-    "in_sinks", "freed_bytes", "too_young", "kept_back", "rows_kept", "sinks_kept"}`: the third to the sixth are
-    numbers, the next two are texts or None, the last is a list of texts.
+    "in_sinks", "in_sources", "freed_bytes", "too_young", "kept_back", "rows_kept", "sinks_kept"}`: the third to the
+    seventh are numbers, the next two are texts or None, the last is a list of texts.
 
     Args:
         older_than: delete only files written at least this long ago; longer than the job's `checkpoint_timeout`.
         sinks: also delete what sinks no longer need: data staged before a fresh start, commit markers. Runs the pinned
             pipeline's code in that process, which needs the sinks' packages, network and secrets.
+        sources: also delete what the sources of ended jobs own, such as replication slots, if no snapshot needs it.
+            Runs code like `sinks`.
         keep: number of newest recovery points to keep; None: the job's option `retained_checkpoints`.
         dry_run: delete nothing, but report what would be deleted.
         timeout: time limit of the process.
     """
 
-    template_fields: Sequence[str] = (*SecretsOperator.template_fields, "older_than", "keep", "sinks", "only_tell")
+    template_fields: Sequence[str] = (
+        *SecretsOperator.template_fields,
+        "older_than",
+        "keep",
+        "sinks",
+        "sources",
+        "only_tell",
+    )
 
     def __init__(
         self,
@@ -47,6 +56,7 @@ class TidegateCollectGarbageOperator(SecretsOperator):
         older_than: timedelta | str = "1 h",
         keep: int | str | None = None,
         sinks: bool | str = False,
+        sources: bool | str = False,
         dry_run: bool | str = False,
         **kwargs: Any,
     ) -> None:
@@ -54,6 +64,7 @@ class TidegateCollectGarbageOperator(SecretsOperator):
         self.older_than = older_than
         self.keep = keep
         self.sinks = sinks
+        self.sources = sources
         self.only_tell = dry_run
 
     def execute(self, context: Any) -> Payload:
@@ -64,6 +75,8 @@ class TidegateCollectGarbageOperator(SecretsOperator):
                 words += ["--keep", str(whole_number(self.keep, "keep", 1))]
             if flag(self.sinks, "sinks"):
                 words.append("--sinks")
+            if flag(self.sources, "sources"):
+                words.append("--sources")
             if flag(self.only_tell, "dry_run"):
                 words.append("--dry-run")
             timeout = self.wait_limit()
@@ -77,8 +90,8 @@ class TidegateCollectGarbageOperator(SecretsOperator):
                 timeout_s=limit_s,
                 secrets=self.secrets,
             )
-        in_sinks = found.get("in_sinks", [])
-        collected = [*found["collected"], *in_sinks]
+        in_sinks, in_sources = found.get("in_sinks", []), found.get("in_sources", [])
+        collected = [*found["collected"], *in_sinks, *in_sources]
         for one in collected[:MAX_LOGGED]:
             self.log.info("job %s: %s, %s, %s bytes", self.job_id, one["why"], one["path"], one["size_bytes"])
         if len(collected) > MAX_LOGGED:
@@ -88,4 +101,5 @@ class TidegateCollectGarbageOperator(SecretsOperator):
                 self.log.info("job %s: %s: %s", self.job_id, name, found[name])
         for kept in found.get("sinks_kept", []):
             self.log.info("job %s: staged data of sinks is not deleted: %s", self.job_id, kept)
-        return {**found, "collected": len(found["collected"]), "in_sinks": len(in_sinks)}
+        counts = {"collected": len(found["collected"]), "in_sinks": len(in_sinks), "in_sources": len(in_sources)}
+        return {**found, **counts}

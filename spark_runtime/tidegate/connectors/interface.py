@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import pyarrow as pa
 
 from tidegate.connectors.found_schema import FoundSchema
-from tidegate.connectors.leftovers import LeftoverReport, NeededTransactions
+from tidegate.connectors.leftovers import Leftover, LeftoverReport, NeededTransactions
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.jobs.client.staged_data import StagedData
@@ -251,7 +251,10 @@ class SourceContext:
 
 
 class Source(ABC):
-    """Description of an input: frozen, cheap to make, no I/O in its constructor."""
+    """Description of an input: frozen, cheap to make, no I/O in its constructor.
+
+    Optional capabilities are additional methods, which the runtime finds by name: `ReadBySpark`, `ReleasesInput`.
+    """
 
     former_names: tuple[str, ...] = ()
     """Former names of the class: snapshots stored under these names are restored, too (S5.5)."""
@@ -354,7 +357,10 @@ class Source(ABC):
         return None
 
     def describe(self) -> str:
-        """Describe the source in one line for `explain()`, without secrets."""
+        """Describe the source in one line for `explain()`, without secrets.
+
+        `tidegate gc --sources` takes sources with the same text and uid for one source.
+        """
         return type(self).__name__
 
 
@@ -560,6 +566,24 @@ class CollectsLeftovers(Protocol):
         Args:
             ctx: context of the lineage, with `subtask` 0 and `parallelism` 1: it stands for all subtasks that ever
                 existed.
+            dry_run: change nothing, only report.
+        """
+
+
+@runtime_checkable
+class ReleasesInput(Protocol):
+    """A source whose jobs own something in the system that is read, such as a replication slot. `tidegate gc --sources`
+    skips other sources."""
+
+    def release(self, ctx: SourceContext, *, dry_run: bool = False) -> Sequence[Leftover]:
+        """Delete what one lineage of a job owns.
+
+        Called when no run is active in the lineage, none can begin, and none of its snapshots exists. So nothing can
+        be restored that needs it. A zombie may still use it: then leave it. Blocks; idempotent. It may be interrupted
+        anywhere, and run twice at once.
+
+        Args:
+            ctx: context of the lineage, with `subtask` 0 and `parallelism` 1.
             dry_run: change nothing, only report.
         """
 

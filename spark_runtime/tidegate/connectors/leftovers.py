@@ -36,15 +36,16 @@ class Leftover:
     """Data that a collection deleted, or would delete.
 
     Attributes:
-        path: a staged file, or a folder of commit markers.
+        path: a staged file, or a folder of commit markers; or a table with one of them. A thing of a source has a name.
         why: "staged": no existing snapshot names it; "markers": a pack replaces the markers, or nothing reads them any
-            more.
-        files: number of files.
-        size_bytes: total size of the files.
+            more; "rewind": no rewind to an existing snapshot needs it; "ended": a source owned it in a lineage that is
+            over.
+        files: number of files; in a table, of transactions.
+        size_bytes: total size of the files or rows, or of the data that other systems kept for it.
     """
 
     path: str
-    why: Literal["staged", "markers"]
+    why: Literal["staged", "markers", "rewind", "ended"]
     files: int
     size_bytes: int
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tidegate.connectors.interface import (
     Discovery,
     PollResult,
+    ReleasesInput,
     Source,
     SourceContext,
     SourceReader,
@@ -80,6 +81,14 @@ class SourceConformance(Conformance, ABC):
         elif source.continuous_discovery() is None:
             assert not any(split.finished for split in reader.snapshot())
         reader.close()
+
+    def test_a_lineage_that_never_ran_owns_nothing(self) -> None:
+        """S2.3: releasing is idempotent, and a release finds nothing where nothing was read."""
+        source = self.make_source()
+        if not isinstance(source, ReleasesInput):
+            return
+        ctx = SourceContext("in", 0, 1, job_id="job-1", lineage="never-ran")
+        assert [list(source.release(ctx, dry_run=dry_run)) for dry_run in (True, False, False)] == [[], [], []]
 
     def test_a_reader_without_splits_ends_or_is_idle(self) -> None:
         """More subtasks than splits are allowed."""

@@ -58,16 +58,16 @@ def collect(**changes: Any) -> TidegateCollectGarbageOperator:
 def test_it_runs_the_verb_and_tells_what_it_freed(job: Job, interpreter: Interpreter) -> None:
     """S2.3."""
     found = collect().execute(job.context("gc"))
-    assert found == {**ANSWER, "collected": 2, "in_sinks": 0}
+    assert found == {**ANSWER, "collected": 2, "in_sinks": 0, "in_sources": 0}
     assert interpreter.calls == [f"{job.root} -m tidegate.cli.main gc j1 --json --older-than 1 h"]
 
 
 def test_what_is_given_goes_to_the_verb(job: Job, interpreter: Interpreter) -> None:
     collect(older_than="3 days", keep="2", dry_run="True").execute(job.context("gc"))
-    collect(keep="None", dry_run="False", sinks="True").execute(job.context("gc"))
+    collect(keep="None", dry_run="False", sinks="True", sources="True").execute(job.context("gc"))
     [first, second] = [call.partition("--json ")[2] for call in interpreter.calls]
     assert first == "--older-than 3 d --keep 2 --dry-run"
-    assert second == "--older-than 1 h --sinks"
+    assert second == "--older-than 1 h --sinks --sources"
 
 
 def test_a_retry_goes_on_with_what_is_left(job: Job, interpreter: Interpreter) -> None:

@@ -35,6 +35,7 @@ def test_gc_lists_what_goes_and_deletes_it(tidegate: Caller, orphan: str) -> Non
         "dry_run": False,
         "collected": [{"path": "flights/checkpoints/chk-1-g1", "why": "unfinished", "size_bytes": 5}],
         "in_sinks": [],
+        "in_sources": [],
         "freed_bytes": 5,
         "too_young": 0,
         "kept_back": None,

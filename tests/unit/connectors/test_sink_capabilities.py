@@ -13,6 +13,7 @@ from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
 from tidegate.connectors.interface import (
     CollectsLeftovers,
     ReadBySpark,
+    ReleasesInput,
     ReportsExistingOutput,
     Sink,
     Source,
@@ -21,6 +22,7 @@ from tidegate.connectors.interface import (
     WrittenBySpark,
 )
 from tidegate.connectors.postgres.postgres_sink import Postgres
+from tidegate.connectors.postgres.source.postgres_table import PostgresTable
 from tidegate.connectors.spark.spark_source import SparkTable
 from tidegate.connectors.spark.spark_writer import SparkWriter
 from tidegate.testing.collect_sink import CollectSink
@@ -28,6 +30,7 @@ from tidegate.testing.collect_sink import CollectSink
 CAPABILITIES = (
     CollectsLeftovers,
     ReadBySpark,
+    ReleasesInput,
     ReportsExistingOutput,
     SupportsQuarantine,
     SupportsRewind,
@@ -44,7 +47,8 @@ SCHEMA = pa.schema([("v", pa.int64())])
         (Csv("/out"), OF_FILES),
         (JsonLines("/out"), OF_FILES),
         (Delta("/out"), {CollectsLeftovers, SupportsQuarantine, SupportsRewind}),
-        (Postgres("host=h dbname=d", "t"), {SupportsQuarantine}),
+        (Postgres("host=h dbname=d", "t"), {CollectsLeftovers, SupportsQuarantine, SupportsRewind}),
+        (PostgresTable("host=h dbname=d", "t"), {ReleasesInput}),
         (SparkWriter(format="orc", path="/out"), {WrittenBySpark}),
         (Discard(), set()),
         (CollectSink("a"), {SupportsQuarantine, SupportsRewind}),

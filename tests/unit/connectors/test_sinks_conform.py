@@ -109,6 +109,13 @@ class TestParquetOnLocalDisk(SinkConformance):
         return [int(n) for n in pq.read_table(pa.BufferReader(content)).column("n").to_pylist()]
 
 
+class TestGrowingParquet(TestParquetOnLocalDisk):
+    """ADR 0047."""
+
+    def sink_at(self, path: str) -> Sink:
+        return Parquet(path, target_file_rows=2, compact_below="1 MiB")
+
+
 class TestParquetOnAnObjectStore(TestParquetOnLocalDisk):
     """The memory file system has no rename either, and shows an object whole or not at all."""
 
@@ -164,6 +171,18 @@ class TestJsonLines(TestParquetOnLocalDisk):
 
     def read(self, content: bytes) -> list[int]:
         return [json.loads(line)["n"] for line in content.decode().splitlines()]
+
+
+class TestGrowingPartitionedJsonLines(TestJsonLines):
+    """ADR 0047: compressed files that follow each other are one file."""
+
+    pattern = "odd=*/*.jsonl.gz"
+
+    def sink_at(self, path: str) -> Sink:
+        return _WithHalf(JsonLines(path, partition_by="odd", compression="gzip", compact_below="1 MiB"))
+
+    def read(self, content: bytes) -> list[int]:
+        return super().read(gzip.decompress(content))
 
 
 class TestPartitionedJsonLinesOnAnObjectStore(TestJsonLines):

@@ -10,7 +10,7 @@ from builders.jobs import submission
 from tidegate.connectors.discard import Discard
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.interface import Sink
-from tidegate.connectors.postgres.postgres_sink import Postgres
+from tidegate.connectors.kafka.sink.kafka_sink import KafkaSink
 from tidegate.coordinator.checkpointing.retention import find_retired
 from tidegate.coordinator.recovery.restore_point import (
     RestorePoint,
@@ -170,9 +170,9 @@ def test_a_rewind_is_decided_where_every_sink_can_do_it() -> None:
 
 
 def test_sinks_that_cannot_take_rows_back_are_named() -> None:
-    """S9.3: a table's rows do not say for which checkpoint they came."""
-    sinks = {"files": Parquet("/x"), "table": Postgres("host=db", "t")}
-    with pytest.raises(SnapshotError, match=r"sinks 'table' \(Postgres\) do not support rewind.*accept_duplicates"):
+    """S9.3: records that were sent to a topic stay there."""
+    sinks = {"files": Parquet("/x"), "topic": KafkaSink("t", servers="broker:9092")}
+    with pytest.raises(SnapshotError, match=r"sinks 'topic' \(KafkaSink\) do not support rewind.*accept_duplicates"):
         way_back(log("f1", 1, 2, "f2"), spec(1), spec(2, back_to(1, **REWIND)), to=1, sinks=sinks)
 
 

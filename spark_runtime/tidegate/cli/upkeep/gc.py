@@ -36,5 +36,11 @@ def add_gc(parser: Parser) -> None:
         help="also clean the targets of sinks: delete data that failed runs staged before a fresh start, and merge "
         "commit markers. Runs the pinned pipeline's code here, and needs the sinks' packages, network and secrets",
     )
+    parser.add_argument(
+        "--sources",
+        action="store_true",
+        help="also delete what the sources of ended jobs own in the systems that they read, such as replication slots, "
+        "if no snapshot needs it. Runs the pinned pipelines' code here, like --sinks",
+    )
     parser.add_argument("--dry-run", action="store_true", help="list what would be deleted, and delete nothing")
     parser.set_defaults(run=with_runtime("gc"))

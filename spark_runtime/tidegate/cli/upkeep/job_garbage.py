@@ -1,4 +1,5 @@
-"""`tidegate gc`: delete files that no submission, snapshot or claim needs, with --sinks also in sinks (S2.3)."""
+"""`tidegate gc`: delete files that no submission, snapshot or claim needs, with --sinks and --sources also in other
+systems (S2.3)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tidegate.cli.environment import CliEnvironment
 from tidegate.cli.job_lookup import job_of
 from tidegate.cli.job_output import size_text
 from tidegate.cli.output import table
-from tidegate.cli.upkeep.sink_collection import collect_sinks
+from tidegate.cli.upkeep.sink_collection import collect_connectors
 from tidegate.clock import utc_now
 from tidegate.connectors.leftovers import Leftover
 from tidegate.coordinator.garbage.garbage_collection import CollectionReport, collect_garbage
@@ -87,7 +88,7 @@ def _of_job(
         keep=args.keep,
         dry_run=args.dry_run,
     )
-    sinks = _of_sinks(client, started, older_than, found, args) if args.sinks else SinkLeftovers()
+    sinks = _of_connectors(client, started, older_than, found, args) if args.sinks or args.sources else SinkLeftovers()
     rows: list[tuple[str, str, str]] = [(one.path, one.why, size_text(one.size_bytes)) for one in found.collected]
     rows += [(_count_text(one), one.why, size_text(one.size_bytes)) for _, one in sinks.found]
     if rows:
@@ -103,12 +104,15 @@ def _of_job(
     for problem in found.savepoints_kept:
         around.output.note(problem)
     for kept in sinks.kept:
-        around.output.note(f"sink data that stays: {kept}")
+        around.output.note(f"data of connectors that stays: {kept}")
     return {
         "job_id": client.job_id,
         "dry_run": args.dry_run,
         "collected": [dataclasses.asdict(one) for one in found.collected],
-        "in_sinks": [{"sink": sink, **dataclasses.asdict(one)} for sink, one in sinks.found],
+        "in_sinks": [{"sink": place, **dataclasses.asdict(one)} for place, one in sinks.found if one.why != "ended"],
+        "in_sources": [
+            {"source": place, **dataclasses.asdict(one)} for place, one in sinks.found if one.why == "ended"
+        ],
         "freed_bytes": freed_bytes,
         "too_young": too_young,
         "kept_back": found.kept_back or None,
@@ -118,11 +122,19 @@ def _of_job(
     }
 
 
-def _of_sinks(
+def _of_connectors(
     client: JobDirectory, now: datetime, older_than: timedelta, found: CollectionReport, args: argparse.Namespace
 ) -> SinkLeftovers:
     deleted = {one.path for one in found.collected}
-    return collect_sinks(client, now=now, older_than=older_than, dry_run=args.dry_run, deleted=deleted)
+    return collect_connectors(
+        client,
+        now=now,
+        older_than=older_than,
+        sinks=args.sinks,
+        sources=args.sources,
+        dry_run=args.dry_run,
+        deleted=deleted,
+    )
 
 
 def _count_text(one: Leftover) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Literal, get_args
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Sink, SinkWriter
+from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
+from tidegate.connectors.leftovers import LeftoverReport, NeededTransactions
 from tidegate.connectors.postgres.connection import Database
+from tidegate.connectors.postgres.postgres_leftovers import PostgresLeftovers
+from tidegate.connectors.postgres.postgres_rewind import PostgresRewind
 from tidegate.connectors.postgres.postgres_writer import PostgresWriter
 from tidegate.connectors.postgres.staging_tables import Staging
 from tidegate.connectors.postgres.target_check import check_target
@@ -50,6 +53,9 @@ class Postgres(Sink):
         password: reference to a secret, `secret:env/NAME` or `secret:file/PATH`, resolved where a connection is made.
             None: libpq finds it (`PGPASSWORD`, `~/.pgpass`, or none needed).
         staging_schema: schema for the sink's own tables; created when missing. Several jobs and sinks may share it.
+        rewind: commits also store what `on_committed_after="rewind"` needs (S9.3). None: with `append`, where it costs
+            one row for each commit. With `upsert` it costs a copy of each row that is replaced or deleted. It is kept
+            until `tidegate gc --sinks` finds that no snapshot needs it. The rewind itself needs SELECT and DELETE.
 
     Raises:
         OptionError: an option is wrong, or a password is in plain text.
@@ -65,6 +71,7 @@ class Postgres(Sink):
         key: str | Sequence[str] = (),
         password: str | None = None,
         staging_schema: str = DEFAULT_STAGING_SCHEMA,
+        rewind: bool | None = None,
     ) -> None:
         keys = (key,) if isinstance(key, str) else tuple(key)
         if mode not in get_args(WriteMode):
@@ -95,6 +102,7 @@ class Postgres(Sink):
         self._database = Database(dsn, password)
         self._target = TargetTable(schema or "public", name, keys)
         self._staging = Staging(staging_schema)
+        self._rewind = rewind
 
     def check(self, schema: pa.Schema) -> None:
         """Check, before anything runs, that the database can be reached and its table accepts these records. Changes
@@ -104,15 +112,56 @@ class Postgres(Sink):
             PipelineError: server, table, columns, types, key or rights; one error lists all problems of the table.
             OptionError: the password's reference cannot be resolved.
         """
-        check_target(self._database, self._target, self._staging, schema)
+        check_target(self._database, self._target, self._staging, schema, rewindable=self._rewind is True)
+
+    @property
+    def _rewindable(self) -> bool:
+        return not self._target.key if self._rewind is None else self._rewind
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """Return a writer. It connects when it first has something to stage, commit or clean up."""
-        return PostgresWriter(self._database, self._target, self._staging, ctx)
+        return self._writer(ctx)
+
+    def _writer(self, ctx: SinkContext) -> PostgresWriter:
+        return PostgresWriter(self._database, self._target, self._staging, ctx, rewindable=self._rewindable)
+
+    def rewind_to(
+        self,
+        ctx: SinkContext,
+        checkpoint_id: int,
+        pending: Sequence[Committable] = (),
+        *,
+        before: int = NO_CHECKPOINT,
+    ) -> Callable[[], None]:
+        """Return the function that takes back what was committed after the snapshot, in one database transaction.
+
+        Raises:
+            SinkConflictError: transactions were committed without rewind records, or another program has changed rows.
+        """
+        place = self._database.place
+        rewind = PostgresRewind(self._staging, self._target, ctx, place, checkpoint_id, before)
+        what = f"rewind to checkpoint {checkpoint_id}"
+        with closing(self._writer(ctx)) as checking:
+            checking.run(rewind.check, "compared with rewind records", what)
+
+        def take_back() -> None:
+            with closing(self._writer(ctx)) as writer:
+                # Before the rows, so that a zombie finds nothing staged that it could publish afterwards. It also
+                # registers the generation, which fences zombies (S9.2).
+                writer.recover(checkpoint_id, pending)
+                writer.run(rewind.take_back, "restored", what)
+
+        return take_back
+
+    def collect(self, ctx: SinkContext, needed: NeededTransactions, *, dry_run: bool = False) -> LeftoverReport:
+        """Delete staged rows and rewind records that nothing needs."""
+        leftovers = PostgresLeftovers(self._staging, ctx, needed)
+        with closing(self._writer(ctx)) as writer:
+            return writer.run(lambda connection: leftovers.collect(connection, dry_run=dry_run), "deleted", "leftovers")
 
     def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
         """Leave the rows in the staging table, where nothing commits or removes them."""
-        with closing(PostgresWriter(self._database, self._target, self._staging, ctx)) as writer:
+        with closing(self._writer(ctx)) as writer:
             writer.quarantine(committables, into)
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:

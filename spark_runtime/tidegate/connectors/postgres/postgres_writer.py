@@ -15,6 +15,7 @@ from tidegate.change_rows import CHANGE_KINDS, DELETE, UPDATE_BEFORE, change_kin
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.postgres.connection import Connections, Database, is_unreachable, load_psycopg
 from tidegate.connectors.postgres.copy_columns import copy_text
+from tidegate.connectors.postgres.rewind_records import RewindRecords
 from tidegate.connectors.postgres.row_spool import RowSpool
 from tidegate.connectors.postgres.staging_tables import (
     DELETED_COLUMN,
@@ -60,7 +61,8 @@ class PostgresWriter(SinkWriter):
       transaction.
     - `commit`: for each checkpoint, in order, one database transaction unregisters its transactions, inserts their rows
       into the table, deletes them from the staging table and writes the commit markers. With a marker, there is nothing
-      to do. A transaction that is neither registered nor marked: `TidegateError`.
+      to do. A transaction that is neither registered nor marked: `TidegateError`. With `rewindable` it also writes
+      `RewindRecords`.
     - `recover`: removes rows that earlier runs of this subtask, and of the subtask indices it cleans up, left staged;
       never rows that this run or a newer generation stages.
 
@@ -70,10 +72,13 @@ class PostgresWriter(SinkWriter):
     that the server left unclear is looked up when the step is repeated.
     """
 
-    def __init__(self, database: Database, target: TargetTable, staging: Staging, ctx: SinkContext) -> None:
+    def __init__(
+        self, database: Database, target: TargetTable, staging: Staging, ctx: SinkContext, *, rewindable: bool = False
+    ) -> None:
         self._database = database
         self._target = target
         self._staging = staging
+        self._rewind_records = RewindRecords(staging) if rewindable else None
         self._ctx = ctx
         # PostgreSQL cuts application names at 63 bytes.
         self._connections = Connections(database, f"tidegate {ctx.job_id}/{ctx.uid}/{ctx.subtask}"[:63])
@@ -104,8 +109,8 @@ class PostgresWriter(SinkWriter):
             # The id is fixed before the first attempt, so that a repeated attempt finds what the first one registered.
             made = parse_transaction_id(transaction_id(self._ctx, checkpoint_id, self._number()))
             # In its own transaction, so that the lock for creating tables is not held during the copy.
-            table = self._run(lambda connection: self._staging_table(connection, made), "staged", str(made))
-            self._run(lambda connection: self._stage(connection, writer, made, table, rows), "staged", str(made))
+            table = self.run(lambda connection: self._staging_table(connection, made), "staged", str(made))
+            self.run(lambda connection: self._stage(connection, writer, made, table, rows), "staged", str(made))
             # Only after the commit: a repeated attempt reads the rows again.
             rows.drop()
             return [Committable(str(made), {"rows": rows.rows, "staging": table})]
@@ -190,7 +195,7 @@ class PostgresWriter(SinkWriter):
         self._registered()
         where = f"checkpoint {checkpoint_id}"
         for _ in range(int(COMMIT_ORDER_TIMEOUT_S / COMMIT_ORDER_POLL_S)):
-            if self._run(
+            if self.run(
                 lambda connection: self._try_publish(connection, checkpoint_id, transactions), "committed", where
             ):
                 return
@@ -234,9 +239,12 @@ class PostgresWriter(SinkWriter):
                 cause="the table of the sink was changed while a transaction was not committed",
                 remedy=f"Restore with table {staged.target} in the sink, let the job commit, then change the table",
             )
-        self._staging.publish(connection, staged, self._target)
+        if self._rewind_records is None:
+            self._staging.publish(connection, staged, self._target)
+        else:
+            self._rewind_records.publish(connection, made, staged, self._target)
         found = self._staging.remove_rows(connection, staged)
-        if found != staged.rows or not self._staging.mark(connection, made):
+        if found != staged.rows or not self._staging.mark(connection, made, self._rewind_records is not None):
             raise SnapshotError(
                 "the staged rows of a transaction are damaged",
                 where=self._where(str(made)),
@@ -259,7 +267,7 @@ class PostgresWriter(SinkWriter):
             self._hold_generation(connection)
             self._remove(connection, [handle.transaction_id for handle in committables])
 
-        self._run(remove, "removed", f"{len(committables)} transactions")
+        self.run(remove, "removed", f"{len(committables)} transactions")
 
     def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
         """Leave the rows in the staging table, listed in `quarantined` instead of `transactions`.
@@ -287,7 +295,7 @@ class PostgresWriter(SinkWriter):
                 place = self._database.place
                 return StagedData(made.uid, n, "table", found.rows, relation=relation, where=where, place=place)
 
-            data = self._run(put_away, "put into quarantine", str(made))
+            data = self.run(put_away, "put into quarantine", str(made))
             if data is not None:
                 into.note(made, data)
 
@@ -316,7 +324,38 @@ class PostgresWriter(SinkWriter):
             self._remove(connection, [t for t in staged if t not in kept and is_leftover(self._ctx, t)])
             self._staging.forget_idle_writers(connection, self._ctx, registration.writer)
 
-        self._run(clean, "removed", "what earlier runs left")
+        self.run(clean, "removed", "what earlier runs left")
+
+    def run(self, work: Callable[[psycopg.Connection[Any]], T], done: str, what: str) -> T:
+        """Run `work` in one database transaction, repeatedly after a lost connection.
+
+        Args:
+            done, what: for errors: `rows could not be <done>`, and what of the sink they belong to.
+
+        Raises:
+            OutageError: the server does not answer.
+            TidegateError: the server refuses the work.
+        """
+        psycopg = load_psycopg()
+        try:
+            return self._connections.run(work)
+        except psycopg.Error as e:
+            if is_unreachable(e):
+                raise OutageError(
+                    "the database cannot be reached",
+                    where=self._where(what),
+                    cause=self._database.error_text(e),
+                    remedy="Check the server and the network. The job tries again according to its restart strategy",
+                ) from None
+            # Without its cause, because the server's detail quotes rows, which must not be logged.
+            raise TidegateError(
+                f"rows could not be {done}"
+                if done != "begun"
+                else "the database refused to register the writer of the sink",
+                where=self._where(what),
+                cause=self._database.error_text(e),
+                remedy="Fix the cause in the database; its server log has the details. The next start tries again",
+            ) from None
 
     def close(self) -> None:
         """Drop the running transaction; pre-committed rows stay."""
@@ -343,12 +382,14 @@ class PostgresWriter(SinkWriter):
 
         def register(connection: psycopg.Connection[Any]) -> Registration | None:
             self._staging.create(connection)
+            if self._rewind_records is not None:
+                self._rewind_records.create(connection)
             self._staging.lock(connection, self._ctx, alone=True)
             return self._staging.register(connection, self._ctx)
 
         with self._registering:
             if self._registration is None:
-                self._registration = self._run(register, "begun", "registration of the writer")
+                self._registration = self.run(register, "begun", "registration of the writer")
                 if self._registration is not None:
                     self._next_number = self._registration.next_number
             return self._registration
@@ -365,28 +406,6 @@ class PostgresWriter(SinkWriter):
             where=self._where(f"generation {self._ctx.generation}"),
             remedy="Do nothing: this process belongs to an earlier generation and has changed no rows",
         )
-
-    def _run(self, work: Callable[[psycopg.Connection[Any]], T], done: str, what: str) -> T:
-        psycopg = load_psycopg()
-        try:
-            return self._connections.run(work)
-        except psycopg.Error as e:
-            if is_unreachable(e):
-                raise OutageError(
-                    "the database cannot be reached",
-                    where=self._where(what),
-                    cause=self._database.error_text(e),
-                    remedy="Check the server and the network. The job tries again according to its restart strategy",
-                ) from None
-            # Without its cause, because the server's detail quotes rows, which must not be logged.
-            raise TidegateError(
-                f"rows could not be {done}"
-                if done != "begun"
-                else "the database refused to register the writer of the sink",
-                where=self._where(what),
-                cause=self._database.error_text(e),
-                remedy="Fix the cause in the database; its server log has the details. The next start tries again",
-            ) from None
 
     def _where(self, what: str) -> str:
         ctx = self._ctx

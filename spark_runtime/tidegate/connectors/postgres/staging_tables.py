@@ -4,11 +4,13 @@ They are in the schema `tidegate`, or in the schema of the option `staging_schem
 
     writers        a row per run and subtask that wrote: its identity, and `committed`, the numbers of its transactions
                  that are in the target table. These are the commit markers, stored as ranges, so that they need a row
-                 per run and not one per checkpoint
+                 per run and not one per checkpoint. `kept_until` is the newest checkpoint of a committed transaction
+                 that no rewind can take back
     transactions   a row per transaction that is staged and not committed: its writer, checkpoint and target, the
                  number of its rows, and its staging table
     quarantined    a row per transaction that was rejected and kept for inspection (S7.8), created with the first one
     rows_...       a staging table per target table and set of columns: the rows of transactions, numbered in order
+    rewind_records, former_...  data for rewinds (S9.3), see the module `rewind_records`
 
 A row in `transactions` represents a staged transaction. The database transaction that deletes this row publishes or
 removes the staged rows, which decides the outcome. An advisory lock per sink orders this against the registration of
@@ -35,7 +37,10 @@ ROW_COLUMN = "tidegate_row"
 DELETED_COLUMN = "tidegate_deleted"
 """In staging tables of change rows: the row's key is deleted, its other columns mean nothing."""
 ORDER_COLUMNS = (TRANSACTION_COLUMN, ROW_COLUMN)
-RESERVED_COLUMNS = (*ORDER_COLUMNS, DELETED_COLUMN)
+REWIND_COLUMN = "tidegate_rewind"
+XID_COLUMN = "tidegate_xid"
+"""Columns of `rewind_records`."""
+RESERVED_COLUMNS = (*ORDER_COLUMNS, DELETED_COLUMN, REWIND_COLUMN, XID_COLUMN)
 
 _SHARED_TABLES = ("writers", "transactions")
 _CREATE = """
@@ -43,7 +48,7 @@ CREATE TABLE IF NOT EXISTS {schema}.writers (
     writer bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     job_id text NOT NULL, lineage text NOT NULL, uid text NOT NULL, subtask integer NOT NULL,
     generation bigint NOT NULL, run_id text NOT NULL, parallelism integer NOT NULL,
-    committed int8multirange NOT NULL DEFAULT '{{}}',
+    committed int8multirange NOT NULL DEFAULT '{{}}', kept_until bigint NOT NULL DEFAULT 0,
     UNIQUE (job_id, lineage, uid, subtask, generation, run_id)
 );
 CREATE TABLE IF NOT EXISTS {schema}.transactions (
@@ -51,8 +56,16 @@ CREATE TABLE IF NOT EXISTS {schema}.transactions (
     transaction bigint GENERATED ALWAYS AS IDENTITY UNIQUE,
     writer bigint NOT NULL REFERENCES {schema}.writers, number bigint NOT NULL,
     checkpoint_id bigint NOT NULL, target text NOT NULL, staging text NOT NULL, rows bigint NOT NULL,
+    staged_at timestamptz NOT NULL DEFAULT now(),
     UNIQUE (writer, number)
 );
+"""
+# Tables of earlier versions lack these columns. Transactions that such a version committed cannot be rewound.
+_ALTER = """
+ALTER TABLE {schema}.writers ADD COLUMN kept_until bigint NOT NULL DEFAULT 9223372036854775807;
+ALTER TABLE {schema}.writers ALTER COLUMN kept_until SET DEFAULT 0;
+UPDATE {schema}.writers SET kept_until = 0 WHERE isempty(committed);
+ALTER TABLE {schema}.transactions ADD COLUMN IF NOT EXISTS staged_at timestamptz NOT NULL DEFAULT now();
 """
 _CREATE_QUARANTINED = """
 CREATE TABLE IF NOT EXISTS {schema}.quarantined (
@@ -64,8 +77,14 @@ CREATE TABLE IF NOT EXISTS {schema}.quarantined (
 # Advisory locks have 64-bit keys. If two texts have the same hash, their holders only wait for each other.
 _LOCK = "SELECT pg_advisory_xact_lock{shared}(hashtextextended(%s, 0))"
 _IN_TRANSACTION = f"{TRANSACTION_COLUMN} = %s"
-_OF_SINK = "job_id = %(job_id)s AND lineage = %(lineage)s AND uid = %(uid)s"
-_OF_WRITER = f"{_OF_SINK} AND subtask = %(subtask)s AND generation = %(generation)s AND run_id = %(run_id)s"
+LAST_CHANGES = (
+    f"SELECT DISTINCT ON ({{key}}) * FROM {{schema}}.{{staging}} WHERE {_IN_TRANSACTION}"
+    f" ORDER BY {{key}}, {ROW_COLUMN} DESC"
+)
+"""The last staged row of each key in a transaction."""
+OF_SINK = "job_id = %(job_id)s AND lineage = %(lineage)s AND uid = %(uid)s"
+OF_WRITER = f"{OF_SINK} AND subtask = %(subtask)s AND generation = %(generation)s AND run_id = %(run_id)s"
+"""Conditions for rows in `writers`, with the values of `names_of`."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +125,7 @@ class Staging:
     def __init__(self, schema: str) -> None:
         self.schema = schema
 
-    def _sql(self, text: str, **names: Any) -> Composed:
+    def statement(self, text: str, **names: Any) -> Composed:
         from psycopg import sql
 
         return sql.SQL(text).format(schema=sql.Identifier(self.schema), **names)
@@ -143,14 +162,25 @@ class Staging:
 
     def create(self, connection: psycopg.Connection[Any]) -> None:
         """Create the schema and the shared tables if they are missing."""
-        if self._lacks(connection, *_SHARED_TABLES):
-            # Two CREATE ... IF NOT EXISTS at once can fail in PostgreSQL, so they take turns.
-            connection.execute(_LOCK.format(shared=""), ["tidegate tables"])
+        if self.lacks(connection, *_SHARED_TABLES):
+            self.take_turns(connection)
             if connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [self.schema]).fetchone() is None:
-                connection.execute(self._sql("CREATE SCHEMA {schema}"))
-            connection.execute(self._sql(_CREATE))
+                connection.execute(self.statement("CREATE SCHEMA {schema}"))
+            connection.execute(self.statement(_CREATE))
+        if "kept_until" not in self.columns_of(connection, "writers"):
+            self.take_turns(connection)
+            if "kept_until" not in self.columns_of(connection, "writers"):
+                connection.execute(self.statement(_ALTER))
 
-    def _lacks(self, connection: psycopg.Connection[Any], *tables: str) -> bool:
+    def take_turns(self, connection: psycopg.Connection[Any]) -> None:
+        """Hold the lock for creating tables until the transaction ends.
+
+        Two CREATE ... IF NOT EXISTS at once can fail in PostgreSQL.
+        """
+        connection.execute(_LOCK.format(shared=""), ["tidegate tables"])
+
+    def lacks(self, connection: psycopg.Connection[Any], *tables: str) -> bool:
+        """Return whether one of these tables does not exist."""
         query = (
             "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
             " WHERE n.nspname = %s AND c.relname = ANY (%s) AND c.relkind = 'r'"
@@ -165,7 +195,7 @@ class Staging:
         if self.superseded(connection, ctx) is not None:
             return None
         row = connection.execute(
-            self._sql(
+            self.statement(
                 "INSERT INTO {schema}.writers (job_id, lineage, uid, subtask, generation, run_id, parallelism) VALUES"
                 " (%(job_id)s, %(lineage)s, %(uid)s, %(subtask)s, %(generation)s, %(run_id)s, %(parallelism)s)"
                 " ON CONFLICT (job_id, lineage, uid, subtask, generation, run_id)"
@@ -174,7 +204,7 @@ class Staging:
                 " DO UPDATE SET parallelism = EXCLUDED.parallelism RETURNING writer, greatest(1, upper(committed),"
                 " (SELECT max(number) + 1 FROM {schema}.transactions t WHERE t.writer = writers.writer))"
             ),
-            _names(ctx),
+            names_of(ctx),
         ).fetchone()
         assert row is not None
         return Registration(*row)
@@ -184,21 +214,21 @@ class Staging:
         (S9.2).
         """
         row = connection.execute(
-            self._sql(
-                f"SELECT max(generation) FROM {{schema}}.writers WHERE {_OF_SINK}"
+            self.statement(
+                f"SELECT max(generation) FROM {{schema}}.writers WHERE {OF_SINK}"
                 " AND generation > %(generation)s AND %(subtask)s %% parallelism = subtask"
             ),
-            _names(ctx),
+            names_of(ctx),
         ).fetchone()
         return row[0] if row else None
 
     def replaced(self, connection: psycopg.Connection[Any], ctx: SinkContext, writer: int) -> bool:
         """Return whether a later run of any generation has a writer that is responsible for this subtask."""
         query = (
-            f"SELECT FROM {{schema}}.writers WHERE {_OF_SINK}"
+            f"SELECT FROM {{schema}}.writers WHERE {OF_SINK}"
             " AND writer > %(writer)s AND %(subtask)s %% parallelism = subtask LIMIT 1"
         )
-        return connection.execute(self._sql(query), {**_names(ctx), "writer": writer}).fetchone() is not None
+        return connection.execute(self.statement(query), {**names_of(ctx), "writer": writer}).fetchone() is not None
 
     def staging_table(
         self,
@@ -220,9 +250,9 @@ class Staging:
         # An altered target gives another name, so rows that were staged before keep the table they fit.
         shape = repr([target, [(c.name, c.sql_type, c.collation, c.required) for c in columns], *changes_key])
         name = f"rows_{hashlib.sha256(shape.encode()).hexdigest()[:16]}"
-        if not self._lacks(connection, name):
+        if not self.lacks(connection, name):
             return name
-        connection.execute(_LOCK.format(shared=""), ["tidegate tables"])
+        self.take_turns(connection)
         defined = [sql.SQL("{} bigint NOT NULL").format(sql.Identifier(column)) for column in ORDER_COLUMNS]
         if changes_key:
             defined.append(sql.SQL("{} boolean NOT NULL").format(sql.Identifier(DELETED_COLUMN)))
@@ -237,12 +267,12 @@ class Staging:
                 defined.append(sql.SQL("CHECK ({} OR {} IS NOT NULL)").format(*parts))
         table, columns_sql = sql.Identifier(name), sql.SQL(", ").join(defined)
         connection.execute(
-            self._sql("CREATE TABLE IF NOT EXISTS {schema}.{table} ({columns})", table=table, columns=columns_sql)
+            self.statement("CREATE TABLE IF NOT EXISTS {schema}.{table} ({columns})", table=table, columns=columns_sql)
         )
         order = sql.SQL(", ").join(sql.Identifier(column) for column in ORDER_COLUMNS)
         index = sql.Identifier(f"{name}_order")
         connection.execute(
-            self._sql(
+            self.statement(
                 "CREATE INDEX IF NOT EXISTS {index} ON {schema}.{table} ({order})",
                 index=index,
                 table=table,
@@ -252,7 +282,7 @@ class Staging:
         said = sql.Literal(
             f"Rows that tidegate staged for {target}; in use while transactions or quarantined names this table"
         )
-        connection.execute(self._sql("COMMENT ON TABLE {schema}.{table} IS {said}", table=table, said=said))
+        connection.execute(self.statement("COMMENT ON TABLE {schema}.{table} IS {said}", table=table, said=said))
         return name
 
     def register_transaction(
@@ -269,7 +299,7 @@ class Staging:
         Returns its number in the staging table, or None if it is registered already.
         """
         row = connection.execute(
-            self._sql(
+            self.statement(
                 "INSERT INTO {schema}.transactions"
                 " (transaction_id, writer, number, checkpoint_id, target, staging, rows)"
                 " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (transaction_id) DO NOTHING RETURNING transaction"
@@ -282,17 +312,17 @@ class Staging:
         """Return the COPY statement for a staging table. Args: changes: the records are change rows."""
         from psycopg import sql
 
-        own = RESERVED_COLUMNS if changes else ORDER_COLUMNS
+        own = (*ORDER_COLUMNS, DELETED_COLUMN) if changes else ORDER_COLUMNS
         names = sql.SQL(", ").join(sql.Identifier(name) for name in (*own, *columns))
         statement = "COPY {schema}.{table} ({names}) FROM STDIN (FORMAT text)"
-        return self._sql(statement, table=sql.Identifier(staging), names=names)
+        return self.statement(statement, table=sql.Identifier(staging), names=names)
 
     def place_of(self, staging: str, transaction_id: str) -> tuple[str, str]:
         """Return where a transaction's rows are: the staging table and the condition, as SQL.
 
         It needs no server: the SQL looks the number of the transaction up by its id.
         """
-        schema, table = _quoted(self.schema), _quoted(staging)
+        schema, table = quoted(self.schema), quoted(staging)
         escaped = transaction_id.replace("'", "''")
         number = f"SELECT transaction FROM {schema}.transactions WHERE transaction_id = '{escaped}'"
         return f"{schema}.{table}", f"{TRANSACTION_COLUMN} IN ({number})"
@@ -301,7 +331,7 @@ class Staging:
         """Unregister a staged transaction, to publish or remove its rows; None if it is not registered."""
         query = "DELETE FROM {schema}.transactions WHERE transaction_id = %s"
         returned = "RETURNING transaction, target, staging, rows"
-        row = connection.execute(self._sql(f"{query} {returned}"), [transaction_id]).fetchone()
+        row = connection.execute(self.statement(f"{query} {returned}"), [transaction_id]).fetchone()
         return StagedRows(*row) if row else None
 
     def move_to_quarantine(
@@ -310,36 +340,48 @@ class Staging:
         """Move a transaction's row from `transactions` to `quarantined`; its rows stay in place. None if it is in
         neither.
         """
-        if self._lacks(connection, "quarantined"):
-            connection.execute(_LOCK.format(shared=""), ["tidegate tables"])
-            connection.execute(self._sql(_CREATE_QUARANTINED))
+        if self.lacks(connection, "quarantined"):
+            self.take_turns(connection)
+            connection.execute(self.statement(_CREATE_QUARANTINED))
         staged = self.take(connection, str(made))
         if staged is not None:
             query = "INSERT INTO {schema}.quarantined VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
             values = [str(made), staged.transaction, checkpoint_id, staged.target, staged.staging, staged.rows]
-            connection.execute(self._sql(query), values)
+            connection.execute(self.statement(query), values)
         query = "SELECT transaction, target, staging, rows FROM {schema}.quarantined WHERE transaction_id = %s"
-        row = connection.execute(self._sql(query), [str(made)]).fetchone()
+        row = connection.execute(self.statement(query), [str(made)]).fetchone()
         return StagedRows(*row) if row else None
 
     def rows_of(self, staged: StagedRows) -> tuple[str, str]:
         """Return where the rows of a transaction are: the staging table and the condition by its number."""
         where = f"{TRANSACTION_COLUMN} = {staged.transaction}"
-        return f"{_quoted(self.schema)}.{_quoted(staged.staging)}", where
+        return f"{quoted(self.schema)}.{quoted(staged.staging)}", where
 
-    def publish(self, connection: psycopg.Connection[Any], staged: StagedRows, target: TargetTable) -> None:
-        """Insert an unregistered transaction's rows into the target.
+    def publish(
+        self,
+        connection: psycopg.Connection[Any],
+        staged: StagedRows,
+        target: TargetTable,
+        saved: Composed | None = None,
+    ) -> int:
+        """Insert an unregistered transaction's rows into the target. Return how many were inserted or updated.
 
         With a key, the last of several rows with one key is inserted. Rows are inserted in order of the key, so that
         writers of the same keys cannot deadlock. Change rows also delete the keys whose last row is a deletion.
+
+        Args:
+            saved: with a key: query for the keys of the rows that may be changed or deleted, because a rewind can
+                restore them.
+
+        Raises:
+            psycopg.errors.SerializationFailure: another program inserted a row that is not saved. Repeat the whole
+                database transaction.
         """
         from psycopg import sql
 
-        present = self._columns_of(connection, staged.staging)
+        present = self.columns_of(connection, staged.staging)
         changes = DELETED_COLUMN in present
         columns = [name for name in present if name not in RESERVED_COLUMNS]
-        names = sql.SQL(", ").join(sql.Identifier(name) for name in columns)
-        key = sql.SQL(", ").join(sql.Identifier(name) for name in target.key)
         replaced = [name for name in columns if name not in target.key]
         new = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in replaced)
         query = (
@@ -350,31 +392,50 @@ class Staging:
             last = f"ORDER BY {{key}}, {ROW_COLUMN} DESC"
             query = query.replace("SELECT {names}", "SELECT DISTINCT ON ({key}) {names}")
             if changes:
-                inner = f"SELECT DISTINCT ON ({{key}}) * FROM {{schema}}.{{staging}} WHERE {_IN_TRANSACTION} {last}"
-                query = f"INSERT INTO {{target}} ({{names}}) SELECT {{names}} FROM ({inner}) AS changed"
+                query = f"INSERT INTO {{target}} ({{names}}) SELECT {{names}} FROM ({LAST_CHANGES}) AS changed"
                 last = f"WHERE NOT {DELETED_COLUMN} ORDER BY {{key}}"
             query += f" {last} ON CONFLICT ({{key}}) DO "
-            query += "UPDATE SET {new}" if replaced else "NOTHING"
-        parts = {"names": names, "key": key, "new": new, "staging": sql.Identifier(staged.staging)}
-        place = sql.Identifier(target.schema, target.table)
+            query += (
+                ("UPDATE SET {new}" + (" WHERE {excluded} IN ({saved})" if saved else "")) if replaced else "NOTHING"
+            )
+        parts = {
+            "names": joined(columns),
+            "key": joined(target.key),
+            "new": new,
+            "excluded": row_of("excluded", target.key),
+            "saved": saved or sql.SQL(""),
+            "staging": sql.Identifier(staged.staging),
+            "target": sql.Identifier(target.schema, target.table),
+            "same": same_key("t", "changed", target.key),
+            "of_target": row_of("t", target.key),
+        }
         if changes:
             # First, because an inserted row may take the unique value of a deleted one.
-            same = [sql.SQL("t.{0} = changed.{0}").format(sql.Identifier(name)) for name in target.key]
             delete = (
-                f"DELETE FROM {{target}} AS t USING ({inner}) AS changed WHERE changed.{DELETED_COLUMN} AND {{same}}"
+                f"DELETE FROM {{target}} AS t USING ({LAST_CHANGES}) AS changed"
+                f" WHERE changed.{DELETED_COLUMN} AND {{same}}"
             )
-            statement = self._sql(delete, target=place, same=sql.SQL(" AND ").join(same), **parts)
-            connection.execute(statement, [staged.transaction])
-        statement = self._sql(query, target=place, **parts)
-        connection.execute(statement, [staged.transaction])
+            if saved:
+                delete += " AND {of_target} IN ({saved})"
+            connection.execute(self.statement(delete, **parts), [staged.transaction])
+        written = connection.execute(self.statement(query, **parts), [staged.transaction]).rowcount
+        if saved and replaced:
+            keys = f"SELECT DISTINCT {{key}} FROM {{schema}}.{{staging}} WHERE {_IN_TRANSACTION}"
+            keys = f"SELECT FROM ({LAST_CHANGES}) AS changed WHERE NOT {DELETED_COLUMN}" if changes else keys
+            counted = self.statement(f"SELECT count(*) FROM ({keys}) AS wanted", **parts)
+            _check_all_written(connection.execute(counted, [staged.transaction]).fetchone(), written, target)
+        return written
 
-    def _columns_of(self, connection: psycopg.Connection[Any], staging: str) -> Sequence[str]:
-        """Return all columns of a staging table. An earlier version of the pipeline may have chosen them."""
+    def columns_of(self, connection: psycopg.Connection[Any], table: str) -> Sequence[str]:
+        """Return all columns of a table of the schema.
+
+        An earlier version of the pipeline may have chosen the columns of a staging table.
+        """
         rows = connection.execute(
             "SELECT a.attname::text FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
             " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"
             " AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
-            [self.schema, staging],
+            [self.schema, table],
         )
         return [name for (name,) in rows]
 
@@ -383,30 +444,36 @@ class Staging:
         from psycopg import sql
 
         query = f"DELETE FROM {{schema}}.{{table}} WHERE {_IN_TRANSACTION}"
-        statement = self._sql(query, table=sql.Identifier(staged.staging))
+        statement = self.statement(query, table=sql.Identifier(staged.staging))
         return connection.execute(statement, [staged.transaction]).rowcount
 
-    def mark(self, connection: psycopg.Connection[Any], made: TransactionId) -> bool:
-        """Write the commit marker. Returns False if the writer is unknown."""
+    def mark(self, connection: psycopg.Connection[Any], made: TransactionId, rewindable: bool = False) -> bool:
+        """Write the commit marker. Returns False if the writer is unknown.
+
+        Args:
+            rewindable: `rewind_records` has what a rewind needs.
+        """
         query = (
             "UPDATE {schema}.writers SET committed = committed"
-            f" + int8multirange(int8range(%(number)s, %(number)s, '[]')) WHERE {_OF_WRITER}"
+            " + int8multirange(int8range(%(number)s, %(number)s, '[]')), kept_until = greatest(kept_until, %(kept)s)"
+            f" WHERE {OF_WRITER}"
         )
-        return connection.execute(self._sql(query), {**_names(made), "number": made.number}).rowcount == 1
+        values = {**names_of(made), "number": made.number, "kept": 0 if rewindable else made.checkpoint_id}
+        return connection.execute(self.statement(query), values).rowcount == 1
 
     def is_marked(self, connection: psycopg.Connection[Any], made: TransactionId) -> bool:
         """Return whether the transaction is committed."""
-        query = f"SELECT FROM {{schema}}.writers WHERE {_OF_WRITER} AND committed @> %(number)s::bigint"
-        row = connection.execute(self._sql(query), {**_names(made), "number": made.number}).fetchone()
+        query = f"SELECT FROM {{schema}}.writers WHERE {OF_WRITER} AND committed @> %(number)s::bigint"
+        row = connection.execute(self.statement(query), {**names_of(made), "number": made.number}).fetchone()
         return row is not None
 
     def staged(self, connection: psycopg.Connection[Any], ctx: SinkContext) -> Sequence[str]:
         """Return the ids of all staged transactions of the sink, in order of id."""
         query = (
             "SELECT transaction_id FROM {schema}.transactions JOIN {schema}.writers USING (writer)"
-            f" WHERE {_OF_SINK} ORDER BY 1"
+            f" WHERE {OF_SINK} ORDER BY 1"
         )
-        return [row[0] for row in connection.execute(self._sql(query), _names(ctx))]
+        return [row[0] for row in connection.execute(self.statement(query), names_of(ctx))]
 
     def is_staged_elsewhere(self, connection: psycopg.Connection[Any], ctx: SinkContext, checkpoint_id: int) -> bool:
         """Return whether a run of another parallelism left a transaction staged that another subtask must commit or
@@ -415,11 +482,11 @@ class Staging:
         Only transactions for checkpoints older than `checkpoint_id` count.
         """
         query = (
-            f"SELECT FROM {{schema}}.transactions JOIN {{schema}}.writers USING (writer) WHERE {_OF_SINK}"
+            f"SELECT FROM {{schema}}.transactions JOIN {{schema}}.writers USING (writer) WHERE {OF_SINK}"
             " AND parallelism <> %(parallelism)s AND subtask %% %(parallelism)s <> %(subtask)s"
             " AND checkpoint_id < %(checkpoint_id)s LIMIT 1"
         )
-        row = connection.execute(self._sql(query), {**_names(ctx), "checkpoint_id": checkpoint_id}).fetchone()
+        row = connection.execute(self.statement(query), {**names_of(ctx), "checkpoint_id": checkpoint_id}).fetchone()
         return row is not None
 
     def forget_idle_writers(self, connection: psycopg.Connection[Any], ctx: SinkContext, writer: int) -> None:
@@ -429,19 +496,56 @@ class Staging:
         that still exists, and this writer's row fences as theirs did.
         """
         query = (
-            f"DELETE FROM {{schema}}.writers w WHERE {_OF_SINK} AND writer < %(writer)s AND isempty(committed)"
+            f"DELETE FROM {{schema}}.writers w WHERE {OF_SINK} AND writer < %(writer)s AND isempty(committed)"
             " AND subtask %% %(parallelism)s = %(subtask)s"
             " AND NOT EXISTS (SELECT FROM {schema}.transactions t WHERE t.writer = w.writer)"
         )
-        connection.execute(self._sql(query), {**_names(ctx), "writer": writer})
+        connection.execute(self.statement(query), {**names_of(ctx), "writer": writer})
 
 
-def _quoted(name: str) -> str:
+def joined(columns: Sequence[str]) -> Composed:
+    """Return names of columns as SQL, separated by commas."""
+    from psycopg import sql
+
+    return sql.SQL(", ").join(sql.Identifier(name) for name in columns)
+
+
+def row_of(table: str, columns: Sequence[str]) -> Composed:
+    """Return columns of a table as a row value."""
+    from psycopg import sql
+
+    return sql.SQL("({})").format(sql.SQL(", ").join(sql.Identifier(table, name) for name in columns))
+
+
+def same_key(one: str, other: str, key: Sequence[str]) -> Composed:
+    """Return the condition that rows of two tables have one key."""
+    from psycopg import sql
+
+    return sql.SQL(" AND ").join(
+        sql.SQL("{} = {}").format(sql.Identifier(one, name), sql.Identifier(other, name)) for name in key
+    )
+
+
+def _check_all_written(wanted: Any, written: int, target: TargetTable) -> None:
+    if wanted[0] == written:
+        return
+    from psycopg.errors import SerializationFailure
+
+    # The caller's connection repeats the transaction, which then saves the new rows first.
+    raise SerializationFailure(
+        f"{wanted[0] - written} rows were not written to {target.name}: another program inserts rows with the same "
+        "keys, or a trigger drops rows, which rewind=True does not allow"
+    )
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
 
 
-def _names(of: SinkContext | TransactionId) -> Mapping[str, Any]:
+def names_of(of: SinkContext | TransactionId) -> Mapping[str, Any]:
+    """Return the values that `OF_SINK` and `OF_WRITER` refer to."""
     return {
         "job_id": of.job_id,
         "lineage": of.lineage,

@@ -10,7 +10,7 @@ import pyarrow as pa
 from tidegate.change_rows import change_kind_column
 from tidegate.connectors.postgres.connection import Database, load_psycopg, refused
 from tidegate.connectors.postgres.copy_columns import problem_of
-from tidegate.connectors.postgres.staging_tables import RESERVED_COLUMNS, Staging
+from tidegate.connectors.postgres.staging_tables import RESERVED_COLUMNS, REWIND_COLUMN, XID_COLUMN, Staging
 from tidegate.connectors.postgres.target_table import FIND_TABLE, FoundColumn, TargetTable, found_columns
 from tidegate.errors import PipelineError
 
@@ -28,8 +28,14 @@ FROM pg_index i WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.i
 """
 
 
-def check_target(database: Database, target: TargetTable, staging: Staging, schema: pa.Schema) -> None:
-    """Raise PipelineError with all problems if the table cannot accept records of this schema."""
+def check_target(
+    database: Database, target: TargetTable, staging: Staging, schema: pa.Schema, *, rewindable: bool = False
+) -> None:
+    """Raise PipelineError with all problems if the table cannot accept records of this schema.
+
+    Args:
+        rewindable: the user wants rewinds, so rights for them are needed.
+    """
     psycopg = load_psycopg()
     kind_column = change_kind_column(schema)
     if kind_column is not None and not target.key:
@@ -49,7 +55,7 @@ def check_target(database: Database, target: TargetTable, staging: Staging, sche
         raise refused(database, e, "the database cannot be reached", f"table {target.name}", remedy) from None
     try:
         with connection, connection.transaction():
-            problems = _problems(connection, target, staging, schema)
+            problems = _problems(connection, target, staging, schema, rewindable)
     except psycopg.Error as e:
         remedy = "Check the log of the database server, and the rights of the database user"
         raise refused(database, e, "the table cannot be checked", f"table {target.name}", remedy) from None
@@ -66,7 +72,7 @@ def check_target(database: Database, target: TargetTable, staging: Staging, sche
 
 
 def _problems(
-    connection: psycopg.Connection[Any], target: TargetTable, staging: Staging, schema: pa.Schema
+    connection: psycopg.Connection[Any], target: TargetTable, staging: Staging, schema: pa.Schema, rewindable: bool
 ) -> Sequence[str]:
     if connection.info.server_version < OLDEST_SERVER:
         return [f"the server is version {connection.info.server_version // 10_000}; 14 or newer is needed"]
@@ -90,6 +96,7 @@ def _problems(
         *_problems_of_columns(schema, found, target),
         *_problems_of_key(connection, table, schema, found, target),
         *_problems_of_rights(schema, found, rights, target),
+        *(_problems_of_rewind(connection, table, found) if rewindable else ()),
         *staging.problems(connection),
     ]
 
@@ -128,6 +135,21 @@ def _problems_of_key(
         if set(target.key) not in unique:
             problems.append(f"the table has no primary key or unique constraint on exactly {', '.join(target.key)}")
     return problems
+
+
+def _problems_of_rewind(
+    connection: psycopg.Connection[Any], table: int, found: dict[str, FoundColumn]
+) -> Sequence[str]:
+    problems = [
+        f"column name {name!r} is reserved for the sink; rename the column of the table"
+        for name in (REWIND_COLUMN, XID_COLUMN)
+        if name in found
+    ]
+    query = "SELECT right_ FROM unnest(ARRAY['SELECT', 'DELETE']) right_ WHERE NOT has_table_privilege(%s::oid, right_)"
+    return problems + [
+        f"the database user lacks the right {right}, which a rewind needs; grant it, or pass rewind=False"
+        for (right,) in connection.execute(query, [table])
+    ]
 
 
 def _problems_of_rights(

@@ -1,5 +1,5 @@
 """Remove data from a job's sinks that no snapshot can refer to, per lineage: `tidegate gc --sinks` (S2.3, S7.4, ADR
-0018).
+0018). In the same way, `tidegate gc --sources` releases what the job's sources own.
 
 Works with no job running, and next to a running job, without a fence. Why this is safe:
 
@@ -14,6 +14,8 @@ rewind to it would delete. These markers are packed.
 - The log is read again after the snapshots, so that a run that begins in the meantime is noticed
 (`stable_referenced_transactions`). A run that begins later finds everything that the snapshots hold.
 - Only data older than a grace period is removed. It covers what the log cannot show: zombies, and data in transit.
+- What a source owns, such as a replication slot, is released if the lineage has no run and no existing snapshot. It has
+no age: a zombie that uses it keeps it.
 - Quarantine is not touched. Its data has left the sink's staging area. Rejected data that is still staged is held by a
 snapshot that is kept.
 """
@@ -25,7 +27,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tidegate.channel.elements import SAVEPOINT_KINDS
-from tidegate.connectors.interface import CollectsLeftovers, Sink
+from tidegate.connectors.interface import CollectsLeftovers, ReleasesInput, Sink, Source, SourceContext
 from tidegate.connectors.leftovers import ALL_CHECKPOINTS, Leftover, LeftoverReport, NeededTransactions
 from tidegate.connectors.transactions import Committable, SinkContext, parse_transaction_id
 from tidegate.coordinator.garbage.garbage_collection import has_ended
@@ -73,6 +75,11 @@ class ReferencedTransactions:
     oldest: int = ALL_CHECKPOINTS
     kept: str = ""
 
+    @property
+    def nothing_exists(self) -> bool:
+        """Return whether no snapshot of the lineage exists."""
+        return not self.kept and self.oldest == ALL_CHECKPOINTS
+
     def of(self, uid: str, lineage: SinkLineage, before: datetime) -> NeededTransactions:
         """Return the needed transactions of one sink."""
         if self.kept:
@@ -82,10 +89,10 @@ class ReferencedTransactions:
 
 @dataclass(frozen=True)
 class SinkLeftovers:
-    """Result of a collection in a job's sinks, or of a dry run.
+    """Result of a collection in a job's sinks and sources, or of a dry run.
 
     Attributes:
-        found: removed items, each with the description of its sink.
+        found: removed items, each with the description of its sink or source.
         too_young: number of files that are not needed, and not older than the grace period.
         kept: what was kept because its use is unknown, and why; for display.
     """
@@ -198,12 +205,14 @@ def collect_leftovers(
     asked: Callable[[SinkLineage], ReferencedTransactions],
     before: datetime,
     *,
+    sources: Sequence[tuple[Source, SourceContext]] = (),
     dry_run: bool = False,
 ) -> SinkLeftovers:
     """Collect leftovers of every sink in every lineage. Blocks; may be repeated, and interrupted at any point.
 
     Args:
         sinks: each sink with the context of a writer, whose lineage is replaced.
+        sources: likewise; what they own in lineages that are over is released.
         before: only data last written before this time is removed. Take this time before reading the log.
 
     Raises:
@@ -213,7 +222,8 @@ def collect_leftovers(
     kept: list[str] = []
     too_young = 0
     able = [(sink, ctx) for sink, ctx in sinks if isinstance(sink, CollectsLeftovers)]
-    for lineage in lineages if able else ():
+    owning = [(source, ctx) for source, ctx in sources if isinstance(source, ReleasesInput)]
+    for lineage in lineages if able or owning else ():
         answer = asked(lineage)
         if answer.kept:
             kept.append(f"lineage {lineage.name}: {answer.kept}")
@@ -223,4 +233,8 @@ def collect_leftovers(
             )
             found += [(sink.describe(), one) for one in made.found]
             too_young += made.too_young
+        if not lineage.goes_on and answer.nothing_exists:
+            for source, place in owning:
+                released = source.release(replace(place, lineage=lineage.name), dry_run=dry_run)
+                found += [(source.describe(), one) for one in released]
     return SinkLeftovers(tuple(found), too_young, tuple(kept))

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
+from tidegate.connectors.files.sink.growing_files import growths_of
 from tidegate.connectors.files.sink.marker_packs import PACK_SCHEMA, MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import MARKER_SUFFIX, FileLayout, parse_staged_name
 from tidegate.connectors.leftovers import Leftover, LeftoverReport, NeededTransactions
@@ -84,6 +85,10 @@ class FileLeftovers:
             if subtask.isdecimal():
                 ours = (one for one in self._files_in(folder) if parse_staged_name(one.name) is not None)
                 found += [one for one in ours if (int(subtask), one.name) not in kept]
+        # Copies that a crash left. Plans stay: a later rewind may need them, and they are small.
+        for folder in list_folder(self._fs, self._layout.growing_of_all)[1]:
+            for run in list_folder(self._fs, folder)[1]:
+                found += [one for one in self._files_in(run) if not one.name.endswith(MARKER_SUFFIX)]
         old = [one for one in found if self._is_old(one)]
         return old, len(found) - len(old)
 
@@ -119,9 +124,13 @@ class FileLeftovers:
         return gone
 
     def _files_of(self, marker: str) -> int | None:
-        """Return how many files the marker's transaction published; None: unknown, so the marker stays."""
+        """Return how many files the marker's transaction published; None: unknown, so the marker stays.
+
+        So does a marker with extended files: a pack does not hold their sizes, which a rewind needs.
+        """
         try:
-            return len(json.loads(self._fs.cat_file(marker)).get("files", ()))
+            files = json.loads(self._fs.cat_file(marker)).get("files", ())
+            return None if growths_of(files) else len(files)
         except (FileNotFoundError, ValueError, AttributeError, TypeError):
             return None
 

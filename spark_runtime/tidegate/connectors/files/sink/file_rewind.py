@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 import pyarrow.compute as pc
 from fsspec import AbstractFileSystem
 
+from tidegate.connectors.files.sink.growing_files import Growth, cut_off, growths_of
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.storage import is_local, list_folder, sync_to_disk
@@ -26,9 +27,10 @@ class FileRewind:
 
     It covers all subtasks of the sink in `ctx`'s job and lineage, and no other job, lineage or sink in the same folder.
 
-    Markers are removed first, then files. So a transaction that still has its marker has all its files, unless a reader
-    removed some. Files that a crash leaves have no marker and are found by name, as are the files of an unfinished
-    commit. For packed markers, a record states that they are no longer valid.
+    Extended files (`growing_files`) are cut off first. Markers are removed next, then files. So a transaction that
+    still has its marker has all its files, unless a reader removed some. Files that a crash leaves have no marker and
+    are found by name, as are the files of an unfinished commit. For packed markers, a record states that they are no
+    longer valid.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class FileRewind:
         there = set(self.files())
         gone = [path for marker in self.markers() for path in self._files_of(marker) if path not in there]
         gone += self._gone_of_packed(there)
+        gone += self._gone_of_grown(there)
         if gone:
             raise TidegateError(
                 f"the sink cannot rewind to checkpoint {self._checkpoint_id}",
@@ -68,6 +71,12 @@ class FileRewind:
             # Not up to `before`, which may be unbounded: the record would also invalidate commits of checkpoints that
             # follow.
             self._packs.rewind(self._checkpoint_id, newest + 1)
+        # Before their markers are removed, which name the sizes.
+        for path, growths in self._grown(set(self.files())).items():
+            if not os.path.exists(path):
+                continue  # an interrupted rewind has removed it as a whole
+            name = path.rsplit("/", 1)[-1]
+            cut_off(path, min(growth.before for growth in growths), f"{self._layout.growing}/{name}")
         self.remove_markers(markers)
         files = list(self.files())
         for path in files:
@@ -85,9 +94,14 @@ class FileRewind:
             sync_to_disk(self._layout.commits)
 
     def markers(self) -> list[str]:
-        """Return the paths of the markers of transactions to remove."""
+        """Return the paths of the markers of transactions to remove.
+
+        The newest come first: if the removal is interrupted, the remaining ones name the size to which files are cut.
+        """
         found = list_folder(self._fs, self._layout.commits)[0]
-        return [path for path in found if self._is_between(self._layout.marked_by(path.rsplit("/", 1)[-1]))]
+        marked = [(self._layout.marked_by(path.rsplit("/", 1)[-1]), path) for path in found]
+        between = [(made[1], path) for made, path in marked if made is not None and self._is_between(made)]
+        return [path for _, path in sorted(between, reverse=True)]
 
     def _is_between(self, made: tuple[int, int] | None) -> bool:
         return made is not None and self._checkpoint_id < made[1] < self._before
@@ -116,7 +130,30 @@ class FileRewind:
 
     def _files_of(self, marker: str) -> list[str]:
         record = json.loads(self._fs.cat_file(marker))
-        return [self._layout.target(file["path"]) for file in record["files"]]
+        return [self._layout.target(file["path"]) for file in record["files"] if "before" not in file]
+
+    def _grown(self, there: Collection[str]) -> dict[str, list[Growth]]:
+        """Return path -> extensions to remove, of files that stay."""
+        found: dict[str, list[Growth]] = {}
+        for marker in self.markers():
+            for growth in growths_of(json.loads(self._fs.cat_file(marker)).get("files", ())):
+                path = self._layout.target(growth.target)
+                if path not in there:
+                    found.setdefault(path, []).append(growth)
+        return found
+
+    def _gone_of_grown(self, there: Collection[str]) -> list[str]:
+        gone = []
+        for path, growths in self._grown(there).items():
+            made = self._layout.published_by(path.rsplit("/", 1)[-1])
+            # The file itself is removed as a whole, by this or an interrupted rewind.
+            if self._is_between(made):
+                continue
+            size = os.stat(path).st_size if os.path.exists(path) else -1
+            # An interrupted rewind may have cut it off already.
+            if size != min(g.before for g in growths) and size < max(g.after for g in growths):
+                gone.append(path)
+        return gone
 
     def files(self) -> Iterator[str]:
         """Yield the paths of the published files to remove, found by their names."""

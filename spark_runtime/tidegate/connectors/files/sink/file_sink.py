@@ -15,6 +15,7 @@ from tidegate.connectors.files.sink.existing_output import ExistingOutput, IfExi
 from tidegate.connectors.files.sink.file_leftovers import FileLeftovers
 from tidegate.connectors.files.sink.file_rewind import FileRewind
 from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
+from tidegate.connectors.files.sink.growing_files import Extend, GrowingFiles
 from tidegate.connectors.files.sink.hive_partitions import check_partition_columns, partition_columns
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.sink.staged_files import quarantine_files, staged_files
@@ -22,7 +23,7 @@ from tidegate.connectors.files.source.file_formats import FormatName
 from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
 from tidegate.connectors.leftovers import LeftoverReport, NeededTransactions
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.storage import absolute_url, check_target_folder, list_folder, open_filesystem
+from tidegate.connectors.storage import absolute_url, check_target_folder, is_local, list_folder, open_filesystem
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.client.staged_data import StagedData
@@ -31,6 +32,8 @@ from tidegate.units import ByteSize, parse_size
 
 DEFAULT_TARGET_FILE_ROWS = 1_000_000
 DEFAULT_TARGET_FILE_SIZE = "256 MiB"
+NOT_COMPACTED = "0 B"
+"""Value of `compact_below`: files do not grow."""
 OTHER_FOLDER = "Write to another folder, or remove the existing files"
 _EFFECTS: Mapping[IfExists, str] = {
     "error": "refuses the start if there are files",
@@ -60,8 +63,12 @@ class FileSink(Sink):
         target_file_rows: int,
         target_file_size: str | ByteSize,
         if_exists: IfExists,
+        compact_below: str | ByteSize = NOT_COMPACTED,
+        extend: Extend | None = None,
     ) -> None:
         name = type(self).__name__
+        self._compact_below = parse_size(compact_below, where=f"{name}(compact_below=...)")
+        self._extend = extend
         self._url = absolute_url(path)
         self._encoding = encoding
         self._partition_by = partition_columns(partition_by, f"{name}(partition_by=...)")
@@ -86,6 +93,13 @@ class FileSink(Sink):
         in_files = pa.schema([field for field in schema if field.name not in self._partition_by])
         self._check_types(in_files)
         filesystem, root = open_filesystem(self._url, self._storage_options)
+        if self._compact_below and not is_local(filesystem):
+            raise PipelineError(
+                "compact_below needs a file system that renames files in one step",
+                where=self._url,
+                cause="an object store cannot keep a zombie from replacing a file that has grown since",
+                remedy="Leave out compact_below, and use longer checkpoint intervals; or write to Delta or Iceberg",
+            )
         check_target_folder(filesystem, root, self._url)
         if self.if_exists == "overwrite":
             return
@@ -152,10 +166,12 @@ class FileSink(Sink):
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """Return a writer into this subtask's staging folder."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
-        layout, existing = FileLayout(root, ctx), None
+        layout, existing, growing = FileLayout(root, ctx), None, None
+        if is_local(filesystem):
+            growing = GrowingFiles(layout, ctx, self._compact_below, self._extend)
         if self.if_exists == "overwrite":
             existing = ExistingOutput(filesystem, layout, ctx, self._format_name)
-        return FileWriter(filesystem, layout, ctx, self._encoding, self._cut, self._partition_by, existing)
+        return FileWriter(filesystem, layout, ctx, self._encoding, self._cut, self._partition_by, existing, growing)
 
     def rewind_to(
         self,

@@ -16,6 +16,7 @@ from fsspec import AbstractFileSystem
 
 from tidegate.connectors.files.sink.encoded_file import EncodedFile, FileEncoding
 from tidegate.connectors.files.sink.existing_output import ExistingOutput
+from tidegate.connectors.files.sink.growing_files import GrowingFiles, Growth
 from tidegate.connectors.files.sink.hive_partitions import PartitionValues, by_partition, hive_folder
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name, target_name
@@ -32,6 +33,8 @@ from tidegate.connectors.transactions import (
 from tidegate.errors import SinkConflictError, TidegateError
 
 MARKER_VERSION = 1
+GROWN_MARKER_VERSION = 2
+"""Version of markers that name extended files: an earlier version of tidegate could not rewind them."""
 OPEN_FILES = 64
 """Most partitions that are written at a time; beyond it, the file that has been without new rows longest is closed."""
 WAITING_BYTES = 128 * 2**20
@@ -61,7 +64,8 @@ class FileWriter(SinkWriter):
     - `commit`: renames every file into place (local: atomic), or copies it and removes the staged copy (object stores:
       an object appears whole), then writes the transaction's marker. Every step may be repeated. With a marker, packed
       or not, `commit` does nothing, also when readers have moved the files since. Without a marker, it publishes a
-      staged file and accepts a published one; if a file is at neither place, it raises `TidegateError`.
+      staged file and accepts a published one; if a file is at neither place, it raises `TidegateError`. Small files may
+      instead extend earlier ones (`GrowingFiles`).
     - `recover`: removes files that earlier runs of this subtask, and of the subtask indices it cleans up, left staged;
       never files that this run or a newer generation stages.
 
@@ -77,8 +81,15 @@ class FileWriter(SinkWriter):
         cut: FileCut,
         partition_by: Sequence[str] = (),
         existing: ExistingOutput | None = None,
+        growing: GrowingFiles | None = None,
     ) -> None:
-        """Create the writer. Args: existing: files that the first commit replaces; None: no files are replaced."""
+        """Create the writer.
+
+        Args:
+            existing: files that the first commit replaces; None: no files are replaced.
+            growing: extends small files; None: each file of a transaction is published.
+        """
+        self._growing = growing
         self._fs = filesystem
         self._existing = existing
         self._local = is_local(filesystem)
@@ -192,8 +203,8 @@ class FileWriter(SinkWriter):
         for handle in committables:
             check_writer(self._ctx, handle)
             if not self._is_marked(handle):
-                self._commit(handle)
-                if self._local:
+                grown = self._commit(handle)
+                if self._local and not grown:
                     continue  # a rename removed the staged file
             # Also with a marker, because a crash may have come between the marker and this removal.
             self._remove_staged(handle)
@@ -206,9 +217,26 @@ class FileWriter(SinkWriter):
     def _marker(self, handle: Committable) -> str:
         return self._layout.marker(handle.transaction_id)
 
-    def _commit(self, handle: Committable) -> None:
-        """Publish a transaction that has no marker, and write its marker."""
-        targets = self._move_files(handle)
+    def _commit(self, handle: Committable) -> bool | None:
+        """Publish a transaction that has no marker, and write its marker.
+
+        Returns:
+            True: it has extended files, so that staged files are left.
+        """
+        if self._growing is None:
+            self._publish_and_mark(handle, {})
+            return False
+        try:
+            grown = self._growing.grown_before(handle, replaces=bool(handle.data.get("replaces")))
+            targets = self._publish_and_mark(handle, grown)
+        except BaseException:
+            self._growing.failed()
+            raise
+        self._growing.committed(handle, grown, targets)
+        return bool(grown)
+
+    def _publish_and_mark(self, handle: Committable, grown: Mapping[int, Growth]) -> Sequence[str]:
+        targets = self._move_files(handle, grown)
         if handle.data.get("replaces") and self._existing is not None:
             # The new files must be durable before the existing ones are removed.
             if self._local:
@@ -216,9 +244,14 @@ class FileWriter(SinkWriter):
                     sync_to_disk(folder)
             self._existing.replace(self._write_marker)
         rows = [file["rows"] for file in handle.data["files"]]
-        files = [{"path": target, "rows": n} for target, n in zip(targets, rows, strict=True)]
-        record = {"transaction_id": handle.transaction_id, "files": files}
+        files: list[dict[str, Any]] = [{"path": target, "rows": n} for target, n in zip(targets, rows, strict=True)]
+        for n, growth in grown.items():
+            files[n] = growth.to_json(rows[n])
+        record: dict[str, Any] = {"transaction_id": handle.transaction_id, "files": files}
+        if grown:
+            record["version"] = GROWN_MARKER_VERSION
         self._write_marker(self._marker(handle), record, self._layout.folders_of(targets))
+        return targets
 
     def _publish_files(self, handle: Committable) -> Sequence[str]:
         """Move every staged file to its place, durably. Returns the paths there, relative to the sink's folder."""
@@ -228,14 +261,22 @@ class FileWriter(SinkWriter):
                 sync_to_disk(folder)
         return targets
 
-    def _move_files(self, handle: Committable) -> Sequence[str]:
-        """Move the files as `_publish_files` does; durable only after the folders have been synchronised."""
+    def _move_files(self, handle: Committable, grown: Mapping[int, Growth] | None = None) -> Sequence[str]:
+        """Move the files as `_publish_files` does; durable only after the folders have been synchronised.
+
+        Args:
+            grown: files whose rows are in earlier files already.
+        """
         made = parse_transaction_id(handle.transaction_id)
-        files, targets = handle.data["files"], self._targets(handle)
+        files, targets = handle.data["files"], list(self._targets(handle))
+        for n, growth in (grown or {}).items():
+            targets[n] = growth.target
         if self._local:
             for target in targets:
                 os.makedirs(os.path.dirname(self._layout.target(target)), exist_ok=True)
-        for file, target in zip(files, targets, strict=True):
+        for n, (file, target) in enumerate(zip(files, targets, strict=True)):
+            if grown and n in grown:
+                continue
             staged = self._layout.staged(file["staged"], made.subtask)
             self._publish_file(staged, self._layout.target(target), handle.transaction_id)
         return targets
@@ -322,6 +363,8 @@ class FileWriter(SinkWriter):
             for handle in pending
             for file in handle.data["files"]
         }
+        if self._growing is not None:
+            self._finish_growths()
         for folder in self._names(self._layout.staging_of_all):
             if not folder.isdecimal() or not owns_leftovers_of(self._ctx, int(folder)):
                 continue
@@ -330,6 +373,21 @@ class FileWriter(SinkWriter):
                 made = parse_staged_name(name)
                 if made is not None and (subtask, name) not in kept and self._layout.was_left_by_earlier_run(made):
                     self._remove(self._layout.staged(name, subtask))
+
+    def _finish_growths(self) -> None:
+        """Write the markers of transactions that have extended files, and that nobody commits again.
+
+        The rows are published, so the marker is true. A rewind needs it to remove them.
+        """
+        assert self._growing is not None
+        for made, growths in self._growing.unfinished():
+            marker = self._layout.marker(str(made))
+            if self._fs.exists(marker) or self._packs.holds(made.subtask, made.checkpoint_id):
+                continue
+            record = {"transaction_id": str(made), "files": [growth.to_json(0) for growth in growths]}
+            folders = self._layout.folders_of([growth.target for growth in growths])
+            self._write_marker(marker, {"version": GROWN_MARKER_VERSION, **record}, folders)
+        self._growing.clean()
 
     def _names(self, folder: str) -> list[str]:
         try:

@@ -14,10 +14,11 @@ from tidegate.connectors.files.sink.existing_output import IfExists
 from tidegate.connectors.files.sink.file_sink import (
     DEFAULT_TARGET_FILE_ROWS,
     DEFAULT_TARGET_FILE_SIZE,
+    NOT_COMPACTED,
     OTHER_FOLDER,
     FileSink,
 )
-from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
+from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding, extend_parquet
 from tidegate.errors import PipelineError
 from tidegate.units import ByteSize
 
@@ -39,6 +40,9 @@ class Parquet(FileSink):
         storage_options: fsspec options; values may be references to secrets.
         target_file_rows: approximate number of rows at which a file is closed and the next begun.
         target_file_size: approximate size on disk at which a file is closed and the next begun, as text: "256 MiB".
+        compact_below: size up to which files are small, such as "32 MiB"; "0 B": files do not grow. A commit then
+            extends the last small file that this subtask has published in a partition, in one step, instead of adding a
+            file. It copies that file. Only on file systems with a rename.
         if_exists: what a fresh start does if the folder already holds Parquet files. "error" refuses the start before
             anything runs; "append" keeps the files; "overwrite" removes them with the first commit, so that a start
             that fails removes nothing. A restore or restart keeps what the job itself published. A restore to an
@@ -61,6 +65,7 @@ class Parquet(FileSink):
         target_file_rows: int = DEFAULT_TARGET_FILE_ROWS,
         target_file_size: str | ByteSize = DEFAULT_TARGET_FILE_SIZE,
         if_exists: IfExists = "error",
+        compact_below: str | ByteSize = NOT_COMPACTED,
     ) -> None:
         super().__init__(
             path,
@@ -70,6 +75,8 @@ class Parquet(FileSink):
             target_file_rows=target_file_rows,
             target_file_size=target_file_size,
             if_exists=if_exists,
+            compact_below=compact_below,
+            extend=extend_parquet,
         )
 
     @property

@@ -70,6 +70,35 @@ class OpenParquet:
         self._file.close()
 
 
+def extend_parquet(old: str, staged: str, new: str) -> None:
+    """Write a Parquet file that begins with all bytes of `old`, and also has the rows of `staged`.
+
+    The row groups of `staged` follow the old footer, and a new footer names all row groups. Readers skip what no footer
+    names.
+    """
+    metadata = pq.read_metadata(old)
+    with pq.ParquetFile(staged) as added, pa.OSFile(new, "wb") as file:
+        schema = added.schema_arrow
+        batches = [added.read_row_group(n) for n in range(added.num_row_groups)]
+        columns = dictionary_columns(batches[0]) if batches else True
+        writer = pq.ParquetWriter(file, schema, use_dictionary=columns)
+        # The writer has begun with the four bytes with which every Parquet file begins.
+        begin = file.tell()
+        with open(old, "rb") as source:
+            source.seek(begin)
+            while block := source.read(2**20):
+                file.write(block)
+        for table in batches:
+            writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        writer.close()
+    # The writer's own footer names the new row groups only, with their places in the file.
+    metadata.append_row_groups(pq.read_metadata(new))
+    footer = pa.BufferOutputStream()
+    metadata.write_metadata_file(footer)
+    with open(new, "ab") as end:
+        end.write(footer.getvalue().to_pybytes()[begin:])
+
+
 def dictionary_columns(table: pa.Table) -> bool | Sequence[str]:
     """Return the columns to write with a dictionary, in the form of ParquetWriter's `use_dictionary`.
 

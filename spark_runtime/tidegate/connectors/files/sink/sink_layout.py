@@ -2,6 +2,7 @@
 
     <path>/[<column>=<value>/...]part-<job>--<lineage>--<uid>--<subtask>--<checkpoint>--<n>.<suffix>  published
     <path>/_tidegate/staging/<job>/<lineage>/<uid>/<subtask>/<name>.<suffix>.staged   pre-committed or being written
+    <path>/_tidegate/growing/<job>/<lineage>/<uid>/<subtask>/g<generation>--<run>/     see `growing_files`
     <path>/_tidegate/commits/<transaction id>.json                                    commit markers
     <path>/_tidegate/committed/<job>/<lineage>/<uid>/...                              packed commit markers
     <path>/_tidegate/replaced/<job>--<lineage>--<uid>.begun.json      a fresh start will remove existing files
@@ -24,8 +25,10 @@ from tidegate.errors import SinkConflictError
 PRIVATE_FOLDER = "_tidegate"
 STAGED_SUFFIX = ".staged"
 MARKER_SUFFIX = ".json"
+FENCED_SUFFIX = ".fenced"
 
 _STAGED_NAME = re.compile(r"g(\d+)--(.+)--(\d+)--(\d+)((?:\.[a-z0-9]+)+)\.staged")
+_GROWING_NAME = re.compile(r"g(\d+)--(.+)")
 _PUBLISHED_NAME = re.compile(r"part-(.+)--(\d+)--(\d+)--(\d+)(?:\.[a-z0-9]+)+")
 
 
@@ -56,6 +59,8 @@ class FileLayout:
     Attributes:
         staging: folder of this subtask's staged files.
         staging_of_all: its parent: one folder for each subtask of this sink, named by index.
+        growing: folder in which this run extends files of this subtask.
+        growing_of_all: its grandparent: a folder for each subtask, with a folder for each run.
         commits: folder of the markers.
         committed: folder of the sink's packed markers.
         markers_begin: prefix of the names of the sink's markers.
@@ -73,6 +78,8 @@ class FileLayout:
         self._writers = TOKEN_SEPARATOR.join(names)
         self.staging_of_all = "/".join([self.root, PRIVATE_FOLDER, "staging", *names])
         self.staging = f"{self.staging_of_all}/{ctx.subtask}"
+        self.growing_of_all = "/".join([self.root, PRIVATE_FOLDER, "growing", *names])
+        self.growing = f"{self.growing_of_all}/{ctx.subtask}/g{ctx.generation}{TOKEN_SEPARATOR}{self._run}"
         self.commits = f"{self.root}/{PRIVATE_FOLDER}/commits"
         self.committed = "/".join([self.root, PRIVATE_FOLDER, "committed", *names])
         self.own_files_begin = f"part-{TOKEN_SEPARATOR.join(names[:2])}{TOKEN_SEPARATOR}"
@@ -83,6 +90,13 @@ class FileLayout:
     def was_left_by_earlier_run(self, name: StagedName) -> bool:
         """Return whether an earlier run wrote the staged file."""
         return (name.generation, name.run) < (self._generation, self._run)
+
+    def is_of_earlier_run(self, growing: str) -> bool:
+        """Return whether the folder of this name, in which files are extended, belongs to an earlier run."""
+        match = _GROWING_NAME.fullmatch(growing)
+        if match is None or growing.endswith(FENCED_SUFFIX):
+            return False
+        return (int(match[1]), match[2]) < (self._generation, self._run)
 
     def staged_name(self, transaction: int, file: int, suffix: str) -> str:
         """Return the name, within `staging`, of a file that this run writes."""

@@ -66,6 +66,15 @@ class JsonLinesEncoding(TextEncoding):
         return OpenJsonLines(CompressedFile(path, self.compression))
 
 
+def extend_lines(old: str, staged: str, new: str) -> None:
+    """Write a file with the lines of two files. Compressed files that follow each other are one compressed file."""
+    with open(new, "wb") as file:
+        for path in (old, staged):
+            with open(path, "rb") as source:
+                while block := source.read(2**20):
+                    file.write(block)
+
+
 class CompressedFile:
     """A local file that compresses the bytes written to `stream`."""
 

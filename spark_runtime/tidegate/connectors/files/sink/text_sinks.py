@@ -15,6 +15,7 @@ from tidegate.connectors.files.sink.existing_output import IfExists
 from tidegate.connectors.files.sink.file_sink import (
     DEFAULT_TARGET_FILE_ROWS,
     DEFAULT_TARGET_FILE_SIZE,
+    NOT_COMPACTED,
     OTHER_FOLDER,
     FileSink,
 )
@@ -25,6 +26,7 @@ from tidegate.connectors.files.sink.text_encodings import (
     CsvEncoding,
     JsonLinesEncoding,
     compression_of,
+    extend_lines,
 )
 from tidegate.errors import OptionError, PipelineError
 from tidegate.units import ByteSize
@@ -35,6 +37,7 @@ class TextSink(FileSink):
 
     _suffix: ClassVar[str]
     _format: ClassVar[type[CsvEncoding | JsonLinesEncoding]]
+    _is_extended_by_lines: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class TextSink(FileSink):
         target_file_rows: int = DEFAULT_TARGET_FILE_ROWS,
         target_file_size: str | ByteSize = DEFAULT_TARGET_FILE_SIZE,
         if_exists: IfExists = "error",
+        compact_below: str | ByteSize = NOT_COMPACTED,
     ) -> None:
         if compression not in COMPRESSION_SUFFIXES:
             raise OptionError(
@@ -61,7 +65,16 @@ class TextSink(FileSink):
             target_file_rows=target_file_rows,
             target_file_size=target_file_size,
             if_exists=if_exists,
+            compact_below=compact_below,
+            extend=extend_lines if self._is_extended_by_lines else None,
         )
+        if self._compact_below and not self._is_extended_by_lines:
+            raise OptionError(
+                f"{type(self).__name__} has no compact_below",
+                where=f"{type(self).__name__}(compact_below=...)",
+                cause="each file begins with a header line",
+                remedy="Leave it out, or write JsonLines or Parquet",
+            )
 
     @property
     def _suffixes(self) -> tuple[str, ...]:
@@ -97,7 +110,7 @@ class Csv(TextSink):
         compression: None, "gzip" or "zstd"; file names then end with `.gz` or `.zst`.
 
     Raises:
-        OptionError: as `Parquet`; an unknown compression.
+        OptionError: as `Parquet`; an unknown compression; `compact_below`, which this sink does not have.
     """
 
     _suffix = ".csv"
@@ -133,8 +146,8 @@ class Csv(TextSink):
 class JsonLines(TextSink):
     """Writes records to `<path>/part-*.jsonl`, one JSON object per line, members in the order of the columns.
 
-    Guarantee, files, `path`, `partition_by`, `storage_options`, `target_file_rows`, `target_file_size`, `if_exists`:
-    see `Parquet`.
+    Guarantee, files, `path`, `partition_by`, `storage_options`, `target_file_rows`, `target_file_size`, `if_exists`,
+    `compact_below`: see `Parquet`.
 
     Values (RFC 8259, UTF-8): null is written, not left out. Lists and structs are arrays and objects. Integers and
     decimals are numbers with all their digits, also where the numbers of a reader hold fewer. Floats have all
@@ -152,6 +165,7 @@ class JsonLines(TextSink):
     _suffix = ".jsonl"
     _format_name = "json"
     _format = JsonLinesEncoding
+    _is_extended_by_lines = True
 
     def _problem(self, kind: pa.DataType) -> str:
         return json_type_problem(kind)

@@ -21,6 +21,7 @@ from tidegate.connectors.interface import (
     Split,
     SplitEnumerator,
 )
+from tidegate.connectors.leftovers import Leftover
 from tidegate.connectors.postgres.connection import Database, load_psycopg
 from tidegate.connectors.postgres.source.change_check import (
     ChangeOptions,
@@ -35,7 +36,7 @@ from tidegate.connectors.postgres.source.column_values import fields_of
 from tidegate.connectors.postgres.source.handover import ChangePosition
 from tidegate.connectors.postgres.source.scan_reader import Scan, ScanReader
 from tidegate.connectors.postgres.source.scan_splits import ScanEnumerator, ScanSplits
-from tidegate.connectors.postgres.source.slots import slot_problem
+from tidegate.connectors.postgres.source.slots import SlotOwner, default_publication, release_slot, slot_problem
 from tidegate.connectors.postgres.source.source_errors import source_error
 from tidegate.connectors.postgres.source.source_session import open_session
 from tidegate.connectors.postgres.source.source_table import TableName, chosen_columns, find_table
@@ -59,7 +60,7 @@ class PostgresTable(Source):
     With `changes` the source is unbounded, and one reader reads it by logical replication. Its rows are change rows
     (`tidegate.change_rows`): the rows of the table as inserts, then each change once, in the order of the commits. The
     server keeps the WAL from the last completed checkpoint on, in a replication slot that the job owns. The slot
-    outlives the job: drop it when the job will not be restored.
+    outlives the job: `tidegate gc --sources` drops it when the job has ended and no snapshot exists.
 
     Args:
         dsn: libpq's connection string or URL, without password.
@@ -268,6 +269,23 @@ class PostgresTable(Source):
                 return found
         except load_psycopg().Error as error:
             what = "the replication slot cannot be examined"
+            raise source_error(self._database, error, what, f"table {self._table}") from None
+
+    def release(self, ctx: SourceContext, *, dry_run: bool = False) -> Sequence[Leftover]:
+        """Drop the replication slot of a lineage that is over, and with the last slot in the database the publication.
+
+        Raises:
+            OutageError: the server does not answer.
+            PipelineError: the server refuses it.
+        """
+        if self._changes is None:
+            return []
+        created = None if self._changes.publication else default_publication(self._table)
+        try:
+            with closing(open_session(self._database, "tidegate gc")) as connection:
+                return release_slot(connection, SlotOwner.of(ctx), created, dry_run=dry_run)
+        except load_psycopg().Error as error:
+            what = "the replication slot cannot be dropped"
             raise source_error(self._database, error, what, f"table {self._table}") from None
 
     def describe(self) -> str:

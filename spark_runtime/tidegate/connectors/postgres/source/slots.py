@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidegate.connectors.interface import SourceContext
+from tidegate.connectors.leftovers import Leftover
 from tidegate.connectors.postgres.source.handover import lsn_of, lsn_text
 from tidegate.connectors.postgres.source.source_table import SourceTable, TableName
 from tidegate.errors import FencedError, PipelineError
@@ -37,6 +38,14 @@ FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
 _OTHERS = """
 SELECT slot_name::text FROM pg_replication_slots
 WHERE starts_with(slot_name::text, %s) AND slot_name <> %s AND active_pid IS NULL ORDER BY 1
+"""
+_KEPT_WAL = """
+SELECT coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint FROM pg_replication_slots
+WHERE slot_name = %s
+"""
+_NEEDS_PUBLICATION = """
+SELECT count(*) FROM pg_replication_slots
+WHERE starts_with(slot_name::text, 'tidegate_') AND plugin = %s AND database = current_database() AND slot_name <> %s
 """
 _PUBLICATION = (
     "SELECT pubinsert AND pubupdate AND pubdelete, pubtruncate, pubviaroot FROM pg_publication WHERE pubname = %s"
@@ -170,6 +179,39 @@ def report_other_slots(connection: psycopg.Connection[Any], owner: SlotOwner) ->
             " will not restore their snapshots, run: %s",
             drops,
         )
+
+
+def release_slot(
+    connection: psycopg.Connection[Any], owner: SlotOwner, publication: str | None, *, dry_run: bool
+) -> list[Leftover]:
+    """Drop the slot of a lineage that is over, unless somebody reads it.
+
+    Args:
+        publication: publication that tidegate has created. It is dropped with the last slot of tidegate in the
+            database: it does not show which other jobs use it. None: leave the publication.
+    """
+    from psycopg import errors, sql
+
+    found = find_slot(connection, owner.slot)
+    if found is None or not found.fits or found.active_pid is not None:
+        return []
+    row = connection.execute(_KEPT_WAL, [owner.slot]).fetchone()
+    if not dry_run:
+        try:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", [owner.slot])
+        except (errors.ObjectInUse, errors.UndefinedObject):
+            return []  # a zombie has begun to read it, or another collection has dropped it
+    dropped = [Leftover(f"replication slot {owner.slot}", "ended", 1, row[0] if row else 0)]
+    others = connection.execute(_NEEDS_PUBLICATION, [PLUGIN, owner.slot]).fetchone()
+    is_unused = publication is not None and others == (0,)
+    if not is_unused or connection.execute(_PUBLICATION, [publication]).fetchone() is None:
+        return dropped
+    if not dry_run:
+        try:
+            connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(str(publication))))
+        except errors.InsufficientPrivilege:
+            return dropped  # its owner created it
+    return [*dropped, Leftover(f"publication {publication}", "ended", 1, 0)]
 
 
 def default_publication(table: TableName) -> str:
