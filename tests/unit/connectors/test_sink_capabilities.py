@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from builders.data_sinks import Rows
 
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.delta.delta_sink import Delta
@@ -21,6 +22,7 @@ from tidegate.connectors.interface import (
     WrittenBySpark,
 )
 from tidegate.connectors.postgres.postgres_sink import Postgres
+from tidegate.connectors.pyspark.pyspark_sink import PySparkSink
 from tidegate.connectors.spark.spark_source import SparkTable
 from tidegate.connectors.spark.spark_writer import SparkWriter
 from tidegate.testing.collect_sink import CollectSink
@@ -45,6 +47,7 @@ SCHEMA = pa.schema([("v", pa.int64())])
         (JsonLines("/out"), OF_FILES),
         (Delta("/out"), {CollectsLeftovers, SupportsQuarantine, SupportsRewind}),
         (Postgres("host=h dbname=d", "t"), {SupportsQuarantine}),
+        (PySparkSink(Rows), {CollectsLeftovers}),
         (SparkWriter(format="orc", path="/out"), {WrittenBySpark}),
         (Discard(), set()),
         (CollectSink("a"), {SupportsQuarantine, SupportsRewind}),
