@@ -130,6 +130,7 @@ if TYPE_CHECKING:  # the same names for type checkers; `as` exports them; a test
     from tidegate.connectors.push import PushContext as PushContext
     from tidegate.connectors.push import Pusher as Pusher
     from tidegate.connectors.push import PushSource as PushSource
+    from tidegate.connectors.pyspark.pyspark_sink import PySparkSink as PySparkSink
     from tidegate.connectors.pyspark.pyspark_source import PySparkSource as PySparkSource
     from tidegate.connectors.replay import Replay as Replay
     from tidegate.connectors.spark.spark_source import SparkFrame as SparkFrame

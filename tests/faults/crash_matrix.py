@@ -33,7 +33,18 @@ from crash_slots import Kill, Killer
 from crash_world import World
 
 VICTIMS = ("subtask", "driver")
-SINKS = ("Collect", "Parquet", "Csv", "JsonLines", "Delta", "Iceberg", "Postgres", "Kafka")
+SINKS = (
+    "Collect",
+    "Parquet",
+    "Csv",
+    "JsonLines",
+    "Delta",
+    "Iceberg",
+    "Postgres",
+    "Kafka",
+    "PySparkStream",
+    "PySparkBatch",
+)
 """Collect: memory of the process; it is there for the steps that are not a sink's own."""
 COMMIT_POINTS = (
     "sink",

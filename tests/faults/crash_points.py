@@ -119,6 +119,26 @@ SINK_STEPS = {
         "sink: os.replace: after",
         "sink: LocalFileSystem.rm_file: after",
     ),
+    "PySparkStream": (
+        "sink: WriterCalls.write: before",
+        "sink: WriterCalls.write: after",
+        "sink: WriterCalls.commit: before",
+        "sink: WriterCalls.commit: after",
+        "sink: os.replace: before",
+        "sink: os.replace: after",
+        "sink: LocalFileSystem.rm_file: before",
+        "sink: LocalFileSystem.rm_file: after",
+    ),
+    "PySparkBatch": (
+        "sink: WriterCalls.write: before",
+        "sink: WriterCalls.write: after",
+        "sink: WriterCalls.commit: before",
+        "sink: WriterCalls.commit: after",
+        "sink: os.replace: before",
+        "sink: os.replace: after",
+        "sink: LocalFileSystem.rm_file: before",
+        "sink: LocalFileSystem.rm_file: after",
+    ),
     "Postgres": ("sink: Cursor.copy: after", "sink: Transaction.__exit__: before", "sink: Transaction.__exit__: after"),
 }
 """Of each sink's own steps, some that the matrix must have met."""
@@ -314,6 +334,7 @@ class Points:
         producer = importlib.import_module("tidegate.connectors.kafka.sink.marked_producer").MarkedProducer
         for name in ("fence", "begin", "send", "commit"):
             self.in_sink(producer, name, f"MarkedProducer.{name}")
+        self._wrap_data_sources()
         try:
             delta = importlib.import_module("deltalake").DeltaTable
         except ImportError:
@@ -337,6 +358,11 @@ class Points:
         self.in_sink(
             psycopg.Transaction, "__exit__", lambda _, kind, *__: "Transaction.__exit__" if kind is None else None
         )
+
+    def _wrap_data_sources(self) -> None:
+        calls = importlib.import_module("tidegate.connectors.pyspark.data_source_writer").WriterCalls
+        for name in ("write", "commit", "abort"):
+            self.in_sink(calls, name, f"WriterCalls.{name}")
 
     def _wrap_staging(self) -> None:
         original = SinkOperator.snapshot
@@ -417,6 +443,9 @@ def points_installed(at: Callable[[str], None]) -> Iterator[Points]:
     points = Points(at)
     try:
         points.everywhere()
+        # All processes share this thread, so that a wait for a subtask of another slot would end only with its run.
+        claims = importlib.import_module("tidegate.connectors.pyspark.commit_claims").CommitClaims
+        points.put(claims, "_run_ends_within", lambda *_: True)
         yield points
     finally:
         points.remove()

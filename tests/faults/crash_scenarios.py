@@ -16,6 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pc_csv
 import pyarrow.dataset as ds
+from builders.data_sinks import Rows
+from builders.data_sinks import Target as DataSourceTarget
 from committed_records import CommittedRecords
 from postgres_server import PASSWORD_VARIABLE
 
@@ -29,6 +31,7 @@ from tidegate import (
     Parquet,
     Pipeline,
     Postgres,
+    PySparkSink,
     count,
     sum,
     tumbling,
@@ -44,6 +47,8 @@ ROWS = 160
 RATE = 200.0
 """Rows a second."""
 RAW, WINDOWS = "raw", "windows"
+DATA_SOURCES = ("PySparkStream", "PySparkBatch")
+"""`PySparkSink` with a commit for each checkpoint, and with one commit of all rows."""
 
 Row = tuple[int, ...]
 
@@ -166,6 +171,9 @@ def sink_of(arguments: Mapping[str, str], name: str) -> Sink:
     path = f"{arguments['folder']}/{name}"
     if arguments["kind"] == "Kafka":
         return KafkaSink(f"{arguments['topics']}-{name}", servers=arguments["servers"], value=JsonRow(), staging=path)
+    if arguments["kind"] in DATA_SOURCES:
+        stream = arguments["kind"] == "PySparkStream"
+        return PySparkSink(Rows, options={"path": path}, stream=stream, staging=f"{arguments['folder']}/staging-{name}")
     makers: dict[str, Callable[[str], Sink]] = {"Parquet": Parquet, "Csv": Csv, "JsonLines": JsonLines, "Delta": Delta}
     return makers[arguments["kind"]](path)
 
@@ -222,6 +230,8 @@ class Folders(Target):
                 shown = catalog.load_table(f"crash.{name}").scan().to_arrow()
                 return [tuple(row.values()) for row in shown.to_pylist()]
         folder = self._folder / name
+        if self._kind in DATA_SOURCES:
+            return [tuple(row.values()) for row in DataSourceTarget(folder).rows()]
         if not folder.exists():
             return []
         if self._kind == "Delta":

@@ -37,6 +37,7 @@ BUILT_IN: Mapping[str, str] = {
     "Postgres": "tidegate.connectors.postgres.postgres_sink:Postgres",
     "PostgresTable": "tidegate.connectors.postgres.source.postgres_table:PostgresTable",
     "Replay": "tidegate.connectors.replay:Replay",
+    "PySparkSink": "tidegate.connectors.pyspark.pyspark_sink:PySparkSink",
     "PySparkSource": "tidegate.connectors.pyspark.pyspark_source:PySparkSource",
     "SparkFrame": "tidegate.connectors.spark.spark_source:SparkFrame",
     "SparkTable": "tidegate.connectors.spark.spark_source:SparkTable",

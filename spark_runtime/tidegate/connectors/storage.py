@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -103,6 +104,30 @@ def sync_to_disk(path: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def put_durably(
+    filesystem: AbstractFileSystem, path: str, content: bytes, *, unfinished: str = "", parents: int = 0
+) -> None:
+    """Write a file, new or existing, so that readers see it whole, and it survives a crash of the machine.
+
+    Args:
+        unfinished: path of the local file before it is renamed; default: a hidden name in the same folder.
+        parents: number of folders above the file's folder that may be new, whose entries must survive, too.
+    """
+    if not is_local(filesystem):
+        filesystem.pipe_file(path, content)
+        return
+    folder, _, name = path.rpartition("/")
+    os.makedirs(folder, exist_ok=True)
+    unfinished = unfinished or f"{folder}/.{name}.{secrets.token_hex(4)}.tmp"
+    with open(unfinished, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+    for n in range(parents + 1):
+        sync_to_disk(folder.rsplit("/", n)[0])
 
 
 @contextmanager

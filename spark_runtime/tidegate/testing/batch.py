@@ -155,6 +155,7 @@ class InProcessBatch:
             store_state=self._store,
             store_counters=lambda _, counters: stages.append(counters),
             scratch=self.scratch,
+            staging=(f"{root.url}/checkpoint", {}),
             sink_storage=self._storage,
         )
         sources = {node.uid: node.source for node in plan.graph.nodes if node.source is not None}

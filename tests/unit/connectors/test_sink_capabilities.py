@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from builders.data_sinks import Rows
 
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.delta.delta_sink import Delta
@@ -23,6 +24,7 @@ from tidegate.connectors.interface import (
 )
 from tidegate.connectors.postgres.postgres_sink import Postgres
 from tidegate.connectors.postgres.source.postgres_table import PostgresTable
+from tidegate.connectors.pyspark.pyspark_sink import PySparkSink
 from tidegate.connectors.spark.spark_source import SparkTable
 from tidegate.connectors.spark.spark_writer import SparkWriter
 from tidegate.testing.collect_sink import CollectSink
@@ -49,6 +51,7 @@ SCHEMA = pa.schema([("v", pa.int64())])
         (Delta("/out"), {CollectsLeftovers, SupportsQuarantine, SupportsRewind}),
         (Postgres("host=h dbname=d", "t"), {CollectsLeftovers, SupportsQuarantine, SupportsRewind}),
         (PostgresTable("host=h dbname=d", "t"), {ReleasesInput}),
+        (PySparkSink(Rows), {CollectsLeftovers}),
         (SparkWriter(format="orc", path="/out"), {WrittenBySpark}),
         (Discard(), set()),
         (CollectSink("a"), {SupportsQuarantine, SupportsRewind}),

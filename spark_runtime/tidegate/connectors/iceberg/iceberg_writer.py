@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
+from tidegate.connectors.files.sink.commit_group import CommitGroups
 from tidegate.connectors.files.sink.encoded_file import EncodedFile
 from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
 from tidegate.connectors.files.sink.hive_partitions import PartitionValues
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import FileLayout, target_name
 from tidegate.connectors.iceberg.catalog import IcebergCatalog, table_filesystem
-from tidegate.connectors.iceberg.commit_group import CommitGroups
 from tidegate.connectors.iceberg.commit_log import CommitAttempt, CommitLog, append_files, transactions_of
 from tidegate.connectors.iceberg.data_files import IcebergEncoding, IcebergFile, data_file, data_location, file_sort
 from tidegate.connectors.iceberg.table_columns import StoredColumns
@@ -59,7 +59,9 @@ class IcebergWriter(FileWriter):
     2. Load the table. Refuse a transaction that a rewind has removed. If the table has the transaction, go to step 6.
     Otherwise check for the marker again. If there is neither, the loaded version does not hold this transaction.
 
-    3. Find the group of the transaction (`CommitGroups`). If another subtask leads it, wait for it, then go to step 2.
+    3. Find the group of the transaction (`CommitGroups`). The subtask with the lowest index that has a record of an
+    uncommitted transaction leads it. If another subtask leads, wait for it, then go to step 2. Records only save
+    snapshots: without a record, or if the leader is late, a subtask commits its own transaction.
 
     4. Move the files of the group to their places in the table. If a file is neither staged nor in its place:
     `TidegateError`. Write the markers of earlier transactions whose last record the commit replaces in the table.

@@ -1,1 +1,1 @@
-"""Sources of PySpark's Python data source API (`pyspark.sql.datasource`), read without Spark SQL."""
+"""Sources and sinks of PySpark's Python data source API (`pyspark.sql.datasource`), without Spark SQL."""

@@ -17,8 +17,8 @@ from tidegate.connectors.interface import (
     Split,
     SplitEnumerator,
 )
+from tidegate.connectors.pyspark.data_source_class import DataSourceClass
 from tidegate.errors import OptionError
-from tidegate.jobs.secrets import check_no_plain_secrets, resolve_secrets
 from tidegate.units import parse_duration
 
 if TYPE_CHECKING:
@@ -56,24 +56,9 @@ class PySparkSource(Source):
         every: str | timedelta = "1 s",
         repeatable: bool = True,
     ) -> None:
-        self._source, self._options, self._declared = source, dict(options or {}), schema
+        self._source = DataSourceClass(source, dict(options or {}))
+        self._declared = schema
         self._stream, self._every, self._repeatable = stream, every, repeatable
-        if not isinstance(source, type) or not any(b.__name__ == "DataSource" for b in source.__mro__):
-            raise OptionError(
-                f"PySparkSource needs a class, got {source!r}",
-                where="PySparkSource(source=)",
-                remedy="Pass a subclass of pyspark.sql.datasource.DataSource, not an object or a name",
-            )
-        for name, value in self._options.items():
-            if not isinstance(value, str):
-                cause = f"{name} is a {type(value).__name__}"
-                raise OptionError(
-                    "options of a data source are texts",
-                    where="PySparkSource(options=)",
-                    cause=cause,
-                    remedy="Write the value as text, such as '10'",
-                )
-        check_no_plain_secrets(self._options, where="PySparkSource(options=)")
         if self._pause <= timedelta(0):
             raise OptionError("every must be longer than 0", where="PySparkSource(every=)", remedy='Use "1 s"')
 
@@ -94,7 +79,7 @@ class PySparkSource(Source):
 
         if self._stream:
             return [Split("0", {})]
-        planned = partitions_of(self._make().reader(self._struct()), self._where("partitions"))
+        planned = partitions_of(self._source.create().reader(self._struct()), self._source.where("partitions"))
         return [Split(f"{i:06d}", {"index": i, "of": len(planned)}) for i in range(len(planned))]
 
     def continuous_discovery(self) -> ContinuousDiscovery | None:
@@ -105,7 +90,9 @@ class PySparkSource(Source):
         """Return an enumerator that plans batches with a `streamReader`."""
         from tidegate.connectors.pyspark.batch_enumerator import BatchEnumerator
 
-        return BatchEnumerator(self._make().streamReader(self._struct()), state, self._where("streamReader"))
+        return BatchEnumerator(
+            self._source.create().streamReader(self._struct()), state, self._source.where("streamReader")
+        )
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
         """Return a reader, which reads on a thread of its own."""
@@ -114,10 +101,10 @@ class PySparkSource(Source):
 
         if self._stream and not self._has_partitions:
             return SimpleReader(
-                lambda: self._make().simpleStreamReader(self._struct()),
+                lambda: self._source.create().simpleStreamReader(self._struct()),
                 self._struct(),
                 ctx.wake,
-                where=self._where("simpleStreamReader"),
+                where=self._source.where("simpleStreamReader"),
                 pause_s=self._pause.total_seconds(),
                 whole=not self._repeatable,
             )
@@ -125,7 +112,7 @@ class PySparkSource(Source):
 
     def describe(self) -> str:
         """Describe the source by its class."""
-        return f"PySparkSource({self._source.__name__}, {'stream' if self._stream else 'batch'})"
+        return f"PySparkSource({self._source.name}, {'stream' if self._stream else 'batch'})"
 
     @property
     def _pause(self) -> timedelta:
@@ -134,20 +121,18 @@ class PySparkSource(Source):
     @property
     def _has_partitions(self) -> bool:
         """Return whether the stream is planned in partitions: `streamReader` is overridden."""
-        from pyspark.sql.datasource import DataSource
-
-        return self._stream and self._source.streamReader is not DataSource.streamReader
+        return self._stream and self._source.overrides("streamReader")
 
     def _opener(self) -> Any:
         from tidegate.connectors.pyspark.partitions import partition_of
         from tidegate.connectors.pyspark.row_batches import batches_of
 
-        struct, where = self._struct(), self._where("read")
+        struct, where = self._struct(), self._source.where("read")
         readers: list[Any] = []
 
         def opened(data: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
             if not readers:  # on the reader's thread: creating it may block
-                source = self._make()
+                source = self._source.create()
                 readers.append(source.streamReader(struct) if self._stream else source.reader(struct))
             (reader,) = readers
             return batches_of(reader.read(partition_of(reader, where, data)), struct, where)
@@ -157,13 +142,5 @@ class PySparkSource(Source):
     def _struct(self) -> StructType:
         from tidegate.connectors.pyspark.schema_text import as_struct
 
-        declared = self._declared if self._declared is not None else self._make().schema()
-        return as_struct(declared, self._source.__name__)
-
-    def _make(self) -> Any:
-        from pyspark.sql.datasource import CaseInsensitiveDict
-
-        return self._source(CaseInsensitiveDict(resolve_secrets(self._options)))
-
-    def _where(self, method: str) -> str:
-        return f"{self._source.__module__}.{self._source.__qualname__}, {method}"
+        declared = self._declared if self._declared is not None else self._source.create().schema()
+        return as_struct(declared, self._source.name)

@@ -34,7 +34,9 @@ _Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
-class _Stored:
+class StoredFile:
+    """A listed file. written: None if the file system does not report it."""
+
     path: str
     size_bytes: int
     written: datetime | None
@@ -58,6 +60,7 @@ class FileLeftovers:
         staged, young = self._staged()
         markers, unfinished = self._markers()
         if not dry_run:
+            self._give_up([one.path for one in staged])
             self._remove(one.path for one in staged)
             self._remove(one.path for one in unfinished)
             removed = self._pack(markers)
@@ -68,7 +71,10 @@ class FileLeftovers:
             found.append(Leftover(self._layout.commits, "markers", len(old), sum(one.size_bytes for one in old)))
         return LeftoverReport(tuple(found), young)
 
-    def _staged(self) -> tuple[list[_Stored], int]:
+    def _give_up(self, paths: Sequence[str]) -> None:
+        """Called with the paths of staged files before they are removed."""
+
+    def _staged(self) -> tuple[list[StoredFile], int]:
         """Return the staged files that nothing needs and that are old enough, and the number of those that are too
         young.
         """
@@ -79,29 +85,29 @@ class FileLeftovers:
             for handle in self._needed.handles
             for file in handle.data.get("files", ())
         }
-        found: list[_Stored] = []
+        found: list[StoredFile] = []
         for folder in list_folder(self._fs, self._layout.staging_of_all)[1]:
             subtask = folder.rsplit("/", 1)[-1]
             if subtask.isdecimal():
-                ours = (one for one in self._files_in(folder) if parse_staged_name(one.name) is not None)
+                ours = (one for one in self.files_in(folder) if parse_staged_name(one.name) is not None)
                 found += [one for one in ours if (int(subtask), one.name) not in kept]
         # Copies that a crash left. Plans stay: a later rewind may need them, and they are small.
         for folder in list_folder(self._fs, self._layout.growing_of_all)[1]:
             for run in list_folder(self._fs, folder)[1]:
-                found += [one for one in self._files_in(run) if not one.name.endswith(MARKER_SUFFIX)]
-        old = [one for one in found if self._is_old(one)]
+                found += [one for one in self.files_in(run) if not one.name.endswith(MARKER_SUFFIX)]
+        old = [one for one in found if self.is_old(one)]
         return old, len(found) - len(old)
 
-    def _markers(self) -> tuple[list[_Stored], list[_Stored]]:
+    def _markers(self) -> tuple[list[StoredFile], list[StoredFile]]:
         """Return the commit markers that are old enough, and unfinished markers that crashes left."""
-        ours = (one for one in self._files_in(self._layout.commits) if one.name.startswith(self._layout.markers_begin))
-        old = [one for one in ours if self._is_old(one)]
+        ours = (one for one in self.files_in(self._layout.commits) if one.name.startswith(self._layout.markers_begin))
+        old = [one for one in ours if self.is_old(one)]
         return (
             [one for one in old if one.name.endswith(MARKER_SUFFIX)],
             [one for one in old if one.name.endswith(UNFINISHED_SUFFIX)],
         )
 
-    def _pack(self, markers: Sequence[_Stored]) -> set[str]:
+    def _pack(self, markers: Sequence[StoredFile]) -> set[str]:
         """Remove markers that are packed, or that no restore can need. Returns the paths of the removed markers."""
         gone: set[str] = set()
         for first in range(0, len(markers), MARKERS_AT_ONCE):
@@ -134,13 +140,15 @@ class FileLeftovers:
         except (FileNotFoundError, ValueError, AttributeError, TypeError):
             return None
 
-    def _files_in(self, folder: str) -> Iterator[_Stored]:
+    def files_in(self, folder: str) -> Iterator[StoredFile]:
+        """Yield the files directly in a folder; none if it is missing."""
         with suppress(FileNotFoundError):
             for entry in self._fs.ls(folder, detail=True):
                 if entry["type"] == "file":
-                    yield _Stored(entry["name"], int(entry.get("size") or 0), _written(self._fs, entry))
+                    yield StoredFile(entry["name"], int(entry.get("size") or 0), _written(self._fs, entry))
 
-    def _is_old(self, one: _Stored) -> bool:
+    def is_old(self, one: StoredFile) -> bool:
+        """Return whether the file is old enough to be removed."""
         # A file of unknown age stays, because a running job may be staging it.
         return one.written is not None and one.written < self._needed.before
 

@@ -14,7 +14,6 @@ transaction.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.storage import is_local, list_folder, sync_to_disk
+from tidegate.connectors.storage import list_folder, put_durably
 from tidegate.errors import EnvironmentProblemError, OutageError
 
 PACK_VERSION = 1
@@ -43,6 +42,8 @@ LISTINGS = 10
 """Most listings of the packs until every listed pack can be read: another collection may combine them meanwhile."""
 ROWS_PER_GROUP = 64 * 1024
 """Rows read at a time by a search for one transaction."""
+FOLDERS_ABOVE = 4
+"""Folders between the packs and the sink's own folder, which the first pack creates."""
 
 _PACK = re.compile(r"pack-(\d+)-(\d+)-[0-9a-f]+\.parquet")
 _REWOUND = re.compile(r"rewound-(\d+)-(\d+)\.json")
@@ -180,20 +181,8 @@ class MarkerPacks:
         self._put(f"rewound-{after}-{before}.json", json.dumps(record, sort_keys=True).encode())
 
     def _put(self, name: str, content: bytes) -> None:
-        path = f"{self._folder}/{name}"
-        if not is_local(self._fs):
-            self._fs.pipe_file(path, content)
-            return
-        os.makedirs(self._folder, exist_ok=True)
-        unfinished = f"{self._folder}/.{name}.{secrets.token_hex(4)}.tmp"
-        with open(unfinished, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-        # The folders above may be new, too: each entry on the path must survive a crash.
-        for folder in (self._folder, *(self._folder.rsplit("/", n)[0] for n in (1, 2, 3, 4))):
-            sync_to_disk(folder)
+        # The folders above may be new, too.
+        put_durably(self._fs, f"{self._folder}/{name}", content, parents=FOLDERS_ABOVE)
 
 
 def merge_packs(packs: Sequence[pa.Table], listed: PackListing) -> pa.Table:
