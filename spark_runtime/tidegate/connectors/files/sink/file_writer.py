@@ -18,7 +18,7 @@ from tidegate.connectors.files.sink.encoded_file import EncodedFile, FileEncodin
 from tidegate.connectors.files.sink.existing_output import ExistingOutput
 from tidegate.connectors.files.sink.hive_partitions import PartitionValues, by_partition, hive_folder
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
-from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name, target_name
+from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name, staged_names, target_name
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.storage import is_local, sync_to_disk
 from tidegate.connectors.transactions import (
@@ -97,6 +97,10 @@ class FileWriter(SinkWriter):
         if self._local:
             os.makedirs(layout.staging, exist_ok=True)
             os.makedirs(layout.commits, exist_ok=True)
+
+    def number_from(self, number: int) -> None:
+        """Give the running transaction a number: no other writer of this subtask and run may use it."""
+        self._number = number
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add the batch to the running transaction."""
@@ -306,8 +310,8 @@ class FileWriter(SinkWriter):
 
     def _remove_staged(self, handle: Committable) -> None:
         made = parse_transaction_id(handle.transaction_id)
-        for file in handle.data["files"]:
-            self._remove(self._layout.staged(file["staged"], made.subtask))
+        for name in staged_names(handle):
+            self._remove(self._layout.staged(name, made.subtask))
 
     def _remove(self, path: str) -> None:
         with suppress(FileNotFoundError):
@@ -318,9 +322,9 @@ class FileWriter(SinkWriter):
         cleans up.
         """
         kept = {
-            (parse_transaction_id(handle.transaction_id).subtask, file["staged"])
+            (parse_transaction_id(handle.transaction_id).subtask, name)
             for handle in pending
-            for file in handle.data["files"]
+            for name in staged_names(handle)
         }
         for folder in self._names(self._layout.staging_of_all):
             if not folder.isdecimal() or not owns_leftovers_of(self._ctx, int(folder)):

@@ -1,0 +1,337 @@
+"""Writer of the Delta sink with mode="upsert": one entry of the log replaces and removes rows by key (S7.4)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+
+from tidegate.clock import utc_now
+from tidegate.connectors.delta.copy_on_write import KeyedFiles, TableFile
+from tidegate.connectors.delta.delta_log import TRANSACTIONS, UPSERTED, DeltaLog
+from tidegate.connectors.delta.delta_writer import COMMIT_ATTEMPTS, DeltaWriter, add_actions, application_id
+from tidegate.connectors.delta.log.log_files import LogFiles
+from tidegate.connectors.files.sink.file_writer import FileCut
+from tidegate.connectors.files.sink.sink_layout import FileLayout
+from tidegate.connectors.storage import sync_to_disk
+from tidegate.connectors.transactions import Committable, SinkContext, TransactionId, parse_transaction_id
+from tidegate.connectors.upserts.key_set import KeySet
+from tidegate.connectors.upserts.staged_groups import (
+    LEADER_TIMEOUT_S,
+    LONGEST_POLL_S,
+    ORDER_TIMEOUT_S,
+    SHORTEST_POLL_S,
+    StagedRecord,
+    awaited_before,
+    mates_of,
+)
+from tidegate.connectors.upserts.upsert_staging import UpsertStaging
+from tidegate.connectors.upserts.write_mode import rows_schema
+from tidegate.errors import OutageError, TidegateError
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 5.0
+"""Wait after a failed attempt, seconds: doubled each time, and random, so that writers in conflict part."""
+
+
+logger = logging.getLogger("tidegate.connectors")
+
+
+@dataclass
+class _Wait:
+    """A wait of one commit for other subtasks. Args: left_s: seconds that remain; next_s: next pause, seconds."""
+
+    left_s: float
+    next_s: float = SHORTEST_POLL_S
+
+    def step(self) -> float:
+        """Return the next pause, and count it."""
+        pause, self.next_s = self.next_s, min(2 * self.next_s, LONGEST_POLL_S)
+        self.left_s -= pause
+        return pause
+
+
+@dataclass
+class _Rewrite:
+    """Files of one commit, kept between its attempts.
+
+    Attributes:
+        members: ids of the transactions.
+        keyed: search for their keys.
+        version: version of the table at the last attempt.
+        paths: the affected files for which `files` are a replacement; None: none were written yet.
+        files, targets: entries and places of the files that replace them.
+    """
+
+    members: tuple[str, ...]
+    keyed: KeyedFiles
+    version: int
+    paths: frozenset[str] | None = None
+    files: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    targets: Sequence[str] = field(default_factory=list)
+
+
+class DeltaUpsertWriter(DeltaWriter):
+    """Two-phase-commit writer of one subtask of a Delta table in upsert mode.
+
+    `UpsertStaging` describes how transactions are staged: the newest rows as data files of the table, and the changed
+    keys beside them.
+
+    Commit of one transaction; markers and the log's applications are those of `DeltaWriter`.
+
+    1. Read the log, and look for the transaction there and for its marker, as `DeltaWriter` does.
+
+    2. Wait until no other subtask has rows of an older checkpoint that may have the same keys (`awaited_before`). If
+    another subtask leads the group of the transaction (`CommitGroups`), wait for it. After each wait go to step 1.
+
+    3. Move the data files of the group to their places. Find the files of the table that hold one of the keys, and
+    write their other rows to new files.
+
+    4. Append one entry to the log as it was read in step 1: it removes the files found, adds the files written and
+    moved, and sets the version of each member's application. It fails if anything was appended since; then go to step
+    1. So the files found are all files with these keys, whoever writes to the table, and if several processes commit
+    the same transaction at once, one of them succeeds.
+
+    5. Write the marker.
+
+    Memory: the keys of one checkpoint, and some batches of rows.
+    """
+
+    def __init__(
+        self,
+        filesystem: AbstractFileSystem,
+        layout: FileLayout,
+        ctx: SinkContext,
+        cut: FileCut,
+        log: DeltaLog,
+        stored: pa.Schema,
+        partition_by: Sequence[str],
+        files: LogFiles,
+        key: Sequence[str],
+        *,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        """Create the writer.
+
+        Args:
+            files: the log's files, for the places of data files.
+            key: columns of the key.
+            wait: waits for a time in seconds.
+        """
+        plain = replace(ctx, schema=rows_schema(ctx.schema))
+        super().__init__(filesystem, layout, plain, cut, log, stored, partition_by)
+        self._log_files = files
+        self._closing = threading.Event()
+        self._wait = wait or self._closing.wait
+
+        def appender(columns: pa.Schema = stored) -> DeltaWriter:
+            return DeltaWriter(filesystem, layout, plain, cut, log, columns, partition_by)
+
+        self._appender = appender
+        keys = pa.schema([stored.field(name).with_nullable(False) for name in key])
+        self._staging = UpsertStaging(filesystem, layout, ctx, keys, appender)
+
+    # ------------------------------------------------------------ staging
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add the batch to the running transaction."""
+        self._staging.write(batch)
+
+    def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
+        """Close the running transaction. The returned function stages the newest row of each key."""
+        return self._staging.prepare(checkpoint_id)
+
+    # ------------------------------------------------------------ commit
+
+    def commit(self, committables: Sequence[Committable]) -> None:
+        """Publish transactions in the order of their checkpoints, idempotently.
+
+        Raises:
+            TidegateError: a transaction is lost (neither committed nor staged), or belongs to another lineage.
+            OutageError: other writers win every time, or an older checkpoint is not committed by its subtask.
+        """
+        ordered = sorted(committables, key=lambda handle: _order(parse_transaction_id(handle.transaction_id)))
+        for handle in ordered:
+            # One at a time: with the staged files of one, its record is removed, for which others may wait.
+            super().commit([handle])
+            self._remove_staged(handle)
+
+    def _commit(self, handle: Committable) -> None:
+        if "keys" not in handle.data:  # staged with mode="append"
+            super()._commit(handle)
+            return
+        made = parse_transaction_id(handle.transaction_id)
+        order, leader, failures = _Wait(ORDER_TIMEOUT_S), _Wait(LEADER_TIMEOUT_S), 0
+        problem: str | None = None
+        rewrite: _Rewrite | None = None
+        while failures < COMMIT_ATTEMPTS:
+            table = self._log.find_or_create()
+            found = self._looked_up(table, handle)
+            if found == "marked":
+                return
+            if found == "logged":
+                break
+            group = self._group(table, handle, order, leader)
+            if group is None:
+                continue
+            if rewrite is None or rewrite.members != tuple(h.transaction_id for h, _ in group):
+                self._discard(rewrite, table)
+                rewrite = self._begin_rewrite(table, group)
+            problem = self._replace(table, [h for h, _ in group], rewrite)
+            if problem is None:
+                break
+            failures += 1
+            # Random, but not for security.
+            self._pause(random.uniform(0.5, 1) * min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**failures), made)
+        else:
+            raise self._not_accepted(made, problem)
+        self._mark_with_files(handle)
+
+    def _pause(self, pause_s: float, made: TransactionId) -> None:
+        self._wait(pause_s)
+        if self._closing.is_set():
+            raise OutageError("the commit was given up, because its run ends", where=self._where(made))
+
+    def _group(
+        self, table: DeltaTable, handle: Committable, order: _Wait, leader: _Wait
+    ) -> list[tuple[Committable, pa.Table]] | None:
+        """Return the transactions to commit together with this one, in order of their subtasks, and their keys.
+
+        None: another subtask must commit first, and was awaited; read the log again.
+        """
+        made = parse_transaction_id(handle.transaction_id)
+        groups = self._staging.groups
+        records = groups.records()
+
+        def is_committed(record: StagedRecord) -> bool:
+            return self._is_committed(table, replace(made, subtask=record.subtask), record.checkpoint_id)
+
+        older = awaited_before(made, int(handle.data["of"]), self._ctx, records, is_committed, groups.parallelism_of)
+        if older:
+            if order.left_s <= 0:
+                raise OutageError(
+                    f"rows of checkpoint {min(older)} are not committed, so the upsert cannot begin",
+                    where=self._where(made),
+                    cause="other subtasks staged these rows at another parallelism, and have not committed them within "
+                    f"{ORDER_TIMEOUT_S:.0f} s",
+                    remedy="Check in the log why the other subtasks do not commit. The next start repeats the commit",
+                )
+            self._pause(order.step(), made)
+            return None
+        mates = mates_of(made, records, is_committed)
+        if mates and mates[0].subtask < made.subtask and leader.left_s > 0:
+            self._pause(leader.step(), made)
+            return None
+        group = [(handle, self._staging.keys_of(handle))]
+        for record in mates:
+            self._join(group, groups.read(record.path), made)
+        return sorted(group, key=lambda member: _order(parse_transaction_id(member[0].transaction_id)))
+
+    def _is_committed(self, table: DeltaTable, made: TransactionId, checkpoint_id: int) -> bool:
+        if table.transaction_version(application_id(made)) == checkpoint_id:
+            return True
+        return self._fs.exists(self._marker_of(made, checkpoint_id)) or self._packs.holds(made.subtask, checkpoint_id)
+
+    def _join(self, group: list[tuple[Committable, pa.Table]], mate: Committable | None, made: TransactionId) -> None:
+        """Add another subtask's transaction to a group if it can be committed now. If not, its own subtask does it."""
+        if mate is None or "keys" not in mate.data:
+            return
+        other = parse_transaction_id(mate.transaction_id)
+        if replace(other, subtask=made.subtask, number=made.number) != made:
+            return
+        try:
+            keys = self._staging.keys_of(mate)
+            self._publish_files(mate)
+        except (TidegateError, OSError):
+            return
+        if keys.schema.names != group[0][1].schema.names or any(KeySet(k).overlaps(keys) for _, k in group):
+            logger.warning(
+                "sink %r: subtasks %d and others have rows of the same key, so it is undefined which one is stored; "
+                "repartition the stream by the key",
+                self._ctx.uid,
+                other.subtask,
+            )
+            return
+        group.append((mate, keys))
+
+    def _begin_rewrite(self, table: DeltaTable, group: Sequence[tuple[Committable, pa.Table]]) -> _Rewrite:
+        made = parse_transaction_id(group[0][0].transaction_id)
+        # Files of other writers may hold nulls in columns that the records never have as null.
+        nullable = {column.name: column.nullable for column in table.schema().fields}
+        rows = pa.schema([column.with_nullable(nullable[column.name]) for column in self._stored])
+        keys = KeySet(pa.concat_tables([keys for _, keys in group]))
+        keyed = KeyedFiles(self._log_files, rows, self._partition_by, keys, self._where(made))
+        return _Rewrite(tuple(handle.transaction_id for handle, _ in group), keyed, table.version())
+
+    def _replace(self, table: DeltaTable, group: Sequence[Committable], rewrite: _Rewrite) -> str | None:
+        """Try once to commit a group. Returns None or the problem, as `DeltaLog.change`."""
+        from deltalake.transaction import RemoveAction
+
+        added = []
+        for handle in group:
+            self._mark_last(table, parse_transaction_id(handle.transaction_id))
+            added += add_actions(handle.data["files"], self._publish_files(handle))
+        affected = rewrite.keyed.affected(table)
+        paths = frozenset(file.path for file in affected)
+        if paths != rewrite.paths:
+            self._discard(rewrite, table)
+            self._write_rest(affected, rewrite, parse_transaction_id(group[0].transaction_id))
+        rewrite.version = table.version()
+        added += add_actions(rewrite.files, rewrite.targets)
+        now_ms = int(utc_now().timestamp() * 1000)  # VACUUM counts the age of removed files from it
+        removed = [RemoveAction(f.path, True, now_ms, f.size_bytes, f.partition_texts) for f in affected]
+        made = [parse_transaction_id(handle.transaction_id) for handle in group]
+        applications = {application_id(one): one.checkpoint_id for one in made}
+        applications[f"{UPSERTED}{self._layout.markers_begin}"] = made[0].checkpoint_id
+        return self._log.change(table, [*removed, *added], applications, {TRANSACTIONS: " ".join(map(str, made))})
+
+    def _write_rest(self, affected: Sequence[TableFile], rewrite: _Rewrite, made: TransactionId) -> None:
+        """Write the rows of the affected files that stay to new files, and move these to their places, durably."""
+        number = self._staging.next_number()
+        rows = rewrite.keyed.rows
+        batches = (batch for file in affected for batch in rewrite.keyed.staying(file))
+        files = self._staging.stage_rows(batches, number, made.checkpoint_id, lambda: self._appender(rows))
+        targets = [f"{file.get('folder', '')}{self._layout.rest(file['staged'])}" for file in files]
+        for file, target in zip(files, targets, strict=True):
+            path = self._layout.target(target)
+            if self._local:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._publish_file(self._layout.staged(file["staged"]), path, str(made))
+            self._remove(self._layout.staged(file["staged"]))
+        if self._local:
+            for folder in self._layout.folders_of(targets):
+                sync_to_disk(folder)
+        rewrite.paths = frozenset(file.path for file in affected)
+        rewrite.files, rewrite.targets = files, targets
+
+    def _discard(self, rewrite: _Rewrite | None, table: DeltaTable) -> None:
+        """Forget files that replace others than the affected ones, and delete them if no entry can refer to them.
+
+        The entry of an unclear attempt may still appear in the log, unless another entry has its place since. Then
+        VACUUM deletes the files.
+        """
+        if rewrite is None:
+            return
+        if table.version() > rewrite.version:
+            for target in rewrite.targets:
+                self._remove(self._layout.target(target))
+        rewrite.paths, rewrite.files, rewrite.targets = None, [], []
+
+    def close(self) -> None:
+        """Drop the running transaction; pre-committed data stays. A commit that waits ends with an error."""
+        self._closing.set()
+        self._staging.close()
+        super().close()
+
+
+def _order(made: TransactionId) -> tuple[int, int]:
+    return made.checkpoint_id, made.subtask
